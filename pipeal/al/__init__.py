@@ -1,0 +1,20 @@
+"""Associated Learning: layers, packages, and backpropagation in the same shape."""
+
+from pipeal.al.bp import BP
+from pipeal.al.dropout import Dropout
+from pipeal.al.layers import AE, AL, ENC, LabelAE, LearningRates, OptimizerFactory, adam
+from pipeal.al.package import ALPackage, set_device
+
+__all__ = [
+    "AE",
+    "AL",
+    "BP",
+    "ENC",
+    "ALPackage",
+    "Dropout",
+    "LabelAE",
+    "LearningRates",
+    "OptimizerFactory",
+    "adam",
+    "set_device",
+]

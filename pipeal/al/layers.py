@@ -1,0 +1,260 @@
+"""One layer of Associated Learning: an encoder side, a label side, two local losses, two optimizers.
+
+::
+
+        x ──► f ──► x'  (detached, to the next layer)
+                └─► b ──┐ associated loss
+        y ──► g ──► y'  (detached, to the next layer, and the target of b)
+                └─► h ──┐ autoencoder loss, against y
+
+Training needs nothing from outside the layer, so layers can learn at the same time, on different batches.
+After Kao and Chen, "Associated Learning: Decomposing End-to-end Backpropagation based on Auto-encoders and
+Target Propagation" (Neural Computation 33, 2021), and Wu et al., "Associated Learning" (ICLR 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.errors import ConfigError, ScheduleError
+from pipeal.packet import Path, Tree, detach
+
+LearningRates: TypeAlias = float | Mapping[str, float]
+"""One learning rate for both sides, or ``{"enc": …, "ae": …}``."""
+
+OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
+"""Called as ``factory(parameter_groups, lr=…)``."""
+
+adam: OptimizerFactory = partial(torch.optim.Adam, fused=True)
+"""The published optimizer, in its fused form: one pass over the parameters of a side."""
+
+SIDES = ("enc", "ae")
+
+
+class ENC(nn.Module):
+    """The encoder side: forward block ``f`` and bridge ``b``.
+
+    Args:
+        f: ``x -> x'``, a block of the original network. It may take and return any nesting of tensors.
+        b: ``x' -> code``, to the shape of the label code.
+        cri: The associated loss, ``(b(f(x)), code) -> scalar``; mean squared error if None.
+    """
+
+    draws_from_default = False
+
+    def __init__(self, f: nn.Module, b: nn.Module, cri: nn.Module | None = None) -> None:
+        super().__init__()
+        self.f = f
+        self.b = b
+        self.cri = nn.MSELoss() if cri is None else cri
+
+    def forward(self, x: Tree, code: Tree) -> tuple[Tensor, Tree]:
+        """Returns the associated loss and ``f(x)``. ``code`` is ``g(y)``, detached. Made to be overridden."""
+        out = self.f(x)
+        return self.cri(self.b(out), code), out
+
+
+class AE(nn.Module):
+    """The label side, an autoencoder: ``g`` encodes the target, ``h`` decodes it.
+
+    Args:
+        g: ``y -> code``.
+        h: ``code -> y``.
+        cri: The autoencoder loss, ``(h(g(y)), y) -> scalar``; mean squared error if None.
+    """
+
+    draws_from_default = False
+
+    def __init__(self, g: nn.Module, h: nn.Module, cri: nn.Module | None = None) -> None:
+        super().__init__()
+        self.g = g
+        self.h = h
+        self.cri = nn.MSELoss() if cri is None else cri
+
+    def forward(self, y: Tree) -> tuple[Tensor, Tree]:
+        """Returns the autoencoder loss and the code ``g(y)``. Made to be overridden."""
+        code = self.g(y)
+        return self.cri(self.h(code), y), code
+
+
+class LabelAE(AE):
+    """The label side of a first layer for classification: targets are class numbers, ``h`` gives logits.
+
+    Args:
+        g: ``(B, classes) -> (B, code)``.
+        h: ``(B, code) -> (B, classes)``.
+        classes: The number of classes.
+        cri: ``(logits, y) -> scalar``; cross entropy if None.
+    """
+
+    def __init__(self, g: nn.Module, h: nn.Module, classes: int, cri: nn.Module | None = None) -> None:
+        super().__init__(g, h, nn.CrossEntropyLoss() if cri is None else cri)
+        self.classes = classes
+
+    def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """``y`` is ``(B,)`` class numbers, or ``(B, classes)`` one-hot or class probabilities."""
+        soft = y if y.is_floating_point() else nn.functional.one_hot(y, self.classes).float()
+        code = self.g(soft)
+        return self.cri(self.h(code), y), code
+
+
+class AL(nn.Module):
+    """A layer that trains itself.
+
+    Args:
+        enc: The encoder side.
+        ae: The label side.
+        lr: One learning rate, or ``{"enc": …, "ae": …}``.
+        optimizer: Called for each side as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+
+    Attributes:
+        enc: The encoder side.
+        ae: The label side.
+        enc_opt: The optimizer of the encoder side.
+        ae_opt: The optimizer of the label side.
+
+    Raises:
+        ConfigError: ``lr`` is a mapping that lacks a side or names another one.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self,
+        enc: nn.Module,
+        ae: nn.Module,
+        lr: LearningRates = 1e-3,
+        optimizer: OptimizerFactory | None = None,
+    ) -> None:
+        super().__init__()
+        self.enc = enc
+        self.ae = ae
+        rates = _by_side(lr)
+        make = adam if optimizer is None else optimizer
+        self.enc_opt = _optimizer(make, enc, rates["enc"])
+        self.ae_opt = _optimizer(make, ae, rates["ae"])
+        self._graph: tuple[Tensor, ...] | None = None
+        self._losses: tuple[Tensor, ...] | None = None
+
+    def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+        """Encodes an input and its target, and keeps the two local losses for :meth:`backward`.
+
+        Args:
+            x: What ``f`` takes, batch first.
+            y: What ``g`` takes, batch first.
+
+        Returns:
+            ``f(x)`` and ``g(y)``, both detached.
+        """
+        ae_loss, code = self.ae(y)
+        code = detach(code)
+        enc_loss, out = self.enc(x, code)
+        self._graph = (enc_loss, ae_loss)
+        self._losses = (enc_loss.detach(), ae_loss.detach())
+        return detach(out), code
+
+    def backward(self) -> None:
+        """Computes the gradients of both local losses; they stay inside this layer.
+
+        Raises:
+            ScheduleError: There is no forward to go back through.
+        """
+        if self._graph is None:
+            raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
+        graph, self._graph = self._graph, None
+        # One call for both: the graphs share nothing, and it spares a crossing into C++.
+        torch.autograd.backward([loss for loss in graph if loss.requires_grad])
+
+    def update(self) -> None:
+        """Steps both optimizers and clears their gradients."""
+        for optimizer in (self.ae_opt, self.enc_opt):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def backward_and_update(self) -> None:
+        """:meth:`backward`, then :meth:`update`: what the published code gives to a thread."""
+        self.backward()
+        self.update()
+
+    def loss(self) -> tuple[Tensor, ...] | None:
+        """The associated loss and the autoencoder loss of the last forward, detached; None before the first."""
+        return self._losses
+
+    def inference(self, x: Tree, path: Path) -> Tree:
+        """Passes ``x`` through one block.
+
+        Args:
+            x: What that block takes.
+            path: ``"f"``, ``"b"`` or ``"h"``.
+
+        Raises:
+            ConfigError: Another path.
+        """
+        blocks = self._blocks()
+        if path not in ("f", "b", "h"):
+            raise ConfigError(f"unknown inference path {path!r}; expected 'f', 'b' or 'h'")
+        return blocks[path](x)
+
+    def set_lr(self, which: str | Iterable[str], lr: float) -> None:
+        """Gives the sides named by ``which`` (``"enc"``, ``"ae"``, or several) a new base learning rate."""
+        for side in [which] if isinstance(which, str) else which:
+            for group in self._optimizer_of(side).param_groups:
+                group["lr"] = group["initial_lr"] = lr
+
+    def scale_lr(self, factor: float) -> None:
+        """Sets every learning rate to ``factor`` times its base value."""
+        for optimizer in (self.enc_opt, self.ae_opt):
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+
+    def block_parameters(self) -> dict[str, int]:
+        """The number of parameters of each block, by its letter."""
+        return {letter: sum(p.numel() for p in block.parameters()) for letter, block in self._blocks().items()}
+
+    def effective_parameters(self, *, last: bool = False) -> int:
+        """How many parameters a full inference uses: ``f`` and ``h``, and the bridge of the ``last`` layer."""
+        count = self.block_parameters()
+        return count["f"] + count["h"] + (count["b"] if last else 0)
+
+    def affiliated_parameters(self, *, last: bool = False) -> int:
+        """How many parameters serve training alone: ``g``, and the bridge of every layer but the ``last``."""
+        return sum(self.block_parameters().values()) - self.effective_parameters(last=last)
+
+    def _blocks(self) -> dict[str, nn.Module]:
+        sides: Any = self  # a user's own ENC and AE are only known to have these attributes
+        return {"f": sides.enc.f, "b": sides.enc.b, "g": sides.ae.g, "h": sides.ae.h}
+
+    def _optimizer_of(self, side: str) -> torch.optim.Optimizer:
+        if side not in SIDES:
+            raise ConfigError(f"unknown side {side!r} of an AL layer; expected 'enc' or 'ae'")
+        return self.enc_opt if side == "enc" else self.ae_opt
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AL:
+        """Moves the optimizers' state along with the weights, which ``nn.Module.to`` alone would leave behind."""
+        super()._apply(fn, recurse)
+        for optimizer in (self.enc_opt, self.ae_opt):
+            if optimizer.state:
+                optimizer.load_state_dict(optimizer.state_dict())  # casts to each parameter's device and type
+        return self
+
+
+def _by_side(lr: LearningRates) -> dict[str, float]:
+    if not isinstance(lr, Mapping):
+        return dict.fromkeys(SIDES, float(lr))
+    if set(lr) != set(SIDES):
+        raise ConfigError(f"lr has the keys {sorted(lr)}; expected a number, or a mapping with 'enc' and 'ae'")
+    return {side: float(lr[side]) for side in SIDES}
+
+
+def _optimizer(make: OptimizerFactory, side: nn.Module, lr: float) -> torch.optim.Optimizer:
+    # As a group, because a side without parameters (an identity) is fine but an empty list is refused.
+    groups: list[dict[str, Any]] = [{"params": list(side.parameters())}]
+    optimizer = make(groups, lr=lr)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer

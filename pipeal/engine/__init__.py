@@ -1,0 +1,25 @@
+"""The engine: schedules, stages on devices, workers. It knows packets and layers that train themselves."""
+
+from pipeal.engine.device import open_device, parse_device
+from pipeal.engine.pipeline import Pipeline, RunReport
+from pipeal.engine.placement import balance
+from pipeal.engine.schedule import SCHEDULES, Action, Schedule, Task, schedule_named, violations
+from pipeal.engine.simulate import simulate
+from pipeal.engine.trace import Span, Window
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Pipeline",
+    "RunReport",
+    "Schedule",
+    "Span",
+    "Task",
+    "Window",
+    "balance",
+    "open_device",
+    "parse_device",
+    "schedule_named",
+    "simulate",
+    "violations",
+]

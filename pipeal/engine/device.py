@@ -1,0 +1,223 @@
+"""One small layer over CPU and CUDA: where a stage computes, how a packet comes to it, when things happened.
+
+CUDA rules kept here (see also the CUDA semantics notes of PyTorch):
+
+* Each stage has a compute stream and a copy stream of its own. Forward, backward and update run on the first;
+  packets arrive on the second, so that the copy of the next packet overlaps with computing this one.
+* A producer records an event when a packet is ready; whoever reads the packet waits for it on his own stream.
+* A tensor used on another stream than it was allocated on is given to ``record_stream``: the caching allocator
+  would otherwise hand its memory out again while it is still read.
+* Nothing here waits for the device on the host, except :meth:`Device.synchronize` and a packet that goes back
+  to the CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pipeal.errors import PlacementError
+from pipeal.packet import Tree, map_tensors, tensors
+
+Stamp: TypeAlias = Any
+"""A moment on a device: seconds on the host's clock, or a CUDA event that will know them."""
+
+Ready: TypeAlias = "torch.cuda.Event | None"
+"""When a packet may be read; None where it already may."""
+
+
+RUN_AHEAD = 3
+
+
+class Device:
+    """A CPU: everything is ready as soon as it is returned."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it, on this thread, work goes to this device."""
+        yield
+
+    def mark_ready(self, tree: Tree) -> Ready:  # noqa: ARG002
+        """A mark after the work given so far, for the reader of ``tree``."""
+        return None
+
+    def receive(self, tree: Tree, ready: Ready) -> Tree:
+        """Brings what another stage (or a loader) produced to this device, ready to be used here."""
+        if any(tensor.device.type == "cuda" for tensor in tensors(tree)):
+            return _to_host(tree, ready)
+        return tree
+
+    def end_batch(self) -> None:
+        """Marks the end of a batch's work."""
+
+    def limit_run_ahead(self) -> None:
+        """Waits, before a new batch, until the device is at most :data:`RUN_AHEAD` batches behind."""
+
+    def stamp(self) -> Stamp:
+        """Now, as this device's work goes."""
+        return time.perf_counter()
+
+    def seconds(self, stamp: Stamp) -> float | None:
+        """A stamp on the host's clock; None while the device has not come to it."""
+        return float(stamp)
+
+    def synchronize(self) -> None:
+        """Waits until all work given to this device has ended."""
+
+    def __str__(self) -> str:
+        return str(self.device)
+
+
+class CudaDevice(Device):
+    """One stage's share of a GPU. Several may live on one GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.compute = torch.cuda.Stream(device)
+        self.copy = torch.cuda.Stream(device)
+        self._ends: deque[torch.cuda.Event] = deque()
+        self._far_copy: dict[torch.device, torch.cuda.Stream] = {}
+        zero = torch.cuda.Event(enable_timing=True)
+        zero.record(self.compute)
+        zero.synchronize()
+        self._zero = (zero, time.perf_counter())
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it, on this thread, work goes to this stage's compute stream."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self.compute):
+            yield
+
+    def mark_ready(self, tree: Tree) -> Ready:
+        """Records an event on the compute stream."""
+        if not any(tensor.is_cuda for tensor in tensors(tree)):
+            return None
+        event = torch.cuda.Event()
+        event.record(self.compute)
+        return event
+
+    def receive(self, tree: Tree, ready: Ready) -> Tree:
+        """Copies on the copy stream and lets the compute stream wait for it; the host waits for nothing."""
+        here = all(tensor.device == self.device for tensor in tensors(tree))
+        if here:
+            if ready is not None:
+                self.compute.wait_event(ready)
+            for tensor in tensors(tree):
+                tensor.record_stream(self.compute)
+            return tree
+        with self._copying(tree, ready):
+            arrived = map_tensors(self._copy, tree)
+            done = torch.cuda.Event()
+            done.record(self.copy)
+        self.compute.wait_event(done)
+        for tensor in tensors(arrived):
+            tensor.record_stream(self.compute)
+        return arrived
+
+    @contextmanager
+    def _copying(self, tree: Tree, ready: Ready) -> Iterator[None]:
+        """Makes the copy streams of both ends current: a copy between GPUs synchronises with both."""
+        sources = {tensor.device for tensor in tensors(tree) if tensor.is_cuda and tensor.device != self.device}
+        if len(sources) > 1:
+            raise PlacementError(f"one packet lies on several devices: {sorted(map(str, sources))}")
+        if ready is not None:
+            self.copy.wait_event(ready)
+        source = next(iter(sources), None)
+        if source is None:
+            with torch.cuda.device(self.device), torch.cuda.stream(self.copy):
+                yield
+            return
+        theirs = self._stream_on(source)
+        if ready is not None:
+            theirs.wait_event(ready)
+        with torch.cuda.stream(theirs), torch.cuda.device(self.device), torch.cuda.stream(self.copy):
+            for tensor in tensors(tree):
+                if tensor.device == source:
+                    tensor.record_stream(theirs)
+            yield
+
+    def _stream_on(self, source: torch.device) -> torch.cuda.Stream:
+        """This stage's copy stream on the GPU where a packet comes from."""
+        if source not in self._far_copy:
+            self._far_copy[source] = torch.cuda.Stream(source)
+        return self._far_copy[source]
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu" and not tensor.is_pinned():
+            # Pinned, or the copy would not be asynchronous. The host allocator keeps the block until it has passed.
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=True)
+
+    def end_batch(self) -> None:
+        """Records an event on the compute stream."""
+        event = torch.cuda.Event()
+        event.record(self.compute)
+        self._ends.append(event)
+
+    def limit_run_ahead(self) -> None:
+        """Bounds memory: the host gives work much faster than the device does it, and the packets that lie
+        between two devices would grow with the distance between their hosts and them."""
+        if len(self._ends) >= RUN_AHEAD:
+            self._ends.popleft().synchronize()
+
+    def stamp(self) -> Stamp:
+        """An event on the compute stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.compute)
+        return event
+
+    def seconds(self, stamp: Stamp) -> float | None:
+        """The event's time on the host's clock, from a first event whose time is known on both."""
+        if not stamp.query():
+            return None
+        event, seconds = self._zero
+        return seconds + event.elapsed_time(stamp) / 1e3
+
+    def synchronize(self) -> None:
+        """Waits for both streams."""
+        self.copy.synchronize()
+        self.compute.synchronize()
+
+
+def _to_host(tree: Tree, ready: Ready) -> Tree:
+    """Copies a packet to the CPU, which must wait for it: a CPU stage has no stream to wait on its behalf."""
+    if ready is not None:
+        ready.synchronize()
+    return map_tensors(lambda tensor: tensor.cpu(), tree)
+
+
+def parse_device(name: str | torch.device) -> torch.device:
+    """A device that exists here.
+
+    Raises:
+        PlacementError: The name is no device, the kind is not supported, or this machine has none such.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise PlacementError(f"{name!r} is not a device; expected 'cpu', 'cuda' or 'cuda:N'") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise PlacementError(f"device {str(device)!r} is not supported; expected 'cpu', 'cuda' or 'cuda:N'")
+    count = torch.cuda.device_count()
+    index = device.index or 0
+    if index >= count:
+        has = f"{count} CUDA device(s): cuda:0 to cuda:{count - 1}" if count else "no CUDA device; use 'cpu'"
+        raise PlacementError(f"device 'cuda:{index}' does not exist; this machine has {has}")
+    return torch.device("cuda", index)
+
+
+def open_device(name: str | torch.device) -> Device:
+    """A stage's own handle on a device, with streams of its own where the device has streams."""
+    device = parse_device(name)
+    return CudaDevice(device) if device.type == "cuda" else Device(device)

@@ -1,0 +1,144 @@
+"""Who carries a schedule out: the caller itself, or one worker per stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+from pipeal.engine.schedule import Action, Schedule, Task
+from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.worker import Link, Progress, Stopped, Worker, stall_report
+
+TICK_S = 0.2
+"""How often a waiting caller looks for a stage that stands still."""
+
+STOP_S = 5.0
+"""How long a stop waits for the workers' current actions."""
+
+
+class Executor(Protocol):
+    """Carries out a schedule over stages."""
+
+    def submit(self, parcel: Parcel) -> None:
+        """Gives the next parcel to the first stage; waits while there is no space."""
+        ...
+
+    def drain(self) -> None:
+        """Waits until everything submitted has been updated on."""
+        ...
+
+    def stop(self) -> None:
+        """Ends what runs, without finishing what waits."""
+        ...
+
+
+class InlineExecutor:
+    """Runs each batch to its end in the caller's thread, in the schedule's own order."""
+
+    def __init__(self, stages: Sequence[Stage], schedule: Schedule, threads: int | None) -> None:
+        self.stages = stages
+        self.tasks = [(self.stages[task.stage], task.action) for task in schedule.order(len(stages), 1)]
+        self._threads_before = torch.get_num_threads()
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def submit(self, parcel: Parcel) -> None:
+        """Runs the batch."""
+        for stage, action in self.tasks:
+            onward = stage.run(action, parcel if action is Action.FORWARD else None)
+            parcel = onward or parcel
+
+    def drain(self) -> None:
+        """Nothing is ever left to do."""
+
+    def stop(self) -> None:
+        """Gives the caller's thread setting back."""
+        torch.set_num_threads(self._threads_before)
+
+
+class ThreadedExecutor:
+    """One persistent worker per stage.
+
+    Args:
+        stages: The stages.
+        schedule: What may run after what.
+        queue_depth: How many parcels may wait before each stage.
+        threads: Intra-op threads of each worker on a CPU; None leaves PyTorch's setting.
+        stall_timeout_s: How long the pipeline may stand still while the caller waits for it.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        schedule: Schedule,
+        *,
+        queue_depth: int,
+        threads: int | None,
+        stall_timeout_s: float,
+    ) -> None:
+        self.stall_timeout_s = stall_timeout_s
+        self._submitted = 0
+        links = [Link(queue_depth) for _ in stages]
+        self.progress = Progress(len(stages), links)
+        self._inlet = links[0]
+        self.workers = [
+            Worker(stage, schedule, self.progress, inbox, outbox, threads)
+            for stage, inbox, outbox in zip(stages, links, [*links[1:], None], strict=True)
+        ]
+        for worker in self.workers:
+            worker.start()
+
+    def submit(self, parcel: Parcel) -> None:
+        """Puts the parcel into the first link.
+
+        Raises:
+            StallError: No stage made progress for ``stall_timeout_s``.
+            Exception: Whatever a stage raised first.
+        """
+        self._wait(lambda: self._inlet.put(parcel, TICK_S))
+        self._submitted = parcel.sequence + 1
+
+    def drain(self) -> None:
+        """Waits for the last update of every stage; raises as :meth:`submit`."""
+        if self._submitted:
+            last = tuple(Task(self._submitted - 1, worker.stage.number, Action.UPDATE) for worker in self.workers)
+            self._wait(lambda: self.progress.wait(last, TICK_S))
+
+    def stop(self) -> None:
+        """Lets each worker end its current action, and waits for the threads.
+
+        Raises:
+            StallError: A worker did not come back; it is left behind, as a daemon.
+        """
+        self.progress.stop()
+        until = perf_counter() + STOP_S
+        for worker in self.workers:
+            worker.join(max(0.0, until - perf_counter()))
+        left = [worker for worker in self.workers if worker.is_alive()]
+        if left:
+            raise stall_report(left, STOP_S)
+
+    def _wait(self, attempt: Attempt) -> None:
+        """Tries until it succeeds, a stage has failed, or nothing has moved for too long."""
+        waiting_since = perf_counter()
+        try:
+            while not attempt():
+                still = perf_counter() - max(self.progress.changed_at, waiting_since)
+                if still > self.stall_timeout_s:
+                    raise stall_report(self.workers, self.stall_timeout_s)
+        except Stopped:
+            failure = self.progress.failure
+            if failure is None:
+                raise
+            raise failure from None
+
+
+class Attempt(Protocol):
+    """Something that may have to be tried again."""
+
+    def __call__(self) -> bool:
+        """Whether it succeeded."""
+        ...

@@ -1,0 +1,289 @@
+"""The engine's front: layers on devices, a schedule, and batches through them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.engine.device import open_device
+from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
+from pipeal.engine.placement import balance, check_sizes
+from pipeal.engine.schedule import Schedule, schedule_named
+from pipeal.engine.stage import Parcel, Precision, Stage, add_note
+from pipeal.engine.trace import Span, StageTimes, Window
+from pipeal.errors import PlacementError, ScheduleError
+from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of
+
+LrScale: TypeAlias = float | Callable[[int], float]
+"""A factor on all learning rates, or a function from the batch number to it."""
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What happened since the last report.
+
+    Attributes:
+        batches: The number of batches.
+        samples: The number of samples in them.
+        seconds: The time from the first submission to the end of the last update.
+        losses: For each layer, ``(batches, losses)`` float32 on the CPU: for an AL layer the associated loss and
+            the autoencoder loss. A layer that reports none has no row.
+        stages: For each stage, how it spent the time.
+    """
+
+    batches: int
+    samples: int
+    seconds: float
+    losses: list[Tensor]
+    stages: list[StageTimes]
+
+    @property
+    def busy_share(self) -> list[float]:
+        """For each stage, the share of the time in which it worked."""
+        return [stage.busy_s / self.seconds if self.seconds else 0.0 for stage in self.stages]
+
+
+class Pipeline:
+    """Trains self-training layers, each stage as soon as the schedule lets it.
+
+    ::
+
+        with Pipeline(package, devices=["cuda:0", "cuda:1"]) as pipe:
+            report = pipe.run(batches)     # any iterable of (x, y)
+            logits = pipe.predict(x)
+
+    Whatever the schedule, the number of stages and the queue depth, the weights, optimizer states and losses are
+    those of training the layers one after the other: bit for bit on a CPU with the same ``threads``.
+
+    Args:
+        model: An :class:`pipeal.ALPackage`, or any module or sequence of layers that train themselves.
+        devices: One device per stage; a device may repeat. None: one stage per layer, where the layers are.
+        schedule: ``sequential``, ``backward-overlap``, ``al-fm`` or ``pipelined``.
+        sizes: The number of layers of each stage; None: as even as can be.
+        queue_depth: How many packets may wait before each stage.
+        seed: Of all randomness in forwards.
+        threads: Intra-op threads of each CPU worker (of the caller, when ``sequential``). None: the cores shared
+            out evenly among the CPU stages that may run at once. It is a numeric setting: some reductions round
+            differently with another number.
+        precision: ``fp32``, or ``bf16`` for forwards under autocast.
+        first_batch: The number of the first batch: how many the model was trained on before.
+        stall_timeout_s: How long all stages may stand still while the caller waits for them.
+        trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
+
+    Raises:
+        PlacementError: Layers, stages and devices do not fit, or a device does not exist.
+        ConfigError: The schedule is unknown.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Iterable[TrainableLayer],
+        devices: Sequence[str | torch.device] | None = None,
+        schedule: str | Schedule = "pipelined",
+        *,
+        sizes: Sequence[int] | None = None,
+        queue_depth: int = 2,
+        seed: int = 0,
+        threads: int | None = None,
+        precision: Precision = "fp32",
+        first_batch: int = 0,
+        stall_timeout_s: float = 300.0,
+        trace: Window | None = None,
+    ) -> None:
+        self.model = model
+        self.schedule = schedule_named(schedule)
+        layers = layers_of(model)
+        if queue_depth < 1:
+            raise PlacementError(f"queue_depth is {queue_depth}; expected at least 1 packet")
+        if devices is None:
+            devices = [device_of(module_of(layer)) for layer in layers]
+        handles = [open_device(device) for device in devices]
+        if sizes is None:
+            self.sizes = balance([1.0] * len(layers), len(handles))
+        else:
+            self.sizes = check_sizes(sizes, len(layers), len(handles))
+        starts = [sum(self.sizes[:stage]) for stage in range(len(handles))]
+        numbered = list(enumerate(layers))
+        self.stages = [
+            Stage(
+                number,
+                numbered[start : start + size],
+                handle,
+                seed=seed,
+                precision=precision,
+                window=trace or Window(0, 0),
+            )
+            for number, (handle, start, size) in enumerate(zip(handles, starts, self.sizes, strict=True))
+        ]
+        self.queue_depth = queue_depth
+        self.threads = _share_of_cores(self.stages, self.schedule) if threads is None else threads
+        self.stall_timeout_s = stall_timeout_s
+        self.next_batch = first_batch
+        self._sequence = 0
+        self._executor: Executor | None = None
+        self._begin: float | None = None
+        self._batches = 0
+        self._samples = 0
+        for stage in self.stages:
+            if stage.device.device.type == "cuda":
+                torch.cuda.synchronize(stage.device.device)  # the weights have arrived before other streams read
+
+    def __enter__(self) -> Pipeline:
+        """Starts the workers."""
+        if self._executor is not None:
+            raise ScheduleError("this pipeline is already open")
+        if self.schedule.serial:
+            self._executor = InlineExecutor(self.stages, self.schedule, self.threads)
+        else:
+            self._executor = ThreadedExecutor(
+                self.stages,
+                self.schedule,
+                queue_depth=self.queue_depth,
+                threads=self.threads,
+                stall_timeout_s=self.stall_timeout_s,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finishes what was submitted, unless an exception is on its way, and ends the workers."""
+        executor = self._open()
+        try:
+            if error is None:
+                executor.drain()
+        finally:
+            self._executor = None
+            try:
+                executor.stop()
+            except Exception as left_behind:
+                if error is None:
+                    raise
+                add_note(error, str(left_behind))
+
+    def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0) -> None:
+        """Sends one batch on its way; waits while the first stage has ``queue_depth`` packets waiting.
+
+        Raises:
+            Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
+            StallError: No stage made progress for too long.
+            ScheduleError: The pipeline is not open.
+        """
+        executor = self._open()
+        if self._begin is None:
+            self._begin = perf_counter()
+        executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale)))
+        self._sequence += 1
+        self.next_batch += 1
+        self._batches += 1
+        self._samples += batch_size(x)
+
+    def drain(self) -> RunReport:
+        """Waits until every batch submitted has been learnt from, and reports on them; raises as :meth:`submit`."""
+        self._open().drain()
+        for stage in self.stages:
+            stage.device.synchronize()
+        seconds = 0.0 if self._begin is None else perf_counter() - self._begin
+        report = RunReport(
+            self._batches,
+            self._samples,
+            seconds,
+            self._take_losses(),
+            [stage.clock.take_times() for stage in self.stages],
+        )
+        self._begin, self._batches, self._samples = None, 0, 0
+        return report
+
+    def run(
+        self,
+        batches: Iterable[Any],
+        lr_scale: LrScale = 1.0,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> RunReport:
+        """Trains on every batch, in training mode, and waits for the end.
+
+        Args:
+            batches: Pairs ``(x, y)``, or objects with attributes ``x`` and ``y``.
+            lr_scale: The factor on all learning rates, or a function from the batch number to it.
+            on_batch: Called with the batch number after each submission.
+
+        Raises:
+            Exception: As :meth:`submit`.
+        """
+        self._train(True)
+        for batch in batches:
+            x, y = (batch.x, batch.y) if hasattr(batch, "x") else batch
+            number = self.next_batch
+            self.submit(x, y, lr_scale(number) if callable(lr_scale) else lr_scale)
+            if on_batch is not None:
+                on_batch(number)
+        return self.drain()
+
+    def predict(self, x: Tree, exit_at: int | None = None) -> Tensor:
+        """Infers in evaluation mode, on the devices where the layers are, after all batches submitted.
+
+        Args:
+            x: The input of the first layer.
+            exit_at: How many layers to climb before the bridge; None for all.
+
+        Returns:
+            What the first layer's ``h`` returns, on the first stage's device; not waited for on a GPU.
+
+        Raises:
+            PlacementError: There is no such exit.
+        """
+        if self._executor is not None:
+            self._executor.drain()
+        layers = sum(self.sizes)
+        depth = layers if exit_at is None else exit_at
+        if not 1 <= depth <= layers:
+            raise PlacementError(f"exit {depth} does not exist; this model has exits 1 to {layers}")
+        self._train(False)
+        way = [stage.up_to(depth) for stage in self.stages if stage.layers[0][0] < depth]
+        ready = None
+        for stage in way:
+            x, ready = stage.infer(x, ready, ("f",))
+        x, ready = way[-1].infer(x, ready, ("b",))
+        for stage in reversed(way):
+            x, ready = stage.infer(x, ready, ("h",))
+        if ready is not None:
+            torch.cuda.current_stream(self.stages[0].device.device).wait_event(ready)
+        return x
+
+    def spans(self) -> list[Span]:
+        """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""
+        return sorted((span for stage in self.stages for span in stage.clock.spans()), key=lambda span: span.begin)
+
+    def _train(self, mode: bool) -> None:
+        for stage in self.stages:
+            for _, layer in stage.layers:
+                module = module_of(layer)
+                if module.training is not mode:
+                    module.train(mode)
+
+    def _take_losses(self) -> list[Tensor]:
+        rows: dict[int, list[Tensor]] = {}
+        for stage in self.stages:
+            while stage.reports:
+                report = stage.reports.popleft()
+                rows.setdefault(report.layer, []).append(torch.stack([loss.float() for loss in report.losses]))
+        return [torch.stack(rows[layer]).cpu() for layer in sorted(rows)]
+
+    def _open(self) -> Executor:
+        if self._executor is None:
+            raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
+        return self._executor
+
+
+def _share_of_cores(stages: Sequence[Stage], schedule: Schedule) -> int:
+    """Intra-op threads per worker: all cores for one at a time, else each CPU stage its share."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    on_cpu = sum(stage.device.device.type == "cpu" for stage in stages)
+    return cores if schedule.serial or on_cpu <= 1 else max(1, cores // on_cpu)

@@ -1,0 +1,182 @@
+"""Schedules as data: which task may run after which.
+
+A pipeline of ``S`` stages over ``T`` batches consists of the tasks ``F`` (forward), ``B`` (backward) and ``U``
+(update) of each stage and batch. Every stage works through its own tasks in the order F0 B0 U0 F1 B1 U1 …; a
+schedule only adds what must have ended elsewhere. Time runs to the right, digits are batches::
+
+    sequential        one task at a time
+                      s0  F0 ·· B0 U0 ·· ·· F1 ·· B1 U1
+                      s1  ·· F0 ·· ·· B0 U0 ·· F1 ·· ·· B1 U1
+
+    backward-overlap  all forwards, then the backwards together; joins every batch
+                      s0  F0 ·· B0 U0 F1 ·· B1 U1
+                      s1  ·· F0 B0 U0 ·· F1 B1 U1
+
+    al-fm             backward as soon as the forward is handed on; joins every batch
+                      s0  F0 B0 U0 ·· F1 B1 U1
+                      s1  ·· F0 B0 U0 ·· F1 B1 U1
+
+    pipelined         no join: a stage takes its next packet as soon as it is free
+                      s0  F0 B0 U0 F1 B1 U1 F2
+                      s1  ·· F0 B0 U0 F1 B1 U1
+
+All four leave the same weights: an update depends on nothing but the layer's own past and its packet. The first
+three are those of the published code ("Pipeline Associated Learning", 2023); ``al-fm`` caps the gain over
+``sequential`` at 3S/(S+2) for S equal stages with B + U = 2F, ``pipelined`` at S.
+
+No torch and no thread in this module: the executors carry out what it says, and a recorded run can be held
+against it with :func:`violations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from pipeal.errors import ConfigError, unknown_name
+
+
+class Action(str, Enum):
+    """What a stage does with a batch."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    UPDATE = "U"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Task:
+    """One action of one stage on one batch (batches counted from 0 within a run)."""
+
+    batch: int
+    stage: int
+    action: Action
+
+    def __str__(self) -> str:
+        return f"{self.action}{self.batch}@s{self.stage}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What may run before what.
+
+    Attributes:
+        name: As users write it.
+        forwards_first: A backward waits for the forward of the last stage on the same batch.
+        joins: The first forward of a batch waits for the updates of all stages on the batch before.
+        serial: At most one task runs at any time.
+    """
+
+    name: str
+    forwards_first: bool
+    joins: bool
+    serial: bool
+
+    def after(self, task: Task, stages: int) -> tuple[Task, ...]:
+        """The tasks that must have ended before ``task`` begins.
+
+        A stage's own tasks are implied by their order; of each other stage only the latest task is named, since
+        a stage ends its tasks in order.
+
+        >>> print(*SCHEDULES["al-fm"].after(Task(1, 0, Action.FORWARD), stages=2))
+        U0@s0 U0@s1
+        >>> print(*SCHEDULES["pipelined"].after(Task(1, 1, Action.FORWARD), stages=2))
+        F1@s0 U0@s1
+        """
+        batch, stage, action = task.batch, task.stage, task.action
+        if action is Action.UPDATE:
+            return (Task(batch, stage, Action.BACKWARD),)
+        if action is Action.BACKWARD:
+            waits = [Task(batch, stage, Action.FORWARD)]
+            if self.forwards_first and stage != stages - 1:
+                waits.append(Task(batch, stages - 1, Action.FORWARD))
+            if self.serial and stage > 0:
+                waits.append(Task(batch, stage - 1, Action.UPDATE))
+            return tuple(waits)
+        waits = [Task(batch, stage - 1, Action.FORWARD)] if stage > 0 else []
+        if batch > 0:
+            joined = range(stages) if self.joins and stage == 0 else (stage,)
+            waits += [Task(batch - 1, other, Action.UPDATE) for other in joined]
+        return tuple(waits)
+
+    def order(self, stages: int, batches: int) -> Iterator[Task]:
+        """All tasks in one order that the schedule allows: what an executor without threads runs.
+
+        >>> print(*SCHEDULES["sequential"].order(stages=2, batches=1))
+        F0@s0 F0@s1 B0@s0 U0@s0 B0@s1 U0@s1
+        """
+        for batch in range(batches):
+            yield from (Task(batch, stage, Action.FORWARD) for stage in range(stages))
+            for stage in range(stages):
+                yield Task(batch, stage, Action.BACKWARD)
+                yield Task(batch, stage, Action.UPDATE)
+
+
+SCHEDULES: dict[str, Schedule] = {
+    schedule.name: schedule
+    for schedule in (
+        Schedule("sequential", forwards_first=True, joins=True, serial=True),
+        Schedule("backward-overlap", forwards_first=True, joins=True, serial=False),
+        Schedule("al-fm", forwards_first=False, joins=True, serial=False),
+        Schedule("pipelined", forwards_first=False, joins=False, serial=False),
+    )
+}
+
+
+def schedule_named(name: str | Schedule) -> Schedule:
+    """The schedule of that name.
+
+    Raises:
+        ConfigError: Nobody knows it.
+    """
+    if isinstance(name, Schedule):
+        return name
+    if name not in SCHEDULES:
+        raise ConfigError(unknown_name("schedule", name, SCHEDULES))
+    return SCHEDULES[name]
+
+
+class Timed(Protocol):
+    """A task that ran: what a trace records."""
+
+    @property
+    def stage(self) -> int: ...  # noqa: D102
+    @property
+    def batch(self) -> int: ...  # noqa: D102
+    @property
+    def action(self) -> Action: ...  # noqa: D102
+    @property
+    def begin(self) -> float: ...  # noqa: D102
+    @property
+    def end(self) -> float: ...  # noqa: D102
+
+
+def violations(schedule: Schedule, stages: int, spans: Iterable[Timed], slack_s: float = 0.0) -> list[str]:
+    """Holds a recorded run against its schedule.
+
+    Args:
+        schedule: The schedule that was to be kept.
+        stages: The number of stages.
+        spans: What ran; several spans of one task (layers of a stage) are joined. Tasks that the recording does
+            not hold are not asked for.
+        slack_s: How much earlier than allowed a task may begin, for clocks that differ.
+
+    Returns:
+        One line per task that began before another had ended, in the order of batches; empty if all is well.
+    """
+    times: dict[Task, tuple[float, float]] = {}
+    for span in spans:
+        task = Task(span.batch, span.stage, span.action)
+        begin, end = times.get(task, (span.begin, span.end))
+        times[task] = (min(begin, span.begin), max(end, span.end))
+    return [
+        f"{task} began {times[before][1] - begin:.6f} s before the end of {before}"
+        for task, (begin, _) in sorted(times.items())
+        for before in schedule.after(task, stages)
+        if before in times and begin < times[before][1] - slack_s
+    ]

@@ -1,0 +1,117 @@
+"""What ran when: spans for a window of batches, and the time each stage was busy and why it was not."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from pipeal.engine.device import Device, Stamp
+from pipeal.engine.schedule import Action
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action of one layer on one batch; seconds on the clock of ``time.perf_counter``."""
+
+    stage: int
+    layer: int
+    action: Action
+    batch: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The batches whose spans are kept: ``first`` to ``first + count - 1``, counted within the pipeline's life."""
+
+    first: int
+    count: int
+
+    def __contains__(self, batch: object) -> bool:
+        return isinstance(batch, int) and self.first <= batch < self.first + self.count
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """How a stage spent a stretch of time, in seconds.
+
+    Attributes:
+        busy: By action, on the stage's device.
+        waiting: By reason: ``input`` (the stage before), ``space`` (the stage after), ``join`` (the schedule).
+    """
+
+    busy: dict[Action, float]
+    waiting: dict[str, float]
+
+    @property
+    def busy_s(self) -> float:
+        """All actions together."""
+        return sum(self.busy.values())
+
+
+@dataclass(slots=True)
+class _Raw:
+    layer: int
+    action: Action
+    batch: int
+    begin: Stamp
+    end: Stamp
+    keep: bool
+
+
+@dataclass
+class StageClock:
+    """Times the actions of one stage. Written by the stage's thread, read after it has come to rest."""
+
+    device: Device
+    stage: int
+    window: Window
+    _pending: deque[_Raw] = field(default_factory=deque)
+    _spans: list[Span] = field(default_factory=list)
+    _busy: dict[Action, float] = field(default_factory=lambda: dict.fromkeys(Action, 0.0))
+    _waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("input", "space", "join"), 0.0))
+
+    @contextmanager
+    def action(self, layer: int, action: Action, batch: int, sequence: int) -> Iterator[None]:
+        """Times one action; ``sequence`` decides whether its span is kept."""
+        begin = self.device.stamp()
+        yield
+        self._pending.append(_Raw(layer, action, batch, begin, self.device.stamp(), sequence in self.window))
+        self._settle()
+
+    @contextmanager
+    def waiting(self, reason: str) -> Iterator[None]:
+        """Times a wait of the stage's thread."""
+        begin = perf_counter()
+        yield
+        self._waiting[reason] += perf_counter() - begin
+
+    def take_times(self) -> StageTimes:
+        """The times since the last call."""
+        self._settle()
+        times = StageTimes(self._busy, self._waiting)
+        self._busy, self._waiting = dict.fromkeys(self._busy, 0.0), dict.fromkeys(self._waiting, 0.0)
+        return times
+
+    def spans(self) -> list[Span]:
+        """The spans kept so far."""
+        self._settle()
+        return list(self._spans)
+
+    def _settle(self) -> None:
+        """Resolves what the device has already passed, in order; on a CPU that is everything."""
+        while self._pending:
+            raw = self._pending[0]
+            end = self.device.seconds(raw.end)
+            if end is None:
+                return
+            begin = self.device.seconds(raw.begin)
+            assert begin is not None  # recorded before the end on the same stream
+            self._pending.popleft()
+            self._busy[raw.action] += end - begin
+            if raw.keep:
+                self._spans.append(Span(self.stage, raw.layer, raw.action, raw.batch, begin, end))

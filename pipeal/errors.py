@@ -1,0 +1,42 @@
+"""The errors a user can meet. Each message says what was found, what was wanted and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PipealError(Exception):
+    """Base of every error that pipeal raises on purpose; commands print it in one line and exit with 2."""
+
+
+class ConfigError(PipealError, ValueError):
+    """A configuration value is unknown, ill-typed or out of range; the message holds its dotted path."""
+
+
+class DataError(PipealError, ValueError):
+    """A data file is missing, malformed or does not fit the model; the message holds file and line."""
+
+
+class PlacementError(PipealError, ValueError):
+    """Layers, stages and devices do not fit each other, or a device does not exist."""
+
+
+class ScheduleError(PipealError, RuntimeError):
+    """A layer or pipeline was used out of order, or a recorded run broke its schedule."""
+
+
+class StallError(PipealError, RuntimeError):
+    """No stage made progress for too long; the message names the stage and prints its stack."""
+
+
+def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:
+    """Words the one line for a name nobody knows, with the nearest known one first.
+
+    >>> unknown_name("data set", "agnew", ["agnews", "imdb"])
+    "unknown data set 'agnew'; did you mean 'agnews'? (known: agnews, imdb)"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(found.lower(), names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    return f"unknown {kind} {found!r}{hint} (known: {', '.join(names)})"

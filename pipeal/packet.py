@@ -1,0 +1,134 @@
+"""What flows down the pipeline, and what a layer must be able to do to take part.
+
+A training example becomes a :class:`Packet`. It visits the layers in order; each trains itself on it (three
+actions: forward, backward, update) and hands on a detached packet. The engine knows only these two things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+# Private by name, but what torch's own pipelining, export and functorch share, and what users register
+# their own containers with.
+from torch.utils import _pytree as pytree
+
+Tree: TypeAlias = Any
+"""A tensor, or any nesting of tuples, lists and dicts of tensors (and of other values, which pass untouched)."""
+
+Path: TypeAlias = Literal["f", "b", "h"]
+"""The way of an inference through a layer: forward block, bridge, or label decoder."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One batch on its way through the layers.
+
+    Attributes:
+        batch: The batch number, counted from the first batch the model was ever trained on; with the layer's
+            number it keys the randomness of a forward.
+        x: The input of the next layer, batch first.
+        y: The target of the next layer, batch first.
+        lr_scale: The factor on every layer's own learning rate for this batch. It travels with the packet, so
+            that a change reaches each layer between the same two updates under every schedule.
+    """
+
+    batch: int
+    x: Tree
+    y: Tree
+    lr_scale: float = 1.0
+
+
+@runtime_checkable
+class TrainableLayer(Protocol):
+    """What the engine trains. An ``nn.Module`` whose backward never leaves it; :class:`pipeal.AL` is one."""
+
+    def __call__(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+        """Forward: keeps the local losses, returns what the next layer gets, detached."""
+        ...
+
+    def backward(self) -> None:
+        """Backward of the losses that the last forward kept."""
+        ...
+
+    def update(self) -> None:
+        """Optimizer step, and the gradients cleared."""
+        ...
+
+    def loss(self) -> tuple[Tensor, ...] | None:
+        """The local losses of the last forward, detached; None where a subclass keeps none."""
+        ...
+
+    def scale_lr(self, factor: float) -> None:
+        """Sets every learning rate to ``factor`` times its base value."""
+        ...
+
+    def inference(self, x: Tree, path: Path) -> Tree:
+        """Passes ``x`` through one block: ``f`` on the way up, ``b`` at the turn, ``h`` on the way down."""
+        ...
+
+
+def module_of(layer: TrainableLayer) -> nn.Module:
+    """The layer as the ``nn.Module`` that it also is."""
+    if not isinstance(layer, nn.Module):
+        raise TypeError(f"expected a layer that is an nn.Module, found {type(layer).__name__}")
+    return layer
+
+
+def layers_of(model: nn.Module | Iterable[TrainableLayer]) -> list[TrainableLayer]:
+    """The layers of a model in order: what it iterates over, or else its children."""
+    return list(model) if isinstance(model, Iterable) else list(model.children())  # type: ignore[arg-type]
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
+    """Applies ``function`` to every tensor of a tree and keeps its shape and other values.
+
+    >>> map_tensors(lambda t: t + 1, (torch.tensor(1), {"n": 2}))
+    (tensor(2), {'n': 2})
+    """
+    if isinstance(tree, Tensor):  # by far the most frequent case
+        return function(tree)  # type: ignore[return-value]
+    return pytree.tree_map_only(torch.Tensor, function, tree)
+
+
+def tensors(tree: Tree) -> Iterator[Tensor]:
+    """All tensors of a tree, in order."""
+    return (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def detach(tree: T) -> T:
+    """The same tree, cut from every graph."""
+    return map_tensors(Tensor.detach, tree)
+
+
+def move(tree: T, device: torch.device) -> T:
+    """The same tree with every tensor on ``device``; does not wait for the copies."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)
+
+
+def shapes(tree: Tree) -> str:
+    """The shapes and types in a tree, in words, for messages.
+
+    >>> shapes((torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)))
+    '(2, 3) float32, (2,) int64'
+    """
+    return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors(tree)) or "nothing"
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where the first parameter or buffer of a module lives; the CPU if it has none."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def batch_size(tree: Tree) -> int:
+    """The length of the first dimension of the first tensor; 0 without one (a virtual packet)."""
+    first = next(tensors(tree), None)
+    return 0 if first is None or first.dim() == 0 else first.shape[0]

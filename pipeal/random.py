@@ -1,0 +1,185 @@
+"""Randomness that belongs to a layer and a batch, never to a process.
+
+Law 1 (a schedule never changes the result) needs every random number of a forward to depend on nothing but
+``(seed, layer, batch)``. PyTorch's default generators are process-wide: threads that share one draw in racing
+order. So the engine opens :func:`keyed` around each forward, and
+
+* :func:`generator` gives code that knows about it (:class:`pipeal.al.Dropout`) a generator of that key;
+* :class:`KeyedDefault` makes code that does not (``nn.Dropout``, ``torch.rand``, attention with dropout, any
+  operator that draws) draw from the key as well, operator by operator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipeal.errors import ScheduleError
+
+
+def key_seed(*parts: int) -> int:
+    """Mixes whole numbers into a seed of 63 bits, the same in every process.
+
+    >>> key_seed(0, 1, 2) == key_seed(0, 1, 2) != key_seed(0, 2, 1)
+    True
+    """
+    packed = struct.pack(f"<{len(parts)}q", *parts)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
+
+
+@dataclass
+class _Key:
+    """The key in force on one thread, and the generators already made from it, one per device."""
+
+    parts: tuple[int, ...]
+    generators: dict[torch.device, torch.Generator] = field(default_factory=dict)
+
+
+class _Local(threading.local):
+    key: _Key | None = None
+
+
+_local = _Local()
+
+
+@contextmanager
+def keyed(*parts: int, whole_default: bool = False) -> Iterator[None]:
+    """Within it, on this thread, all randomness follows from ``parts`` (usually seed, layer, batch).
+
+    Args:
+        parts: Whole numbers that name the place of the draw.
+        whole_default: Also redirect operators that draw from PyTorch's default generators
+            (:class:`KeyedDefault`). It costs some microseconds per operator, so the engine asks for it only
+            where :func:`may_draw` says that a module may need it.
+    """
+    before, _local.key = _local.key, _Key(parts)
+    try:
+        with ExitStack() as stack:
+            if whole_default:
+                stack.enter_context(KeyedDefault())
+            yield
+    finally:
+        _local.key = before
+
+
+def generator(device: torch.device) -> torch.Generator | None:
+    """The generator of the key in force, or None (PyTorch's default) outside :func:`keyed`.
+
+    One key has one generator per device: successive draws within one forward differ from each other.
+    """
+    key = _local.key
+    if key is None:
+        return None
+    found = key.generators.get(device)
+    if found is None:
+        found = torch.Generator(device)
+        found.manual_seed(key_seed(*key.parts))
+        key.generators[device] = found
+    return found
+
+
+class KeyedDefault(TorchDispatchMode):
+    """Gives operators that would draw from a default generator the generator of the key in force.
+
+    PyTorch tags each such operator ``nondeterministic_seeded``. Those with a ``generator`` argument get it;
+    for the rest (``native_dropout``, attention with dropout) the default generator is borrowed: set to the
+    key's state, used by this one operator, and put back, under a lock, so that no other thread can draw from
+    it in between.
+    """
+
+    _lock = threading.Lock()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs one operator; only those that draw are touched."""
+        kwargs = dict(kwargs or {})
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        device = _device_of(args, kwargs)
+        own = generator(device)
+        if own is None or kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        overload = func if _takes_generator(func) else _generator_overload(func)
+        if overload is not None:
+            kwargs["generator"] = own
+            return overload(*args, **kwargs)
+        default = _default_generator(device)
+        with self._lock:
+            kept = default.get_state()
+            default.set_state(own.get_state())
+            try:
+                return func(*args, **kwargs)
+            finally:
+                own.set_state(default.get_state())
+                default.set_state(kept)
+
+
+def _takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
+
+
+def _generator_overload(func: Any) -> Any | None:
+    """The overload of the same operator that takes a generator and otherwise the same arguments, if any."""
+    wanted = [argument.name for argument in func._schema.arguments]
+    packet = func.overloadpacket
+    for name in packet.overloads():
+        overload = getattr(packet, name)
+        names = [argument.name for argument in overload._schema.arguments]
+        if "generator" in names and [name for name in names if name != "generator"] == wanted:
+            return overload
+    return None
+
+
+def _device_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+    """Where an operator draws: its ``device`` argument, or that of its first tensor."""
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"])
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    first = next(tensors, None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def _default_generator(device: torch.device) -> torch.Generator:
+    if device.type == "cpu":
+        return torch.default_generator
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    raise ScheduleError(f"no keyed random numbers on device {device}: expected cpu or cuda")
+
+
+def may_draw(module: nn.Module) -> bool:
+    """Whether the forward of a module may draw from PyTorch's default generators.
+
+    Modules of ``torch.nn`` are known: those with a dropout above zero draw, the others do not. Of other classes
+    only those that say ``draws_from_default = False`` are trusted not to.
+    """
+    return any(_itself_may_draw(part) for part in module.modules())
+
+
+def _itself_may_draw(module: nn.Module) -> bool:
+    declared = getattr(type(module), "draws_from_default", None)
+    if declared is not None:
+        return bool(declared)
+    if not type(module).__module__.startswith("torch.nn."):
+        return True
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
+        return True
+    dropout = getattr(module, "dropout", 0.0)  # nn.LSTM, nn.MultiheadAttention
+    return isinstance(dropout, float) and dropout > 0
