@@ -282,8 +282,12 @@ class Pipeline:
         return self._executor
 
 
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _share_of_cores(stages: Sequence[Stage], schedule: Schedule) -> int:
     """Intra-op threads per worker: all cores for one at a time, else each CPU stage its share."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_cpu = sum(stage.device.device.type == "cpu" for stage in stages)
-    return cores if schedule.serial or on_cpu <= 1 else max(1, cores // on_cpu)
+    return cores() if schedule.serial or on_cpu <= 1 else max(1, cores() // on_cpu)

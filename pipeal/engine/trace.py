@@ -52,6 +52,12 @@ class StageTimes:
         """All actions together."""
         return sum(self.busy.values())
 
+    def __add__(self, other: StageTimes) -> StageTimes:
+        return StageTimes(
+            {action: seconds + other.busy[action] for action, seconds in self.busy.items()},
+            {reason: seconds + other.waiting[reason] for reason, seconds in self.waiting.items()},
+        )
+
 
 @dataclass(slots=True)
 class _Raw:

@@ -1,0 +1,35 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check format bench clean
+
+demo: $(READY)  ## train on a data set that needs no download, compare AL with backpropagation
+	$(BIN)/python nlpmain.py toynews transformer --mode compare
+
+test: check  ## everything that must hold: format, lint, types, import rules, tests, doctests
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)  ## put the code in order
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## the benchmarks; each prints the machine it ran on
+	$(BIN)/python scripts/bench/schedules.py
+	$(BIN)/python scripts/bench/text.py
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "pipeal needs Python 3.10 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

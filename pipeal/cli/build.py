@@ -1,0 +1,195 @@
+"""Where configuration becomes objects: data sets, vocabularies, batches, models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipeal.al import ALPackage, LearningRates
+from pipeal.config import BatchingConfig, ModelConfig, RunConfig
+from pipeal.data import (
+    BatchLoader,
+    Corpus,
+    EpochSampler,
+    FixedBatchSampler,
+    LengthGroupedBatchSampler,
+    TokenBudgetBatchSampler,
+    Vocab,
+    canonical_text_name,
+    clean,
+    find_vectors,
+    load_text,
+    load_vectors,
+)
+from pipeal.errors import ConfigError
+from pipeal.models import TextDims, build_text, canonical_text_model
+from pipeal.train.trainer import EpochBatches
+
+PUBLISHED_MAX_LEN = {"agnews": 128, "dbpedia": 128, "imdb": 256}
+EVALUATION_BUDGET = 32_768
+"""Tokens per batch where nothing has to be kept for a backward."""
+
+
+class Experiment(Protocol):
+    """What a run needs, whatever kind of data it is: models and batches made anew for each turn."""
+
+    @property
+    def config(self) -> RunConfig:
+        """What was asked for, with every name in its canonical spelling."""
+        ...
+
+    @property
+    def facts(self) -> dict[str, int | float | str]:
+        """What the data turned out to be, for the summary."""
+        ...
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model; ``mode`` is ``al`` or ``bp``."""
+        ...
+
+    def train_batches(self, seed: int) -> EpochBatches:
+        """Batches to train on."""
+        ...
+
+    def train_evaluation(self) -> EpochBatches:
+        """Training samples to take the accuracy on."""
+        ...
+
+    def test_evaluation(self) -> EpochBatches:
+        """Test samples to take the accuracy on."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextExperiment:
+    """A text data set and a model for it; see :class:`Experiment`."""
+
+    config: RunConfig
+    train: Corpus
+    test: Corpus
+    vocab: Vocab
+    pretrained: npt.NDArray[np.float32] | None
+    facts: dict[str, int | float | str]
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model of the configured name and widths."""
+        torch.manual_seed(seed)
+        model, lr = self.config.model, self.config.train.lr
+        rates: LearningRates = {"enc": lr.base, "ae": lr.base if lr.ae is None else lr.ae}
+        return build_text(
+            model.name,
+            "bp" if mode == "bp" else "al",
+            vocab_size=len(self.vocab),
+            classes=self.train.classes,
+            dims=_dims(model),
+            lr=lr.base if mode == "bp" else rates,
+            pad_index=self.vocab.pad_index,
+            pretrained=self.pretrained,
+        )
+
+    def train_batches(self, seed: int) -> EpochBatches:
+        """Shuffled batches as configured."""
+        sampler = _sampler(self.train.lengths, self.config.data.batching, seed)
+        return BatchLoader(self.train, sampler, pin_memory=True)
+
+    def train_evaluation(self) -> EpochBatches:
+        """The training set, or a fixed random part of the configured size."""
+        wanted = self.config.train.train_accuracy_samples
+        if wanted is None or wanted >= len(self.train):
+            return _in_order(self.train)
+        chosen = np.random.default_rng(0).choice(len(self.train), wanted, replace=False)
+        return _in_order(self.train.subset(np.sort(chosen)))
+
+    def test_evaluation(self) -> EpochBatches:
+        """The test set."""
+        return _in_order(self.test)
+
+
+def text_experiment(config: RunConfig, say: Callable[[str], None]) -> TextExperiment:
+    """Reads the data and makes the vocabulary.
+
+    Args:
+        config: What was asked for.
+        say: Told what is being done, in a few words.
+
+    Raises:
+        DataError: The data is missing or malformed.
+        ConfigError: The data set or the model is unknown, or a size does not fit.
+    """
+    dataset = canonical_text_name(config.dataset)
+    name, mode = canonical_text_model(config.model.name)
+    if mode == "al" and config.train.mode == "bp":
+        raise ConfigError(f"model {config.model.name!r} is the AL form, but train.mode is bp; leave one of them out")
+    data = config.data
+    config = replace(
+        config,
+        dataset=dataset,
+        model=replace(config.model, name=name),
+        data=replace(data, max_len=data.max_len or PUBLISHED_MAX_LEN.get(dataset, 128)),
+    )
+    _dims(config.model)  # widths that do not fit are told before anything is read
+    root = Path(data.root) if data.root is not None else Path("data")
+    say(f"reading {dataset}")
+    texts = load_text(dataset, root, download=data.download, seed=config.train.seed)
+    say("building the vocabulary")
+    words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
+    vocab = Vocab.build(words, max_size=data.vocab_size, min_frequency=data.min_frequency)
+    classes = len(texts.classes)
+    train = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=config.data.max_len, classes=classes)
+    test = Corpus.encode(
+        texts.test, vocab, max_len=config.data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
+    )
+    facts: dict[str, int | float | str] = {
+        "classes": classes,
+        "train_samples": len(train),
+        "test_samples": len(test),
+        "vocabulary": len(vocab),
+        "mean_length": round(float(train.lengths.mean()), 2),
+        "longest": int(train.lengths.max()),
+    }
+    pretrained = None
+    if config.model.pretrained != "none":
+        pretrained, found = _pretrained(config.model, root, vocab, config.train.seed, say)
+        facts["words_with_pretrained_vectors"] = found
+    return TextExperiment(config, train, test, vocab, pretrained, facts)
+
+
+def _pretrained(
+    model: ModelConfig, root: Path, vocab: Vocab, seed: int, say: Callable[[str], None]
+) -> tuple[npt.NDArray[np.float32], int]:
+    if model.vectors is not None:
+        path = Path(model.vectors)
+    else:
+        path = find_vectors(root, model.pretrained, model.embedding_dim)
+    say(f"reading {path.name}")
+    table = load_vectors(path, vocab, model.embedding_dim, seed=seed)
+    return table.weight, table.found
+
+
+def _dims(model: ModelConfig) -> TextDims:
+    return TextDims(
+        embedding=model.embedding_dim,
+        hidden=model.x_hid,
+        code=model.y_hid,
+        heads=model.n_heads,
+        dropout=model.dropout,
+    )
+
+
+def _sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, seed: int) -> EpochSampler:
+    if batching.kind == "fixed":
+        return FixedBatchSampler(lengths, batching.batch_size, seed=seed)
+    if batching.kind == "length":
+        return LengthGroupedBatchSampler(lengths, batching.batch_size, seed=seed)
+    return TokenBudgetBatchSampler(lengths, batching.budget_tokens, max_samples=batching.max_samples, seed=seed)
+
+
+def _in_order(corpus: Corpus) -> EpochBatches:
+    budget = max(EVALUATION_BUDGET, int(corpus.lengths.max()))
+    return BatchLoader(corpus, TokenBudgetBatchSampler(corpus.lengths, budget, shuffle=False), pin_memory=True)

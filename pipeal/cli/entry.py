@@ -1,0 +1,40 @@
+"""How every command ends: 0, or one clear line and 2 for a user's mistake, or 130 for Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+
+from pipeal.errors import PipealError, StallError
+
+
+def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
+    """Runs a command and leaves the process.
+
+    Args:
+        command: What to run.
+        arguments: Its arguments; None for those of the process.
+    """
+    try:
+        command.main(arguments, standalone_mode=False)
+    except click.UsageError as error:
+        _leave(f"{error.format_message()} (see --help)", 2)
+    except click.ClickException as error:
+        _leave(error.format_message(), 2)
+    except StallError as error:  # nobody's mistake: the stacks are the message
+        _leave(str(error), 1)
+    except PipealError as error:
+        _leave("; ".join([str(error), *getattr(error, "__notes__", [])]), 2)
+    except (KeyboardInterrupt, click.Abort):
+        _leave("interrupted", 130)
+    except BrokenPipeError:  # whoever read our output has left
+        sys.stderr.close()
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    print(f"pipeal: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,94 @@
+"""The options that training commands share, and how they become a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pipeal.config import RunConfig, find_config, load_config
+from pipeal.engine import SCHEDULES
+from pipeal.errors import PlacementError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+# Option -> the dotted path of the configuration it sets.
+_KEYS = {
+    "mode": "train.mode",
+    "schedule": "engine.schedule",
+    "devices": "engine.devices",
+    "epochs": "train.epochs",
+    "repeat": "train.repeat",
+    "max_len": "data.max_len",
+    "seed": "train.seed",
+    "data_root": "data.root",
+    "out": "out",
+}
+
+
+def training_options(command: Command) -> Command:
+    """Adds the options to a click command."""
+    options = [
+        click.option(
+            "--mode", type=click.Choice(["al", "bp", "compare"]), help="Train the AL form, the BP form, or both."
+        ),
+        click.option("--schedule", help=f"One of {', '.join(SCHEDULES)}."),
+        click.option("--devices", help="auto, or one device per stage: cpu,cpu or cpu*4 or cuda:0,cuda:1."),
+        click.option("--epochs", type=int, help="Passes over the training data."),
+        click.option("-r", "--repeat", type=int, help="Whole trainings, each with the next seed."),
+        click.option("--max-len", type=int, help="Words kept of a text."),
+        click.option("--seed", type=int, help="Seed of the first training."),
+        click.option("--data-root", help="Folder that holds the data sets."),
+        click.option("--out", help="Folder in which each run gets a folder of its own."),
+        click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
+        click.option(
+            "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any configuration key, repeatable."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def configure(
+    dataset: str, model: str, config_file: str | None, overrides: tuple[str, ...], given: dict[str, Any]
+) -> RunConfig:
+    """Defaults, then the YAML file, then the options given, then ``--set``.
+
+    Raises:
+        ConfigError: One line with the dotted path.
+    """
+    values: dict[str, Any] = {"dataset": dataset, "model": {"name": model}}
+    for option, value in given.items():
+        if value is not None:
+            *sections, key = _KEYS[option].split(".")
+            section = values
+            for name in sections:
+                section = section.setdefault(name, {})
+            section[key] = device_names(value) if option == "devices" else value
+    path = Path(config_file) if config_file is not None else find_config(dataset, model)
+    return load_config(path, overrides=overrides, values=values)
+
+
+def device_names(text: str) -> str | list[str]:
+    """One name per stage out of what was typed.
+
+    >>> device_names("auto"), device_names("cuda:0,cuda:1"), device_names("cpu*3")
+    ('auto', ['cuda:0', 'cuda:1'], ['cpu', 'cpu', 'cpu'])
+
+    Raises:
+        PlacementError: A count that is not a whole number above 0, or an empty name.
+    """
+    if text == "auto":
+        return text
+    names: list[str] = []
+    for part in text.split(","):
+        name, star, count = (piece.strip() for piece in part.partition("*"))
+        if not name or (star and not (count.isascii() and count.isdigit() and int(count) > 0)):
+            raise PlacementError(
+                f"--devices {text!r}: expected auto, or names such as cpu,cpu or cpu*4 or cuda:0,cuda:1"
+            )
+        names += [name] * (int(count) if star else 1)
+    return names

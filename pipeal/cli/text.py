@@ -1,0 +1,36 @@
+"""``python nlpmain.py <dataset> <model>``: trains a text model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipeal.cli import entry
+from pipeal.cli.build import text_experiment
+from pipeal.cli.experiment import run_experiment
+from pipeal.cli.options import configure, training_options
+from pipeal.data import canonical_text_name
+from pipeal.models import canonical_text_model
+
+
+@click.command(context_settings={"max_content_width": 110, "show_default": True})
+@click.argument("dataset")
+@click.argument("model")
+@training_options
+def command(dataset: str, model: str, config_file: str | None, overrides: tuple[str, ...], **given: Any) -> None:
+    """Trains MODEL on DATASET, and shows how it went.
+
+    DATASET is agnews, dbpedia, imdb, or toynews, which needs no download. MODEL is lstm or transformer.
+    """
+    dataset = canonical_text_name(dataset)
+    name, implied = canonical_text_model(model)
+    if implied is not None and given["mode"] is None:
+        given["mode"] = implied
+    config = configure(dataset, name, config_file, overrides, given)
+    run_experiment(lambda say: text_experiment(config, say))
+
+
+def main() -> None:
+    """The entry point of ``nlpmain.py``."""
+    entry.run(command)
