@@ -1,0 +1,81 @@
+"""Batches of tensors, in the order a sampler gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pipeal.data.corpus import Corpus
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Samples padded to one length, and what throughput is counted in.
+
+    Attributes:
+        x: ``(B, T)`` int64, padded on the right.
+        y: ``(B,)`` int64.
+        indices: Which samples of the corpus these are.
+        tokens: The tokens without padding.
+        padded: The tokens with padding, ``B × T``.
+    """
+
+    x: Tensor
+    y: Tensor
+    indices: list[int]
+    tokens: int
+    padded: int
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class BatchSampler(Protocol):
+    """What a loader needs of a sampler; those of :mod:`pipeal.data.samplers` have it."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The indices of each batch."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch."""
+        ...
+
+
+class BatchLoader:
+    """Iterates over the batches of one epoch.
+
+    Args:
+        corpus: The samples.
+        sampler: Which of them form a batch.
+        pin_memory: Put the tensors into page-locked memory, for copies that do not block. Without a CUDA
+            device there is nothing to copy to and the switch has no effect.
+    """
+
+    def __init__(self, corpus: Corpus, sampler: BatchSampler, *, pin_memory: bool = False) -> None:
+        self.corpus = corpus
+        self.sampler = sampler
+        self.pin_memory = pin_memory and torch.cuda.is_available()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that the next iterator is for."""
+        self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """The number of batches in the chosen epoch."""
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for indices in self.sampler:
+            x, y = self.corpus.batch(indices)
+            if self.pin_memory:
+                x, y = x.pin_memory(), y.pin_memory()
+            yield Batch(x, y, indices, int(self.corpus.lengths[indices].sum()), x.numel())

@@ -1,0 +1,65 @@
+"""A file server on loopback, and the folder of real data."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+
+@dataclass
+class Served:
+    """What the server gives, how it behaves, and what it was asked."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True
+    cut_after: int | None = None
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    address: str = ""
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    state = Served()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            wanted = self.headers.get("Range")
+            state.asked.append((self.path, wanted))
+            body = state.files.get(self.path.lstrip("/"))
+            if body is None:
+                self.send_error(404)
+                return
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.ranges else 0
+            if start >= len(body) > 0:
+                self.send_error(416)
+                return
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(body) - start))
+            self.end_headers()
+            self.wfile.write(body[start:] if state.cut_after is None else body[start : state.cut_after])
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        state.address = f"http://127.0.0.1:{server.server_address[1]}/"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield state
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    folder = os.environ.get("PIPEAL_DATA")
+    if not folder:
+        pytest.skip("PIPEAL_DATA is not set: no real data sets here")
+    return Path(folder)
