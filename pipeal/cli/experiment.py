@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -81,21 +82,24 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment]) -> Path:
     Raises:
         PipealError: A user's mistake, in one line.
     """
-    with Progress() as progress:
-        experiment = make(progress.say)
-        config = experiment.config
-        forms = ["al", "bp"] if config.train.mode == "compare" else [config.train.mode]
-        folder = new_folder(Path(config.out), f"{config.dataset}-{config.model.name}-{config.train.mode}")
-        (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        outcomes = []
-        for form in forms:
-            own = folder / form if len(forms) > 1 else folder
-            outcomes.append(_train(experiment, form, own, progress))
+    experiment = make(_say)
+    config = experiment.config
+    forms = ["al", "bp"] if config.train.mode == "compare" else [config.train.mode]
+    folder = new_folder(Path(config.out), f"{config.dataset}-{config.model.name}-{config.train.mode}")
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    outcomes = []
+    for form in forms:
+        with Progress(epochs=config.train.epochs, turns=config.train.repeat, label=form.upper()) as progress:
+            outcomes.append(_train(experiment, form, folder / form if len(forms) > 1 else folder, progress))
     if len(forms) > 1:
         _write_curves(outcomes, config, folder)
         write_json(folder / "summary.json", {outcome.form: _summary(experiment, outcome) for outcome in outcomes})
     _show(config, outcomes, folder)
     return folder
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def new_folder(root: Path, name: str) -> Path:
@@ -134,7 +138,7 @@ def _train(experiment: Experiment, form: str, folder: Path, progress: Progress) 
             if placement is None:
                 placement = _placement(config, form, package, batches, progress)
                 parameters = package.effective_parameters(), package.affiliated_parameters()
-                progress.say(f"{form.upper()} on {placement}")
+                progress.note(f"{form.upper()} on {placement}")
             with Pipeline(
                 package,
                 placement.devices,
@@ -182,13 +186,13 @@ def _placement(
     if engine.devices == "auto":
         if engine.sizes is not None:
             raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
-        progress.say(f"choosing devices for {form.upper()}")
+        progress.note(f"choosing devices for {form.upper()}")
         chosen = place(
             package,
             _sample(batches, WARM_UP + TRIAL_BATCHES),
             _schedule(config, form),
             precision=config.train.precision,
-            on_trial=lambda trial: progress.say(f"{trial}: {1e3 * (trial.seconds_per_batch or 0):.1f} ms/batch"),
+            on_trial=lambda trial: progress.note(f"{trial}: {1e3 * (trial.seconds_per_batch or 0):.1f} ms/batch"),
         )
         return chosen if engine.threads is None else replace(chosen, threads=engine.threads)
     devices = [engine.devices] if isinstance(engine.devices, str) else list(engine.devices)

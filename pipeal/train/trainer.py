@@ -35,11 +35,11 @@ class EpochBatches(Protocol):
 class Watcher(Protocol):
     """Someone who watches the training go; :class:`pipeal.train.progress.Progress` is one."""
 
-    def begin_epoch(self, epoch: int, batches: int) -> None:
-        """An epoch begins."""
+    def begin_epoch(self, epoch: int, *, batches: int, turn: int) -> None:
+        """An epoch begins; both it and the turn count from 1."""
         ...
 
-    def advance(self, samples: int, tokens: int) -> None:
+    def advance(self, *, samples: int, tokens: int) -> None:
         """A batch was submitted."""
         ...
 
@@ -121,7 +121,7 @@ def fit(
     """
     for epoch in range(course.epochs):
         train.set_epoch(epoch)
-        watcher.begin_epoch(epoch, len(train))
+        watcher.begin_epoch(epoch + 1, batches=len(train), turn=turn)
         counted = _Counted(train, watcher)
         scale = epoch_scale(
             course.decay,
@@ -181,4 +181,4 @@ class _Counted:
             yield batch
             self.tokens += batch.tokens
             self.padded += batch.padded
-            self.watcher.advance(len(batch), batch.tokens)
+            self.watcher.advance(samples=len(batch), tokens=batch.tokens)
