@@ -1,0 +1,194 @@
+"""From a YAML file, command-line values and ``--set`` to one checked :class:`RunConfig`.
+
+    defaults  <  YAML file  <  values  <  --set a.b=value
+
+Each source is flattened to its leaves, dotted path by dotted path, so that a later source replaces single
+values and an error can tell where its value came from.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import reprlib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from pipeal.config import document
+from pipeal.config.schema import RunConfig
+from pipeal.errors import ConfigError
+
+_PACKAGE = Path(__file__).parents[1]
+_CHECKED = TypeAdapter(RunConfig)
+
+
+def load_config(
+    path: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Merges all sources over the defaults and checks the result.
+
+    Args:
+        path: A YAML file of the shape of :class:`RunConfig`; None for the defaults.
+        overrides: What ``--set`` was given: ``a.b=value``, the value in YAML. The last one wins.
+        values: A nested mapping, such as command-line options; leave out what was not given.
+
+    Raises:
+        ConfigError: One line with the source and the dotted path of the key.
+
+    >>> load_config(overrides=["train.lr.base=1e-2"]).train.lr.base
+    0.01
+    """
+    given: dict[str, tuple[Any, str]] = {}
+    for source, mapping in _sources(path, values, overrides):
+        given.update({leaf: (value, source) for leaf, value in _leaves(mapping, RunConfig, source)})
+    merged: dict[str, Any] = {}
+    for leaf, (value, _) in given.items():
+        *sections, key = leaf.split(".")
+        section = merged
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = value
+    try:
+        return _CHECKED.validate_python(merged)
+    except ValidationError as error:
+        leaf, wanted = _wanted_at(error.errors(include_url=False)[0]["loc"])
+        value, source = given[leaf]
+        raise ConfigError(f"{source}{leaf}: found {_shown(value)}, expected {wanted}{_hint(value, wanted)}") from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """YAML text of every value; :func:`load_config` reads it back to an equal configuration."""
+    return document.dump(asdict(config))
+
+
+def find_config(dataset: str, model: str) -> Path | None:
+    """The file ``<dataset>-<model>.yaml`` that comes with pipeal, if there is one."""
+    # A wheel carries the files inside the package; in a checkout they lie beside it.
+    shipped = _PACKAGE / "_configs"
+    folder = shipped if shipped.is_dir() else _PACKAGE.parent / "configs"
+    path = folder / f"{dataset}-{model}.yaml"
+    return path if path.is_file() else None
+
+
+def _sources(
+    path: str | Path | None, values: Mapping[str, Any] | None, overrides: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yields each source's name, as errors begin with it, and its nested mapping; the weakest first."""
+    if path is not None:
+        yield f"{path}: ", document.parse(_read(path), source=str(path))
+    yield "", values
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        if not equals or not dotted.strip():
+            raise ConfigError(f"--set {override!r}: expected a key, '=' and a value, such as train.epochs=3")
+        value = document.parse(text, source=f"--set {_printable(dotted)}")
+        for key in reversed(dotted.strip().split(".")):
+            value = {key: value}
+        yield "--set ", value
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; expected a YAML configuration") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or a path with a zero byte
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from None
+
+
+def _leaves(mapping: Any, schema: type, source: str, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted path and the value of each leaf. The schema, not the mapping, says how deep to go."""
+    if mapping is None:  # an empty document, or a section whose every line is a comment
+        return
+    keys = get_type_hints(schema, include_extras=True)
+    if not isinstance(mapping, Mapping):
+        where = f"{source}{path}: " if path else source
+        raise ConfigError(f"{where}found {_shown(mapping)}, expected a mapping with keys of {', '.join(keys)}")
+    for key, value in mapping.items():
+        dotted = f"{path}.{key}" if path else str(key)
+        if key not in keys:
+            near = _nearest(str(key), path, list(keys))
+            hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(keys)}"
+            raise ConfigError(f"{source}{_printable(dotted)}: unknown key; {hint}")
+        if is_dataclass(keys[key]):
+            yield from _leaves(value, keys[key], source, dotted)
+        else:
+            yield dotted, value
+
+
+def _nearest(key: str, path: str, siblings: list[str]) -> str | None:
+    """The dotted path that was probably meant: the same name in another section, or else a near neighbour."""
+    for dotted in _paths(RunConfig):
+        if dotted.rpartition(".")[2] == key.lower():
+            return dotted
+    near = difflib.get_close_matches(key.lower(), siblings, n=1, cutoff=0.7)
+    return ".".join(filter(None, (path, *near))) if near else None
+
+
+def _paths(schema: type, path: str = "") -> Iterator[str]:
+    for key, kind in get_type_hints(schema).items():
+        yield path + key
+        if is_dataclass(kind):
+            yield from _paths(kind, f"{path}{key}.")  # type: ignore[arg-type]
+
+
+def _wanted_at(location: Sequence[int | str]) -> tuple[str, str]:
+    """The dotted path of the leaf at or above a pydantic location, and the words for what belongs there."""
+    kind: Any = RunConfig
+    names: list[str] = []
+    while is_dataclass(kind):
+        names.append(str(location[len(names)]))
+        kind = get_type_hints(kind, include_extras=True)[names[-1]]
+    return ".".join(names), _wanted(kind)
+
+
+def _wanted(kind: Any) -> str:
+    """What a type accepts, in words.
+
+    >>> _wanted(Literal["al", "bp"])
+    'al or bp'
+    """
+    if get_origin(kind) is Annotated:
+        return next(str(field.description) for field in kind.__metadata__)
+    if get_origin(kind) is Literal:
+        *names, last = map(str, get_args(kind))
+        return f"{', '.join(names)} or {last}"
+    if get_origin(kind) in (Union, types.UnionType):
+        return ", or ".join(map(_wanted, get_args(kind)))
+    return "null"
+
+
+def _shown(value: Any) -> str:
+    """A value as its author wrote it, in one line of bounded length."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return str(value) if isinstance(value, datetime.date) else _printable(_short.repr(value))
+
+
+def _hint(value: Any, wanted: str) -> str:
+    """What YAML made of an unquoted text, where text was wanted."""
+    if "number" in wanted or wanted.startswith("true") or isinstance(value, (str, list, Mapping)) or value is None:
+        return ""
+    if isinstance(value, bool):
+        return f" (a bare yes, no, on or off is {_shown(value)} in YAML: put it in quotes)"
+    return " (put it in quotes to make it text)"
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 60

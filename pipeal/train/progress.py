@@ -1,0 +1,143 @@
+"""How far a run is: a live line in a terminal, one plain line per epoch anywhere else.
+
+No thread of its own: the line is redrawn, at most some times a second, by whoever reports a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from pipeal.train.recorders import EpochRow
+
+_REDRAW_S = 0.2
+
+
+class Progress:
+    """Shows a run's epochs on standard error. Used with ``with``, which gives the terminal back as it was.
+
+    Args:
+        epochs: How many there will be in a turn.
+        turns: How many trainings there will be.
+        label: Begins each line, such as ``al``.
+        console: Where to show it; standard error if None.
+        clock: Seconds that only grow.
+
+    >>> with Progress(epochs=1) as progress:  # doctest: +SKIP
+    ...     progress.begin_epoch(1, batches=100)
+    ...     progress.advance(samples=256, tokens=8000, loss=0.7)
+    ...     progress.end_epoch(row)
+    """
+
+    def __init__(
+        self,
+        *,
+        epochs: int,
+        turns: int = 1,
+        label: str = "",
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.epochs = epochs
+        self.turns = turns
+        self.label = label
+        self.console = console or Console(stderr=True, highlight=False)
+        self.clock = clock
+        self._turn, self._epoch, self._batches = 1, 1, 0
+        self._done, self._samples, self._tokens = 0, 0, 0
+        self._loss: float | None = None
+        self._accuracy: float | None = None
+        self._began = self._drawn = clock()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self._live = Live(
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+                vertical_overflow="crop",
+                redirect_stdout=False,  # what is printed there may be on its way to a file
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        live, self._live = self._live, None
+        if live:
+            live.stop()  # shows the cursor again
+
+    def begin_epoch(self, epoch: int, *, batches: int, turn: int = 1) -> None:
+        """Starts the line of an epoch (from 1) of a turn (from 1)."""
+        self._turn, self._epoch, self._batches = turn, epoch, batches
+        self._done, self._samples, self._tokens = 0, 0, 0
+        self._loss = None
+        self._began = self.clock()
+        self._draw()
+
+    def advance(self, *, samples: int, tokens: int, loss: float | None = None) -> None:
+        """Counts a batch. Cheap enough for every one; ``loss`` is shown until the next one is given."""
+        self._done += 1
+        self._samples += samples
+        self._tokens += tokens
+        self._loss = self._loss if loss is None else loss
+        if self.clock() - self._drawn >= _REDRAW_S:
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """Prints a line of its own, above the live one."""
+        self.console.print(Text(text), soft_wrap=True)
+
+    def end_epoch(self, row: EpochRow) -> None:
+        """Prints the line that stays."""
+        self._accuracy = row.test_acc
+        self.note(
+            f"{self._place(row.turn, row.epoch)}  train {row.train_acc:.4f}  test {row.test_acc:.4f}  "
+            f"{row.epoch_time:.2f} s  {row.samples_per_s:,.0f} samples/s  {row.tokens_per_s:,.0f} tokens/s"
+        )
+
+    def _draw(self) -> None:
+        self._drawn = self.clock()
+        if self._live:
+            self._live.update(self._line(self.console.width), refresh=True)
+
+    def _line(self, width: int) -> Text:
+        """The live line, its parts dropped from the right until it fits."""
+        elapsed = max(self.clock() - self._began, 1e-9)
+        parts = [
+            self._place(self._turn, self._epoch),
+            _bar(self._done, self._batches),
+            f"{self._done}/{self._batches}",
+            f"{self._samples / elapsed:,.0f} samples/s",
+            "" if self._loss is None else f"loss {self._loss:.4f}",
+            "" if self._accuracy is None else f"last test {self._accuracy:.4f}",
+            f"{self._tokens / elapsed:,.0f} tokens/s",
+        ]
+        line = ""
+        for part in filter(None, parts):
+            longer = f"{line}  {part}" if line else part
+            if len(longer) >= width:
+                break
+            line = longer
+        return Text(line, no_wrap=True, overflow="crop", end="")
+
+    def _place(self, turn: int, epoch: int) -> str:
+        turns = f"turn {turn}/{self.turns}" if self.turns > 1 else ""
+        return "  ".join(filter(None, (self.label, turns, f"epoch {epoch}/{self.epochs}")))
+
+
+def _bar(done: int, total: int, width: int = 12) -> str:
+    """A bar of text.
+
+    >>> _bar(1, 2, width=8)
+    '━━━━────'
+    """
+    full = width * min(done, total) // max(total, 1)
+    return "━" * full + "─" * (width - full)

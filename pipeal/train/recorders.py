@@ -1,0 +1,126 @@
+"""What a run leaves on disk: whole files and whole rows, whenever it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_LOSS_NAMES = {1: ("",), 2: ("_enc", "_ae")}
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """What one epoch of one turn came to.
+
+    Attributes:
+        turn: The training this epoch belongs to, from 1.
+        epoch: From 1.
+        train_acc: Share of training samples classified rightly after the epoch, 0 to 1.
+        test_acc: The same of the test samples.
+        train_time: Seconds of training since the turn began, evaluation left out.
+        epoch_time: Seconds of training in this epoch.
+        samples_per_s: Training samples per second of ``epoch_time``.
+        tokens_per_s: Tokens per second of ``epoch_time``, padding left out.
+        losses: Mean local losses by layer: ``(associated, autoencoder)`` of an AL layer, one of a BP model.
+    """
+
+    turn: int
+    epoch: int
+    train_acc: float
+    test_acc: float
+    train_time: float
+    epoch_time: float
+    samples_per_s: float
+    tokens_per_s: float
+    losses: tuple[tuple[float, ...], ...] = ()
+
+
+class CsvRecorder:
+    """Writes one row per epoch, the published columns first.
+
+    The header comes with the first row, which knows the layers. Each row is on the disk when :meth:`write`
+    returns.
+
+    Args:
+        path: The file; what it held is lost. Its folder is made if need be.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._columns: list[str] | None = None
+        # Unbuffered: one write call per row, so that a kill falls between rows.
+        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115
+
+    def write(self, row: EpochRow) -> None:
+        """Appends a row.
+
+        Raises:
+            ValueError: The row has other losses than the first one had.
+        """
+        cells = _cells(row)
+        lines = [",".join(map(repr, cells.values()))]
+        if self._columns is None:
+            self._columns = list(cells)
+            lines.insert(0, ",".join(cells))
+        if list(cells) != self._columns:
+            raise ValueError(f"the row has columns {', '.join(cells)}, but the file {', '.join(self._columns)}")
+        self._file.write("".join(f"{line}\n" for line in lines).encode())
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Ends the file; a second time does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> CsvRecorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def write_json(path: str | Path, mapping: Mapping[str, Any]) -> None:
+    """Writes a mapping as indented JSON; a reader sees the old file or the new one, never a part."""
+    text = json.dumps(mapping, indent=2, ensure_ascii=False) + "\n"
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def written_aside(path: str | Path) -> Iterator[Path]:
+    """Gives a path to write to, which takes the place of ``path`` once the block has ended well.
+
+    The folder is made if need be. After an exception ``path`` is as it was, and nothing lies beside it.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A folder, so that the file in it is made with the rights a new file gets. In the same file system: a
+    # rename across two is a copy.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        aside = Path(folder, path.name)
+        yield aside
+        with open(aside, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+
+
+def _cells(row: EpochRow) -> dict[str, float]:
+    names = ("turn", "train_acc", "test_acc", "train_time", "epoch", "epoch_time", "samples_per_s", "tokens_per_s")
+    cells: dict[str, float] = {name: getattr(row, name) for name in names}
+    for number, losses in enumerate(row.losses, start=1):
+        for part, loss in zip(_LOSS_NAMES.get(len(losses)) or _numbered(len(losses)), losses, strict=True):
+            cells[f"loss_{number}{part}"] = loss
+    return cells
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(f"_{part}" for part in range(1, count + 1))

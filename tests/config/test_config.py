@@ -1,0 +1,283 @@
+"""The configuration that comes out is the one that was asked for; anything else is one line that says what is not."""
+
+import re
+import tempfile
+from dataclasses import asdict, fields, is_dataclass, replace
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeal.config import (
+    BatchingConfig,
+    DataConfig,
+    EngineConfig,
+    LrConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+    dump_config,
+    find_config,
+    load_config,
+)
+from pipeal.errors import ConfigError
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+text = st.text(min_size=1)
+count = st.integers(min_value=1)
+positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+configs = st.builds(
+    RunConfig,
+    dataset=text,
+    out=text,
+    model=st.builds(
+        ModelConfig,
+        name=text,
+        x_hid=count,
+        dropout=st.floats(0, 1, exclude_max=True),
+        pretrained=st.sampled_from(["none", "glove", "fasttext"]),
+        vectors=st.none() | text,
+    ),
+    data=st.builds(
+        DataConfig,
+        root=st.none() | text,
+        download=st.booleans(),
+        max_len=st.none() | count,
+        batching=st.builds(
+            BatchingConfig, kind=st.sampled_from(["fixed", "length", "token-budget"]), max_samples=st.none() | count
+        ),
+    ),
+    train=st.builds(
+        TrainConfig,
+        mode=st.sampled_from(["al", "bp", "compare"]),
+        seed=st.integers(0, 2**63 - 1),
+        lr=st.builds(
+            LrConfig,
+            base=positive,
+            end=st.none() | st.floats(min_value=0, allow_infinity=False),
+            decay=st.sampled_from(["none", "cosine"]),
+        ),
+    ),
+    engine=st.builds(
+        EngineConfig,
+        schedule=st.sampled_from(["sequential", "backward-overlap", "al-fm", "pipelined"]),
+        devices=text | st.lists(text, min_size=1).map(tuple),
+        sizes=st.none() | st.lists(count, min_size=1).map(tuple),
+        stall_timeout_s=positive,
+    ),
+)
+
+
+def write(folder, content):
+    path = Path(folder) / "x.yaml"
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def leaves(config, path=""):
+    """Dotted path and value of everything in a configuration."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            yield from leaves(value, f"{path}{field.name}.")
+        else:
+            yield path + field.name, value
+
+
+def fails(*args, **kwargs):
+    with pytest.raises(ConfigError) as caught:
+        load_config(*args, **kwargs)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+# -- what comes out ---------------------------------------------------------------------------------------------
+
+
+def test_the_defaults_are_valid():
+    assert load_config() == RunConfig()
+
+
+@given(configs)
+def test_a_dumped_configuration_loads_to_an_equal_one(config):
+    with tempfile.TemporaryDirectory() as folder:
+        assert load_config(write(folder, dump_config(config))) == config
+
+
+@given(configs, configs)
+def test_each_source_wins_over_the_weaker_ones(low, high):
+    with tempfile.TemporaryDirectory() as folder:
+        assert load_config(write(folder, dump_config(low)), values=asdict(high)) == high
+
+
+@given(configs)
+def test_a_single_override_changes_nothing_else(config):
+    changed = load_config(values=asdict(config), overrides=["train.lr.ae=2e-3"])
+    assert changed == replace(config, train=replace(config.train, lr=replace(config.train.lr, ae=2e-3)))
+
+
+def test_the_order_is_defaults_file_values_overrides(tmp_path):
+    path = write(tmp_path, "train: {epochs: 2, repeat: 2, seed: 2}")
+    config = load_config(path, values={"train": {"repeat": 3, "seed": 3}}, overrides=["train.seed=4", "train.seed=5"])
+    assert (config.train.epochs, config.train.repeat, config.train.seed) == (2, 3, 5)
+    assert config.train.mode == "al"
+
+
+def test_an_override_may_set_several_keys_of_a_section():
+    config = load_config(overrides=["data.batching={kind: fixed, batch_size: 8}"])
+    assert config.data.batching == BatchingConfig(kind="fixed", batch_size=8)
+
+
+@pytest.mark.parametrize("content", ["", "# only a comment", "train:\n  # epochs: 3\n", "---\n"])
+def test_an_empty_document_or_section_sets_nothing(tmp_path, content):
+    assert load_config(write(tmp_path, content)) == RunConfig()
+
+
+def test_whole_numbers_are_numbers_and_lists_become_tuples():
+    config = load_config(overrides=["train.lr.base=1", "engine.sizes=[1, 3]", "engine.devices=[cpu, 'cuda:0']"])
+    assert isinstance(config.train.lr.base, float)
+    assert config.engine.sizes == (1, 3)
+    assert config.engine.devices == ("cpu", "cuda:0")
+
+
+def test_a_configuration_can_be_hashed_and_not_changed():
+    config = load_config(overrides=["engine.sizes=[1, 3]"])
+    assert hash(config) == hash(load_config(overrides=["engine.sizes=[1, 3]"]))
+    with pytest.raises(AttributeError):
+        config.out = "elsewhere"
+
+
+# -- what is refused --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("train: {lr: {base: fast}}", "train.lr.base: found 'fast', expected a number above 0"),
+        ("train: {lr: {base: 0}}", "train.lr.base: found 0, expected a number above 0"),
+        ("train: {lr: {base: .inf}}", "train.lr.base: found inf, expected a number above 0"),
+        ("train: {lr: {end: .nan}}", "train.lr.end: found nan, expected a number, at least 0, or null"),
+        ("train: {epochs: '3'}", "train.epochs: found '3', expected a whole number, at least 1"),
+        ("train: {epochs: 3.0}", "train.epochs: found 3.0, expected a whole number, at least 1"),
+        ("train: {epochs: true}", "train.epochs: found true, expected a whole number, at least 1"),
+        ("train: {epochs: null}", "train.epochs: found null, expected a whole number, at least 1"),
+        ("train: {seed: -1}", "train.seed: found -1, expected a whole number, at least 0 and below 2^63"),
+        ("train: {mode: fast}", "train.mode: found 'fast', expected al, bp or compare"),
+        ("model: {dropout: 1}", "model.dropout: found 1, expected a number, at least 0 and below 1"),
+        ("data: {download: 1}", "data.download: found 1, expected true or false"),
+        ("engine: {queue_depth: 0}", "engine.queue_depth: found 0, expected a whole number, at least 1"),
+        ("engine: {devices: []}", "engine.devices: found [], expected text, or a list of texts"),
+        ("engine: {sizes: [1, a]}", "engine.sizes: found [1, 'a'], expected a list of whole numbers, each at"),
+        ("out: 2020-01-01", "out: found 2020-01-01, expected text (put it in quotes to make it text)"),
+        ("out: {a: b}", "out: found a mapping, expected text"),
+        ("train: 3", "train: found 3, expected a mapping with keys of mode, epochs,"),
+        ("- 1", "found [1], expected a mapping with keys of dataset, model,"),
+    ],
+)
+def test_a_wrong_value_gives_file_path_found_and_wanted(tmp_path, content, line):
+    path = write(tmp_path, content)
+    assert fails(path).startswith(f"{path}: {line}")
+
+
+def test_a_bare_no_where_text_is_wanted_is_explained(tmp_path):
+    """YAML 1.1 reads `pretrained: no` as false; the author meant none."""
+    assert "a bare yes, no, on or off is false in YAML" in fails(write(tmp_path, "model: {pretrained: no}"))
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("train: {lr: {bse: 1}}", "train.lr.bse: unknown key; did you mean 'train.lr.base'?"),
+        ("trian: {epochs: 1}", "trian: unknown key; did you mean 'train'?"),
+        ("epochs: 3", "epochs: unknown key; did you mean 'train.epochs'?"),
+        ("train: {lr: {zzz: 1}}", "train.lr.zzz: unknown key; expected one of base, end, ae, decay, per"),
+        ("3: 3", "3: unknown key; expected one of dataset, model, data, train, engine, out"),
+    ],
+)
+def test_an_unknown_key_gives_the_nearest_one(tmp_path, content, line):
+    path = write(tmp_path, content)
+    assert fails(path) == f"{path}: {line}"
+
+
+@given(st.sampled_from([path for path, _ in leaves(RunConfig())]), st.integers(0, 40))
+def test_a_key_with_a_letter_dropped_is_still_recognised(path, at):
+    *section, key = path.split(".")
+    if len(key) > 3:
+        at = 1 + at % (len(key) - 1)  # not the first: without it, x_hid and y_hid are one word
+        typo = key[:at] + key[at + 1 :]
+        line = fails(overrides=[".".join([*section, typo]) + "=1"])
+        assert re.fullmatch(rf"--set [\w.]+: unknown key; did you mean '{path}'\?", line)
+
+
+def test_an_error_names_the_source_that_set_the_value(tmp_path):
+    path = write(tmp_path, "train: {epochs: 0, seed: 1}")
+    assert fails(path).startswith(f"{path}: train.epochs: found 0")
+    assert fails(path, values={"train": {"epochs": -1}}).startswith("train.epochs: found -1")
+    assert fails(path, overrides=["train.epochs=-2"]).startswith("--set train.epochs: found -2")
+    assert load_config(path, overrides=["train.epochs=2"]).train.epochs == 2
+
+
+@pytest.mark.parametrize("override", ["train.epochs", "", "=", "=3", "train"])
+def test_an_override_without_key_or_value_is_refused(override):
+    assert fails(overrides=[override]).startswith(f"--set {override!r}: expected a key, '=' and a value")
+
+
+def test_bad_yaml_in_an_override_is_placed():
+    assert fails(overrides=["engine.sizes=[1"]).startswith("--set engine.sizes:1:3: expected ',' or ']'")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    assert fails(tmp_path / "none.yaml") == f"{tmp_path / 'none.yaml'}: no such file; expected a YAML configuration"
+    assert fails(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    (tmp_path / "latin.yaml").write_bytes(b"out: caf\xe9")
+    assert "cannot be read as UTF-8 text" in fails(tmp_path / "latin.yaml")
+
+
+def test_a_mapping_that_holds_itself_ends(tmp_path):
+    assert "train.train: unknown key" in fails(write(tmp_path, "train: &a {train: *a}"))
+
+
+some_paths = st.sampled_from(["train", "data.batching", *(path for path, _ in leaves(RunConfig()))])
+some_values = st.sampled_from(
+    ["", "1", "-1", "1e400", "yes", "null", "[1, 2]", "[[]]", "{a: 1}", "*a", "!!set {a}", "cpu"]
+)
+
+
+@given(st.lists(st.builds("{}={}".format, some_paths | st.text(), some_values | st.text()) | st.text(), max_size=3))
+def test_any_overrides_give_a_configuration_or_a_one_line_error(overrides):
+    line = ""
+    try:
+        assert isinstance(load_config(overrides=overrides), RunConfig)
+    except ConfigError as error:
+        line = str(error)
+    assert line.isprintable()
+    assert len(line) < 400 + sum(map(len, overrides)) * 12  # \U00012345 for one letter
+
+
+# -- what comes with pipeal -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_each_shipped_file_is_valid_and_named_after_what_it_holds(path):
+    config = load_config(path)
+    assert path.stem == f"{config.dataset}-{config.model.name}"
+    assert find_config(config.dataset, config.model.name) == path
+    assert config.model.embedding_dim % config.model.n_heads == 0
+
+
+def test_no_file_for_an_unknown_pair():
+    assert CONFIGS
+    assert find_config("agnews", "nothing") is None
+
+
+def test_every_key_is_documented():
+    sections = [RunConfig]
+    for section in sections:
+        for name, kind in get_type_hints(section).items():
+            assert f"        {name}: " in section.__doc__, f"{section.__name__}.{name} has no words"
+            if is_dataclass(kind):
+                sections.append(kind)
+    assert len(sections) == 7
