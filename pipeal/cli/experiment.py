@@ -221,7 +221,8 @@ def _sample(batches: EpochBatches, count: int) -> list[object]:
 def _window(engine: EngineConfig, batches: EpochBatches) -> Window:
     """Steady state, if the first epoch is long enough to reach it."""
     batches.set_epoch(0)
-    return Window(min(TRACE_FROM, max(0, len(batches) - engine.trace_batches)), engine.trace_batches)
+    count = min(engine.trace_batches, len(batches))
+    return Window(min(TRACE_FROM, len(batches) - count), count)
 
 
 def _write_curves(outcomes: Iterable[Outcome], config: RunConfig, folder: Path) -> None:

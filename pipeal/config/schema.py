@@ -138,7 +138,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the layers are run; nothing here changes the result.
+    """How the layers are run; nothing here but ``threads`` changes the result, and it only in rounding.
 
     Attributes:
         schedule: What may run beside what.

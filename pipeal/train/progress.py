@@ -30,7 +30,7 @@ class Progress:
 
     >>> with Progress(epochs=1) as progress:  # doctest: +SKIP
     ...     progress.begin_epoch(1, batches=100)
-    ...     progress.advance(samples=256, tokens=8000, loss=0.7)
+    ...     progress.advance(samples=256, tokens=8000)
     ...     progress.end_epoch(row)
     """
 
@@ -50,7 +50,6 @@ class Progress:
         self.clock = clock
         self._turn, self._epoch, self._batches = 1, 1, 0
         self._done, self._samples, self._tokens = 0, 0, 0
-        self._loss: float | None = None
         self._accuracy: float | None = None
         self._began = self._drawn = clock()
         self._live: Live | None = None
@@ -78,16 +77,14 @@ class Progress:
         """Starts the line of an epoch (from 1) of a turn (from 1)."""
         self._turn, self._epoch, self._batches = turn, epoch, batches
         self._done, self._samples, self._tokens = 0, 0, 0
-        self._loss = None
         self._began = self.clock()
         self._draw()
 
-    def advance(self, *, samples: int, tokens: int, loss: float | None = None) -> None:
-        """Counts a batch. Cheap enough for every one; ``loss`` is shown until the next one is given."""
+    def advance(self, *, samples: int, tokens: int) -> None:
+        """Counts a batch. Cheap enough for every one."""
         self._done += 1
         self._samples += samples
         self._tokens += tokens
-        self._loss = self._loss if loss is None else loss
         if self.clock() - self._drawn >= _REDRAW_S:
             self._draw()
 
@@ -116,7 +113,6 @@ class Progress:
             _bar(self._done, self._batches),
             f"{self._done}/{self._batches}",
             f"{self._samples / elapsed:,.0f} samples/s",
-            "" if self._loss is None else f"loss {self._loss:.4f}",
             "" if self._accuracy is None else f"last test {self._accuracy:.4f}",
             f"{self._tokens / elapsed:,.0f} tokens/s",
         ]
