@@ -112,13 +112,21 @@ def move(tree: T, device: torch.device) -> T:
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)
 
 
-def shapes(tree: Tree) -> str:
-    """The shapes and types in a tree, in words, for messages.
+Shapes: TypeAlias = list[tuple[torch.Size, torch.dtype]]
 
-    >>> shapes((torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)))
+
+def shapes_of(tree: Tree) -> Shapes:
+    """The shapes and types in a tree."""
+    return [(tensor.shape, tensor.dtype) for tensor in tensors(tree)]
+
+
+def describe(shapes: Shapes) -> str:
+    """Shapes and types in words, for messages.
+
+    >>> describe(shapes_of((torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))))
     '(2, 3) float32, (2,) int64'
     """
-    return ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors(tree)) or "nothing"
+    return ", ".join(f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in shapes) or "no tensor"
 
 
 def device_of(module: nn.Module) -> torch.device:

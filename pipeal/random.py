@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal.errors import ScheduleError
@@ -79,6 +80,10 @@ def generator(device: torch.device) -> torch.Generator | None:
     key = _local.key
     if key is None:
         return None
+    if device.type == "cpu":
+        device = torch.device("cpu")  # "cpu:0" is the same place
+    elif device.index is None:
+        device = torch.device(device.type, torch.cuda.current_device())
     found = key.generators.get(device)
     if found is None:
         found = torch.Generator(device)
@@ -90,10 +95,12 @@ def generator(device: torch.device) -> torch.Generator | None:
 class KeyedDefault(TorchDispatchMode):
     """Gives operators that would draw from a default generator the generator of the key in force.
 
-    PyTorch tags each such operator ``nondeterministic_seeded``. Those with a ``generator`` argument get it;
-    for the rest (``native_dropout``, attention with dropout) the default generator is borrowed: set to the
-    key's state, used by this one operator, and put back, under a lock, so that no other thread can draw from
-    it in between.
+    PyTorch tags each such operator ``nondeterministic_seeded``. Those with a ``generator`` argument get it, and
+    ``native_dropout`` is written out. For the rest (on CUDA: attention with dropout) the default generator is
+    borrowed: set to the key's state, used by this one operator, and put back, under a lock. A thread that draws
+    from the same default generator without a key does not know of that lock: while layers with such operators
+    train, draw elsewhere from generators of your own. cuDNN keeps the dropout state of ``nn.LSTM`` to itself:
+    it cannot be keyed.
     """
 
     _lock = threading.Lock()
@@ -113,6 +120,8 @@ class KeyedDefault(TorchDispatchMode):
         own = generator(device)
         if own is None or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
+        if func is torch.ops.aten.native_dropout.default:
+            return _native_dropout(own, *args, **kwargs)
         overload = func if _takes_generator(func) else _generator_overload(func)
         if overload is not None:
             kwargs["generator"] = own
@@ -126,6 +135,15 @@ class KeyedDefault(TorchDispatchMode):
             finally:
                 own.set_state(default.get_state())
                 default.set_state(kept)
+
+
+def _native_dropout(own: torch.Generator, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """``aten::native_dropout`` with a generator, which the operator lacks."""
+    keep = torch.ones_like(x, dtype=torch.bool)
+    if train is False or p == 0:
+        return x.clone(), keep
+    keep.bernoulli_(1 - p, generator=own)
+    return x * keep * (1 / (1 - p) if p < 1 else 0.0), keep
 
 
 def _takes_generator(func: Any) -> bool:
@@ -166,20 +184,21 @@ def may_draw(module: nn.Module) -> bool:
     """Whether the forward of a module may draw from PyTorch's default generators.
 
     Modules of ``torch.nn`` are known: those with a dropout above zero draw, the others do not. Of other classes
-    only those that say ``draws_from_default = False`` are trusted not to.
+    only those that say ``draws_from_default = False`` are trusted not to; a subclass says it for itself, since it
+    may override the forward.
     """
     return any(_itself_may_draw(part) for part in module.modules())
 
 
 def _itself_may_draw(module: nn.Module) -> bool:
-    declared = getattr(type(module), "draws_from_default", None)
+    declared = vars(type(module)).get("draws_from_default")
     if declared is not None:
         return bool(declared)
     if not type(module).__module__.startswith("torch.nn."):
         return True
     if isinstance(module, nn.modules.dropout._DropoutNd):
         return module.p > 0
-    if isinstance(module, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d):
+    if isinstance(module, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d | LazyModuleMixin):
         return True
     dropout = getattr(module, "dropout", 0.0)  # nn.LSTM, nn.MultiheadAttention
     return isinstance(dropout, float) and dropout > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from pipeal.al.layers import OptimizerFactory, adam
@@ -42,8 +43,9 @@ class BP(nn.Module):
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Keeps the end-to-end loss; returns the prediction, detached, and ``y``."""
         prediction = self.model(x)
-        self._graph = self.cri(prediction, y)
-        self._losses = (self._graph.detach(),)
+        loss = self.cri(prediction, y)
+        self._graph = loss if torch.is_grad_enabled() else None
+        self._losses = (loss.detach(),)
         return detach(prediction), y
 
     def backward(self) -> None:

@@ -17,8 +17,8 @@ class Dropout(nn.Module):
     Draws from the key that the engine has put in force (:func:`pipeal.random.keyed`), else from PyTorch's
     default generator. It spends one random byte per element: eight elements share a 64-bit draw, which on a CPU
     is several times faster than ``nn.Dropout``, whose Bernoulli sampler would dominate a step of a small model
-    (``scripts/bench/text.py`` measures it). So ``p`` is rounded to the nearest 1/256; the scale uses the rounded
-    value, and the mean is exact.
+    (``scripts/bench/text.py`` measures it). So ``p`` is rounded to the nearest 1/256 (at most 255/256); the scale
+    uses the rounded value, and the mean is exact.
 
     Args:
         p: The probability of a zero, from 0 up to but not including 1.
@@ -34,7 +34,7 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape; the result has the same."""
-        threshold = round(self.p * _LEVELS)
+        threshold = min(round(self.p * _LEVELS), _LEVELS - 1)
         if not self.training or threshold == 0:
             return x
         lowest, highest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max

@@ -92,6 +92,8 @@ class LabelAE(AE):
         cri: ``(logits, y) -> scalar``; cross entropy if None.
     """
 
+    draws_from_default = False
+
     def __init__(self, g: nn.Module, h: nn.Module, classes: int, cri: nn.Module | None = None) -> None:
         super().__init__(g, h, nn.CrossEntropyLoss() if cri is None else cri)
         self.classes = classes
@@ -154,7 +156,7 @@ class AL(nn.Module):
         ae_loss, code = self.ae(y)
         code = detach(code)
         enc_loss, out = self.enc(x, code)
-        self._graph = (enc_loss, ae_loss)
+        self._graph = (enc_loss, ae_loss) if torch.is_grad_enabled() else None
         self._losses = (enc_loss.detach(), ae_loss.detach())
         return detach(out), code
 

@@ -37,6 +37,8 @@ class ALPackage(nn.Module):
         given = [] if layers is None else [module_of(layer) for layer in layers]
         if layers is not None and not given:
             raise PlacementError("an ALPackage needs at least one layer, found none")
+        if len(set(given)) < len(given):
+            raise PlacementError("a layer is given twice; each layer learns once per batch, so pass distinct layers")
         for number, layer in enumerate(given):
             self.add_module(str(number), layer)
 

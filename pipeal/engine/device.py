@@ -188,6 +188,31 @@ class CudaDevice(Device):
         self.compute.synchronize()
 
 
+def ready_now(tree: Tree) -> Ready:
+    """A mark after the work that the calling thread has given so far on its own streams, for a tree it made."""
+    devices = {tensor.device for tensor in tensors(tree) if tensor.is_cuda}
+    if not devices:
+        return None
+    if len(devices) > 1:
+        raise PlacementError(f"one packet lies on several devices: {sorted(map(str, devices))}")
+    device = devices.pop()
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def take_over(tree: Tree, ready: Ready) -> Tree:
+    """Lets the calling thread's own streams wait for what a stage made, and keeps its memory until they have."""
+    for tensor in tensors(tree):
+        if tensor.is_cuda:
+            stream = torch.cuda.current_stream(tensor.device)
+            if ready is not None:
+                stream.wait_event(ready)
+            tensor.record_stream(stream)
+    return tree
+
+
 def _to_host(tree: Tree, ready: Ready) -> Tree:
     """Copies a packet to the CPU, which must wait for it: a CPU stage has no stream to wait on its behalf."""
     if ready is not None:

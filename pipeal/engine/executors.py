@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from pipeal.engine.worker import Link, Progress, Stopped, Worker, stall_report
 TICK_S = 0.2
 """How often a waiting caller looks for a stage that stands still."""
 
-STOP_S = 5.0
+STOP_S = 2.0
 """How long a stop waits for the workers' current actions."""
 
 
@@ -41,18 +42,26 @@ class InlineExecutor:
     def __init__(self, stages: Sequence[Stage], schedule: Schedule, threads: int | None) -> None:
         self.stages = stages
         self.tasks = [(self.stages[task.stage], task.action) for task in schedule.order(len(stages), 1)]
+        self._failure: BaseException | None = None
         self._threads_before = torch.get_num_threads()
         if threads is not None:
             torch.set_num_threads(threads)
 
     def submit(self, parcel: Parcel) -> None:
-        """Runs the batch."""
-        for stage, action in self.tasks:
-            onward = stage.run(action, parcel if action is Action.FORWARD else None)
-            parcel = onward or parcel
+        """Runs the batch; after a failure, which leaves layers half updated, raises it again."""
+        self.drain()
+        try:
+            for stage, action in self.tasks:
+                onward = stage.run(action, parcel if action is Action.FORWARD else None)
+                parcel = onward or parcel
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def drain(self) -> None:
         """Nothing is ever left to do."""
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         """Gives the caller's thread setting back."""
@@ -88,8 +97,14 @@ class ThreadedExecutor:
             Worker(stage, schedule, self.progress, inbox, outbox, threads)
             for stage, inbox, outbox in zip(stages, links, [*links[1:], None], strict=True)
         ]
-        for worker in self.workers:
-            worker.start()
+        # PyTorch keeps the last number set by any thread as the one that later threads begin with.
+        self._threads_before = torch.get_num_threads()
+        try:
+            for worker in self.workers:
+                worker.start()
+        except BaseException:
+            self.stop()
+            raise
 
     def submit(self, parcel: Parcel) -> None:
         """Puts the parcel into the first link.
@@ -116,7 +131,9 @@ class ThreadedExecutor:
         self.progress.stop()
         until = perf_counter() + STOP_S
         for worker in self.workers:
-            worker.join(max(0.0, until - perf_counter()))
+            if worker.ident is not None:  # else it never started
+                worker.join(max(0.0, until - perf_counter()))
+        torch.set_num_threads(self._threads_before)
         left = [worker for worker in self.workers if worker.is_alive()]
         if left:
             raise stall_report(left, STOP_S)
@@ -124,16 +141,14 @@ class ThreadedExecutor:
     def _wait(self, attempt: Attempt) -> None:
         """Tries until it succeeds, a stage has failed, or nothing has moved for too long."""
         waiting_since = perf_counter()
-        try:
+        with suppress(Stopped):
             while not attempt():
                 still = perf_counter() - max(self.progress.changed_at, waiting_since)
                 if still > self.stall_timeout_s:
                     raise stall_report(self.workers, self.stall_timeout_s)
-        except Stopped:
-            failure = self.progress.failure
-            if failure is None:
-                raise
-            raise failure from None
+            return
+        assert self.progress.failure is not None  # else nobody would have stopped us
+        raise self.progress.failure
 
 
 class Attempt(Protocol):

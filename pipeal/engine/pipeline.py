@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
@@ -12,13 +13,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.engine.device import open_device
+from pipeal.engine.device import open_device, ready_now, take_over
 from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.stage import Parcel, Precision, Stage, add_note
 from pipeal.engine.trace import Span, StageTimes, Window
-from pipeal.errors import PlacementError, ScheduleError
+from pipeal.errors import PlacementError, ScheduleError, StallError
 from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of
 
 LrScale: TypeAlias = float | Callable[[int], float]
@@ -100,6 +101,7 @@ class Pipeline:
         self.model = model
         self.schedule = schedule_named(schedule)
         layers = layers_of(model)
+        _refuse_shared(layers)
         if queue_depth < 1:
             raise PlacementError(f"queue_depth is {queue_depth}; expected at least 1 packet")
         if devices is None:
@@ -139,6 +141,10 @@ class Pipeline:
         """Starts the workers."""
         if self._executor is not None:
             raise ScheduleError("this pipeline is already open")
+        self._sequence = self._batches = self._samples = 0
+        self._begin = None
+        for stage in self.stages:
+            stage.reset()
         if self.schedule.serial:
             self._executor = InlineExecutor(self.stages, self.schedule, self.threads)
         else:
@@ -156,17 +162,22 @@ class Pipeline:
     ) -> None:
         """Finishes what was submitted, unless an exception is on its way, and ends the workers."""
         executor = self._open()
-        try:
-            if error is None:
-                executor.drain()
-        finally:
-            self._executor = None
+        failure = error
+        if error is None:
             try:
-                executor.stop()
-            except Exception as left_behind:
-                if error is None:
-                    raise
-                add_note(error, str(left_behind))
+                executor.drain()
+                self._synchronize()
+            except BaseException as found:  # noqa: BLE001  raised below, once the workers have ended
+                failure = found
+        self._executor = None
+        try:
+            executor.stop()
+        except StallError as left_behind:
+            if failure is None:
+                raise
+            add_note(failure, str(left_behind))
+        if error is None and failure is not None:
+            raise failure
 
     def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0) -> None:
         """Sends one batch on its way; waits while the first stage has ``queue_depth`` packets waiting.
@@ -179,7 +190,9 @@ class Pipeline:
         executor = self._open()
         if self._begin is None:
             self._begin = perf_counter()
-        executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale)))
+            for stage in self.stages:
+                stage.clock.restart()
+        executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale), ready_now((x, y))))
         self._sequence += 1
         self.next_batch += 1
         self._batches += 1
@@ -188,8 +201,7 @@ class Pipeline:
     def drain(self) -> RunReport:
         """Waits until every batch submitted has been learnt from, and reports on them; raises as :meth:`submit`."""
         self._open().drain()
-        for stage in self.stages:
-            stage.device.synchronize()
+        self._synchronize()
         seconds = 0.0 if self._begin is None else perf_counter() - self._begin
         report = RunReport(
             self._batches,
@@ -207,7 +219,7 @@ class Pipeline:
         lr_scale: LrScale = 1.0,
         on_batch: Callable[[int], None] | None = None,
     ) -> RunReport:
-        """Trains on every batch, in training mode, and waits for the end.
+        """Trains on every batch and waits for the end.
 
         Args:
             batches: Pairs ``(x, y)``, or objects with attributes ``x`` and ``y``.
@@ -217,7 +229,6 @@ class Pipeline:
         Raises:
             Exception: As :meth:`submit`.
         """
-        self._train(True)
         for batch in batches:
             x, y = (batch.x, batch.y) if hasattr(batch, "x") else batch
             number = self.next_batch
@@ -245,28 +256,23 @@ class Pipeline:
         depth = layers if exit_at is None else exit_at
         if not 1 <= depth <= layers:
             raise PlacementError(f"exit {depth} does not exist; this model has exits 1 to {layers}")
-        self._train(False)
         way = [stage.up_to(depth) for stage in self.stages if stage.layers[0][0] < depth]
-        ready = None
-        for stage in way:
-            x, ready = stage.infer(x, ready, ("f",))
-        x, ready = way[-1].infer(x, ready, ("b",))
-        for stage in reversed(way):
-            x, ready = stage.infer(x, ready, ("h",))
-        if ready is not None:
-            torch.cuda.current_stream(self.stages[0].device.device).wait_event(ready)
-        return x
+        with _evaluating(module_of(layer) for stage in way for _, layer in stage.layers):
+            ready = ready_now(x)
+            for stage in way:
+                x, ready = stage.infer(x, ready, ("f",))
+            x, ready = way[-1].infer(x, ready, ("b",))
+            for stage in reversed(way):
+                x, ready = stage.infer(x, ready, ("h",))
+        return take_over(x, ready)
 
     def spans(self) -> list[Span]:
         """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""
         return sorted((span for stage in self.stages for span in stage.clock.spans()), key=lambda span: span.begin)
 
-    def _train(self, mode: bool) -> None:
+    def _synchronize(self) -> None:
         for stage in self.stages:
-            for _, layer in stage.layers:
-                module = module_of(layer)
-                if module.training is not mode:
-                    module.train(mode)
+            stage.device.synchronize()
 
     def _take_losses(self) -> list[Tensor]:
         rows: dict[int, list[Tensor]] = {}
@@ -280,6 +286,31 @@ class Pipeline:
         if self._executor is None:
             raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
         return self._executor
+
+
+@contextmanager
+def _evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Evaluation mode, and afterwards each part in the mode it had: a user may have frozen some."""
+    training = [part for module in modules for part in module.modules() if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _refuse_shared(layers: Sequence[TrainableLayer]) -> None:
+    """A parameter of two layers would be updated by two stages at once, and its past would not be one layer's."""
+    owner: dict[int, int] = {}
+    for number, layer in enumerate(layers):
+        for name, parameter in module_of(layer).named_parameters():
+            if owner.setdefault(id(parameter), number) != number:
+                raise PlacementError(
+                    f"layers {owner[id(parameter)]} and {number} share the parameter {name!r}; every layer needs "
+                    "parameters of its own (copy.deepcopy gives it some)"
+                )
 
 
 def cores() -> int:

@@ -57,7 +57,7 @@ def check_sizes(sizes: Sequence[int], layers: int, stages: int) -> list[int]:
     """
     if len(sizes) != stages:
         raise PlacementError(f"{len(sizes)} sizes {list(sizes)} for {stages} stages; pass one size per device")
-    if min(sizes) < 1 or sum(sizes) != layers:
+    if not sizes or min(sizes) < 1 or sum(sizes) != layers:
         raise PlacementError(
             f"sizes {list(sizes)} cover {sum(sizes)} layers, but the package has {layers}; every stage needs at "
             "least one, and sizes=None balances automatically"

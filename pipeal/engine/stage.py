@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeal.engine.device import Device, Ready
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageClock, Window
-from pipeal.packet import Packet, Path, TrainableLayer, Tree, module_of, shapes
+from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, describe, module_of, shapes_of
 from pipeal.random import keyed, may_draw
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
@@ -75,11 +75,18 @@ class Stage:
         self.clock = StageClock(device, number, window)
         self.reports: deque[LossReport] = deque()  # appended by the stage, taken by the caller
         self._in_hand: Parcel | None = None
+        self._had: dict[int, Shapes] = {}
         self._draws = {}
         for index, layer in self.layers:
             module = module_of(layer)
             module.to(device.device)
             self._draws[index] = may_draw(module)
+
+    def reset(self) -> None:
+        """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
+        self._in_hand = None
+        self.reports.clear()
+        self.clock.take_times()
 
     def run(self, action: Action, parcel: Parcel | None = None) -> Parcel | None:
         """Does one action on every layer; a forward takes a parcel and returns the one to hand on."""
@@ -88,7 +95,10 @@ class Stage:
             return self._forward(parcel)
         held = self._in_hand
         assert held is not None  # the executors keep the order F, B, U
-        with self.device.active():
+        # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead of
+        # on the one thread that autograd has for that GPU, and the key, which is thread-local, holds there too.
+        own_types = torch.autocast(self.device.device.type, enabled=False)  # whatever the caller's autocast is
+        with self.device.active(), own_types, torch.autograd.set_multithreading_enabled(False):
             for index, layer in self.layers:
                 with self._acting(index, layer, action, held):
                     if action is Action.BACKWARD:
@@ -103,24 +113,24 @@ class Stage:
 
     def _forward(self, parcel: Parcel) -> Parcel:
         packet = parcel.packet
+        self._had.clear()
         self.device.limit_run_ahead()
         with self.device.active(), torch.enable_grad(), self.autocast():
-            x, y = self.device.receive((packet.x, packet.y), parcel.ready)
+            with self._noting(Action.FORWARD, packet):
+                x, y = self.device.receive((packet.x, packet.y), parcel.ready)
             packet = replace(packet, x=x, y=y)
-            self._in_hand = replace(parcel, packet=packet)
-            for index, layer in self.layers:
-                key = (self.seed, index, packet.batch)
-                with (
-                    self._acting(index, layer, Action.FORWARD, replace(parcel, packet=packet)),
-                    keyed(*key, whole_default=self._draws[index]),
-                ):
-                    x, y = layer(packet.x, packet.y)
-                packet = replace(packet, x=x, y=y)
-                losses = layer.loss()
-                if losses is not None:
-                    self.reports.append(LossReport(packet.batch, index, losses))
-            # From here only the number and the learning rate matter; the input may go.
+            # Of the input, later actions need only the number and the learning rate; the tensors may go.
             self._in_hand = replace(parcel, packet=replace(packet, x=None, y=None), ready=None)
+            for index, layer in self.layers:
+                self._had[index] = shapes_of((packet.x, packet.y))
+                with self._acting(index, layer, Action.FORWARD, parcel):
+                    x, y = layer(packet.x, packet.y)
+                    losses = layer.loss()
+                packet = replace(packet, x=x, y=y)
+                if losses is not None:
+                    # A user's own loss() may hold a graph, or be numbers already.
+                    kept = tuple(torch.as_tensor(loss).detach() for loss in losses)
+                    self.reports.append(LossReport(packet.batch, index, kept))
             return Parcel(parcel.sequence, packet, self.device.mark_ready((x, y)))
 
     def infer(self, x: Tree, ready: Ready, paths: Sequence[Path]) -> tuple[Tree, Ready]:
@@ -147,31 +157,47 @@ class Stage:
         part.layers = [(index, layer) for index, layer in self.layers if index < depth]
         return part
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
-        """The precision of forwards. Without autocast's cache, which all threads of the process would share."""
-        with ExitStack() as stack:
-            if self.precision == "bf16":
-                kind = self.device.device.type
-                stack.enter_context(torch.autocast(kind, dtype=torch.bfloat16, cache_enabled=False))
-            yield
+    def autocast(self) -> AbstractContextManager[None]:
+        """The precision of forwards, whatever the caller's is.
+
+        Without autocast's cache, which all threads of the process would share.
+        """
+        kind = self.device.device.type
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
 
     @contextmanager
     def _acting(self, index: int, layer: TrainableLayer, action: Action, parcel: Parcel) -> Iterator[None]:
-        """Times an action, and says where it was if it fails."""
+        """Keys and times an action, and says where it was if it fails."""
         packet = parcel.packet
+        key = (self.seed, index, packet.batch, *_KEY[action])
+        # An optimizer may add noise; which one a layer has is its own affair.
+        whole_default = self._draws[index] or action is Action.UPDATE
+        with (
+            self._noting(action, packet, index, layer),
+            self.clock.action(index, action, packet.batch, parcel.sequence),
+            keyed(*key, whole_default=whole_default),
+        ):
+            yield
+
+    @contextmanager
+    def _noting(
+        self, action: Action, packet: Packet, index: int | None = None, layer: TrainableLayer | None = None
+    ) -> Iterator[None]:
         try:
-            with self.clock.action(index, action, packet.batch, parcel.sequence):
-                yield
-        except Exception as error:
-            name = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}[action]
-            had = f"; input {shapes((packet.x, packet.y))}" if action is Action.FORWARD else ""
-            add_note(
-                error,
-                f"in the {name} of stage {self.number}, layer {index} ({type(layer).__name__}), "
-                f"batch {packet.batch}, device {self.device}{had}",
-            )
+            yield
+        except BaseException as error:
+            at = f"in the {_NAMES[action]} of stage {self.number}"
+            if index is not None:
+                at = f"{at}, layer {index} ({type(layer).__name__})"
+            had = shapes_of((packet.x, packet.y)) if index is None else self._had[index]
+            add_note(error, f"{at}, batch {packet.batch}, device {self.device}; input {describe(had)}")
             raise
+
+
+_NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
+
+# A forward's key is (seed, layer, batch) alone: what anyone can redo by hand with :func:`pipeal.random.keyed`.
+_KEY: dict[Action, tuple[int, ...]] = {Action.FORWARD: (), Action.BACKWARD: (1,), Action.UPDATE: (2,)}
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -76,6 +76,7 @@ class StageClock:
     device: Device
     stage: int
     window: Window
+    _since: float = 0.0
     _pending: deque[_Raw] = field(default_factory=deque)
     _spans: list[Span] = field(default_factory=list)
     _busy: dict[Action, float] = field(default_factory=lambda: dict.fromkeys(Action, 0.0))
@@ -94,7 +95,11 @@ class StageClock:
         """Times a wait of the stage's thread."""
         begin = perf_counter()
         yield
-        self._waiting[reason] += perf_counter() - begin
+        self._waiting[reason] += max(0.0, perf_counter() - max(begin, self._since))
+
+    def restart(self) -> None:
+        """Leaves out of the times whatever wait is going on: nothing had been asked of the stage."""
+        self._since = perf_counter()
 
     def take_times(self) -> StageTimes:
         """The times since the last call."""

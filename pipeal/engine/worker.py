@@ -178,15 +178,12 @@ class Worker(threading.Thread):
     def run(self) -> None:
         """Works until the progress is stopped. The first exception of any worker goes to the caller."""
         try:
-            # Thread-local settings. With autograd's own threads off, the backward of stages that share a GPU
-            # runs on their workers instead of on the one thread that autograd has for that GPU.
-            with torch.autograd.set_multithreading_enabled(False):
-                if self.threads is not None:
-                    torch.set_num_threads(self.threads)
-                while True:
-                    with self._waiting("input"):
-                        parcels = [self.inbox.get()]
-                    self._work_on(parcels)
+            if self.threads is not None:
+                torch.set_num_threads(self.threads)
+            while True:
+                with self._waiting("input"):
+                    parcels = [self.inbox.get()]
+                self._work_on(parcels)
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
@@ -234,6 +231,6 @@ def stall_report(workers: list[Worker], timeout_s: float) -> StallError:
         what, since = worker.doing
         lines.append(f"stage {worker.stage.number}: {what}, for {now - since:.1f} s, {len(worker.inbox)} waiting")
         frame = frames.get(worker.ident or 0)
-        if frame is not None and worker is oldest:
+        if frame is not None:
             lines += ["".join(traceback.format_stack(frame)).rstrip()]
     return StallError("\n".join(lines))

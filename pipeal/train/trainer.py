@@ -83,9 +83,7 @@ class Totals:
         self.samples += report.samples
         self.tokens += batches.tokens
         self.padded += batches.padded
-        self.stages = (
-            [a + b for a, b in zip(self.stages, report.stages, strict=True)] if self.stages else report.stages
-        )
+        self.stages = [a + b for a, b in zip(self.stages, report.stages, strict=True)] if self.stages else report.stages
 
     @property
     def padding_share(self) -> float:

@@ -1,0 +1,45 @@
+"""How much hypothesis tries, and the law that no test leaves a thread of the engine behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from time import monotonic, sleep
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True)
+settings.register_profile("thorough", settings.get_profile("dev"), max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+GRACE_S = 1.0
+"""How long a thread that was told to stop may take to be gone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``cuda`` skip where there is no such device."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def engine_threads() -> set[threading.Thread]:
+    """The live workers of all pipelines."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("pipeal-")}
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_thread() -> Iterator[None]:
+    """Fails a test after which a worker lives on; those that an earlier test left are that test's failure."""
+    before = engine_threads()
+    yield
+    until = monotonic() + GRACE_S
+    while engine_threads() - before and monotonic() < until:
+        sleep(0.01)
+    left = sorted(thread.name for thread in engine_threads() - before)
+    assert not left, f"threads left behind: {left}"

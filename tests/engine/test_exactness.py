@@ -1,0 +1,290 @@
+"""Law 1: schedules never change the result."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
+from pipeal.engine import SCHEDULES
+
+from .cases import FEATURES, Case, Layer, Outcome, cases, cosine, cuts, outcome, reference, train_by_hand
+
+RICH = Case(
+    (
+        Layer("nn.Dropout", "AL", 8, 5),
+        Layer("functional", "own ENC", 5, 4, "adamw"),
+        Layer("pipeal.Dropout", "published AL", 9, 3, "sgd"),
+        Layer("batch norm", "own AE", 4, 3),
+    ),
+    rows=(5, 5, 3, 5, 5, 2),
+    seed=11,
+)
+
+
+def run(case: Case, schedule: str, sizes: list[int], queue_depth: int = 2, **options: Any) -> Outcome:
+    """What the engine leaves of a case, predictions along every exit included."""
+    package, batches = case.build(), case.batches()
+    pipe = Pipeline(
+        package,
+        ["cpu"] * len(sizes),
+        schedule,
+        sizes=sizes,
+        queue_depth=queue_depth,
+        seed=case.seed,
+        threads=1,
+        stall_timeout_s=20,
+        **options,
+    )
+    with pipe:
+        report = pipe.run(iter(batches), lr_scale=cosine)
+        predictions = [pipe.predict(batches[0][0], depth + 1) for depth in range(len(package))]
+    assert report.batches == len(batches)
+    assert report.samples == sum(case.rows)
+    return outcome(package, report.losses, predictions)
+
+
+@given(case=cases(), data=st.data())
+def test_every_schedule_leaves_what_training_layer_by_layer_leaves(case: Case, data: st.DataObject) -> None:
+    wanted = reference(case)
+    for schedule in SCHEDULES:
+        stages = data.draw(st.integers(1, min(4, len(case.layers))), label=f"{schedule} stages")
+        sizes = data.draw(st.sampled_from(list(cuts(len(case.layers), stages))), label="sizes")
+        queue_depth = data.draw(st.integers(1, 4), label="queue depth")
+        assert run(case, schedule, sizes, queue_depth).differences(wanted) == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_any_placement_and_any_queue_depth(schedule: str) -> None:
+    wanted = reference(RICH)
+    for stages, queue_depth in product(range(1, 5), range(1, 5)):
+        for sizes in cuts(4, stages):
+            assert run(RICH, schedule, sizes, queue_depth).differences(wanted) == [], (sizes, queue_depth)
+
+
+@pytest.fixture
+def impatient_interpreter() -> Iterator[None]:
+    """Threads lose their turn a thousand times as often as usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("impatient_interpreter")
+@pytest.mark.parametrize("schedule", ["backward-overlap", "al-fm", "pipelined"])
+def test_whoever_comes_late(schedule: str) -> None:
+    wanted = reference(RICH)
+    shaken = Case(RICH.layers, RICH.rows, seed=RICH.seed, late_s=0.004)
+    for queue_depth in (1, 2, 4):
+        assert run(shaken, schedule, [1, 1, 1, 1], queue_depth).differences(wanted) == []
+
+
+def test_the_reference_notices_what_it_should() -> None:
+    """A test that cannot fail is worse than none: another seed, rate or order of batches is seen."""
+    wanted = reference(RICH)
+    package, batches = RICH.build(), RICH.batches()
+    losses = train_by_hand(package, batches, seed=RICH.seed + 1)
+    assert outcome(package, losses, []).differences(wanted)
+    package = RICH.build()
+    losses = train_by_hand(package, batches, lambda batch: cosine(batch) + 1e-6, seed=RICH.seed)
+    assert any(name.startswith("weights") for name in outcome(package, losses, []).differences(wanted))
+    package = RICH.build()
+    losses = train_by_hand(package, batches, seed=RICH.seed)
+    assert outcome(package, losses, []).differences(wanted) == [f"prediction/{exit_}" for exit_ in range(4)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_two_pipelines_of_ten_batches_equal_one_of_twenty(schedule: str) -> None:
+    case = Case(RICH.layers, rows=(4,) * 20, seed=3)
+    wanted = reference(case)
+    package, batches, losses = case.build(), case.batches(), []
+    for first, devices in ((0, ["cpu"] * 2), (10, ["cpu"] * 4)):
+        with Pipeline(package, devices, schedule, seed=3, threads=1, first_batch=first) as pipe:
+            losses.append(pipe.run(batches[first : first + 10], cosine).losses)
+    both = [torch.cat(rows) for rows in zip(*losses, strict=True)]
+    found = outcome(package, both, [])
+    assert [name for name in found.differences(wanted) if not name.startswith("prediction")] == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_reports_and_predictions_between_batches_change_nothing(schedule: str) -> None:
+    wanted = reference(RICH)
+    package, batches = RICH.build(), RICH.batches()
+    losses: list[list[Tensor]] = []
+    with Pipeline(package, None, schedule, seed=RICH.seed, threads=1) as pipe:
+        for start in range(0, len(batches), 2):
+            losses.append(pipe.run(batches[start : start + 2], cosine).losses)
+            pipe.predict(batches[0][0])
+    found = outcome(package, [torch.cat(rows) for rows in zip(*losses, strict=True)], [])
+    assert [name for name in found.differences(wanted) if not name.startswith("prediction")] == []
+
+
+def weights_by_schedule(
+    build: Callable[[], ALPackage], batches: list[Any], around: Callable[[], Any] | None = None
+) -> dict[str, list[float]]:
+    """The weights that each schedule leaves, as numbers; the default generator stands elsewhere for each."""
+    found = {}
+    for number, schedule in enumerate(SCHEDULES):
+        torch.manual_seed(5)
+        package = build()
+        torch.manual_seed(number)
+        with Pipeline(package, None, schedule, threads=1, queue_depth=1) as pipe:
+            if around is None:
+                pipe.run(batches)
+            else:
+                with around():
+                    pipe.run(batches)
+        found[schedule] = torch.cat([value.flatten() for value in package.parameters()]).tolist()
+    return found
+
+
+def data(rows: int, batches: int) -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    return [(torch.randn(rows, 16, generator=draw), torch.randn(rows, 16, generator=draw)) for _ in range(batches)]
+
+
+def square(enc: Callable[..., ENC] = ENC, ae: Callable[..., AE] = AE, **options: Any) -> AL:
+    return AL(enc(nn.Linear(16, 16), nn.Linear(16, 16)), ae(nn.Linear(16, 16), nn.Linear(16, 16)), **options)
+
+
+class UndeclaredENC(ENC):
+    """A user's subclass that knows nothing of ``draws_from_default``."""
+
+    def forward(self, x: Any, code: Tensor) -> tuple[Tensor, Any]:
+        out = F.dropout(self.f(x), 0.5, self.training)
+        return self.cri(self.b(out), code), out
+
+
+class UndeclaredAE(AE):
+    """The same on the label side."""
+
+    def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        code = self.g(y + torch.randn_like(y))
+        return self.cri(self.h(code), y), code
+
+
+class UndeclaredAL(AL):
+    """The same in the layer itself."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(F.dropout(x, 0.5, self.training), y)
+
+
+UNDECLARED: dict[str, Callable[[], AL]] = {
+    "ENC": lambda: square(enc=UndeclaredENC),
+    "AE": lambda: square(ae=UndeclaredAE),
+    "AL": lambda: UndeclaredAL(ENC(nn.Linear(16, 16), nn.Linear(16, 16)), AE(nn.Linear(16, 16), nn.Linear(16, 16))),
+}
+
+
+@pytest.mark.parametrize("name", UNDECLARED)
+def test_a_subclass_that_draws_by_function_is_keyed_without_saying_so(name: str) -> None:
+    """Symptom: weights differed from run to run. Cause: a subclass inherits ``draws_from_default = False``."""
+    found = weights_by_schedule(lambda: ALPackage([UNDECLARED[name]() for _ in range(3)]), data(4, 6))
+    assert all(weights == found["sequential"] for weights in found.values())
+
+
+class Langevin(torch.optim.SGD):
+    """An optimizer that draws."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+
+
+class Dithered(torch.autograd.Function):
+    """A block that draws on its way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+        return grad + 0.1 * torch.randn_like(grad)
+
+
+class Dither(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Dithered.apply(x)
+
+
+def test_randomness_in_updates_is_keyed() -> None:
+    """Law 1 wants every random number from a generator keyed on (seed, layer, batch), in U as in F."""
+    noisy = partial(square, optimizer=Langevin)
+    found = weights_by_schedule(lambda: ALPackage([noisy() for _ in range(3)]), data(4, 6))
+    assert all(weights == found["sequential"] for weights in found.values())
+
+
+def test_randomness_in_backwards_is_keyed() -> None:
+    def build() -> ALPackage:
+        dithered = [square() for _ in range(3)]
+        for layer in dithered:
+            layer.enc.f = nn.Sequential(layer.enc.f, Dither())
+        return ALPackage(dithered)
+
+    found = weights_by_schedule(build, data(4, 6))
+    assert all(weights == found["sequential"] for weights in found.values())
+
+
+def test_the_callers_autocast_does_not_reach_one_schedule_and_miss_another() -> None:
+    """Autocast is local to a thread: the inline executor saw the caller's, the workers did not."""
+
+    def autocast() -> Any:
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    found = weights_by_schedule(lambda: ALPackage([square() for _ in range(2)]), data(4, 3), autocast)
+    assert all(weights == found["sequential"] for weights in found.values())
+
+
+def test_the_callers_grad_mode_does_not_matter() -> None:
+    found = weights_by_schedule(lambda: ALPackage([square() for _ in range(2)]), data(4, 3), torch.no_grad)
+    torch.manual_seed(5)
+    untrained = ALPackage([square() for _ in range(2)])
+    start = torch.cat([value.flatten() for value in untrained.parameters()]).tolist()
+    assert all(weights == found["sequential"] != start for weights in found.values())
+
+
+def test_bf16_is_exact_too() -> None:
+    outcomes = [run(RICH, schedule, [1, 1, 2], precision="bf16") for schedule in SCHEDULES]
+    assert all(found.differences(outcomes[0]) == [] for found in outcomes)
+    assert outcomes[0].differences(reference(RICH))
+
+
+def test_a_shared_generator_in_the_data_does_not_disturb() -> None:
+    """The caller draws from the default generator, as data augmentation does, while workers compute."""
+
+    def noisy() -> Iterator[tuple[Tensor, Tensor]]:
+        torch.manual_seed(0)
+        for _ in range(12):
+            yield torch.randn(64, FEATURES), torch.randint(3, (64,))
+
+    results = []
+    for schedule in ("sequential", "pipelined"):
+        package = RICH.build()
+        with Pipeline(package, None, schedule, threads=1, queue_depth=4) as pipe:
+            report = pipe.run(noisy(), cosine)
+        results.append(outcome(package, report.losses, []))
+    assert results[0].differences(results[1]) == []
+
+
+def test_layers_that_share_a_parameter_are_refused() -> None:
+    """Two layers that update one weight have no answer of their own: threads even crash in the fused optimizer."""
+    shared = nn.Linear(16, 16)
+    layers = [AL(ENC(nn.Linear(16, 16), nn.Linear(16, 16)), AE(shared, nn.Linear(16, 16))) for _ in range(2)]
+    with pytest.raises(PipealError, match="share"):
+        Pipeline(ALPackage(layers))

@@ -1,0 +1,413 @@
+"""Law 3: a thread never fails quietly, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeal import AE, AL, ENC, ALPackage, Pipeline, StallError
+from pipeal.engine import SCHEDULES
+from pipeal.engine.virtual import VirtualLayer
+
+from .traps import Gate, LostLosses, Trap, nothing, quick, throw
+
+LIMIT_S = 5.0
+WORDS = {"F": "forward", "B": "backward", "U": "update"}
+THREADED = [name for name, schedule in SCHEDULES.items() if not schedule.serial]
+
+
+class PickyError(Exception):
+    """Cannot be built again from its ``args``, copied or pickled."""
+
+    def __init__(self, code: int, *, hint: str) -> None:
+        super().__init__(f"code {code}: {hint}")
+        self.code = code
+
+
+ERRORS: list[BaseException] = [
+    ValueError("wrong"),
+    PickyError(7, hint="look here"),
+    StopIteration(3),
+    GeneratorExit("gone"),
+    SystemExit(4),
+    KeyboardInterrupt("in a layer"),
+    TimeoutError("not ours"),
+]
+
+
+def notes_of(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", []))
+
+
+def run(layers: list[nn.Module], schedule: str, batches: int, **options: Any) -> float:
+    """Runs virtual batches and says how long it took, also when it fails (in a note)."""
+    begin = time.perf_counter()
+    try:
+        with Pipeline(layers, schedule=schedule, **({"threads": 1, "stall_timeout_s": 20.0} | options)) as pipe:
+            pipe.run(nothing(batches))
+    finally:
+        assert time.perf_counter() - begin < LIMIT_S
+    return time.perf_counter() - begin
+
+
+@given(
+    schedule=st.sampled_from(list(SCHEDULES)),
+    action=st.sampled_from("FBU"),
+    stages=st.integers(1, 4),
+    data=st.data(),
+    queue_depth=st.integers(1, 3),
+)
+@settings(max_examples=60)
+def test_an_exception_of_any_action_reaches_the_caller(
+    schedule: str, action: str, stages: int, data: st.DataObject, queue_depth: int
+) -> None:
+    batches = data.draw(st.integers(1, 9), label="batches")
+    layer = data.draw(st.integers(0, stages), label="layer")  # the last stage has two
+    batch = data.draw(st.sampled_from([0, batches // 2, batches - 1]), label="batch")
+    layers = quick(stages + 1)
+    layers[layer] = Trap(action, batch, throw(ValueError("the trap")))
+    with pytest.raises(ValueError, match="the trap") as caught:
+        run(
+            layers,
+            schedule,
+            batches,
+            devices=["cpu"] * stages,
+            sizes=[1] * (stages - 1) + [2],
+            queue_depth=queue_depth,
+            first_batch=100,
+        )
+    assert notes_of(caught.value) == (
+        f"in the {WORDS[action]} of stage {min(layer, stages - 1)}, layer {layer} (Trap), "
+        f"batch {100 + batch}, device cpu; input no tensor"
+    )
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_it_arrives_as_the_very_same_exception(schedule: str, error: BaseException) -> None:
+    layers = [*quick(1), Trap("B", 2, throw(error)), *quick(1)]
+    with pytest.raises(type(error)) as caught:
+        run(layers, schedule, 6)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_an_exit_raised_in_a_layer_says_where_as_well(schedule: str) -> None:
+    """SystemExit and KeyboardInterrupt are no ``Exception``; whoever sees them end a run needs the note as much."""
+    error = SystemExit(4)
+    with pytest.raises(SystemExit) as caught:
+        run([*quick(1), Trap("B", 2, throw(error))], schedule, 6)
+    assert "stage 1, layer 1" in notes_of(caught.value)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_its_own_cause_is_kept(schedule: str) -> None:
+    """``raise ... from None`` on the way to the caller wiped out the ``raise ... from cause`` of the layer."""
+
+    def spring() -> None:
+        raise ValueError("effect") from KeyError("cause")
+
+    with pytest.raises(ValueError, match="effect") as caught:
+        run([*quick(1), Trap("F", 1, spring)], schedule, 4)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_losses_that_cannot_be_had_are_a_failure_of_that_layer(schedule: str) -> None:
+    with pytest.raises(LookupError) as caught:
+        run([*quick(1), LostLosses(0, 0)], schedule, 3)
+    assert "stage 1, layer 1 (LostLosses), batch 0, device cpu" in notes_of(caught.value)
+
+
+class Fails(AL):
+    """A real layer that fails in one action on the second batch."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(ENC(nn.Linear(3, 3), nn.Linear(3, 2)), AE(nn.Linear(2, 2), nn.Linear(2, 2)))
+        self.action, self.seen = action, 0
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen += 1
+        self._fail("F")
+        return super().forward(x, y)
+
+    def backward(self) -> None:
+        self._fail("B")
+        super().backward()
+
+    def update(self) -> None:
+        self._fail("U")
+        super().update()
+
+    def _fail(self, action: str) -> None:
+        if self.action == action and self.seen == 2:
+            raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("action", "FBU")
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_the_note_has_the_shapes(schedule: str, action: str) -> None:
+    """Law 3: a note of stage, layer, batch, device and the shapes it had, whatever the action."""
+    package = ALPackage([Fails(""), Fails(action)])
+    with pytest.raises(RuntimeError, match="broken") as caught, Pipeline(package, schedule=schedule, threads=1) as pipe:
+        pipe.run([(torch.ones(5, 3), torch.ones(5, 2))] * 3)
+    assert "(5, 3) float32, (5, 2) float32" in notes_of(caught.value)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_wrong_shape_of_the_user_is_named(schedule: str) -> None:
+    package = ALPackage([Fails(""), Fails("")])
+    with pytest.raises(RuntimeError) as caught, Pipeline(package, schedule=schedule, threads=1) as pipe:
+        pipe.run([(torch.ones(5, 3), torch.ones(5, 2)), (torch.ones(5, 4), torch.ones(5, 2))])
+    assert "stage 0, layer 0 (Fails), batch 1, device cpu; input (5, 4) float32" in notes_of(caught.value)
+
+
+@pytest.mark.parametrize("schedule", THREADED)
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_stages_that_wait_for_space_or_input_are_woken(schedule: str, where: int) -> None:
+    """Before the failure the stages ahead fill their queues, and those behind starve."""
+    gate = Gate()
+
+    def spring() -> None:
+        gate.stand_still_here()
+        raise ValueError("late")
+
+    layers = quick(3)
+    layers[where] = Trap("B", 1, spring)
+    timer = threading.Timer(0.1, gate.open)
+    timer.start()
+    with pytest.raises(ValueError, match="late"):
+        run(layers, schedule, 50, queue_depth=1)
+    timer.join()
+
+
+def test_the_first_of_several_failures_wins() -> None:
+    """The second stage fails while the first one's failure is on its way."""
+    gate = Gate()
+
+    def second() -> None:
+        gate.stand_still_here()
+        raise KeyError("second")
+
+    def first() -> None:
+        assert gate.reached.wait(5)
+        threading.Timer(0.1, gate.open).start()
+        raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        run([Trap("F", 1, first), Trap("F", 0, second)], "pipelined", 4)
+
+
+def test_a_failure_seen_only_at_the_end_of_the_with_block() -> None:
+    with pytest.raises(ValueError, match="unseen"), Pipeline([Trap("U", 0, throw(ValueError("unseen")))]) as pipe:
+        pipe.submit(None, None)
+
+
+@pytest.mark.parametrize("schedule", THREADED)
+def test_a_failed_pipeline_says_so_again(schedule: str) -> None:
+    pipe = Pipeline([Trap("B", 0, throw(ValueError("once")))], None, schedule)
+    with pytest.raises(ValueError, match="once"), pipe:  # noqa: PT012  the way out of the block raises, too
+        for use in (lambda: pipe.run(nothing(4)), lambda: pipe.submit(None, None), lambda: pipe.predict(None)):
+            with pytest.raises(ValueError, match="once"):
+                use()
+
+
+def test_a_first_failure_is_not_hidden_by_a_stage_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: StallError instead of the layer's own error. Cause: ``stop`` raised over it at the end of ``with``."""
+    monkeypatch.setattr("pipeal.engine.executors.STOP_S", 0.2)
+    gate = Gate()
+
+    def spring() -> None:
+        assert gate.reached.wait(5)
+        raise ValueError("the first")
+
+    try:
+        with (
+            pytest.raises(ValueError, match="the first"),
+            Pipeline([Trap("B", 0, gate.stand_still_here), Trap("B", 0, spring)]) as pipe,
+        ):
+            pipe.submit(None, None)
+    finally:
+        gate.open()
+
+
+def test_a_failure_does_not_wait_for_a_long_action_elsewhere() -> None:
+    """Issue 2, 6: under 5 s, although another stage is in an action of 7 s."""
+    gate = Gate()
+    begin = time.perf_counter()
+
+    def spring() -> None:
+        assert gate.reached.wait(5)
+        raise ValueError("now")
+
+    timer = threading.Timer(7, gate.open)
+    timer.start()
+    try:
+        with (
+            pytest.raises(ValueError, match="now"),
+            Pipeline([Trap("B", 0, gate.stand_still_here), Trap("F", 0, spring)]) as pipe,
+        ):
+            pipe.run(nothing(3))
+        took = time.perf_counter() - begin
+    finally:
+        gate.open()
+        timer.cancel()
+    assert took < LIMIT_S
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_exception_of_the_data_ends_the_run(schedule: str) -> None:
+    def rows() -> Iterator[tuple[None, None]]:
+        yield from nothing(5)
+        raise OSError("disk")
+
+    layers = [VirtualLayer(0.001, 0.001) for _ in range(3)]
+    begin = time.perf_counter()
+    with pytest.raises(OSError, match="disk"), Pipeline(layers, schedule=schedule, queue_depth=1) as pipe:
+        pipe.run(rows())
+    assert time.perf_counter() - begin < LIMIT_S
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_after_an_exception_of_the_data_the_pipeline_still_learns(schedule: str) -> None:
+    def rows() -> Iterator[tuple[None, None]]:
+        yield from nothing(2)
+        raise OSError("disk")
+
+    with Pipeline(quick(2), schedule=schedule) as pipe:
+        with pytest.raises(OSError, match="disk"):
+            pipe.run(rows())
+        assert pipe.run(nothing(3)).batches == 5
+
+
+def test_an_exception_in_the_callers_block_leaves_at_once() -> None:
+    begin = time.perf_counter()
+    with pytest.raises(ZeroDivisionError), Pipeline([VirtualLayer(0, 0.2) for _ in range(2)], queue_depth=50) as pipe:  # noqa: PT012
+        for _ in range(50):
+            pipe.submit(None, None)
+        raise ZeroDivisionError
+    assert time.perf_counter() - begin < 2  # not the 10 s that the submitted batches would take
+
+
+def test_workers_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Whoever starts a thread owns its end``: also when the third one cannot be had."""
+    start, started = threading.Thread.start, []
+
+    def scarce(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr("pipeal.engine.worker.Worker.start", scarce)
+    pipe = Pipeline(quick(3))
+    with pytest.raises(RuntimeError, match="can't start"):
+        pipe.__enter__()
+    for thread in started:
+        thread.join(1)
+    alive = [thread.name for thread in started if thread.is_alive()]
+    for thread in started:  # so that this test harms no other
+        thread.progress.stop()
+    assert alive == []
+
+
+@pytest.mark.parametrize("action", "FBU")
+@pytest.mark.parametrize("schedule", THREADED)
+def test_the_watchdog_names_the_stage_that_stands_still(schedule: str, action: str) -> None:
+    gate = Gate()
+    layers = [*quick(1), Trap(action, 2, gate.stand_still_here), *quick(1)]
+    begin = time.perf_counter()
+    opened = Pipeline(layers, schedule=schedule, stall_timeout_s=0.4, queue_depth=1)
+    with pytest.raises(StallError) as caught, opened as pipe:  # noqa: PT012  the gate opens before the way out
+        try:
+            pipe.run(nothing(30))
+        finally:
+            took = time.perf_counter() - begin
+            gate.open()
+    text = str(caught.value)
+    assert text.startswith(f"stage 1 stands still: {action}2@s1 for ")
+    assert "stand_still_here" in text
+    assert "stage 0: waiting for " in text
+    assert 0.4 <= took < 2
+
+
+def test_a_stalled_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeal.engine.executors.STOP_S", 0.3)
+    gate = Gate()
+    begin = time.perf_counter()
+    with (
+        pytest.raises(StallError) as caught,
+        Pipeline([Trap("B", 0, gate.stand_still_here)], stall_timeout_s=0.3) as pipe,
+    ):
+        pipe.run(nothing(2))
+    assert time.perf_counter() - begin < 3
+    assert "stand_still_here" in notes_of(caught.value)
+    gate.open()
+
+
+def test_slow_is_not_stalled() -> None:
+    """Each action is shorter than the limit, the run is longer."""
+    with Pipeline([VirtualLayer(0.1, 0.2), VirtualLayer(0.2, 0.1)], stall_timeout_s=0.8) as pipe:
+        assert pipe.run(nothing(4)).seconds > 0.8
+
+
+def test_a_caller_who_idles_is_not_a_stall() -> None:
+    with Pipeline(quick(2), stall_timeout_s=0.2) as pipe:
+        pipe.run(nothing(2))
+        time.sleep(0.4)
+        assert pipe.run(nothing(2)).batches == 2
+
+
+SCRIPT = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
+from pipeal import Pipeline
+from pipeal.engine.virtual import VirtualLayer
+
+def batches():
+    yield None, None
+    print("running", flush=True)
+    while True:
+        yield None, None
+
+with Pipeline([VirtualLayer({seconds}, {seconds}) for _ in range(3)], schedule={schedule!r}) as pipe:
+    pipe.run(batches())
+"""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seconds"), [("pipelined", 0.05), ("sequential", 0.05), ("pipelined", 60.0)], ids=str
+)
+def test_ctrl_c_ends_the_run(schedule: str, seconds: float) -> None:
+    """Issue 2, 6: Ctrl-C ends the run within 5 s, also while a stage is in an action of a minute."""
+    script = textwrap.dedent(SCRIPT.format(schedule=schedule, seconds=seconds))
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n", process.communicate()[1]
+        time.sleep(0.3)
+        begin = time.perf_counter()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+        took = time.perf_counter() - begin
+    finally:
+        process.kill()
+        process.wait()
+    assert "KeyboardInterrupt" in errors.splitlines()[-1] or "\nKeyboardInterrupt" in errors
+    assert process.returncode in (130, -signal.SIGINT)
+    assert took < LIMIT_S

@@ -1,0 +1,188 @@
+"""Law 2: a schedule is data. What it allows is proved in plain Python, and a recorded run is held against it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeal import ConfigError, Pipeline, Window
+from pipeal.engine import SCHEDULES, Action, Schedule, Task, schedule_named, violations
+from pipeal.engine.virtual import VirtualLayer
+
+F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
+
+schedules = st.sampled_from(list(SCHEDULES.values()))
+stage_counts = st.integers(1, 6)
+batch_counts = st.integers(0, 8)
+
+
+@given(schedule=schedules, stages=stage_counts, batches=batch_counts)
+def test_its_order_is_complete_and_breaks_no_rule(schedule: Schedule, stages: int, batches: int) -> None:
+    order = list(schedule.order(stages, batches))
+    assert len(order) == len(set(order)) == 3 * stages * batches
+    place = {task: number for number, task in enumerate(order)}
+    for task in order:
+        assert all(place[before] < place[task] for before in schedule.after(task, stages))
+
+
+@given(schedule=schedules, stages=stage_counts, batches=st.integers(1, 4))
+def test_no_task_waits_for_the_future_or_for_another_pipeline(schedule: Schedule, stages: int, batches: int) -> None:
+    for task in schedule.order(stages, batches):
+        for before in schedule.after(task, stages):
+            assert 0 <= before.batch <= task.batch
+            assert 0 <= before.stage < stages
+
+
+@given(schedule=schedules, stages=stage_counts, batches=st.integers(1, 5))
+def test_every_stage_works_in_the_order_f_b_u(schedule: Schedule, stages: int, batches: int) -> None:
+    """Each task of a stage follows, directly or through others, the one before it on the same stage."""
+    for stage in range(stages):
+        own = [Task(batch, stage, action) for batch in range(batches) for action in (F, B, U)]
+        for earlier, later in pairwise(own):
+            assert earlier in schedule.after(later, stages)
+
+
+@given(stages=st.integers(2, 6), batch=st.integers(1, 5))
+def test_what_each_schedule_adds(stages: int, batch: int) -> None:
+    def after(name: str, stage: int, action: Action) -> set[Task]:
+        return set(SCHEDULES[name].after(Task(batch, stage, action), stages))
+
+    everywhere = {Task(batch - 1, stage, U) for stage in range(stages)}
+    assert after("pipelined", 0, F) == {Task(batch - 1, 0, U)}
+    assert after("al-fm", 0, F) == everywhere
+    assert after("al-fm", 0, B) == {Task(batch, 0, F)}
+    assert after("backward-overlap", 0, B) == {Task(batch, 0, F), Task(batch, stages - 1, F)}
+    assert Task(batch, 0, U) in after("sequential", 1, B)
+
+
+def replay(schedule: Schedule, stages: int, batches: int, queue_depth: int, turn: Random) -> list[Task]:
+    """The threaded executor in plain Python: workers that take, act, hand on, wait; a random one moves.
+
+    Raises:
+        AssertionError: Nobody can move, and work is left.
+    """
+    ended: list[Task] = []
+    queues = [list(range(batches)) if stage == 0 else [] for stage in range(stages)]
+    steps = [[(what, batch) for batch in range(batches) for what in ("take", F, "put", B, U)] for _ in queues]
+
+    def may(stage: int) -> bool:
+        what, batch = steps[stage][0]
+        if what == "take":
+            return bool(queues[stage])
+        if what == "put":
+            return stage == stages - 1 or len(queues[stage + 1]) < queue_depth
+        return all(before in ended for before in schedule.after(Task(batch, stage, what), stages))
+
+    while any(steps):
+        able = [stage for stage in range(stages) if steps[stage] and may(stage)]
+        assert able, f"deadlock before {[step[0] for step in steps if step]}"
+        stage = turn.choice(able)
+        what, batch = steps[stage].pop(0)
+        if what == "take":
+            assert queues[stage].pop(0) == batch
+        elif what == "put":
+            if stage + 1 < stages:
+                queues[stage + 1].append(batch)
+        else:
+            ended.append(Task(batch, stage, what))
+    return ended
+
+
+@given(
+    schedule=schedules,
+    stages=stage_counts,
+    batches=batch_counts,
+    queue_depth=st.integers(1, 3),
+    turn=st.randoms(use_true_random=False),
+)
+def test_no_schedule_deadlocks_whoever_comes_next(
+    schedule: Schedule, stages: int, batches: int, queue_depth: int, turn: Random
+) -> None:
+    assert len(replay(schedule, stages, batches, queue_depth, turn)) == 3 * stages * batches
+
+
+def test_the_replay_notices_a_deadlock() -> None:
+    class Circular(Schedule):
+        def after(self, task: Task, stages: int) -> tuple[Task, ...]:
+            extra = (Task(task.batch, stages - 1, U),) if task.stage == 0 and task.action is F else ()
+            return super().after(task, stages) + extra
+
+    with pytest.raises(AssertionError, match="deadlock"):
+        replay(Circular("circular", False, False, False), 2, 1, 1, Random(0))
+
+
+@given(stages=st.integers(1, 4), batches=st.integers(1, 6), turn=st.randoms(use_true_random=False))
+def test_a_serial_schedule_leaves_no_choice(stages: int, batches: int, turn: Random) -> None:
+    serial = SCHEDULES["sequential"]
+    assert replay(serial, stages, batches, 2, turn) == list(serial.order(stages, batches))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("pipeline", "pipelined"), ("al_fm", "al-fm"), ("Sequential", "sequential")]
+)
+def test_an_unknown_schedule_is_named_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
+        schedule_named(name)
+
+
+def test_a_schedule_names_itself() -> None:
+    assert all(schedule_named(name) is schedule_named(schedule) for name, schedule in SCHEDULES.items())
+
+
+def recorded(schedule: str, sizes: list[int], batches: int, **options: Any) -> Pipeline:
+    layers = [VirtualLayer(0.0004 * (number % 3), 0.0006, 0.0003) for number in range(sum(sizes))]
+    options = {"trace": Window(0, batches), "threads": 1} | options
+    with Pipeline(layers, ["cpu"] * len(sizes), schedule, sizes=sizes, **options) as pipe:
+        pipe.run([(None, None)] * batches)
+    return pipe
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 1], [2, 1, 1], [1, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_real_run_keeps_its_schedule(schedule: str, sizes: list[int]) -> None:
+    for queue_depth in (1, 3):
+        spans = recorded(schedule, sizes, 7, queue_depth=queue_depth).spans()
+        assert len(spans) == 3 * sum(sizes) * 7
+        assert violations(SCHEDULES[schedule], len(sizes), spans) == []
+        assert all(span.begin <= span.end for span in spans)
+
+
+def test_only_the_window_is_kept() -> None:
+    spans = recorded("pipelined", [1, 1], 9, trace=Window(3, 2), first_batch=100).spans()
+    assert {span.batch for span in spans} == {103, 104}
+    assert recorded("pipelined", [1, 1], 3, trace=None).spans() == []
+
+
+def test_pipelined_breaks_the_rules_of_the_schedules_that_join() -> None:
+    spans = recorded("pipelined", [1, 1, 1], 8, queue_depth=3).spans()
+    assert violations(SCHEDULES["al-fm"], 3, spans)
+    assert violations(SCHEDULES["sequential"], 3, spans)
+
+
+@given(data=st.data(), name=st.sampled_from(list(SCHEDULES)))
+def test_a_doctored_trace_is_found_out(data: st.DataObject, name: str) -> None:
+    """Any task moved to before the end of any one that it must follow is reported, by name."""
+    schedule, stages = SCHEDULES[name], 3
+    spans = TRACES[name]
+    if not spans:
+        spans += recorded(name, [1, 1, 1], 4).spans()
+    victim = data.draw(st.sampled_from([span for span in spans if schedule.after(_task(span), stages)]))
+    before = data.draw(st.sampled_from(schedule.after(_task(victim), stages)))
+    end = max(span.end for span in spans if _task(span) == before)
+    moved = replace(victim, begin=end - 1e-3)
+    found = violations(schedule, stages, [moved if span is victim else span for span in spans])
+    assert any(line.startswith(f"{_task(victim)} began") and line.endswith(f"of {before}") for line in found)
+    assert violations(schedule, stages, [moved if span is victim else span for span in spans], slack_s=1.0) == []
+
+
+TRACES: dict[str, list[Any]] = {name: [] for name in SCHEDULES}
+
+
+def _task(span: Any) -> Task:
+    return Task(span.batch, span.stage, span.action)

@@ -1,0 +1,154 @@
+"""The simulated clock: closed forms, bounds and orders that hold for every schedule, and the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeal import Pipeline
+from pipeal.engine import SCHEDULES, Action, Schedule, simulate, violations
+from pipeal.engine.simulate import Durations
+from pipeal.engine.virtual import VirtualLayer
+
+F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
+
+
+def costs_of(forward: float, backward: float, update: float = 0.0) -> Durations:
+    return {F: float(forward), B: float(backward), U: float(update)}
+
+
+# Whole numbers of seconds, so that every sum is exact.
+seconds = st.integers(0, 20)
+stage_costs = st.builds(costs_of, seconds, seconds, seconds)
+rows_of_costs = st.lists(stage_costs, min_size=1, max_size=6)
+batch_counts = st.integers(1, 8)
+depths = st.integers(1, 4)
+schedules = st.sampled_from(list(SCHEDULES.values()))
+
+
+def makespan(name: str, costs: Sequence[Durations], batches: int, queue_depth: int = 2) -> float:
+    return simulate(SCHEDULES[name], costs, batches, queue_depth=queue_depth).makespan_s
+
+
+ClosedForm = Callable[[int, int, float, float, float], float]
+
+CLOSED_FORMS: dict[str, ClosedForm] = {
+    "sequential": lambda s, t, f, b, u: t * s * (f + b + u),
+    "backward-overlap": lambda s, t, f, b, u: t * (s * f + b + u),
+    "al-fm": lambda s, t, f, b, u: t * (s * f + b + u),
+    "pipelined": lambda s, t, f, b, u: (s - 1) * f + t * (f + b + u),
+}
+
+
+@given(
+    name=st.sampled_from(list(SCHEDULES)),
+    stages=st.integers(1, 8),
+    batches=batch_counts,
+    each=stage_costs,
+    queue_depth=depths,
+)
+def test_equal_stages_have_a_closed_form(
+    name: str, stages: int, batches: int, each: Durations, queue_depth: int
+) -> None:
+    wanted = CLOSED_FORMS[name](stages, batches, each[F], each[B], each[U])
+    assert makespan(name, [each] * stages, batches, queue_depth) == wanted
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8, 16, 64])
+def test_the_cap_of_al_fm_and_the_gain_of_pipelined(stages: int) -> None:
+    each, batches = costs_of(5, 10), 200
+    alone = makespan("sequential", [each] * stages, batches)
+    assert alone / makespan("al-fm", [each] * stages, batches) == pytest.approx(3 * stages / (stages + 2))
+    gain = alone / makespan("pipelined", [each] * stages, batches)
+    assert gain == pytest.approx(stages / (1 + (stages - 1) / 3 / batches))
+
+
+@given(costs=rows_of_costs, batches=batch_counts, queue_depth=depths)
+def test_sequential_takes_the_sum_of_everything(costs: list[Durations], batches: int, queue_depth: int) -> None:
+    assert makespan("sequential", costs, batches, queue_depth) == batches * sum(sum(c.values()) for c in costs)
+
+
+@given(costs=rows_of_costs, batches=batch_counts, queue_depth=depths)
+def test_fewer_rules_never_take_longer(costs: list[Durations], batches: int, queue_depth: int) -> None:
+    names = ("pipelined", "al-fm", "backward-overlap", "sequential")
+    spans = [makespan(name, costs, batches, queue_depth) for name in names]
+    assert spans == sorted(spans)
+
+
+@given(schedule=schedules, costs=rows_of_costs, batches=batch_counts, queue_depth=depths)
+def test_no_run_ends_before_its_slowest_stage_or_its_critical_path(
+    schedule: Schedule, costs: list[Durations], batches: int, queue_depth: int
+) -> None:
+    found = simulate(schedule, costs, batches, queue_depth=queue_depth).makespan_s
+    for stage, own in enumerate(costs):
+        climb = sum(before[F] for before in costs[:stage])
+        assert found >= climb + batches * sum(own.values())
+    # The last batch cannot start before the first stage has done with the others; the first climbs all stages.
+    first = costs[0]
+    climb = sum(c[F] for c in costs)
+    assert found >= (batches - 1) * sum(first.values()) + climb + costs[-1][B] + costs[-1][U]
+
+
+@given(costs=rows_of_costs, batches=batch_counts, deeper=st.integers(1, 3), queue_depth=depths)
+def test_a_deeper_queue_never_costs_time(costs: list[Durations], batches: int, deeper: int, queue_depth: int) -> None:
+    shallow = makespan("pipelined", costs, batches, queue_depth)
+    assert makespan("pipelined", costs, batches, queue_depth + deeper) <= shallow
+
+
+@given(costs=rows_of_costs, batches=batch_counts)
+def test_a_queue_as_deep_as_the_run_leaves_the_recurrence_of_a_line_of_machines(
+    costs: list[Durations], batches: int
+) -> None:
+    """``F(s, t) = max(F(s-1, t), free(s, t-1)) + f``: the permutation flow shop with blocking removed."""
+    free = [0.0] * len(costs)
+    for _ in range(batches):
+        arrived = 0.0
+        for stage, own in enumerate(costs):
+            arrived = max(arrived, free[stage]) + own[F]
+            free[stage] = arrived + own[B] + own[U]
+    assert makespan("pipelined", costs, batches, batches) == max(free)
+
+
+@given(schedule=schedules, costs=rows_of_costs, batches=batch_counts, queue_depth=depths)
+def test_its_spans_keep_the_schedule_and_no_stage_does_two_things_at_once(
+    schedule: Schedule, costs: list[Durations], batches: int, queue_depth: int
+) -> None:
+    found = simulate(schedule, costs, batches, queue_depth=queue_depth)
+    assert len(found.spans) == 3 * len(costs) * batches
+    assert violations(schedule, len(costs), found.spans) == []
+    groups = [found.spans] if schedule.serial else [[s for s in found.spans if s.stage == i] for i in range(len(costs))]
+    for spans in groups:
+        ordered = sorted(spans, key=lambda span: (span.begin, span.end))
+        assert all(one.end <= two.begin for one, two in pairwise(ordered))
+    assert all(share <= 1 + 1e-12 for share in found.busy)
+
+
+@given(costs=rows_of_costs, batches=batch_counts, queue_depth=depths)
+def test_the_packets_between_two_stages_fit_the_queue(costs: list[Durations], batches: int, queue_depth: int) -> None:
+    """A stage goes on (to B) only once its packet is in the queue, and the queue holds ``queue_depth``."""
+    found = simulate(SCHEDULES["pipelined"], costs, batches, queue_depth=queue_depth)
+    at = {(span.stage, span.batch, span.action): span for span in found.spans}
+    for stage in range(len(costs) - 1):
+        for batch in range(queue_depth, batches):
+            assert at[stage, batch, B].begin >= at[stage + 1, batch - queue_depth, F].begin
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_nothing_to_do_takes_no_time(schedule: str) -> None:
+    assert makespan(schedule, [costs_of(1, 2)] * 3, 0) == 0
+    assert simulate(SCHEDULES[schedule], [costs_of(0, 0)] * 3, 4).busy == [0.0] * 3
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_engine_is_never_faster_than_the_simulation_and_not_much_slower(schedule: str) -> None:
+    """The executors and the simulator carry out the same schedule: unequal stages, a short queue."""
+    times = [(0.004, 0.006, 0.002), (0.002, 0.010, 0.0), (0.006, 0.002, 0.004)]
+    costs = [dict(zip((F, B, U), own, strict=True)) for own in times]
+    wanted = simulate(SCHEDULES[schedule], costs, 8, queue_depth=1).makespan_s
+    with Pipeline([VirtualLayer(*own) for own in times], None, schedule, queue_depth=1, threads=1) as pipe:
+        found = min(pipe.run([(None, None)] * 8).seconds for _ in range(2))
+    assert wanted <= found <= 2 * wanted  # a busy machine wakes sleepers late, never early

@@ -1,0 +1,145 @@
+"""Trees of tensors: mapped, cut, moved and named whatever their shape."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeal import AE, AL, BP, ENC, ALPackage
+from pipeal.engine.virtual import VirtualLayer
+from pipeal.packet import (
+    Packet,
+    TrainableLayer,
+    batch_size,
+    describe,
+    detach,
+    device_of,
+    layers_of,
+    map_tensors,
+    module_of,
+    move,
+    shapes_of,
+    tensors,
+)
+
+Pair = namedtuple("Pair", "left right")
+
+others = st.none() | st.integers() | st.text(max_size=3) | st.booleans()
+leaves = st.integers(0, 9).map(lambda value: torch.full((2,), float(value), requires_grad=True)) | others
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+        | st.builds(Pair, inner, inner)
+        | st.lists(st.tuples(st.sampled_from("abc"), inner), max_size=2).map(OrderedDict)
+    ),
+    max_leaves=8,
+)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """All leaves in order, without torch's help."""
+    if isinstance(tree, dict):
+        return [leaf for value in tree.values() for leaf in leaves_of(value)]
+    return [leaf for value in tree for leaf in leaves_of(value)] if isinstance(tree, list | tuple) else [tree]
+
+
+@given(tree=trees)
+def test_a_map_keeps_shape_kinds_and_other_values(tree: Any) -> None:
+    doubled = map_tensors(lambda tensor: tensor * 2, tree)
+
+    def check(before: Any, after: Any) -> None:
+        assert type(before) is type(after)
+        if isinstance(before, Tensor):
+            assert torch.equal(before * 2, after)
+        elif isinstance(before, dict):
+            assert list(before) == list(after)
+            for key in before:
+                check(before[key], after[key])
+        elif isinstance(before, list | tuple):
+            assert len(before) == len(after)
+            for one, two in zip(before, after, strict=True):
+                check(one, two)
+        else:
+            assert before == after
+
+    check(tree, doubled)
+
+
+@given(tree=trees)
+def test_tensors_are_all_tensors_in_order(tree: Any) -> None:
+    wanted = [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor)]
+    found = list(tensors(tree))
+    assert len(found) == len(wanted)
+    assert all(one is two for one, two in zip(found, wanted, strict=True))
+
+
+@given(tree=trees)
+def test_what_is_cut_shares_memory_and_needs_no_gradient(tree: Any) -> None:
+    for before, after in zip(tensors(tree), tensors(detach(tree)), strict=True):
+        assert not after.requires_grad
+        assert after.data_ptr() == before.data_ptr()
+
+
+@given(tree=trees)
+def test_a_move_to_where_it_is_copies_nothing(tree: Any) -> None:
+    there = torch.device("cpu")
+    assert all(one is two for one, two in zip(tensors(tree), tensors(move(tree, there)), strict=True))
+    assert all(tensor.is_meta for tensor in tensors(move(tree, torch.device("meta"))))
+
+
+@given(tree=trees)
+def test_the_batch_size_is_that_of_the_first_tensor(tree: Any) -> None:
+    assert batch_size(tree) == (2 if any(True for _ in tensors(tree)) else 0)
+
+
+def test_sizes_and_shapes_without_a_dimension() -> None:
+    assert batch_size(torch.tensor(3.0)) == 0
+    assert batch_size((torch.zeros(0, 4), torch.zeros(5))) == 0
+    assert all(describe(shapes_of(tree)) == "no tensor" for tree in (None, [], (1, "a")))
+    assert describe(shapes_of({"x": torch.zeros(1, dtype=torch.bfloat16), "n": 3})) == "(1,) bfloat16"
+
+
+def test_a_device_is_that_of_the_first_parameter_or_buffer() -> None:
+    assert device_of(nn.Linear(1, 1, device="meta")).type == "meta"
+    assert device_of(nn.BatchNorm1d(2, affine=False, device="meta")).type == "meta"
+    assert device_of(nn.Identity()).type == "cpu"
+
+
+def side() -> AL:
+    return AL(ENC(nn.Linear(1, 1), nn.Linear(1, 1)), AE(nn.Linear(1, 1), nn.Linear(1, 1)))
+
+
+def test_layers_of_a_package_a_list_or_a_module_with_children() -> None:
+    layers = [side(), side()]
+    package = ALPackage(layers)
+    plain = nn.Module()
+    plain.a, plain.b = layers
+    assert layers_of(package) == layers_of(layers) == layers_of(iter(layers)) == layers_of(plain) == layers
+
+
+@pytest.mark.parametrize("layer", [side(), BP(nn.Linear(1, 1)), VirtualLayer(0, 0)], ids=lambda x: type(x).__name__)
+def test_what_the_engine_trains(layer: TrainableLayer) -> None:
+    assert isinstance(layer, TrainableLayer)
+    assert module_of(layer) is layer
+
+
+def test_what_the_engine_does_not_train() -> None:
+    assert not isinstance(nn.Linear(1, 1), TrainableLayer)
+    with pytest.raises(TypeError, match="found int"):
+        module_of(3)  # type: ignore[arg-type]
+
+
+def test_a_packet_cannot_be_changed_on_its_way() -> None:
+    packet = Packet(3, None, None)
+    assert packet.lr_scale == 1.0
+    with pytest.raises(AttributeError):
+        packet.batch = 4  # type: ignore[misc]
