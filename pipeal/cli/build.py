@@ -27,7 +27,6 @@ from pipeal.data import (
     load_text,
     load_vectors,
 )
-from pipeal.errors import ConfigError
 from pipeal.models import TextDims, build_text, canonical_text_model
 from pipeal.train.trainer import EpochBatches
 
@@ -123,9 +122,7 @@ def text_experiment(config: RunConfig, say: Callable[[str], None]) -> TextExperi
         ConfigError: The data set or the model is unknown, or a size does not fit.
     """
     dataset = canonical_text_name(config.dataset)
-    name, mode = canonical_text_model(config.model.name)
-    if mode == "al" and config.train.mode == "bp":
-        raise ConfigError(f"model {config.model.name!r} is the AL form, but train.mode is bp; leave one of them out")
+    name, _ = canonical_text_model(config.model.name)
     data = config.data
     config = replace(
         config,

@@ -9,11 +9,14 @@ from itertools import islice
 from pathlib import Path
 from statistics import mean
 
-from pipeal.al import ALPackage
+import torch
+
 from pipeal.cli.build import Experiment
 from pipeal.config import EngineConfig, RunConfig, dump_config
-from pipeal.engine import Pipeline, Window
+from pipeal.engine import Pipeline, Window, parse_device
+from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.costs import WARM_UP, Placement, place
+from pipeal.engine.device import Precision, fastest_precision
 from pipeal.engine.pipeline import cores
 from pipeal.engine.placement import balance, check_sizes
 from pipeal.errors import ConfigError, PlacementError
@@ -82,15 +85,17 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment]) -> Path:
     Raises:
         PipealError: A user's mistake, in one line.
     """
+    keep_freed_memory()
     experiment = make(_say)
     config = experiment.config
     forms = ["al", "bp"] if config.train.mode == "compare" else [config.train.mode]
+    placements = {form: _placement(experiment, form) for form in forms}
     folder = new_folder(Path(config.out), f"{config.dataset}-{config.model.name}-{config.train.mode}")
     (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     outcomes = []
-    for form in forms:
-        with Progress(epochs=config.train.epochs, turns=config.train.repeat, label=form.upper()) as progress:
-            outcomes.append(_train(experiment, form, folder / form if len(forms) > 1 else folder, progress))
+    for form, placement in placements.items():
+        own = folder / form if len(forms) > 1 else folder
+        outcomes.append(_train(experiment, form, placement, own))
     if len(forms) > 1:
         _write_curves(outcomes, config, folder)
         write_json(folder / "summary.json", {outcome.form: _summary(experiment, outcome) for outcome in outcomes})
@@ -117,7 +122,7 @@ def new_folder(root: Path, name: str) -> Path:
         return folder
 
 
-def _train(experiment: Experiment, form: str, folder: Path, progress: Progress) -> Outcome:
+def _train(experiment: Experiment, form: str, placement: Placement, folder: Path) -> Outcome:
     config = experiment.config
     train_part, test_part = experiment.train_evaluation(), experiment.test_evaluation()
     course = Course(
@@ -125,20 +130,21 @@ def _train(experiment: Experiment, form: str, folder: Path, progress: Progress) 
         decay=config.train.lr.decay,
         per=config.train.lr.per,
         end_over_base=(config.train.lr.end or 0.0) / config.train.lr.base,
+        warmup=config.train.lr.warmup,
     )
     rows: list[EpochRow] = []
     totals = Totals()
-    placement: Placement | None = None
     parameters = (0, 0)
-    with CsvRecorder(folder / "epochs.csv") as recorder:
+    with (
+        CsvRecorder(folder / "epochs.csv") as recorder,
+        Progress(epochs=course.epochs, turns=config.train.repeat, label=form.upper()) as progress,
+    ):
+        progress.note(f"{form.upper()} on {placement}")
         for turn in range(1, config.train.repeat + 1):
             seed = config.train.seed + turn - 1
             package = experiment.package(form, seed)
             batches = experiment.train_batches(seed)
-            if placement is None:
-                placement = _placement(config, form, package, batches, progress)
-                parameters = package.effective_parameters(), package.affiliated_parameters()
-                progress.note(f"{form.upper()} on {placement}")
+            parameters = package.effective_parameters(), package.affiliated_parameters()
             with Pipeline(
                 package,
                 placement.devices,
@@ -147,7 +153,7 @@ def _train(experiment: Experiment, form: str, folder: Path, progress: Progress) 
                 queue_depth=config.engine.queue_depth,
                 seed=seed,
                 threads=placement.threads,
-                precision=config.train.precision,
+                precision=_precision(config, placement.devices[0]),
                 stall_timeout_s=config.engine.stall_timeout_s,
                 trace=_window(config.engine, batches) if turn == 1 else None,
             ) as pipe:
@@ -165,7 +171,6 @@ def _train(experiment: Experiment, form: str, folder: Path, progress: Progress) 
                 if turn == 1:
                     title = f"{config.dataset} {config.model.name} {form.upper()}, {pipe.schedule.name}"
                     draw_timeline(pipe.spans(), folder / "timeline.png", title=title, devices=placement.devices)
-    assert placement is not None  # repeat is at least 1
     outcome = Outcome(form, rows, totals, placement, parameters, folder)
     _write_curves([outcome], config, folder)
     write_json(folder / "summary.json", _summary(experiment, outcome))
@@ -177,37 +182,41 @@ def _schedule(config: RunConfig, form: str) -> str:
     return "sequential" if form == "bp" else config.engine.schedule
 
 
-def _placement(
-    config: RunConfig, form: str, package: ALPackage, batches: EpochBatches, progress: Progress
-) -> Placement:
-    """The devices that were asked for, or those that measurement finds best."""
-    engine = config.engine
+def _precision(config: RunConfig, device: str) -> Precision:
+    wanted = config.train.precision
+    return fastest_precision(device) if wanted == "auto" else wanted
+
+
+def _placement(experiment: Experiment, form: str) -> Placement:
+    """The devices that were asked for, checked, or those that measurement finds best."""
+    config, engine = experiment.config, experiment.config.engine
+    package = experiment.package(form, config.train.seed)
     layers = len(package)
     if engine.devices == "auto":
         if engine.sizes is not None:
             raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
-        progress.note(f"choosing devices for {form.upper()}")
+        _say(f"choosing devices for {form.upper()}")
         chosen = place(
             package,
-            _sample(batches, WARM_UP + TRIAL_BATCHES),
+            _sample(experiment.train_batches(config.train.seed), WARM_UP + TRIAL_BATCHES),
             _schedule(config, form),
-            precision=config.train.precision,
-            on_trial=lambda trial: progress.note(f"{trial}: {1e3 * (trial.seconds_per_batch or 0):.1f} ms/batch"),
+            precision=_precision(config, "cuda:0" if torch.cuda.is_available() else "cpu"),
+            on_trial=lambda trial: _say(f"  {trial}: {1e3 * (trial.seconds_per_batch or 0):.1f} ms/batch"),
         )
         return chosen if engine.threads is None else replace(chosen, threads=engine.threads)
     devices = [engine.devices] if isinstance(engine.devices, str) else list(engine.devices)
+    for device in devices:
+        parse_device(device)
     if form == "bp" and config.train.mode == "compare":
         devices = devices[:1]
     if len(devices) > layers:
         raise PlacementError(
-            f"engine.devices: {len(devices)} devices for {layers} layers of the {form.upper()} form; "
-            f"expected 1 to {layers}"
+            f"engine.devices: {len(devices)} devices for {layers} layer{'s' if layers > 1 else ''} of the "
+            f"{form.upper()} form; expected at most {layers}"
         )
     sizes = balance([1.0] * layers, len(devices)) if engine.sizes is None or form == "bp" else engine.sizes
-    threads = engine.threads
-    if threads is None:
-        serial = _schedule(config, form) == "sequential"
-        threads = cores() if serial else max(1, cores() // len(devices))
+    serial = _schedule(config, form) == "sequential"
+    threads = engine.threads or (cores() if serial else max(1, cores() // len(devices)))
     return Placement(devices, check_sizes(sizes, layers, len(devices)), threads)
 
 
@@ -244,6 +253,7 @@ def _summary(experiment: Experiment, outcome: Outcome) -> dict[str, object]:
         "padding_share": totals.padding_share,
         "samples_per_batch": totals.samples / totals.batches,
         "schedule": _schedule(config, outcome.form),
+        "precision": _precision(config, outcome.placement.devices[0]),
         "placement": asdict(outcome.placement),
         "stages": [
             {

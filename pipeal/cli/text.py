@@ -11,6 +11,7 @@ from pipeal.cli.build import text_experiment
 from pipeal.cli.experiment import run_experiment
 from pipeal.cli.options import configure, training_options
 from pipeal.data import canonical_text_name
+from pipeal.errors import ConfigError
 from pipeal.models import canonical_text_model
 
 
@@ -25,8 +26,10 @@ def command(dataset: str, model: str, config_file: str | None, overrides: tuple[
     """
     dataset = canonical_text_name(dataset)
     name, implied = canonical_text_model(model)
-    if implied is not None and given["mode"] is None:
-        given["mode"] = implied
+    if implied is not None:
+        if given["mode"] == "bp":
+            raise ConfigError(f"model {model!r} is the AL form, but --mode is bp; ask for {name!r}")
+        given["mode"] = given["mode"] or implied
     config = configure(dataset, name, config_file, overrides, given)
     run_experiment(lambda say: text_experiment(config, say))
 

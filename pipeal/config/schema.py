@@ -13,6 +13,7 @@ from pydantic import Field
 
 Text: TypeAlias = Annotated[str, Field(strict=True, min_length=1, description="text")]
 Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]
+Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0, description="a whole number, at least 0")]
 Count: TypeAlias = Annotated[int, Field(strict=True, ge=1, description="a whole number, at least 1")]
 Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63, description="a whole number, at least 0 and below 2^63")
@@ -104,6 +105,7 @@ class LrConfig:
         ae: The rate of the label side at the start; None for ``base``. It decays by the same factor.
         decay: ``none`` keeps the rate; ``cosine`` goes from ``base`` to ``end`` along half a cosine.
         per: When the rate changes: after each ``batch`` or each ``epoch``.
+        warmup: Batches over which the rate rises to its course from nothing.
     """
 
     base: Positive = 1e-3
@@ -111,6 +113,7 @@ class LrConfig:
     ae: Positive | None = None
     decay: Literal["none", "cosine"] = "cosine"
     per: Literal["epoch", "batch"] = "batch"
+    warmup: Whole = 0
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ class TrainConfig:
         repeat: Turns: whole trainings, each with the next seed.
         seed: The seed of the first turn.
         lr: The learning rate and its course.
-        precision: The type of the matrix products: ``fp32``, or ``bf16`` under autocast.
+        precision: The type of the matrix products: ``fp32``, or ``bf16`` under autocast; ``auto`` is ``bf16`` where
+            the hardware computes in it at full speed.
         train_accuracy_samples: How many training samples the training accuracy is taken on; None for all.
     """
 
@@ -132,7 +136,7 @@ class TrainConfig:
     repeat: Count = 1
     seed: Seed = 0
     lr: LrConfig = field(default_factory=LrConfig)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
     train_accuracy_samples: Count | None = None
 
 

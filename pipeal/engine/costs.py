@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeal.engine.device import Precision
 from pipeal.engine.pipeline import Pipeline, cores
 from pipeal.engine.placement import balance
 from pipeal.engine.schedule import Action, Schedule
-from pipeal.engine.stage import Precision
 from pipeal.engine.trace import Window
 from pipeal.errors import PlacementError
 from pipeal.packet import TrainableLayer, layers_of

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.engine.device import open_device, ready_now, take_over
+from pipeal.engine.device import Precision, open_device, ready_now, take_over
 from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.schedule import Schedule, schedule_named
-from pipeal.engine.stage import Parcel, Precision, Stage, add_note
+from pipeal.engine.stage import Parcel, Stage, add_note
 from pipeal.engine.trace import Span, StageTimes, Window
 from pipeal.errors import PlacementError, ScheduleError, StallError
 from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of

@@ -7,18 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from pipeal.engine.device import Device, Ready
+from pipeal.engine.device import Device, Precision, Ready
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageClock, Window
 from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, describe, module_of, shapes_of
 from pipeal.random import keyed, may_draw
-
-Precision: TypeAlias = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True, slots=True)

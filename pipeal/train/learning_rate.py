@@ -21,7 +21,15 @@ def cosine(base: float, end: float, share: float) -> float:
 
 
 def epoch_scale(
-    decay: Decay, per: Per, *, end_over_base: float, epoch: int, epochs: int, batches: int, first_batch: int
+    decay: Decay,
+    per: Per,
+    *,
+    end_over_base: float,
+    warmup: int = 0,
+    epoch: int,
+    epochs: int,
+    batches: int,
+    first_batch: int,
 ) -> Callable[[int], float]:
     """The factor for each batch of an epoch, as a function of the batch number.
 
@@ -29,6 +37,7 @@ def epoch_scale(
         decay: ``none`` or ``cosine``.
         per: Whether the factor changes with every batch or with every epoch.
         end_over_base: The last learning rate over the first.
+        warmup: The number of batches over which the factor rises to its course from nothing.
         epoch: This epoch, from 0.
         epochs: How many there are.
         batches: How many batches this epoch has.
@@ -36,9 +45,10 @@ def epoch_scale(
     """
 
     def scale(batch: int) -> float:
+        risen = min(1.0, (batch + 1) / warmup) if warmup else 1.0
         if decay == "none":
-            return 1.0
+            return risen
         within = (batch - first_batch) / batches if per == "batch" else 0.0
-        return cosine(1.0, end_over_base, (epoch + within) / epochs)
+        return risen * cosine(1.0, end_over_base, (epoch + within) / epochs)
 
     return scale

@@ -57,12 +57,14 @@ class Course:
         decay: The course of the learning rate.
         per: When it changes.
         end_over_base: The last learning rate over the first.
+        warmup: Batches over which the learning rate rises from nothing.
     """
 
     epochs: int
     decay: Decay = "none"
     per: Per = "batch"
     end_over_base: float = 0.0
+    warmup: int = 0
 
 
 @dataclass
@@ -125,6 +127,7 @@ def fit(
             course.decay,
             course.per,
             end_over_base=course.end_over_base,
+            warmup=course.warmup,
             epoch=epoch,
             epochs=course.epochs,
             batches=len(train),

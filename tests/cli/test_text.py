@@ -1,0 +1,207 @@
+"""The command as a user meets it: what it leaves, and the one line for each mistake."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeal.cli import entry
+from pipeal.cli.options import device_names
+from pipeal.cli.text import command
+from pipeal.errors import PlacementError
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "--set=model.embedding_dim=12",
+    "--set=model.n_heads=2",
+    "--set=model.x_hid=8",
+    "--set=model.y_hid=8",
+    "--set=data.batching.budget_tokens=8192",
+    "--set=train.train_accuracy_samples=500",
+)
+
+
+def leaves(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Runs the command in this process: exit code, output, errors."""
+    with pytest.raises(SystemExit) as end:
+        entry.run(command, list(arguments))
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def agnews(folder: Path, *rows: str) -> Path:
+    """A small AG News under ``folder``, with ``rows`` at the end of its training file."""
+    home = folder / "ag_news_csv"
+    home.mkdir(parents=True)
+    good = [
+        f'"{label}","title {label}","word{label} news of the day number {n}"' for n in range(5) for label in range(1, 5)
+    ]
+    (home / "train.csv").write_text("\n".join([*good, *rows]) + "\n")
+    (home / "test.csv").write_text("\n".join(good) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("model", ["lstm", "transformer"])
+def test_a_comparison_leaves_tables_rows_and_pictures(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = leaves(
+        capsys, "toynews", model, "--mode", "compare", "--epochs", "2", "-r", "2", "--devices", "cpu,cpu",
+        "--out", str(tmp_path), *SMALL,
+    )  # fmt: skip
+    assert code == 0, err
+    folder = tmp_path / f"toynews-{model}-compare-001"
+    assert str(folder / "curves.png") in out
+    assert re.search(r"AL .*2 .*\d", out)
+    assert re.search(r"BP .*1 .*\d", out)
+    for form in ("al", "bp"):
+        rows = list(csv.DictReader((folder / form / "epochs.csv").open()))
+        assert [(row["turn"], row["epoch"]) for row in rows] == [("1", "1"), ("1", "2"), ("2", "1"), ("2", "2")]
+        assert list(rows[0])[:4] == ["turn", "train_acc", "test_acc", "train_time"]
+        summary = json.loads((folder / form / "summary.json").read_text())
+        assert summary["environment"]["torch"]
+        assert 0 <= summary["padding_share"] < 0.5
+        assert len(summary["stages"]) == (2 if form == "al" else 1)
+        assert all(0 < stage["busy_share"] <= 1.01 for stage in summary["stages"])
+        for picture in ("curves.png", "timeline.png"):
+            assert (folder / form / picture).read_bytes().startswith(b"\x89PNG")
+    assert "dataset: toynews" in (folder / "config.yaml").read_text()
+
+
+def test_the_same_seed_gives_the_same_accuracies_under_every_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for schedule, devices in (("sequential", "cpu"), ("al-fm", "cpu,cpu"), ("pipelined", "cpu*4")):
+        code, _, err = leaves(
+            capsys, "toynews", "TransformerAL", "--schedule", schedule, "--devices", devices, "--epochs", "1",
+            "--set=engine.threads=1", "--out", str(tmp_path / schedule), *SMALL,
+        )  # fmt: skip
+        assert code == 0, err
+        (row,) = csv.DictReader((tmp_path / schedule / "toynews-transformer-al-001" / "epochs.csv").open())
+        found.append({key: value for key, value in row.items() if key.startswith(("loss", "train_acc", "test_acc"))})
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (1, 2):
+        code, out, _ = leaves(
+            capsys, "demo", "LSTM", "--mode", "bp", "--epochs", "1", "--devices", "cpu", "--out", str(tmp_path), *SMALL
+        )
+        assert code == 0
+        assert f"toynews-lstm-bp-00{number}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["agnew", "lstm"], r"unknown data set 'agnew'; did you mean 'agnews'\?"),
+        (["toynews", "transfomer"], r"unknown model 'transfomer'; did you mean 'transformer'\?"),
+        (["toynews", "lstm", "--schedule", "pipeline"], r"engine.schedule: found 'pipeline', expected .*pipelined"),
+        (["toynews", "lstm", "--mode", "apl"], r"'--mode': 'apl' is not one of 'al', 'bp', 'compare'"),
+        (["toynews", "lstm", "--devices", "cpu*5"], r"5 devices for 4 layers"),
+        (["toynews", "lstm", "--mode", "bp", "--devices", "cpu,cpu"], r"2 devices for 1 layer of the BP form"),
+        (["toynews", "lstm", "--devices", "cuda:99"], r"device 'cuda:99' does not exist"),
+        (["toynews", "lstm", "--devices", "tpu"], r"'tpu' is not a device"),
+        (["toynews", "lstm", "--devices", "cpu*0"], r"--devices 'cpu\*0': expected auto, or names"),
+        (["toynews", "lstm", "--set", "train.lr.bas=1"], r"train.lr.bas: unknown key; did you mean 'train.lr.base'\?"),
+        (["toynews", "lstm", "--set", "train.epochs=many"], r"train.epochs: found 'many', expected a whole number"),
+        (["toynews", "lstm", "--config", "nowhere.yaml"], r"nowhere.yaml: no such file"),
+        (["toynews", "lstm", "--epochs", "0"], r"train.epochs: found 0, expected a whole number, at least 1"),
+        (["toynews", "transformer", "--set", "model.n_heads=7"], r"7 heads do not divide"),
+        (["toynews", "lstm", "--set=engine.sizes=[1,1]", "--devices", "cpu,cpu"], r"sizes \[1, 1\] cover 2 layers"),
+        (["toynews", "lstmal", "--mode", "bp"], r"AL form"),
+        (["toynews"], r"Missing argument 'MODEL'"),
+        (["toynews", "lstm", "--epoch", "2"], r"No such option.*--epoch"),
+        (["toynews", "lstm", "--epochs", "two"], r"'two' is not a valid integer"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_with_exit_code_2(
+    arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = leaves(capsys, *arguments, "--out", str(tmp_path / "runs"))
+    assert code == 2
+    assert out == ""
+    told = [said for said in err.splitlines() if said.startswith("pipeal: ")]
+    assert len(told) == 1
+    assert re.search(line, told[0])
+    assert "Traceback" not in err
+    assert not list(tmp_path.rglob("*.csv"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        (['"1","only two"'], r"train.csv.*21.*column"),
+        (['"5","title","text"'], r"train.csv.*21.*5"),
+        (['"x","title","text"'], r"train.csv.*21.*'x'"),
+        (['"1","",""'], r"train.csv.*21.*empty"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_and_line(
+    rows: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = agnews(tmp_path / "data", *rows)
+    code, _, err = leaves(capsys, "agnews", "lstm", "--data-root", str(root), "--out", str(tmp_path / "runs"))
+    assert code == 2
+    assert re.search(line, err.splitlines()[-1])
+
+
+def test_missing_data_says_what_to_fetch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = leaves(
+        capsys, "agnews", "lstm", "--data-root", str(tmp_path), "--set=data.download=false", "--out", str(tmp_path)
+    )
+    assert code == 2
+    assert re.search(r"no train.csv.*fetch http.*put it there", err.splitlines()[-1])
+
+
+def test_vectors_of_a_wrong_width_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = tmp_path / "glove.6B.50d.txt.gz"
+    with gzip.open(vectors, "wt") as out:
+        out.write("news " + " ".join(["0.5"] * 50) + "\n")
+    arguments = ("toynews", "lstm", "--set=model.pretrained=glove", f"--set=model.vectors={vectors}", *SMALL)
+    code, _, err = leaves(capsys, *arguments, "--out", str(tmp_path / "runs"))
+    assert code == 2
+    assert re.search(r"50.*12|12.*50", err.splitlines()[-1])
+    code, _, err = leaves(
+        capsys, *arguments, "--set=model.embedding_dim=50", "--epochs=1", "--devices=cpu", "--out", str(tmp_path / "r")
+    )
+    assert code == 0, err
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = leaves(capsys, "toynews", "lstm", "--out", str(tmp_path / "file"), *SMALL)
+    assert code == 2
+    assert "choose another --out" in err.splitlines()[-1]
+
+
+def test_the_script_shows_its_options() -> None:
+    shown = subprocess.run(
+        [sys.executable, str(ROOT / "nlpmain.py"), "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert "--schedule" in shown.stdout
+
+
+def test_devices_as_typed() -> None:
+    assert device_names(" cuda:0 , cpu * 2") == ["cuda:0", "cpu", "cpu"]
+    with pytest.raises(PlacementError):
+        device_names("cpu,,cpu")
+
+
+@pytest.mark.data
+def test_real_news_are_learnt(real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = leaves(
+        capsys, "ag_news", "TransformerAL", "--data-root", str(real_data), "--epochs", "2", "--devices", "cpu*2",
+        "--out", str(tmp_path), "--set=train.train_accuracy_samples=500",
+    )  # fmt: skip
+    assert code == 0, err
+    rows = list(csv.DictReader((tmp_path / "agnews-transformer-al-001" / "epochs.csv").open()))
+    assert float(rows[-1]["test_acc"]) > 0.8
