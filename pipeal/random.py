@@ -12,6 +12,7 @@ order. So the engine opens :func:`keyed` around each forward, and
 from __future__ import annotations
 
 import hashlib
+import inspect
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -185,15 +186,19 @@ def may_draw(module: nn.Module) -> bool:
 
     Modules of ``torch.nn`` are known: those with a dropout above zero draw, the others do not. Of other classes
     only those that say ``draws_from_default = False`` are trusted not to; a subclass says it for itself, since it
-    may override the forward.
+    may override the forward. Hooks, and functions in the place of modules, are not trusted.
     """
     return any(_itself_may_draw(part) for part in module.modules())
 
 
 def _itself_may_draw(module: nn.Module) -> bool:
+    patched = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
+    if patched:
+        return True
     declared = vars(type(module)).get("draws_from_default")
     if declared is not None:
-        return bool(declared)
+        # A plain function as a block or a criterion is code that nobody has vouched for.
+        return bool(declared) or any(inspect.isroutine(value) for value in vars(module).values())
     if not type(module).__module__.startswith("torch.nn."):
         return True
     if isinstance(module, nn.modules.dropout._DropoutNd):

@@ -203,7 +203,11 @@ class AL(nn.Module):
         return blocks[path](x)
 
     def set_lr(self, which: str | Iterable[str], lr: float) -> None:
-        """Gives the sides named by ``which`` (``"enc"``, ``"ae"``, or several) a new base learning rate."""
+        """Gives the sides named by ``which`` (``"enc"``, ``"ae"``, or several) a new base learning rate.
+
+        Not while a pipeline is at work on the layer: drain it first, or let the change travel with the batches
+        (``lr_scale`` of :meth:`pipeal.Pipeline.run`), which also takes the place of PyTorch's schedulers.
+        """
         for side in [which] if isinstance(which, str) else which:
             for group in self._optimizer_of(side).param_groups:
                 group["lr"] = group["initial_lr"] = lr

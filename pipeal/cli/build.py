@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from pipeal.al import ALPackage, LearningRates
+from pipeal.cli.download_bar import DownloadBar
 from pipeal.config import BatchingConfig, ModelConfig, RunConfig
 from pipeal.data import (
     BatchLoader,
@@ -27,12 +28,17 @@ from pipeal.data import (
     load_text,
     load_vectors,
 )
+from pipeal.errors import ConfigError
 from pipeal.models import TextDims, build_text, canonical_text_model
 from pipeal.train.trainer import EpochBatches
 
 PUBLISHED_MAX_LEN = {"agnews": 128, "dbpedia": 128, "imdb": 256}
 EVALUATION_BUDGET = 32_768
 """Tokens per batch where nothing has to be kept for a backward."""
+
+
+SPLIT_SEED = 0
+"""Of what divides a data set into train and test: runs of different seeds are tested on the same samples."""
 
 
 class Experiment(Protocol):
@@ -133,7 +139,8 @@ def text_experiment(config: RunConfig, say: Callable[[str], None]) -> TextExperi
     _dims(config.model)  # widths that do not fit are told before anything is read
     root = Path(data.root) if data.root is not None else Path("data")
     say(f"reading {dataset}")
-    texts = load_text(dataset, root, download=data.download, seed=config.train.seed)
+    with DownloadBar() as bar:
+        texts = load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
     say("building the vocabulary")
     words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
     vocab = Vocab.build(words, max_size=data.vocab_size, min_frequency=data.min_frequency)
@@ -151,7 +158,10 @@ def text_experiment(config: RunConfig, say: Callable[[str], None]) -> TextExperi
         "longest": int(train.lengths.max()),
     }
     pretrained = None
-    if config.model.pretrained != "none":
+    if config.model.pretrained == "none":
+        if config.model.vectors is not None:
+            raise ConfigError("model.vectors: found a file, but model.pretrained is none; say glove or fasttext")
+    else:
         pretrained, found = _pretrained(config.model, root, vocab, config.train.seed, say)
         facts["words_with_pretrained_vectors"] = found
     return TextExperiment(config, train, test, vocab, pretrained, facts)

@@ -31,17 +31,18 @@ _KEYS = {
 def training_options(command: Command) -> Command:
     """Adds the options to a click command."""
     options = [
+        click.option("--mode", help="al (default), bp, or compare, which trains both."),
+        click.option("--schedule", help=f"Of the AL form: {', '.join(SCHEDULES)} (default)."),
         click.option(
-            "--mode", type=click.Choice(["al", "bp", "compare"]), help="Train the AL form, the BP form, or both."
+            "--devices",
+            help="One device per stage: cpu,cpu or cpu*4 or cuda:0,cuda:1; or auto (default), which tries some.",
         ),
-        click.option("--schedule", help=f"One of {', '.join(SCHEDULES)}."),
-        click.option("--devices", help="auto, or one device per stage: cpu,cpu or cpu*4 or cuda:0,cuda:1."),
-        click.option("--epochs", type=int, help="Passes over the training data."),
-        click.option("-r", "--repeat", type=int, help="Whole trainings, each with the next seed."),
-        click.option("--max-len", type=int, help="Words kept of a text."),
-        click.option("--seed", type=int, help="Seed of the first training."),
-        click.option("--data-root", help="Folder that holds the data sets."),
-        click.option("--out", help="Folder in which each run gets a folder of its own."),
+        click.option("--epochs", type=int, help="Passes over the training data; default: the experiment's."),
+        click.option("-r", "--repeat", type=int, help="Whole trainings, each with the next seed; default: 1."),
+        click.option("--max-len", type=int, help="Words kept of a text; default: the published length."),
+        click.option("--seed", type=int, help="Seed of the first training; default: 0."),
+        click.option("--data-root", help="Folder that holds the data sets; default: data."),
+        click.option("--out", help="Folder in which each run gets a folder of its own; default: runs."),
         click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
         click.option(
             "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any configuration key, repeatable."
@@ -67,28 +68,26 @@ def configure(
             section = values
             for name in sections:
                 section = section.setdefault(name, {})
-            section[key] = device_names(value) if option == "devices" else value
+            section[key] = value
     path = Path(config_file) if config_file is not None else find_config(dataset, model)
     return load_config(path, overrides=overrides, values=values)
 
 
-def device_names(text: str) -> str | list[str]:
+def device_names(text: str) -> list[str]:
     """One name per stage out of what was typed.
 
-    >>> device_names("auto"), device_names("cuda:0,cuda:1"), device_names("cpu*3")
-    ('auto', ['cuda:0', 'cuda:1'], ['cpu', 'cpu', 'cpu'])
+    >>> device_names("cuda:0,cuda:1"), device_names("cpu*3")
+    (['cuda:0', 'cuda:1'], ['cpu', 'cpu', 'cpu'])
 
     Raises:
         PlacementError: A count that is not a whole number above 0, or an empty name.
     """
-    if text == "auto":
-        return text
     names: list[str] = []
     for part in text.split(","):
         name, star, count = (piece.strip() for piece in part.partition("*"))
         if not name or (star and not (count.isascii() and count.isdigit() and int(count) > 0)):
             raise PlacementError(
-                f"--devices {text!r}: expected auto, or names such as cpu,cpu or cpu*4 or cuda:0,cuda:1"
+                f"engine.devices: found {text!r}, expected auto, or names such as cpu,cpu or cpu*4 or cuda:0,cuda:1"
             )
         names += [name] * (int(count) if star else 1)
     return names

@@ -15,19 +15,20 @@ from pipeal.errors import ConfigError
 from pipeal.models import canonical_text_model
 
 
-@click.command(context_settings={"max_content_width": 110, "show_default": True})
+@click.command(context_settings={"max_content_width": 110, "show_default": False})
 @click.argument("dataset")
 @click.argument("model")
 @training_options
 def command(dataset: str, model: str, config_file: str | None, overrides: tuple[str, ...], **given: Any) -> None:
     """Trains MODEL on DATASET, and shows how it went.
 
-    DATASET is agnews, dbpedia, imdb, or toynews, which needs no download. MODEL is lstm or transformer.
+    DATASET is agnews, dbpedia, imdb, or toynews, which needs no download. MODEL is lstm or transformer; the
+    published spellings (LSTMAL, Transformer, ...) also choose the form.
     """
     dataset = canonical_text_name(dataset)
     name, implied = canonical_text_model(model)
     if implied is not None:
-        if given["mode"] == "bp":
+        if implied == "al" and given["mode"] == "bp":
             raise ConfigError(f"model {model!r} is the AL form, but --mode is bp; ask for {name!r}")
         given["mode"] = given["mode"] or implied
     config = configure(dataset, name, config_file, overrides, given)

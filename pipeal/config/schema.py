@@ -77,7 +77,7 @@ class DataConfig:
     """Where the data is, and how text becomes numbers.
 
     Attributes:
-        root: The folder that holds the data sets; None for the usual places.
+        root: The folder that holds the data sets; None for ``data`` in the current folder.
         download: Whether a data set that is not there is fetched.
         max_len: The most words kept of a text; None for the published length of the data set.
         vocab_size: The most words in the vocabulary, specials included.
@@ -113,7 +113,7 @@ class LrConfig:
     ae: Positive | None = None
     decay: Literal["none", "cosine"] = "cosine"
     per: Literal["epoch", "batch"] = "batch"
-    warmup: Whole = 0
+    warmup: Whole = 50
 
 
 @dataclass(frozen=True)

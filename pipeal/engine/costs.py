@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from pipeal.engine.device import Precision
-from pipeal.engine.pipeline import Pipeline, cores
+from pipeal.engine.pipeline import Pipeline, cores, threads_each
 from pipeal.engine.placement import balance
-from pipeal.engine.schedule import Action, Schedule
+from pipeal.engine.schedule import Action, Schedule, schedule_named
 from pipeal.engine.trace import Window
 from pipeal.errors import PlacementError
 from pipeal.packet import TrainableLayer, layers_of
@@ -104,16 +104,17 @@ def place(
         on_trial: Called with each candidate and its time.
     """
     layers = layers_of(model)
+    schedule = schedule_named(schedule)
     gpus = torch.cuda.device_count()
     home = "cuda:0" if gpus else "cpu"
+    choices = _candidate_devices(len(layers), gpus)
+    if len(choices) == 1:
+        return Placement(choices[0], [len(layers)], threads_each(choices[0], schedule))
     costs = layer_costs(deepcopy(layers), batches, device=home, precision=precision)
     totals = [sum(cost.values()) for cost in costs]
     candidates = [
-        Placement(devices, balance(totals, len(devices)), max(1, cores() // len(devices)))
-        for devices in _candidate_devices(len(layers), gpus)
+        Placement(devices, balance(totals, len(devices)), threads_each(devices, schedule)) for devices in choices
     ]
-    if len(candidates) == 1:
-        return candidates[0]
     best: dict[int, float] = {}
     for _ in range(rounds):
         for index, candidate in enumerate(candidates):
@@ -132,7 +133,8 @@ def place(
 def _candidate_devices(layers: int, gpus: int) -> list[list[str]]:
     """One stage, and the numbers of stages that may help."""
     if gpus > 1:
-        return [["cuda:0"], [f"cuda:{index}" for index in range(min(gpus, layers))]][: layers + 1]
+        counts = sorted({1, min(gpus, layers)})
+        return [[f"cuda:{index}" for index in range(count)] for count in counts]
     if gpus == 1:
         return [["cuda:0"] * count for count in sorted({1, layers})]
     return [["cpu"] * count for count in range(1, min(layers, 2 * cores()) + 1)] if cores() > 1 else [["cpu"]]

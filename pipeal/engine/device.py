@@ -7,8 +7,8 @@ CUDA rules kept here (see also the CUDA semantics notes of PyTorch):
 * A producer records an event when a packet is ready; whoever reads the packet waits for it on his own stream.
 * A tensor used on another stream than it was allocated on is given to ``record_stream``: the caching allocator
   would otherwise hand its memory out again while it is still read.
-* Nothing here waits for the device on the host, except :meth:`Device.synchronize` and a packet that goes back
-  to the CPU.
+* Nothing here waits for the device on the host, except :meth:`Device.synchronize`, a packet that goes back to the
+  CPU, and :meth:`Device.limit_run_ahead`, which keeps the host a few batches ahead.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ Ready: TypeAlias = "torch.cuda.Event | None"
 
 
 RUN_AHEAD = 3
+"""Batches of work that may lie before a GPU: enough that it never waits for the host to speak, and no more."""
+
+
+_POLL_S = 2e-4
 
 
 class Device:
@@ -58,6 +62,9 @@ class Device:
             return _to_host(tree, ready)
         return tree
 
+    def follow_caller(self) -> None:
+        """Lets later work here wait for what the calling thread has given to its own stream, such as new weights."""
+
     def end_batch(self) -> None:
         """Marks the end of a batch's work."""
 
@@ -71,6 +78,10 @@ class Device:
     def seconds(self, stamp: Stamp) -> float | None:
         """A stamp on the host's clock; None while the device has not come to it."""
         return float(stamp)
+
+    def between(self, begin: Stamp, end: Stamp) -> float:
+        """The seconds from one stamp to another that the device has both come to."""
+        return float(end - begin)
 
     def synchronize(self) -> None:
         """Waits until all work given to this device has ended."""
@@ -159,6 +170,13 @@ class CudaDevice(Device):
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
+    def follow_caller(self) -> None:
+        """Waits, on the compute stream, for an event on the caller's."""
+        with torch.cuda.device(self.device):
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self.device))
+        self.compute.wait_event(event)
+
     def end_batch(self) -> None:
         """Records an event on the compute stream."""
         event = torch.cuda.Event()
@@ -184,10 +202,14 @@ class CudaDevice(Device):
         event, seconds = self._zero
         return seconds + event.elapsed_time(stamp) / 1e3
 
+    def between(self, begin: Stamp, end: Stamp) -> float:
+        """By the device's own clock, which is finer than the way over the host's."""
+        return float(begin.elapsed_time(end)) / 1e3
+
     def synchronize(self) -> None:
-        """Waits for both streams."""
-        self.copy.synchronize()
-        self.compute.synchronize()
+        """Waits for both streams, in steps that Ctrl-C can end."""
+        while not (self.copy.query() and self.compute.query()):
+            time.sleep(_POLL_S)
 
 
 def ready_now(tree: Tree) -> Ready:
@@ -246,10 +268,13 @@ def parse_device(name: str | torch.device) -> torch.device:
 
 def fastest_precision(name: str | torch.device) -> Precision:
     """``bf16`` where a device has matrix units for it, which make it several times faster; else ``fp32``."""
-    if parse_device(name).type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    # Without these units (AMX) a CPU spends what it gains in products on casting.
-    return "bf16" if torch.cpu._is_amx_tile_supported() else "fp32"
+    device = parse_device(name)
+    if device.type == "cuda":
+        # Emulated before compute capability 8.0.
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+    # Without these units (AMX) a CPU spends what it gains in products on casting. Private, and so may be missing.
+    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return "bf16" if has_amx() else "fp32"
 
 
 def open_device(name: str | torch.device) -> Device:

@@ -106,6 +106,8 @@ class Pipeline:
             raise PlacementError(f"queue_depth is {queue_depth}; expected at least 1 packet")
         if devices is None:
             devices = [device_of(module_of(layer)) for layer in layers]
+        if isinstance(devices, str):
+            devices = [devices]
         handles = [open_device(device) for device in devices]
         if sizes is None:
             self.sizes = balance([1.0] * len(layers), len(handles))
@@ -125,7 +127,8 @@ class Pipeline:
             for number, (handle, start, size) in enumerate(zip(handles, starts, self.sizes, strict=True))
         ]
         self.queue_depth = queue_depth
-        self.threads = _share_of_cores(self.stages, self.schedule) if threads is None else threads
+        self._caller_threads = torch.get_num_threads()
+        self.threads = threads_each(devices, self.schedule) if threads is None else threads
         self.stall_timeout_s = stall_timeout_s
         self.next_batch = first_batch
         self._sequence = 0
@@ -192,6 +195,7 @@ class Pipeline:
             self._begin = perf_counter()
             for stage in self.stages:
                 stage.clock.restart()
+                stage.device.follow_caller()
         executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale), ready_now((x, y))))
         self._sequence += 1
         self.next_batch += 1
@@ -257,7 +261,10 @@ class Pipeline:
         if not 1 <= depth <= layers:
             raise PlacementError(f"exit {depth} does not exist; this model has exits 1 to {layers}")
         way = [stage.up_to(depth) for stage in self.stages if stage.layers[0][0] < depth]
-        with _evaluating(module_of(layer) for stage in way for _, layer in stage.layers):
+        modules = [module_of(layer) for stage in way for _, layer in stage.layers]
+        with _evaluating(modules), _intra_op_threads(self._caller_threads):
+            for stage in way:
+                stage.device.follow_caller()
             ready = ready_now(x)
             for stage in way:
                 x, ready = stage.infer(x, ready, ("f",))
@@ -275,17 +282,26 @@ class Pipeline:
             stage.device.synchronize()
 
     def _take_losses(self) -> list[Tensor]:
-        rows: dict[int, list[Tensor]] = {}
+        by_layer: dict[int, Tensor] = {}
         for stage in self.stages:
-            while stage.reports:
-                report = stage.reports.popleft()
-                rows.setdefault(report.layer, []).append(torch.stack([loss.float() for loss in report.losses]))
-        return [torch.stack(rows[layer]).cpu() for layer in sorted(rows)]
+            by_layer |= stage.losses.take()
+        return [by_layer[layer] for layer in sorted(by_layer)]
 
     def _open(self) -> Executor:
         if self._executor is None:
             raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
         return self._executor
+
+
+@contextmanager
+def _intra_op_threads(count: int) -> Iterator[None]:
+    """The same under every schedule: the inline executor gives the caller another number while it is open."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -318,7 +334,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _share_of_cores(stages: Sequence[Stage], schedule: Schedule) -> int:
+def threads_each(devices: Sequence[str | torch.device], schedule: Schedule) -> int:
     """Intra-op threads per worker: all cores for one at a time, else each CPU stage its share."""
-    on_cpu = sum(stage.device.device.type == "cpu" for stage in stages)
+    on_cpu = sum(torch.device(device).type == "cpu" for device in devices)
     return cores() if schedule.serial or on_cpu <= 1 else max(1, cores() // on_cpu)

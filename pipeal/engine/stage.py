@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
@@ -14,7 +13,8 @@ from torch import Tensor
 from pipeal.engine.device import Device, Precision, Ready
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageClock, Window
-from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, describe, module_of, shapes_of
+from pipeal.errors import ScheduleError
+from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, describe, module_of, shapes_of, tensors
 from pipeal.random import keyed, may_draw
 
 
@@ -33,13 +33,36 @@ class Parcel:
     ready: Ready = None
 
 
-@dataclass(frozen=True, slots=True)
-class LossReport:
-    """The local losses of one layer on one batch, still on the layer's device."""
+class LossLog:
+    """The local losses of a stage's layers, batch by batch, on their device until the caller takes them.
 
-    batch: int
-    layer: int
-    losses: tuple[Tensor, ...]
+    Written by the stage's thread, taken while it rests. Kept as one block per thousand batches: a scalar of its own
+    takes a GPU's allocator 512 bytes.
+    """
+
+    def __init__(self) -> None:
+        self._single: dict[int, list[list[Tensor]]] = {}
+        self._blocks: dict[int, list[Tensor]] = {}
+
+    def add(self, layer: int, losses: list[Tensor]) -> None:
+        """Keeps one batch's losses of one layer."""
+        single = self._single.setdefault(layer, [])
+        single.append(losses)
+        if len(single) == 1000:
+            self._join(layer)
+
+    def take(self) -> dict[int, Tensor]:
+        """By layer, ``(batches, losses)`` float32 on the CPU; forgets them."""
+        for layer in list(self._single):
+            self._join(layer)
+        taken = {layer: torch.cat(blocks).cpu() for layer, blocks in self._blocks.items()}
+        self._single, self._blocks = {}, {}
+        return taken
+
+    def _join(self, layer: int) -> None:
+        rows = self._single.pop(layer)
+        block = torch.stack([loss.float() for row in rows for loss in row]).view(len(rows), -1)
+        self._blocks.setdefault(layer, []).append(block)
 
 
 class Stage:
@@ -70,7 +93,7 @@ class Stage:
         self.seed = seed
         self.precision = precision
         self.clock = StageClock(device, number, window)
-        self.reports: deque[LossReport] = deque()  # appended by the stage, taken by the caller
+        self.losses = LossLog()
         self._in_hand: Parcel | None = None
         self._had: dict[int, Shapes] = {}
         self._draws = {}
@@ -82,8 +105,8 @@ class Stage:
     def reset(self) -> None:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
         self._in_hand = None
-        self.reports.clear()
-        self.clock.take_times()
+        self.losses.take()
+        self.clock.forget()
 
     def run(self, action: Action, parcel: Parcel | None = None) -> Parcel | None:
         """Does one action on every layer; a forward takes a parcel and returns the one to hand on."""
@@ -121,13 +144,18 @@ class Stage:
             for index, layer in self.layers:
                 self._had[index] = shapes_of((packet.x, packet.y))
                 with self._acting(index, layer, Action.FORWARD, parcel):
+                    versions = _versions((packet.x, packet.y))
                     x, y = layer(packet.x, packet.y)
                     losses = layer.loss()
+                    if _versions((packet.x, packet.y)) != versions:
+                        raise ScheduleError(
+                            "the forward changed its input in place, which the layer before still needs for its "
+                            "backward; use operators that do not (such as inplace=False) on what a layer receives"
+                        )
                 packet = replace(packet, x=x, y=y)
                 if losses is not None:
                     # A user's own loss() may hold a graph, or be numbers already.
-                    kept = tuple(torch.as_tensor(loss).detach() for loss in losses)
-                    self.reports.append(LossReport(packet.batch, index, kept))
+                    self.losses.add(index, [torch.as_tensor(loss).detach() for loss in losses])
             return Parcel(parcel.sequence, packet, self.device.mark_ready((x, y)))
 
     def infer(self, x: Tree, ready: Ready, paths: Sequence[Path]) -> tuple[Tree, Ready]:
@@ -138,12 +166,14 @@ class Stage:
             ready: When it may be read.
             paths: ``("f",)`` climbs all layers, ``("b",)`` crosses the bridge of the last, ``("h",)`` descends.
         """
+        self.device.limit_run_ahead()
         with self.device.active(), torch.no_grad(), self.autocast():
             x = self.device.receive(x, ready)
             for path in paths:
                 layers = {"f": self.layers, "b": self.layers[-1:], "h": self.layers[::-1]}[path]
                 for _, layer in layers:
                     x = layer.inference(x, path)
+            self.device.end_batch()
             return x, self.device.mark_ready(x)
 
     def up_to(self, depth: int) -> Stage:
@@ -195,6 +225,11 @@ _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE:
 
 # A forward's key is (seed, layer, batch) alone: what anyone can redo by hand with :func:`pipeal.random.keyed`.
 _KEY: dict[Action, tuple[int, ...]] = {Action.FORWARD: (), Action.BACKWARD: (1,), Action.UPDATE: (2,)}
+
+
+def _versions(tree: Tree) -> list[int]:
+    """How often each tensor was written to; tensors made in inference mode do not count."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors(tree)]
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -40,8 +40,10 @@ class StageTimes:
     """How a stage spent a stretch of time, in seconds.
 
     Attributes:
-        busy: By action, on the stage's device.
-        waiting: By reason: ``input`` (the stage before), ``space`` (the stage after), ``join`` (the schedule).
+        busy: By action, on the stage's device. On a CPU it is wall-clock time: a stage that shares its core with
+            others is busy while it waits for its turn.
+        waiting: By reason: ``input`` (the stage before), ``space`` (the stage after), ``join`` (the schedule). It is
+            the time of the stage's thread, which on a GPU runs ahead of the device.
     """
 
     busy: dict[Action, float]
@@ -108,6 +110,12 @@ class StageClock:
         self._busy, self._waiting = dict.fromkeys(self._busy, 0.0), dict.fromkeys(self._waiting, 0.0)
         return times
 
+    def forget(self) -> None:
+        """Drops all times and spans."""
+        self._pending.clear()
+        self._spans.clear()
+        self.take_times()
+
     def spans(self) -> list[Span]:
         """The spans kept so far."""
         self._settle()
@@ -123,6 +131,6 @@ class StageClock:
             begin = self.device.seconds(raw.begin)
             assert begin is not None  # recorded before the end on the same stream
             self._pending.popleft()
-            self._busy[raw.action] += end - begin
+            self._busy[raw.action] += self.device.between(raw.begin, raw.end)
             if raw.keep:
                 self._spans.append(Span(self.stage, raw.layer, raw.action, raw.batch, begin, end))

@@ -11,6 +11,7 @@ from pipeal.models.text import LSTM, LSTMAL, PUBLISHED, TextDims, Transformer, T
 Mode: TypeAlias = Literal["al", "bp"]
 
 _FORMS = {"lstm": (LSTMAL, LSTM), "transformer": (TransformerAL, Transformer)}
+_PUBLISHED_BP = ("LSTM", "Transformer")  # the published command's spellings of its BP forms
 TEXT_MODELS = tuple(_FORMS)
 """The canonical names."""
 
@@ -18,7 +19,7 @@ TEXT_MODELS = tuple(_FORMS)
 def canonical_text_model(name: str) -> tuple[str, Mode | None]:
     """The canonical name of a text model, and the form that its spelling implies.
 
-    >>> canonical_text_model("TransformerAL"), canonical_text_model("LSTM")
+    >>> canonical_text_model("TransformerAL"), canonical_text_model("lstm")
     (('transformer', 'al'), ('lstm', None))
 
     Raises:
@@ -27,7 +28,9 @@ def canonical_text_model(name: str) -> tuple[str, Mode | None]:
     plain = name.lower().removesuffix("al")
     if plain not in _FORMS:
         raise ConfigError(unknown_name("model", name, _FORMS))
-    return plain, ("al" if plain != name.lower() else None)
+    if plain != name.lower():
+        return plain, "al"
+    return plain, ("bp" if name in _PUBLISHED_BP else None)
 
 
 def build_text(
@@ -45,7 +48,8 @@ def build_text(
     """A text classifier, ready to train; takes ``(B, T)`` tokens, padded on the right, and ``(B,)`` classes.
 
     Args:
-        name: ``lstm`` or ``transformer``, in any case; ``LSTMAL`` and ``TransformerAL`` ask for the AL form.
+        name: ``lstm`` or ``transformer``, in any case; ``LSTMAL`` and ``TransformerAL`` ask for the AL
+            form, and ``LSTM`` and ``Transformer``, in just this case, for the BP form, as published.
         mode: ``al`` or ``bp``; None for what the name implies, else ``al``.
         vocab_size: How many tokens there are.
         classes: How many classes there are.
@@ -67,7 +71,7 @@ def build_text(
     if mode == "bp" and implied == "al":
         raise ConfigError(f"model {name!r} is the AL form, but the mode is 'bp'; ask for {plain!r}")
     al_form, bp_form = _FORMS[plain]
-    if mode != "bp":
+    if (mode or implied) != "bp":
         return al_form(
             vocab_size,
             classes,

@@ -221,7 +221,8 @@ def _recode(code: int) -> tuple[nn.Module, nn.Module]:
     factor of about 1.7, and the decoders need some hundred steps before the way down says anything; until then
     the encoder sides chase moving targets that hardly differ. An orthogonal ``g`` with the gain of tanh, and its
     transpose as ``h``, keep the distances and decode from the first step: the LSTM on 16,568 texts of AG News
-    stood at 0.86 test accuracy after two epochs, not at 0.53.
+    stood at 0.86 test accuracy after two epochs, and at 0.53 without (where a label side five times as fast was
+    already a help).
     """
     encode, decode = nn.Linear(code, code), nn.Linear(code, code)
     with torch.no_grad():

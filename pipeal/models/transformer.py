@@ -60,8 +60,11 @@ class SelfAttention(nn.Module):
 
 def _attend_fused(qkv: Tensor, bias: Tensor) -> Tensor:
     """``qkv`` is ``(3, B, heads, T, d)``, ``bias`` ``(B, T)``."""
-    q, k, v = qkv.unbind(0)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[:, None, None, :].expand(-1, -1, q.shape[2], -1))
+    width = qkv.shape[-1]
+    # The kernels that take a mask want the width of a head in whole eights; the published one is 50.
+    q, k, v = F.pad(qkv, (0, -width % 8)).unbind(0)
+    every_query = bias[:, None, None, :].expand(-1, -1, q.shape[2], -1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=every_query, scale=width**-0.5)[..., :width]
 
 
 def _attend_by_products(qkv: Tensor, bias: Tensor) -> Tensor:

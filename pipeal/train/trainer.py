@@ -119,6 +119,7 @@ def fit(
         totals: Added to.
         turn: The number of this training among repeats, from 1, for the rows.
     """
+    trained_s = 0.0
     for epoch in range(course.epochs):
         train.set_epoch(epoch)
         watcher.begin_epoch(epoch + 1, batches=len(train), turn=turn)
@@ -135,13 +136,14 @@ def fit(
         )
         report = pipe.run(counted, lr_scale=scale)
         totals.add(report, counted)
+        trained_s += report.seconds
         train_acc, test_acc = evaluate(pipe)
         row = EpochRow(
             turn=turn,
             epoch=epoch + 1,
             train_acc=train_acc,
             test_acc=test_acc,
-            train_time=totals.seconds,
+            train_time=trained_s,
             epoch_time=report.seconds,
             samples_per_s=report.samples / report.seconds,
             tokens_per_s=counted.tokens / report.seconds,

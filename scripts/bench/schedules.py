@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
@@ -25,10 +25,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-import pipeal
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
-from pipeal.engine import SCHEDULES, Action, simulate
+from pipeal.engine import SCHEDULES, Action, balance, simulate
+from pipeal.engine.allocator import keep_freed_memory
+from pipeal.engine.costs import Placement, place
+from pipeal.engine.pipeline import cores
 from pipeal.engine.virtual import VirtualLayer
+from pipeal.models import build_text
+from pipeal.train.environment import environment
 
 FORWARD_S, BACKWARD_S = 0.005, 0.010
 MEASURED_SEQUENTIAL = 4
@@ -69,7 +73,7 @@ class RealRow:
 
     model: str
     schedule: str
-    stages: int
+    stages: str
     threads: int
     median_s: float
     least_s: float
@@ -134,7 +138,7 @@ def equal_layers(depth: int = 4, width: int = 512, rows: int = 256, batches: int
 
 
 def measure_real(name: str, build: Build, *, stage_counts: Sequence[int], repeats: int) -> list[RealRow]:
-    """Every schedule on every number of stages, one intra-op thread per worker, in turns.
+    """Every schedule on every number of stages with one intra-op thread per worker, and what auto chooses, in turns.
 
     Args:
         name: Of the model, for the table.
@@ -143,49 +147,53 @@ def measure_real(name: str, build: Build, *, stage_counts: Sequence[int], repeat
         repeats: How many runs of each; one more before them warms up.
     """
     package, batches = build()
-    choices = [("sequential", 1)]
-    stage_counts = [stages for stages in stage_counts if stages <= len(package)]
-    choices += [(schedule, stages) for schedule in list(SCHEDULES)[1:] for stages in stage_counts]
-    seconds: dict[tuple[str, int], list[float]] = {choice: [] for choice in choices}
+    layers = len(package)
+    stage_counts = [stages for stages in stage_counts if stages <= layers]
+
+    def fixed(stages: int, threads: int) -> Placement:
+        return Placement(["cpu"] * stages, balance([1.0] * layers, stages), threads)
+
+    choices = {("sequential", "1 stage"): fixed(1, 1)}
+    choices |= {(name, f"{count} stages"): fixed(count, 1) for name in list(SCHEDULES)[1:] for count in stage_counts}
+    choices["sequential", "1 stage, all cores"] = fixed(1, cores())
+    choices["pipelined", "auto"] = place(package, batches, "pipelined")
+    seconds: dict[tuple[str, str], list[float]] = {choice: [] for choice in choices}
     for turn in range(repeats + 1):
-        for schedule, stages in choices:
-            with Pipeline(package, ["cpu"] * stages, schedule, threads=1) as pipe:
+        for (schedule, what), where in choices.items():
+            with Pipeline(package, where.devices, schedule, sizes=where.sizes, threads=where.threads) as pipe:
                 took = pipe.run(batches).seconds
             if turn:
-                seconds[schedule, stages].append(took)
-    alone = median(seconds["sequential", 1])
+                seconds[schedule, what].append(took)
+    alone = median(seconds["sequential", "1 stage"])
     return [
-        RealRow(name, schedule, stages, 1, median(took), min(took), max(took), alone / median(took))
-        for (schedule, stages), took in seconds.items()
+        RealRow(
+            name,
+            schedule,
+            what,
+            choices[schedule, what].threads,
+            median(took),
+            min(took),
+            max(took),
+            alone / median(took),
+        )
+        for (schedule, what), took in seconds.items()
+    ]
+
+
+def transformer(batches: int = 16) -> tuple[ALPackage, list[Any]]:
+    """The published transformer, 4 AL layers, on random words: 256 texts of 24 to 32 words each batch."""
+    torch.manual_seed(0)
+    words = 30_000
+    package = build_text("transformer", "al", vocab_size=words, classes=4)
+    lengths = cycle(range(24, 33, 2))
+    return package, [
+        (torch.randint(2, words, (256, length)), torch.randint(4, (256,))) for length in islice(lengths, batches)
     ]
 
 
 # Further models join here: a name, and a function that builds the package and the batches of a run.
-MODELS: dict[str, Build] = {"4 equal MLP layers": equal_layers}
+MODELS: dict[str, Build] = {"4 equal MLP layers": equal_layers, "transformer": transformer}
 QUICK_MODELS: dict[str, Build] = {"4 equal MLP layers": partial(equal_layers, batches=6)}
-
-
-def circumstances() -> dict[str, str | int]:
-    """The machine and the versions that the figures belong to."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {
-        "processor": _processor(),
-        "cores": cores,
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "pipeal": pipeal.__version__,
-        "gpus": ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) or "none",
-    }
-
-
-def _processor() -> str:
-    listing = Path("/proc/cpuinfo")
-    if listing.exists():
-        for line in listing.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def virtual_table(rows: Sequence[VirtualRow], batches: int, repeats: int) -> Table:
@@ -211,13 +219,13 @@ def virtual_table(rows: Sequence[VirtualRow], batches: int, repeats: int) -> Tab
 
 
 def real_table(rows: Sequence[RealRow], repeats: int) -> Table:
-    title = f"2. Real tensors, one thread per worker, in turns, median of {repeats}; seconds per run"
+    title = f"2. Real tensors on the cores, in turns, median of {repeats}; seconds per run"
     table = Table(title=title, title_justify="left", box=None)
-    for column in ("model", "schedule", "stages", "median", "least", "most", "× sequential"):
-        table.add_column(column, justify="left" if column in ("model", "schedule") else "right")
+    for column in ("model", "schedule", "placement", "threads each", "median", "least", "most", "× sequential"):
+        table.add_column(column, justify="left" if column in ("model", "schedule", "placement") else "right")
     for row in rows:
         times = (f"{value:.3f}" for value in (row.median_s, row.least_s, row.most_s))
-        table.add_row(row.model, row.schedule, str(row.stages), *times, f"{row.gain:.2f}")
+        table.add_row(row.model, row.schedule, row.stages, str(row.threads), *times, f"{row.gain:.2f}")
     return table
 
 
@@ -229,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     batches, repeats = (40, 1) if options.quick else (200, 3)
     console = Console(width=120, highlight=False)
 
-    facts = circumstances()
+    facts = environment()
     console.print("  ".join(f"{key}: {value}" for key, value in facts.items()), "\n", markup=False)
     console.print(f"load average: {os.getloadavg()[0]:.1f}; a sleep of 5 ms takes {5 + 1e3 * oversleep_s():.2f} ms\n")
     virtual = [
@@ -238,7 +246,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     console.print(virtual_table(virtual, batches, repeats), "")
 
-    turns = 3 if options.quick else 7
+    keep_freed_memory()
+    turns = 3 if options.quick else 5
     real: list[RealRow] = []
     for name, build in (QUICK_MODELS if options.quick else MODELS).items():
         real += measure_real(name, build, stage_counts=(1, 2, 4), repeats=turns)

@@ -15,6 +15,7 @@ import pytest
 from pipeal.cli import entry
 from pipeal.cli.options import device_names
 from pipeal.cli.text import command
+from pipeal.config import load_config
 from pipeal.errors import PlacementError
 
 ROOT = Path(__file__).parents[2]
@@ -23,8 +24,8 @@ SMALL = (
     "--set=model.n_heads=2",
     "--set=model.x_hid=8",
     "--set=model.y_hid=8",
-    "--set=data.batching.budget_tokens=8192",
-    "--set=train.train_accuracy_samples=500",
+    "--set=data.batching.budget_tokens=256",
+    "--set=train.train_accuracy_samples=100",
 )
 
 
@@ -36,13 +37,12 @@ def leaves(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
     return int(end.value.code or 0), out, err
 
 
-def agnews(folder: Path, *rows: str) -> Path:
+def agnews(folder: Path, *rows: str, count: int = 5) -> Path:
     """A small AG News under ``folder``, with ``rows`` at the end of its training file."""
     home = folder / "ag_news_csv"
     home.mkdir(parents=True)
-    good = [
-        f'"{label}","title {label}","word{label} news of the day number {n}"' for n in range(5) for label in range(1, 5)
-    ]
+    labels = [1, 2, 3, 4] * count
+    good = [f'"{label}","title {label}","word{label} news of the day {n}"' for n, label in enumerate(labels)]
     (home / "train.csv").write_text("\n".join([*good, *rows]) + "\n")
     (home / "test.csv").write_text("\n".join(good) + "\n")
     return folder
@@ -53,11 +53,11 @@ def test_a_comparison_leaves_tables_rows_and_pictures(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = leaves(
-        capsys, "toynews", model, "--mode", "compare", "--epochs", "2", "-r", "2", "--devices", "cpu,cpu",
-        "--out", str(tmp_path), *SMALL,
+        capsys, "agnews", model, "--mode", "compare", "--epochs", "2", "-r", "2", "--devices", "cpu,cpu",
+        "--data-root", str(agnews(tmp_path / "data", count=100)), "--out", str(tmp_path), *SMALL,
     )  # fmt: skip
     assert code == 0, err
-    folder = tmp_path / f"toynews-{model}-compare-001"
+    folder = tmp_path / f"agnews-{model}-compare-001"
     assert str(folder / "curves.png") in out
     assert re.search(r"AL .*2 .*\d", out)
     assert re.search(r"BP .*1 .*\d", out)
@@ -72,31 +72,38 @@ def test_a_comparison_leaves_tables_rows_and_pictures(
         assert all(0 < stage["busy_share"] <= 1.01 for stage in summary["stages"])
         for picture in ("curves.png", "timeline.png"):
             assert (folder / form / picture).read_bytes().startswith(b"\x89PNG")
-    assert "dataset: toynews" in (folder / "config.yaml").read_text()
+        again = load_config(folder / form / "config.yaml")
+        assert (again.train.mode, len(again.engine.devices)) == (form, 2 if form == "al" else 1)
+        assert again.train.precision in ("fp32", "bf16")
+        first, second = ([float(row["train_time"]) for row in rows if row["turn"] == turn] for turn in "12")
+        assert first[0] < first[1]
+        assert second[0] < first[1] + second[1], "each turn counts its own seconds"
 
 
 def test_the_same_seed_gives_the_same_accuracies_under_every_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    root = agnews(tmp_path / "data", count=100)
     found = []
     for schedule, devices in (("sequential", "cpu"), ("al-fm", "cpu,cpu"), ("pipelined", "cpu*4")):
         code, _, err = leaves(
-            capsys, "toynews", "TransformerAL", "--schedule", schedule, "--devices", devices, "--epochs", "1",
-            "--set=engine.threads=1", "--out", str(tmp_path / schedule), *SMALL,
+            capsys, "AG_NEWS", "TransformerAL", "--schedule", schedule, "--devices", devices, "--epochs", "1",
+            "--data-root", str(root), "--set=engine.threads=1", "--out", str(tmp_path / schedule), *SMALL,
         )  # fmt: skip
         assert code == 0, err
-        (row,) = csv.DictReader((tmp_path / schedule / "toynews-transformer-al-001" / "epochs.csv").open())
+        (row,) = csv.DictReader((tmp_path / schedule / "agnews-transformer-al-001" / "epochs.csv").open())
         found.append({key: value for key, value in row.items() if key.startswith(("loss", "train_acc", "test_acc"))})
     assert found[0] == found[1] == found[2]
 
 
 def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = agnews(tmp_path / "data")
     for number in (1, 2):
         code, out, _ = leaves(
-            capsys, "demo", "LSTM", "--mode", "bp", "--epochs", "1", "--devices", "cpu", "--out", str(tmp_path), *SMALL
+            capsys, "AGNews", "LSTM", "--epochs", "1", "--data-root", str(root), "--out", str(tmp_path), *SMALL
         )
         assert code == 0
-        assert f"toynews-lstm-bp-00{number}" in out
+        assert f"agnews-lstm-bp-00{number}" in out
 
 
 @pytest.mark.parametrize(
@@ -105,12 +112,14 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
         (["agnew", "lstm"], r"unknown data set 'agnew'; did you mean 'agnews'\?"),
         (["toynews", "transfomer"], r"unknown model 'transfomer'; did you mean 'transformer'\?"),
         (["toynews", "lstm", "--schedule", "pipeline"], r"engine.schedule: found 'pipeline', expected .*pipelined"),
-        (["toynews", "lstm", "--mode", "apl"], r"'--mode': 'apl' is not one of 'al', 'bp', 'compare'"),
+        (["toynews", "lstm", "--mode", "apl"], r"train.mode: found 'apl', expected al, bp or compare"),
+        (["toynews", "lstm", "--set=model.vectors=glove.txt"], r"model.vectors: found a file"),
+        (["toynews", "lstm", "--set=data.batching.budget_tokens=20", "--devices=cpu"], r"budget"),
         (["toynews", "lstm", "--devices", "cpu*5"], r"5 devices for 4 layers"),
         (["toynews", "lstm", "--mode", "bp", "--devices", "cpu,cpu"], r"2 devices for 1 layer of the BP form"),
         (["toynews", "lstm", "--devices", "cuda:99"], r"device 'cuda:99' does not exist"),
         (["toynews", "lstm", "--devices", "tpu"], r"'tpu' is not a device"),
-        (["toynews", "lstm", "--devices", "cpu*0"], r"--devices 'cpu\*0': expected auto, or names"),
+        (["toynews", "lstm", "--devices", "cpu*0"], r"engine.devices: found 'cpu\*0', expected auto, or names"),
         (["toynews", "lstm", "--set", "train.lr.bas=1"], r"train.lr.bas: unknown key; did you mean 'train.lr.base'\?"),
         (["toynews", "lstm", "--set", "train.epochs=many"], r"train.epochs: found 'many', expected a whole number"),
         (["toynews", "lstm", "--config", "nowhere.yaml"], r"nowhere.yaml: no such file"),
@@ -166,7 +175,9 @@ def test_vectors_of_a_wrong_width_are_refused(tmp_path: Path, capsys: pytest.Cap
     vectors = tmp_path / "glove.6B.50d.txt.gz"
     with gzip.open(vectors, "wt") as out:
         out.write("news " + " ".join(["0.5"] * 50) + "\n")
-    arguments = ("toynews", "lstm", "--set=model.pretrained=glove", f"--set=model.vectors={vectors}", *SMALL)
+    root = agnews(tmp_path / "data")
+    arguments = ("agnews", "lstm", "--data-root", str(root), "--set=model.pretrained=glove", *SMALL)
+    arguments = (*arguments, f"--set=model.vectors={vectors}")
     code, _, err = leaves(capsys, *arguments, "--out", str(tmp_path / "runs"))
     assert code == 2
     assert re.search(r"50.*12|12.*50", err.splitlines()[-1])

@@ -232,7 +232,7 @@ def test_a_recorded_run_keeps_its_schedule(schedule: str) -> None:
 def test_an_exception_names_the_device(action: str) -> None:
     model = package()
 
-    def broken(*args: Any) -> Any:  # noqa: ARG001
+    def broken(*args: Any) -> Any:
         raise ValueError("broken")
 
     setattr(model[2], action, broken)

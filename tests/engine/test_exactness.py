@@ -210,11 +210,11 @@ class Dithered(torch.autograd.Function):
     """A block that draws on its way back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad + 0.1 * torch.randn_like(grad)
 
 

@@ -48,7 +48,7 @@ class Counted(AL):
         self.packets, self.activations = packets, activations
         self.enc.f.register_forward_hook(self.count)
 
-    def count(self, module: nn.Module, args: object, out: Tensor) -> None:  # noqa: ARG002
+    def count(self, module: nn.Module, args: object, out: Tensor) -> None:
         self.activations.add(out)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ class Pass(nn.Module):
     def scale_lr(self, factor: float) -> None:
         pass
 
-    def inference(self, x: Any, path: str) -> Any:  # noqa: ARG002
+    def inference(self, x: Any, path: str) -> Any:
         return x
 
 

@@ -249,9 +249,10 @@ def test_an_optimizer_and_rates_per_side_pass_through() -> None:
     ("spelling", "meant"),
     [
         ("lstm", ("lstm", None)),
-        ("LSTM", ("lstm", None)),
+        ("LSTM", ("lstm", "bp")),
         ("LSTMAL", ("lstm", "al")),
-        ("Transformer", ("transformer", None)),
+        ("Transformer", ("transformer", "bp")),
+        ("TRANSFORMER", ("transformer", None)),
         ("TransformerAL", ("transformer", "al")),
     ],
 )

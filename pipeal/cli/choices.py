@@ -1,0 +1,109 @@
+"""The choices that a configuration leaves open, made: devices, sizes, threads, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import Literal
+
+import torch
+
+from pipeal.cli.build import Experiment
+from pipeal.cli.options import device_names
+from pipeal.config import RunConfig
+from pipeal.engine import balance, parse_device, schedule_named
+from pipeal.engine.costs import WARM_UP, Placement, place
+from pipeal.engine.device import Precision, fastest_precision
+from pipeal.engine.pipeline import threads_each
+from pipeal.engine.placement import check_sizes
+from pipeal.errors import ConfigError, PlacementError
+from pipeal.train.trainer import EpochBatches
+
+Form = Literal["al", "bp"]
+
+TRIAL_BATCHES = 10
+"""Batches a placement is tried with, beside those for warming up."""
+
+
+def choose(experiment: Experiment, form: Form, say: Callable[[str], None]) -> RunConfig:
+    """The configuration of one form with nothing left open: the same file, given again, repeats the run.
+
+    Args:
+        experiment: What is to be run.
+        form: Which form of it.
+        say: Told what is being done.
+
+    Raises:
+        PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
+    """
+    config = experiment.config
+    batches = experiment.train_batches(config.train.seed)
+    if form == "bp":  # one layer: there is nothing to overlap, and nothing to hand to a thread
+        config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
+    if config.engine.devices == "auto":
+        first = "cuda:0" if torch.cuda.is_available() else "cpu"
+        precision = _precision(config, first)
+        placement = _tried(experiment, config, form, batches, precision, say)
+    else:
+        placement = _asked_for(config, form, layers=len(experiment.package(form, config.train.seed)))
+        precision = _precision(config, placement.devices[0])
+    engine = replace(
+        config.engine,
+        devices=tuple(placement.devices),
+        sizes=tuple(placement.sizes),
+        threads=config.engine.threads or placement.threads,
+    )
+    say(f"{form.upper()} on {replace(placement, threads=engine.threads or 1)}, {engine.schedule}, {precision}")
+    return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
+
+
+def _precision(config: RunConfig, device: str) -> Precision:
+    wanted = config.train.precision
+    return fastest_precision(device) if wanted == "auto" else wanted
+
+
+def _tried(
+    experiment: Experiment,
+    config: RunConfig,
+    form: Form,
+    batches: EpochBatches,
+    precision: Precision,
+    say: Callable[[str], None],
+) -> Placement:
+    """What measurement finds best."""
+    if config.engine.sizes is not None:
+        raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
+    say(f"choosing devices for {form.upper()}")
+    return place(
+        experiment.package(form, config.train.seed),
+        _sample(batches, WARM_UP + TRIAL_BATCHES),
+        config.engine.schedule,
+        precision=precision,
+        on_trial=lambda trial: say(f"  {trial}: {1e3 * (trial.seconds_per_batch or 0):.1f} ms/batch"),
+    )
+
+
+def _asked_for(config: RunConfig, form: Form, layers: int) -> Placement:
+    """What the user named, checked."""
+    engine = config.engine
+    devices = device_names(engine.devices) if isinstance(engine.devices, str) else list(engine.devices)
+    for device in devices:
+        parse_device(device)
+    if form == "bp" and config.train.mode == "compare":
+        devices = devices[:1]
+    if len(devices) > layers:
+        raise PlacementError(
+            f"engine.devices: {len(devices)} devices for {layers} layer{'s' if layers > 1 else ''} of the "
+            f"{form.upper()} form; expected at most {layers}"
+        )
+    sizes = balance([1.0] * layers, len(devices)) if engine.sizes is None else list(engine.sizes)
+    threads = threads_each(devices, schedule_named(engine.schedule))
+    return Placement(devices, check_sizes(sizes, layers, len(devices)), threads)
+
+
+def _sample(batches: EpochBatches, count: int) -> list[object]:
+    """The first batches of an epoch, over again where it has fewer."""
+    batches.set_epoch(0)
+    first: list[object] = list(islice(iter(batches), count))
+    return (first * -(-count // len(first)))[:count]

@@ -1,0 +1,131 @@
+"""What a run came to: the summary that is kept, the table that is shown, the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from pipeal.config import RunConfig
+from pipeal.train.environment import environment
+from pipeal.train.plots import draw_curves
+from pipeal.train.recorders import EpochRow, write_json
+from pipeal.train.tables import print_table
+from pipeal.train.trainer import Totals
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training one form came to.
+
+    Attributes:
+        config: What was asked for, with every choice made: devices, sizes, threads, precision.
+        rows: One per epoch and turn; at least one.
+        totals: Of all turns together.
+        facts: What the data turned out to be.
+        parameters: Effective and affiliated parameters.
+        folder: Where its files are.
+    """
+
+    config: RunConfig
+    rows: list[EpochRow]
+    totals: Totals
+    facts: dict[str, int | float | str]
+    parameters: tuple[int, int]
+    folder: Path
+
+    @property
+    def form(self) -> str:
+        """``AL`` or ``BP``."""
+        return self.config.train.mode.upper()
+
+    @property
+    def best(self) -> float:
+        """The best test accuracy, averaged over turns."""
+        turns = sorted({row.turn for row in self.rows})
+        return mean(max(row.test_acc for row in self.rows if row.turn == turn) for turn in turns)
+
+    @property
+    def last(self) -> float:
+        """The test accuracy after the last epoch, averaged over turns."""
+        epochs = max(row.epoch for row in self.rows)
+        return mean(row.test_acc for row in self.rows if row.epoch == epochs)
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds of training per epoch."""
+        return mean(row.epoch_time for row in self.rows)
+
+    def summary(self) -> dict[str, object]:
+        """Every figure with its circumstances, for ``summary.json``."""
+        totals, engine = self.totals, self.config.engine
+        return {
+            "dataset": self.config.dataset,
+            "model": self.config.model.name,
+            "form": self.form,
+            "best_test_accuracy": self.best,
+            "last_test_accuracy": self.last,
+            "seconds_per_epoch": self.epoch_s,
+            "samples_per_s": totals.samples / totals.seconds,
+            "tokens_per_s": totals.tokens / totals.seconds,
+            "padding_share": totals.padding_share,
+            "samples_per_batch": totals.samples / totals.batches,
+            "schedule": engine.schedule,
+            "devices": list(engine.devices),
+            "sizes": list(engine.sizes or ()),
+            "threads": engine.threads,
+            "precision": self.config.train.precision,
+            "stages": [
+                {
+                    "busy_share": share,
+                    "busy_s": {str(action): seconds for action, seconds in stage.busy.items()},
+                    "waiting_s": stage.waiting,
+                }
+                for share, stage in zip(totals.busy_share, totals.stages, strict=True)
+            ],
+            "effective_parameters": self.parameters[0],
+            "affiliated_parameters": self.parameters[1],
+            "data": self.facts,
+            "environment": environment(),
+        }
+
+    def write(self) -> None:
+        """Writes ``curves.png`` and ``summary.json`` into the folder."""
+        write_curves([self], self.folder)
+        write_json(self.folder / "summary.json", self.summary())
+
+
+def write_curves(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Draws the curves of one form, or of several for comparison."""
+    config = outcomes[0].config
+    rows = {outcome.form: outcome.rows for outcome in outcomes}
+    draw_curves(rows, folder / "curves.png", title=f"{config.dataset} {config.model.name}")
+
+
+def show(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Prints the table and where the files are."""
+    compared = len(outcomes) > 1
+    columns = ["form", "stages", "best test acc", "last test acc", "s/epoch", "samples/s", "tokens/s", "busy"]
+    rows = []
+    for outcome in outcomes:
+        totals = outcome.totals
+        cells = [
+            outcome.form,
+            f"{len(outcome.config.engine.devices)}",
+            f"{outcome.best:.4f}",
+            f"{outcome.last:.4f}",
+            f"{outcome.epoch_s:.2f}",
+            f"{totals.samples / totals.seconds:,.0f}",
+            f"{totals.tokens / totals.seconds:,.0f}",
+            " ".join(f"{share:.0%}" for share in totals.busy_share),
+        ]
+        rows.append([*cells, f"{outcomes[-1].epoch_s / outcome.epoch_s:.2f}×"] if compared else cells)
+    config = outcomes[0].config
+    if compared:
+        columns.append(f"speed-up over {outcomes[-1].form}")
+    print_table(f"{config.dataset} {config.model.name}, {config.train.epochs} epochs", columns, rows)
+    print(f"padding:  {outcomes[0].totals.padding_share:.1%} of the tokens trained on")
+    print(f"files:    {folder}")
+    print(f"curves:   {folder / 'curves.png'}")
+    print(f"timeline: {outcomes[0].folder / 'timeline.png'}")

@@ -1,0 +1,69 @@
+"""Law 1 for the text models as they are shipped: dropout, a falling learning rate, every schedule and placement."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeal import Pipeline
+from pipeal.engine import SCHEDULES
+from pipeal.models import TextDims, build_text
+from pipeal.train.learning_rate import epoch_scale
+
+DIMS = TextDims(embedding=12, hidden=10, code=8, heads=2, dropout=0.3)
+BATCHES = 6
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Lengths differ within and between batches, and the last batch is smaller."""
+    random = torch.Generator().manual_seed(1)
+    made = []
+    for number in range(BATCHES):
+        rows, longest = (5, 3) if number == BATCHES - 1 else (9, 4 + number)
+        x = torch.randint(2, 50, (rows, longest), generator=random)
+        lengths = torch.randint(1, longest + 1, (rows, 1), generator=random)
+        x[torch.arange(longest) >= lengths] = 0
+        made.append((x, torch.randint(4, (rows,), generator=random)))
+    return made
+
+
+def trained(model: str, mode: str, schedule: str, stages: int, depth: int, precision: str) -> list[torch.Tensor]:
+    """Everything that training leaves: weights, optimizer states, losses, predictions."""
+    torch.manual_seed(0)
+    package = build_text(model, mode, vocab_size=50, classes=4, dims=DIMS, lr=1e-2)  # type: ignore[arg-type]
+    scale = epoch_scale("cosine", "batch", end_over_base=0.1, warmup=2, epoch=0, epochs=1, batches=6, first_batch=0)
+    data = batches()
+    with Pipeline(
+        package,
+        ["cpu"] * stages,
+        schedule,
+        queue_depth=depth,
+        seed=3,
+        threads=1,
+        precision=precision,  # type: ignore[arg-type]
+    ) as pipe:
+        report = pipe.run(data, lr_scale=scale)
+        predicted = [pipe.predict(x) for x, _ in data]
+    left = [*package.state_dict().values(), *report.losses, *predicted]
+    for layer in package:
+        for optimizer in (layer.enc_opt, layer.ae_opt) if mode == "al" else (layer.opt,):
+            left += [value for state in optimizer.state.values() for value in state.values()]
+    return left
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["lstm", "transformer"])
+def test_every_schedule_leaves_what_sequential_leaves(model: str, precision: str) -> None:
+    expected = trained(model, "al", "sequential", 1, 1, precision)
+    for schedule in SCHEDULES:
+        for stages in (1, 2, 3, 4):
+            for depth in (1, 3):
+                found = trained(model, "al", schedule, stages, depth, precision)
+                assert len(found) == len(expected)
+                assert all(map(torch.equal, found, expected)), (schedule, stages, depth)
+
+
+@pytest.mark.parametrize("model", ["lstm", "transformer"])
+def test_backpropagation_runs_in_the_same_engine(model: str) -> None:
+    expected = trained(model, "bp", "sequential", 1, 1, "fp32")
+    assert all(map(torch.equal, trained(model, "bp", "pipelined", 1, 2, "fp32"), expected))

@@ -1,0 +1,71 @@
+"""The loop over epochs: what it counts, and when."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pipeal import BP, ALPackage, Pipeline
+from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
+from pipeal.train.recorders import EpochRow
+from pipeal.train.trainer import Course, Totals, accuracy, fit
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.samples = self.epochs = 0
+
+    def begin_epoch(self, epoch: int, *, batches: int, turn: int) -> None:
+        self.epochs += 1
+
+    def advance(self, *, samples: int, tokens: int) -> None:
+        self.samples += samples
+
+    def end_epoch(self, row: EpochRow) -> None:
+        assert row.epoch == self.epochs
+
+
+def loader() -> BatchLoader:
+    vocab = Vocab.build([["a", "b"]])
+    corpus = Corpus.from_tokens([["a"], ["b", "a"]] * 10, [0, 1] * 10, vocab, max_len=None)
+    return BatchLoader(corpus, FixedBatchSampler(corpus.lengths, 8))
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x)
+
+
+def test_rows_hold_each_turns_own_seconds_and_totals_hold_all() -> None:
+    totals, watcher = Totals(), Silent()
+    rows: list[EpochRow] = []
+    for turn in (1, 2):
+        watcher.epochs = 0
+        with Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe:
+            course = Course(epochs=2, decay="cosine")
+            rows += fit(pipe, loader(), lambda pipe: (0.5, 0.5), course, watcher, totals, turn=turn)
+    assert [(row.turn, row.epoch) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    for first, second in (rows[:2], rows[2:]):
+        assert first.train_time == first.epoch_time
+        assert second.train_time == first.epoch_time + second.epoch_time
+    assert totals.seconds == sum(row.epoch_time for row in rows)
+    assert (totals.samples, watcher.samples, totals.batches) == (80, 80, 12)
+    assert totals.tokens == 4 * 30
+    assert 0 < totals.padding_share < 1
+    assert 0 < totals.busy_share[0] <= 1
+
+
+def test_accuracy_counts_every_sample_once() -> None:
+    model = Bag()
+    with torch.no_grad():  # says 1 where there is a "b", else 0
+        model.table.weight.copy_(torch.tensor([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0], [0.0, 5.0]]))
+    package = ALPackage([BP(model)])
+    found = accuracy(Pipeline(package, ["cpu"], "sequential"), loader())
+    assert found in (1.0, 0.0) or 0 < found < 1
+    words = loader().corpus
+    x, y = words.batch(range(len(words)))
+    assert found == (package.infer(x).argmax(-1) == y).float().mean().item()
