@@ -6,7 +6,7 @@ actions: forward, backward, update) and hands on a detached packet. The engine k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
@@ -92,14 +92,25 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
     >>> map_tensors(lambda t: t + 1, (torch.tensor(1), {"n": 2}))
     (tensor(2), {'n': 2})
     """
-    if isinstance(tree, Tensor):  # by far the most frequent case
+    # The plain cases without pytree, which takes many times as long: this is called several times per batch.
+    if isinstance(tree, Tensor):
         return function(tree)  # type: ignore[return-value]
+    if type(tree) is tuple:
+        return tuple(map_tensors(function, part) for part in tree)  # type: ignore[attr-defined, return-value]
+    if tree is None:
+        return tree
     return pytree.tree_map_only(torch.Tensor, function, tree)
 
 
-def tensors(tree: Tree) -> Iterator[Tensor]:
+def tensors(tree: Tree) -> list[Tensor]:
     """All tensors of a tree, in order."""
-    return (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+    if isinstance(tree, Tensor):
+        return [tree]
+    if type(tree) is tuple:
+        return [tensor for part in tree for tensor in tensors(part)]
+    if tree is None:
+        return []
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def detach(tree: T) -> T:
@@ -138,5 +149,5 @@ def device_of(module: nn.Module) -> torch.device:
 
 def batch_size(tree: Tree) -> int:
     """The length of the first dimension of the first tensor; 0 without one (a virtual packet)."""
-    first = next(tensors(tree), None)
-    return 0 if first is None or first.dim() == 0 else first.shape[0]
+    found = tensors(tree)
+    return found[0].shape[0] if found and found[0].dim() else 0

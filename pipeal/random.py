@@ -15,9 +15,7 @@ import hashlib
 import inspect
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,12 +36,14 @@ def key_seed(*parts: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
-@dataclass
 class _Key:
     """The key in force on one thread, and the generators already made from it, one per device."""
 
-    parts: tuple[int, ...]
-    generators: dict[torch.device, torch.Generator] = field(default_factory=dict)
+    __slots__ = ("generators", "parts")
+
+    def __init__(self, parts: tuple[int, ...]) -> None:
+        self.parts = parts
+        self.generators: dict[torch.device, torch.Generator] = {}
 
 
 class _Local(threading.local):
@@ -53,8 +53,7 @@ class _Local(threading.local):
 _local = _Local()
 
 
-@contextmanager
-def keyed(*parts: int, whole_default: bool = False) -> Iterator[None]:
+class keyed:  # noqa: N801  used as a function is; a class, because the engine enters it three times per batch
     """Within it, on this thread, all randomness follows from ``parts`` (usually seed, layer, batch).
 
     Args:
@@ -63,14 +62,22 @@ def keyed(*parts: int, whole_default: bool = False) -> Iterator[None]:
             (:class:`KeyedDefault`). It costs some microseconds per operator, so the engine asks for it only
             where :func:`may_draw` says that a module may need it.
     """
-    before, _local.key = _local.key, _Key(parts)
-    try:
-        with ExitStack() as stack:
-            if whole_default:
-                stack.enter_context(KeyedDefault())
-            yield
-    finally:
-        _local.key = before
+
+    __slots__ = ("_before", "_default", "_key")
+
+    def __init__(self, *parts: int, whole_default: bool = False) -> None:
+        self._key = _Key(parts)
+        self._default = KeyedDefault() if whole_default else None
+
+    def __enter__(self) -> None:
+        self._before, _local.key = _local.key, self._key
+        if self._default is not None:
+            self._default.__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        if self._default is not None:
+            self._default.__exit__(*raised)
+        _local.key = self._before
 
 
 def generator(device: torch.device) -> torch.Generator | None:
@@ -189,6 +196,16 @@ def may_draw(module: nn.Module) -> bool:
     may override the forward. Hooks, and functions in the place of modules, are not trusted.
     """
     return any(_itself_may_draw(part) for part in module.modules())
+
+
+def updates_may_draw(module: nn.Module) -> bool:
+    """Whether the update of a layer may draw from PyTorch's default generators, as an optimizer that adds noise does.
+
+    The optimizers of ``torch.optim`` do not; of layers, only those whose class is trusted are asked for theirs.
+    """
+    optimizers = [value for value in vars(module).values() if isinstance(value, torch.optim.Optimizer)]
+    known = all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in optimizers)
+    return not known or _itself_may_draw(module)
 
 
 def _itself_may_draw(module: nn.Module) -> bool:

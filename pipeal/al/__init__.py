@@ -2,7 +2,8 @@
 
 from pipeal.al.bp import BP
 from pipeal.al.dropout import Dropout
-from pipeal.al.layers import AE, AL, ENC, LabelAE, LearningRates, OptimizerFactory, adam
+from pipeal.al.layers import AE, AL, ENC, LabelAE, LearningRates
+from pipeal.al.optimizers import OptimizerFactory, adam
 from pipeal.al.package import ALPackage, set_device
 
 __all__ = [

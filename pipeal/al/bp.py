@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pipeal.al.layers import OptimizerFactory, adam
+from pipeal.al.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
 from pipeal.errors import ConfigError, ScheduleError
 from pipeal.packet import Path, Tree, detach
 
@@ -34,9 +34,7 @@ class BP(nn.Module):
         super().__init__()
         self.model = model
         self.cri = nn.CrossEntropyLoss() if cri is None else cri
-        self.opt = (adam if optimizer is None else optimizer)([{"params": list(model.parameters())}], lr=lr)
-        for group in self.opt.param_groups:
-            group["initial_lr"] = group["lr"]
+        self.opt = open_optimizer(optimizer, model, lr)
         self._graph: Tensor | None = None
         self._losses: tuple[Tensor, ...] | None = None
 
@@ -76,8 +74,7 @@ class BP(nn.Module):
 
     def scale_lr(self, factor: float) -> None:
         """Sets the learning rate to ``factor`` times its base value."""
-        for group in self.opt.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+        scale_rates((self.opt,), factor)
 
     def effective_parameters(self, *, last: bool = False) -> int:  # noqa: ARG002
         """All parameters take part in an inference."""
@@ -90,6 +87,5 @@ class BP(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BP:
         """Moves the optimizer's state along with the weights."""
         super()._apply(fn, recurse)
-        if self.opt.state:
-            self.opt.load_state_dict(self.opt.state_dict())
+        follow_weights((self.opt,))
         return self

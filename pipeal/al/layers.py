@@ -15,23 +15,17 @@ Target Propagation" (Neural Computation 33, 2021), and Wu et al., "Associated Le
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from pipeal.al.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
 from pipeal.errors import ConfigError, ScheduleError
 from pipeal.packet import Path, Tree, detach
 
 LearningRates: TypeAlias = float | Mapping[str, float]
 """One learning rate for both sides, or ``{"enc": …, "ae": …}``."""
-
-OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
-"""Called as ``factory(parameter_groups, lr=…)``."""
-
-adam: OptimizerFactory = partial(torch.optim.Adam, fused=True)
-"""The published optimizer, in its fused form: one pass over the parameters of a side."""
 
 SIDES = ("enc", "ae")
 
@@ -137,9 +131,8 @@ class AL(nn.Module):
         self.enc = enc
         self.ae = ae
         rates = _by_side(lr)
-        make = adam if optimizer is None else optimizer
-        self.enc_opt = _optimizer(make, enc, rates["enc"])
-        self.ae_opt = _optimizer(make, ae, rates["ae"])
+        self.enc_opt = open_optimizer(optimizer, enc, rates["enc"])
+        self.ae_opt = open_optimizer(optimizer, ae, rates["ae"])
         self._graph: tuple[Tensor, ...] | None = None
         self._losses: tuple[Tensor, ...] | None = None
 
@@ -214,9 +207,7 @@ class AL(nn.Module):
 
     def scale_lr(self, factor: float) -> None:
         """Sets every learning rate to ``factor`` times its base value."""
-        for optimizer in (self.enc_opt, self.ae_opt):
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * factor
+        scale_rates((self.enc_opt, self.ae_opt), factor)
 
     def block_parameters(self) -> dict[str, int]:
         """The number of parameters of each block, by its letter."""
@@ -241,11 +232,9 @@ class AL(nn.Module):
         return self.enc_opt if side == "enc" else self.ae_opt
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AL:
-        """Moves the optimizers' state along with the weights, which ``nn.Module.to`` alone would leave behind."""
+        """Moves the optimizers' states along with the weights."""
         super()._apply(fn, recurse)
-        for optimizer in (self.enc_opt, self.ae_opt):
-            if optimizer.state:
-                optimizer.load_state_dict(optimizer.state_dict())  # casts to each parameter's device and type
+        follow_weights((self.enc_opt, self.ae_opt))
         return self
 
 
@@ -255,12 +244,3 @@ def _by_side(lr: LearningRates) -> dict[str, float]:
     if set(lr) != set(SIDES):
         raise ConfigError(f"lr has the keys {sorted(lr)}; expected a number, or a mapping with 'enc' and 'ae'")
     return {side: float(lr[side]) for side in SIDES}
-
-
-def _optimizer(make: OptimizerFactory, side: nn.Module, lr: float) -> torch.optim.Optimizer:
-    # As a group, because a side without parameters (an identity) is fine but an empty list is refused.
-    groups: list[dict[str, Any]] = [{"params": list(side.parameters())}]
-    optimizer = make(groups, lr=lr)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    return optimizer

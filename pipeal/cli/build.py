@@ -62,6 +62,10 @@ class Experiment(Protocol):
         """Batches to train on."""
         ...
 
+    def save(self, folder: Path) -> None:
+        """Leaves in the run's folder what a trained model needs to read its input."""
+        ...
+
     def train_evaluation(self) -> EpochBatches:
         """Training samples to take the accuracy on."""
         ...
@@ -102,6 +106,10 @@ class TextExperiment:
         """Shuffled batches as configured."""
         sampler = _sampler(self.train.lengths, self.config.data.batching, seed)
         return BatchLoader(self.train, sampler, pin_memory=True)
+
+    def save(self, folder: Path) -> None:
+        """Leaves ``vocab.json``."""
+        self.vocab.save(folder / "vocab.json")
 
     def train_evaluation(self) -> EpochBatches:
         """The training set, or a fixed random part of the configured size."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import NoReturn
 
 import click
 
 from pipeal.errors import PipealError, StallError
+
+_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+"""A full or protected disk: nobody's bug."""
 
 
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
@@ -32,6 +36,10 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # whoever read our output has left
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in _SYSTEM:
+            raise
+        _leave(f"{error.filename or 'output'}: {error.strerror}; make room or choose another --out", 1)
     sys.exit(0)
 
 

@@ -41,6 +41,7 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment]) -> Path:
     forms: tuple[Form, ...] = ("al", "bp") if config.train.mode == "compare" else (config.train.mode,)
     chosen = [choose(experiment, form, _say) for form in forms]
     folder = new_folder(Path(config.out), f"{config.dataset}-{config.model.name}-{config.train.mode}")
+    experiment.save(folder)
     outcomes = []
     for choice in chosen:
         own = folder / choice.train.mode if len(forms) > 1 else folder

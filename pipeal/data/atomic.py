@@ -24,6 +24,8 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield aside
+        with aside.open("rb+") as written:
+            os.fsync(written.fileno())
         os.replace(aside, path)
     except OSError as error:
         raise DataError(

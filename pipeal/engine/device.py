@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -39,6 +39,7 @@ RUN_AHEAD = 3
 
 
 _POLL_S = 2e-4
+_NOTHING = nullcontext()
 
 
 class Device:
@@ -47,10 +48,9 @@ class Device:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Within it, on this thread, work goes to this device."""
-        yield
+        return _NOTHING
 
     def mark_ready(self, tree: Tree) -> Ready:  # noqa: ARG002
         """A mark after the work given so far, for the reader of ``tree``."""

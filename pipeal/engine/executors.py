@@ -11,7 +11,7 @@ import torch
 
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.worker import Link, Progress, Stopped, Worker, stall_report
+from pipeal.engine.worker import Ledger, Link, Stopped, Worker, stall_report
 
 TICK_S = 0.2
 """How often a waiting caller looks for a stage that stands still."""
@@ -91,10 +91,10 @@ class ThreadedExecutor:
         self.stall_timeout_s = stall_timeout_s
         self._submitted = 0
         links = [Link(queue_depth) for _ in stages]
-        self.progress = Progress(len(stages), links)
+        self.ledger = Ledger(len(stages), links)
         self._inlet = links[0]
         self.workers = [
-            Worker(stage, schedule, self.progress, inbox, outbox, threads)
+            Worker(stage, schedule, self.ledger, inbox, outbox, threads)
             for stage, inbox, outbox in zip(stages, links, [*links[1:], None], strict=True)
         ]
         # PyTorch keeps the last number set by any thread as the one that later threads begin with.
@@ -120,7 +120,7 @@ class ThreadedExecutor:
         """Waits for the last update of every stage; raises as :meth:`submit`."""
         if self._submitted:
             last = tuple(Task(self._submitted - 1, worker.stage.number, Action.UPDATE) for worker in self.workers)
-            self._wait(lambda: self.progress.wait(last, TICK_S))
+            self._wait(lambda: self.ledger.wait(last, TICK_S))
 
     def stop(self) -> None:
         """Lets each worker end its current action, and waits for the threads.
@@ -128,7 +128,7 @@ class ThreadedExecutor:
         Raises:
             StallError: A worker did not come back; it is left behind, as a daemon.
         """
-        self.progress.stop()
+        self.ledger.stop()
         until = perf_counter() + STOP_S
         for worker in self.workers:
             if worker.ident is not None:  # else it never started
@@ -143,12 +143,12 @@ class ThreadedExecutor:
         waiting_since = perf_counter()
         with suppress(Stopped):
             while not attempt():
-                still = perf_counter() - max(self.progress.changed_at, waiting_since)
+                still = perf_counter() - max(self.ledger.changed_at, waiting_since)
                 if still > self.stall_timeout_s:
                     raise stall_report(self.workers, self.stall_timeout_s)
             return
-        assert self.progress.failure is not None  # else nobody would have stopped us
-        raise self.progress.failure
+        assert self.ledger.failure is not None  # else nobody would have stopped us
+        raise self.ledger.failure
 
 
 class Attempt(Protocol):

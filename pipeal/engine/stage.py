@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageClock, Window
 from pipeal.errors import ScheduleError
 from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, describe, module_of, shapes_of, tensors
-from pipeal.random import keyed, may_draw
+from pipeal.random import keyed, may_draw, updates_may_draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,16 @@ class Stage:
         self.losses = LossLog()
         self._in_hand: Parcel | None = None
         self._had: dict[int, Shapes] = {}
-        self._draws = {}
+        self._draws: dict[int, dict[Action, bool]] = {}
         for index, layer in self.layers:
             module = module_of(layer)
             module.to(device.device)
-            self._draws[index] = may_draw(module)
+            draws = may_draw(module)
+            self._draws[index] = {
+                Action.FORWARD: draws,
+                Action.BACKWARD: draws,
+                Action.UPDATE: updates_may_draw(module),
+            }
 
     def reset(self) -> None:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
@@ -115,48 +122,51 @@ class Stage:
             return self._forward(parcel)
         held = self._in_hand
         assert held is not None  # the executors keep the order F, B, U
-        # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead of
-        # on the one thread that autograd has for that GPU, and the key, which is thread-local, holds there too.
-        own_types = torch.autocast(self.device.device.type, enabled=False)  # whatever the caller's autocast is
-        with self.device.active(), own_types, torch.autograd.set_multithreading_enabled(False):
+        with self.device.active(), self._settings(action):
             for index, layer in self.layers:
-                with self._acting(index, layer, action, held):
-                    if action is Action.BACKWARD:
-                        layer.backward()
-                    else:
-                        layer.scale_lr(held.packet.lr_scale)
-                        layer.update()
+                if action is Action.BACKWARD:
+                    self._act(action, index, layer, held, layer.backward)
+                else:
+                    self._act(action, index, layer, held, partial(_update, layer, held.packet.lr_scale))
         if action is Action.UPDATE:
             self._in_hand = None
             self.device.end_batch()
         return None
 
     def _forward(self, parcel: Parcel) -> Parcel:
-        packet = parcel.packet
+        number, scale = parcel.packet.batch, parcel.packet.lr_scale
+        # Of the packet, later actions need only these two; the tensors may go.
+        self._in_hand = Parcel(parcel.sequence, Packet(number, None, None, scale))
         self._had.clear()
         self.device.limit_run_ahead()
-        with self.device.active(), torch.enable_grad(), self.autocast():
-            with self._noting(Action.FORWARD, packet):
-                x, y = self.device.receive((packet.x, packet.y), parcel.ready)
-            packet = replace(packet, x=x, y=y)
-            # Of the input, later actions need only the number and the learning rate; the tensors may go.
-            self._in_hand = replace(parcel, packet=replace(packet, x=None, y=None), ready=None)
+        with self.device.active(), self._settings(Action.FORWARD):
+            try:
+                x, y = self.device.receive((parcel.packet.x, parcel.packet.y), parcel.ready)
+            except BaseException as error:
+                had = describe(shapes_of((parcel.packet.x, parcel.packet.y)))
+                add_note(
+                    error, f"in the forward of stage {self.number}, batch {number}, device {self.device}; input {had}"
+                )
+                raise
             for index, layer in self.layers:
-                self._had[index] = shapes_of((packet.x, packet.y))
-                with self._acting(index, layer, Action.FORWARD, parcel):
-                    versions = _versions((packet.x, packet.y))
-                    x, y = layer(packet.x, packet.y)
-                    losses = layer.loss()
-                    if _versions((packet.x, packet.y)) != versions:
-                        raise ScheduleError(
-                            "the forward changed its input in place, which the layer before still needs for its "
-                            "backward; use operators that do not (such as inplace=False) on what a layer receives"
-                        )
-                packet = replace(packet, x=x, y=y)
-                if losses is not None:
-                    # A user's own loss() may hold a graph, or be numbers already.
-                    self.losses.add(index, [torch.as_tensor(loss).detach() for loss in losses])
-            return Parcel(parcel.sequence, packet, self.device.mark_ready((x, y)))
+                self._had[index] = shapes_of((x, y))
+                x, y = self._act(Action.FORWARD, index, layer, parcel, partial(self._climb, index, layer, x, y))
+            return Parcel(parcel.sequence, Packet(number, x, y, scale), self.device.mark_ready((x, y)))
+
+    def _climb(self, index: int, layer: TrainableLayer, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+        """One layer's forward, and what it leaves behind."""
+        versions = _versions((x, y))
+        onward = layer(x, y)
+        losses = layer.loss()
+        if _versions((x, y)) != versions:
+            raise ScheduleError(
+                "the forward changed its input in place, which the layer before still needs for its backward; "
+                "use operators that do not (such as inplace=False) on what a layer receives"
+            )
+        if losses is not None:
+            # A user's own loss() may hold a graph, or be numbers already.
+            self.losses.add(index, [torch.as_tensor(loss).detach() for loss in losses])
+        return onward
 
     def infer(self, x: Tree, ready: Ready, paths: Sequence[Path]) -> tuple[Tree, Ready]:
         """Passes ``x`` through the stage's layers along each of ``paths`` in turn, ``h`` in reverse order.
@@ -184,7 +194,7 @@ class Stage:
         part.layers = [(index, layer) for index, layer in self.layers if index < depth]
         return part
 
-    def autocast(self) -> AbstractContextManager[None]:
+    def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forwards, whatever the caller's is.
 
         Without autocast's cache, which all threads of the process would share.
@@ -192,39 +202,54 @@ class Stage:
         kind = self.device.device.type
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
 
-    @contextmanager
-    def _acting(self, index: int, layer: TrainableLayer, action: Action, parcel: Parcel) -> Iterator[None]:
-        """Keys and times an action, and says where it was if it fails."""
-        packet = parcel.packet
-        key = (self.seed, index, packet.batch, *_KEY[action])
-        # An optimizer may add noise; which one a layer has is its own affair.
-        whole_default = self._draws[index] or action is Action.UPDATE
-        with (
-            self._noting(action, packet, index, layer),
-            self.clock.action(index, action, packet.batch, parcel.sequence),
-            keyed(*key, whole_default=whole_default),
-        ):
-            yield
+    def _settings(self, action: Action) -> AbstractContextManager[Any]:
+        """What is local to a thread and decides what an action computes: set, where it is not so already."""
+        wanted: list[AbstractContextManager[Any]] = []
+        forward = action is Action.FORWARD
+        if forward and self.precision == "bf16":
+            wanted.append(self.autocast())
+        elif torch.is_autocast_enabled(self.device.device.type):  # the caller's
+            wanted.append(torch.autocast(self.device.device.type, enabled=False))
+        if forward and not torch.is_grad_enabled():
+            wanted.append(torch.enable_grad())
+        if action is Action.BACKWARD:
+            # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead
+            # of on the one thread that autograd has for that GPU, and the key, which is thread-local, holds there too.
+            wanted.append(torch.autograd.set_multithreading_enabled(False))
+        if len(wanted) == 1:
+            return wanted[0]
+        stack = ExitStack()
+        for setting in wanted:
+            stack.enter_context(setting)
+        return stack
 
-    @contextmanager
-    def _noting(
-        self, action: Action, packet: Packet, index: int | None = None, layer: TrainableLayer | None = None
-    ) -> Iterator[None]:
+    def _act(self, action: Action, index: int, layer: TrainableLayer, parcel: Parcel, work: Callable[[], Any]) -> Any:
+        """Keys and times an action, and says where it was if it fails."""
+        batch = parcel.packet.batch
+        begin = self.device.stamp()
         try:
-            yield
+            with keyed(self.seed, index, batch, *_KEY[action], whole_default=self._draws[index][action]):
+                result = work()
         except BaseException as error:
-            at = f"in the {_NAMES[action]} of stage {self.number}"
-            if index is not None:
-                at = f"{at}, layer {index} ({type(layer).__name__})"
-            had = shapes_of((packet.x, packet.y)) if index is None else self._had[index]
-            add_note(error, f"{at}, batch {packet.batch}, device {self.device}; input {describe(had)}")
+            add_note(
+                error,
+                f"in the {_NAMES[action]} of stage {self.number}, layer {index} ({type(layer).__name__}), "
+                f"batch {batch}, device {self.device}; input {describe(self._had[index])}",
+            )
             raise
+        self.clock.add(index, action, batch, parcel.sequence, begin)
+        return result
 
 
 _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
 
 # A forward's key is (seed, layer, batch) alone: what anyone can redo by hand with :func:`pipeal.random.keyed`.
 _KEY: dict[Action, tuple[int, ...]] = {Action.FORWARD: (), Action.BACKWARD: (1,), Action.UPDATE: (2,)}
+
+
+def _update(layer: TrainableLayer, lr_scale: float) -> None:
+    layer.scale_lr(lr_scale)
+    layer.update()
 
 
 def _versions(tree: Tree) -> list[int]:

@@ -84,11 +84,8 @@ class StageClock:
     _busy: dict[Action, float] = field(default_factory=lambda: dict.fromkeys(Action, 0.0))
     _waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("input", "space", "join"), 0.0))
 
-    @contextmanager
-    def action(self, layer: int, action: Action, batch: int, sequence: int) -> Iterator[None]:
-        """Times one action; ``sequence`` decides whether its span is kept."""
-        begin = self.device.stamp()
-        yield
+    def add(self, layer: int, action: Action, batch: int, sequence: int, begin: Stamp) -> None:
+        """Counts an action that ends now; ``sequence`` decides whether its span is kept."""
         self._pending.append(_Raw(layer, action, batch, begin, self.device.stamp(), sequence in self.window))
         self._settle()
 

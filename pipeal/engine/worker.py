@@ -3,10 +3,10 @@
 ::
 
     caller ──link──► worker 0 ──link──► worker 1 ──link──► … worker S-1
-                        └───────────────┴── Progress ──┘
+                        └───────────────┴── Ledger ───┘
               (who has ended what, who failed first, who stands still)
 
-Every wait in this module ends: by what it waits for, or because :meth:`Progress.stop` was called.
+Every wait in this module ends: by what it waits for, or because :meth:`Ledger.stop` was called.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Link:
             self._changed.notify_all()
 
 
-class Progress:
+class Ledger:
     """What all threads of a pipeline know together: tasks ended, the first failure, the order to stop.
 
     Args:
@@ -150,7 +150,7 @@ class Worker(threading.Thread):
     Args:
         stage: The stage.
         schedule: What may run after what.
-        progress: Shared with the other workers.
+        ledger: Shared with the other workers.
         inbox: Where parcels come from.
         outbox: Where they go; None for the last stage.
         threads: Intra-op threads of this worker on a CPU; None leaves PyTorch's setting.
@@ -160,7 +160,7 @@ class Worker(threading.Thread):
         self,
         stage: Stage,
         schedule: Schedule,
-        progress: Progress,
+        ledger: Ledger,
         inbox: Link,
         outbox: Link | None,
         threads: int | None,
@@ -169,14 +169,14 @@ class Worker(threading.Thread):
         super().__init__(name=f"pipeal-stage-{stage.number}", daemon=True)
         self.stage = stage
         self.schedule = schedule
-        self.progress = progress
+        self.ledger = ledger
         self.inbox = inbox
         self.outbox = outbox
         self.threads = threads
         self.doing: tuple[str, float] = ("starting", perf_counter())
 
     def run(self) -> None:
-        """Works until the progress is stopped. The first exception of any worker goes to the caller."""
+        """Works until the ledger is closed. The first exception of any worker goes to the caller."""
         try:
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
@@ -187,7 +187,7 @@ class Worker(threading.Thread):
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
-            self.progress.fail(error)
+            self.ledger.fail(error)
 
     def _work_on(self, parcels: list[Parcel]) -> None:
         """Empties its one-element argument: a worker that waits for space must not hold its input as well."""
@@ -203,13 +203,13 @@ class Worker(threading.Thread):
 
     def _do(self, action: Action, sequence: int, parcel: Parcel | None = None) -> Parcel | None:
         task = Task(sequence, self.stage.number, action)
-        before = self.schedule.after(task, self.progress.stages)
-        if not self.progress.has_ended(before):
+        before = self.schedule.after(task, self.ledger.stages)
+        if not self.ledger.has_ended(before):
             with self._waiting("join"):
-                self.progress.wait(before)
+                self.ledger.wait(before)
         self.doing = (str(task), perf_counter())
         onward = self.stage.run(action, parcel)
-        self.progress.end(task)
+        self.ledger.end(task)
         return onward
 
     def _waiting(self, reason: str) -> AbstractContextManager[None]:

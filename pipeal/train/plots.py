@@ -15,7 +15,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from pipeal.train.recorders import EpochRow, written_aside
+from pipeal.data.atomic import replacing
+from pipeal.train.recorders import EpochRow
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 _STYLES = ("-", "--", ":", "-.")
@@ -65,7 +66,7 @@ def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -
         _spread(axes)
         axes.legend(ncols=1 + (len(axes.lines) > 6), **_LEGEND)
 
-    with written_aside(path) as aside:
+    with replacing(Path(path)) as aside:
         figure.savefig(aside, format="png")
 
 

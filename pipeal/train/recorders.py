@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from pipeal.data.atomic import replacing
 
 _LOSS_NAMES = {1: ("",), 2: ("_enc", "_ae")}
 
@@ -91,26 +91,8 @@ class CsvRecorder:
 def write_json(path: str | Path, mapping: Mapping[str, Any]) -> None:
     """Writes a mapping as indented JSON; a reader sees the old file or the new one, never a part."""
     text = json.dumps(mapping, indent=2, ensure_ascii=False) + "\n"
-    with written_aside(path) as aside:
+    with replacing(Path(path)) as aside:
         aside.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def written_aside(path: str | Path) -> Iterator[Path]:
-    """Gives a path to write to, which takes the place of ``path`` once the block has ended well.
-
-    The folder is made if need be. After an exception ``path`` is as it was, and nothing lies beside it.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A folder, so that the file in it is made with the rights a new file gets. In the same file system: a
-    # rename across two is a copy.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        aside = Path(folder, path.name)
-        yield aside
-        with open(aside, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(aside, path)
 
 
 def _cells(row: EpochRow) -> dict[str, float]:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from pipeal.train.recorders import written_aside
+from pipeal.data.atomic import replacing
 
 # Okabe and Ito's palette: apart for colour-blind eyes, and of different lightness in print.
 _COLOURS = {"F": "#0072B2", "B": "#E69F00", "U": "#33B58C"}
@@ -114,7 +114,7 @@ def draw_timeline(spans: Sequence[Span], path: str | Path, *, title: str, device
 
     note = "numbers: batches; shares: between the dashed lines" if trimmed else "numbers: batches"
     _draw_head(figure, title, note if spans else "nothing recorded", left=left, right=left + width)
-    with written_aside(path) as aside:
+    with replacing(Path(path)) as aside:
         figure.savefig(aside, format="png")
 
 

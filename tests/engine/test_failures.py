@@ -320,7 +320,7 @@ def test_workers_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
         thread.join(1)
     alive = [thread.name for thread in started if thread.is_alive()]
     for thread in started:  # so that this test harms no other
-        thread.progress.stop()
+        thread.ledger.stop()
     assert alive == []
 
 

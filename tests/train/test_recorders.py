@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.train.recorders import CsvRecorder, EpochRow, write_json, written_aside
+from pipeal.data.atomic import replacing
+from pipeal.errors import DataError
+from pipeal.train.recorders import CsvRecorder, EpochRow, write_json
 
 ROW = EpochRow(1, 1, 0.5, 0.25, 10.0, 10.0, 1656.8, 65432.1, ((0.1, 0.2), (0.3, 0.4)))
 PUBLISHED = ["turn", "train_acc", "test_acc", "train_time"]
@@ -95,7 +97,7 @@ def test_json_is_read_back_and_replaces_what_was_there(tmp_path):
 def test_what_fails_halfway_leaves_the_old_file_and_nothing_beside_it(tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("old")
-    with pytest.raises(FileNotFoundError), written_aside(path) as aside:  # noqa: PT012  (what fails is the block)
+    with pytest.raises(DataError), replacing(path) as aside:  # noqa: PT012  (what fails is the block)
         aside.write_text("ne")
         (tmp_path / "none").read_text()
     with pytest.raises(TypeError):

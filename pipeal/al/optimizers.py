@@ -1,0 +1,40 @@
+"""What every layer that trains itself does with its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
+"""Called as ``factory(parameter_groups, lr=…)``."""
+
+adam: OptimizerFactory = partial(torch.optim.Adam, fused=True)
+"""The published optimizer, in its fused form: one pass over the parameters of a side."""
+
+
+def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """An optimizer of a module's parameters (:data:`adam` if None) that remembers its base learning rate."""
+    # As a group, because a module without parameters (an identity) is fine but an empty list is refused.
+    groups: list[dict[str, Any]] = [{"params": list(module.parameters())}]
+    optimizer = (adam if factory is None else factory)(groups, lr=lr)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Sets every learning rate to ``factor`` times its base value."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+
+def follow_weights(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Brings optimizer states to the device and type of their parameters, which ``nn.Module.to`` leaves behind."""
+    for optimizer in optimizers:
+        if optimizer.state:
+            optimizer.load_state_dict(optimizer.state_dict())
