@@ -241,6 +241,7 @@ def real_table(rows: Sequence[RealRow], repeats: int) -> Table:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer batches, stages and repeats: half a minute")
+    parser.add_argument("--stages", type=int, nargs="+", help="only these rows of table 1, and no table 2")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     options = parser.parse_args(arguments)
     wake_on_time()
@@ -252,16 +253,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"load average: {os.getloadavg()[0]:.1f}; a sleep of 5 ms takes {5 + 1e3 * oversleep_s():.2f} ms\n")
     virtual = [
         measure_virtual(stages, batches, repeats if stages <= 8 else 1)
-        for stages in ((2, 4, 8) if options.quick else (2, 4, 8, 16, 64))
+        for stages in options.stages or ((2, 4, 8) if options.quick else (2, 4, 8, 16, 64))
     ]
     console.print(virtual_table(virtual, batches, repeats), "")
 
     keep_freed_memory()
     turns = 3 if options.quick else 5
     real: list[RealRow] = []
-    for name, build in (QUICK_MODELS if options.quick else MODELS).items():
+    models = {} if options.stages else QUICK_MODELS if options.quick else MODELS
+    for name, build in models.items():
         real += measure_real(name, build, stage_counts=(2, 4), repeats=turns)
-    console.print(real_table(real, turns))
+    if real:
+        console.print(real_table(real, turns))
 
     if options.json is not None:
         figures = {"machine": facts, "virtual": [asdict(row) for row in virtual], "real": [asdict(row) for row in real]}
