@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
@@ -43,3 +44,11 @@ def leaves_no_thread() -> Iterator[None]:
         sleep(0.01)
     left = sorted(thread.name for thread in engine_threads() - before)
     assert not left, f"threads left behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    folder = os.environ.get("PIPEAL_DATA")
+    if not folder:
+        pytest.skip("PIPEAL_DATA is not set: no real data sets here")
+    return Path(folder)

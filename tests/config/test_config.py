@@ -193,7 +193,7 @@ def test_a_bare_no_where_text_is_wanted_is_explained(tmp_path):
         ("train: {lr: {bse: 1}}", "train.lr.bse: unknown key; did you mean 'train.lr.base'?"),
         ("trian: {epochs: 1}", "trian: unknown key; did you mean 'train'?"),
         ("epochs: 3", "epochs: unknown key; did you mean 'train.epochs'?"),
-        ("train: {lr: {zzz: 1}}", "train.lr.zzz: unknown key; expected one of base, end, ae, decay, per"),
+        ("train: {lr: {zzz: 1}}", "train.lr.zzz: unknown key; expected one of base, end, ae, decay, per, warmup"),
         ("3: 3", "3: unknown key; expected one of dataset, model, data, train, engine, out"),
     ],
 )

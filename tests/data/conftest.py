@@ -1,13 +1,11 @@
-"""A file server on loopback, and the folder of real data."""
+"""A file server on loopback."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
@@ -55,11 +53,3 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         yield state
         server.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="session")
-def real_data() -> Path:
-    folder = os.environ.get("PIPEAL_DATA")
-    if not folder:
-        pytest.skip("PIPEAL_DATA is not set: no real data sets here")
-    return Path(folder)
