@@ -6,8 +6,10 @@ actions: forward, backward, update) and hands on a detached packet. The engine k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 Tree: TypeAlias = Any
-"""A tensor, or any nesting of tuples, lists and dicts of tensors (and of other values, which pass untouched)."""
+"""A tensor, or any nesting of tuples, lists, dicts and dataclasses of tensors and of plain values."""
 
 Path: TypeAlias = Literal["f", "b", "h"]
 """The way of an inference through a layer: forward block, bridge, or label decoder."""
@@ -99,7 +101,30 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
         return tuple(map_tensors(function, part) for part in tree)  # type: ignore[attr-defined, return-value]
     if tree is None:
         return tree
-    return pytree.tree_map_only(torch.Tensor, function, tree)
+    return pytree.tree_map(partial(_map_leaf, function), tree)
+
+
+def _map_leaf(function: Callable[[Tensor], Tensor], leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return function(leaf)
+    if _is_record(leaf):
+        parts = {field.name: map_tensors(function, getattr(leaf, field.name)) for field in dataclasses.fields(leaf)}
+        return dataclasses.replace(leaf, **parts)
+    _refuse_unknown(leaf)
+    return leaf
+
+
+def _is_record(leaf: Any) -> bool:
+    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+
+
+def _refuse_unknown(leaf: Any) -> None:
+    """A container that nobody can look into would carry its tensors along undetached."""
+    if isinstance(leaf, Mapping | list | tuple | set):
+        raise TypeError(
+            f"a packet holds a {type(leaf).__name__}, which may hold tensors but cannot be looked into; use tuples, "
+            "lists, dicts or dataclasses, or register it with torch.utils._pytree.register_pytree_node"
+        )
 
 
 def tensors(tree: Tree) -> list[Tensor]:
@@ -110,7 +135,15 @@ def tensors(tree: Tree) -> list[Tensor]:
         return [tensor for part in tree for tensor in tensors(part)]
     if tree is None:
         return []
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif _is_record(leaf):
+            found += [tensor for field in dataclasses.fields(leaf) for tensor in tensors(getattr(leaf, field.name))]
+        else:
+            _refuse_unknown(leaf)
+    return found
 
 
 def detach(tree: T) -> T:

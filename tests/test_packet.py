@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -143,3 +144,29 @@ def test_a_packet_cannot_be_changed_on_its_way() -> None:
     assert packet.lr_scale == 1.0
     with pytest.raises(AttributeError):
         packet.batch = 4  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A user's own packet."""
+
+    x: torch.Tensor
+    rest: tuple[torch.Tensor, int]
+
+
+def test_dataclasses_are_looked_into() -> None:
+    """Symptom: gradients leaked between layers. Cause: pytree takes a dataclass for a leaf."""
+    leaf = torch.ones(2, requires_grad=True)
+    found = detach({"record": Record(leaf * 2, (leaf * 3, 4))})["record"]
+    assert not found.x.requires_grad
+    assert not found.rest[0].requires_grad
+    assert found.rest[1] == 4
+    assert len(tensors(found)) == 2
+
+
+def test_a_container_that_cannot_be_looked_into_is_refused() -> None:
+    class Odd(dict[str, torch.Tensor]):
+        pass
+
+    with pytest.raises(TypeError, match=r"Odd.*register"):
+        detach(Odd(x=torch.ones(1)))

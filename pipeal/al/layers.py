@@ -94,7 +94,9 @@ class LabelAE(AE):
 
     def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """``y`` is ``(B,)`` class numbers, or ``(B, classes)`` one-hot or class probabilities."""
-        soft = y if y.is_floating_point() else nn.functional.one_hot(y, self.classes).float()
+        soft = y if y.is_floating_point() else nn.functional.one_hot(y.long(), self.classes)
+        like = next(self.parameters(), None)
+        soft = soft.to(torch.get_default_dtype() if like is None else like.dtype)
         code = self.g(soft)
         return self.cri(self.h(code), y), code
 

@@ -38,6 +38,8 @@ def choose(experiment: Experiment, form: Form, say: Callable[[str], None]) -> Ru
         PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
     """
     config = experiment.config
+    # Against several AL stages with some threads each, backpropagation gets all cores.
+    rival = form == "bp" and config.train.mode == "compare"
     batches = experiment.train_batches(config.train.seed)
     if form == "bp":  # one layer: there is nothing to overlap, and nothing to hand to a thread
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
@@ -52,7 +54,7 @@ def choose(experiment: Experiment, form: Form, say: Callable[[str], None]) -> Ru
         config.engine,
         devices=tuple(placement.devices),
         sizes=tuple(placement.sizes),
-        threads=config.engine.threads or placement.threads,
+        threads=placement.threads if config.engine.threads is None or rival else config.engine.threads,
     )
     say(f"{form.upper()} on {replace(placement, threads=engine.threads or 1)}, {engine.schedule}, {precision}")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))

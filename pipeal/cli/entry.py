@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 from typing import NoReturn
 
@@ -21,6 +22,8 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         command: What to run.
         arguments: Its arguments; None for those of the process.
     """
+    # As Ctrl-C: the run unwinds, its workers end, and what there is by then is written.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         command.main(arguments, standalone_mode=False)
     except click.UsageError as error:

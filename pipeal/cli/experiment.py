@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 from pipeal.al import ALPackage
@@ -41,6 +43,7 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment]) -> Path:
     forms: tuple[Form, ...] = ("al", "bp") if config.train.mode == "compare" else (config.train.mode,)
     chosen = [choose(experiment, form, _say) for form in forms]
     folder = new_folder(Path(config.out), f"{config.dataset}-{config.model.name}-{config.train.mode}")
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     experiment.save(folder)
     outcomes = []
     for choice in chosen:
@@ -61,17 +64,16 @@ def _say(text: str) -> None:
 
 def new_folder(root: Path, name: str) -> Path:
     """Makes the first folder of ``name-001``, ``name-002``, … that is not there yet."""
-    number = 1
-    while True:
-        folder = root / f"{name}-{number:03d}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-            continue
-        except OSError as error:
-            raise ConfigError(f"out: cannot make {folder}: {error.strerror or error}; choose another --out") from error
-        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            folder = root / f"{name}-{number:03d}"
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise ConfigError(f"out: cannot use {root}: {error.strerror or error}; choose another --out") from error
+    raise AssertionError("unreachable: counting does not end")
 
 
 def _train(experiment: Experiment, config: RunConfig, folder: Path) -> Outcome:
@@ -94,7 +96,7 @@ def _train(experiment: Experiment, config: RunConfig, folder: Path) -> Outcome:
             Progress(epochs=course.epochs, turns=config.train.repeat, label=outcome.form) as progress,
         ):
             for turn in range(1, config.train.repeat + 1):
-                seed = config.train.seed + turn - 1
+                seed = (config.train.seed + turn - 1) % 2**63
                 batches = experiment.train_batches(seed)
                 package = package if turn == 1 else experiment.package(form, seed)
                 traced = _window(config.engine.trace_batches, batches) if turn == 1 else None

@@ -85,7 +85,7 @@ def device_names(text: str) -> list[str]:
     names: list[str] = []
     for part in text.split(","):
         name, star, count = (piece.strip() for piece in part.partition("*"))
-        if not name or (star and not (count.isascii() and count.isdigit() and int(count) > 0)):
+        if not name or (star and not (count.isascii() and count.isdigit() and len(count) < 4 and int(count) > 0)):
             raise PlacementError(
                 f"engine.devices: found {text!r}, expected auto, or names such as cpu,cpu or cpu*4 or cuda:0,cuda:1"
             )

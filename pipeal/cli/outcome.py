@@ -91,9 +91,9 @@ class Outcome:
         }
 
     def write(self) -> None:
-        """Writes ``curves.png`` and ``summary.json`` into the folder."""
-        write_curves([self], self.folder)
+        """Writes ``summary.json`` and ``curves.png`` into the folder."""
         write_json(self.folder / "summary.json", self.summary())
+        write_curves([self], self.folder)
 
 
 def write_curves(outcomes: Sequence[Outcome], folder: Path) -> None:

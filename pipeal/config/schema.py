@@ -15,6 +15,7 @@ Text: TypeAlias = Annotated[str, Field(strict=True, min_length=1, description="t
 Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]
 Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0, description="a whole number, at least 0")]
 Count: TypeAlias = Annotated[int, Field(strict=True, ge=1, description="a whole number, at least 1")]
+Threads: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1024, description="a whole number from 1 to 1024")]
 Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63, description="a whole number, at least 0 and below 2^63")
 ]
@@ -158,7 +159,7 @@ class EngineConfig:
     devices: Text | Texts = "auto"
     sizes: Counts | None = None
     queue_depth: Count = 2
-    threads: Count | None = None
+    threads: Threads | None = None
     stall_timeout_s: Positive = 300.0
     trace_batches: Count = 40
 

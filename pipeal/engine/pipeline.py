@@ -19,7 +19,7 @@ from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.stage import Parcel, Stage, add_note
 from pipeal.engine.trace import Span, StageTimes, Window
-from pipeal.errors import PlacementError, ScheduleError, StallError
+from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
 from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of
 
 LrScale: TypeAlias = float | Callable[[int], float]
@@ -102,6 +102,10 @@ class Pipeline:
         self.schedule = schedule_named(schedule)
         layers = layers_of(model)
         _refuse_shared(layers)
+        if precision not in ("fp32", "bf16"):
+            raise ConfigError(unknown_name("precision", str(precision), ("fp32", "bf16")))
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         if queue_depth < 1:
             raise PlacementError(f"queue_depth is {queue_depth}; expected at least 1 packet")
         if devices is None:
@@ -321,12 +325,19 @@ def _refuse_shared(layers: Sequence[TrainableLayer]) -> None:
     """A parameter of two layers would be updated by two stages at once, and its past would not be one layer's."""
     owner: dict[int, int] = {}
     for number, layer in enumerate(layers):
-        for name, parameter in module_of(layer).named_parameters():
-            if owner.setdefault(id(parameter), number) != number:
+        module = module_of(layer)
+        own: list[tuple[str, nn.Module | Tensor]] = [("layer itself", module)]
+        own += [*module.named_parameters(), *module.named_buffers()]
+        for name, part in own:
+            if owner.setdefault(id(part), number) != number:
                 raise PlacementError(
-                    f"layers {owner[id(parameter)]} and {number} share the parameter {name!r}; every layer needs "
-                    "parameters of its own (copy.deepcopy gives it some)"
+                    f"layers {owner[id(part)]} and {number} share the {_kind(part)} {name!r}; every layer needs "
+                    "its own (copy.deepcopy gives it some)"
                 )
+
+
+def _kind(part: nn.Module | Tensor) -> str:
+    return "parameter" if isinstance(part, nn.Parameter) else "buffer" if isinstance(part, Tensor) else "module"
 
 
 def cores() -> int:

@@ -216,3 +216,22 @@ def test_real_news_are_learnt(real_data: Path, tmp_path: Path, capsys: pytest.Ca
     assert code == 0, err
     rows = list(csv.DictReader((tmp_path / "agnews-transformer-al-001" / "epochs.csv").open()))
     assert float(rows[-1]["test_acc"]) > 0.8
+
+
+def test_a_folder_that_leads_nowhere_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Symptom: the command counted for ever. Cause: the parent's FileExistsError was taken for the folder's."""
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    root = agnews(tmp_path / "data")
+    code, _, err = leaves(
+        capsys, "agnews", "lstm", "--data-root", str(root), "--devices=cpu", "--out", str(tmp_path / "dangling"), *SMALL
+    )
+    assert code == 2
+    assert "choose another --out" in err.splitlines()[-1]
+
+
+def test_the_last_seed_has_a_successor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = leaves(
+        capsys, "agnews", "lstm", "--data-root", str(agnews(tmp_path / "data")), "--devices=cpu", "--epochs=1",
+        f"--seed={2**63 - 1}", "-r", "2", "--out", str(tmp_path / "runs"), *SMALL,
+    )  # fmt: skip
+    assert code == 0, err

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from torch import Tensor, nn
 
-from pipeal import ALPackage, ConfigError, Pipeline, PlacementError, ScheduleError
+from pipeal import AE, AL, ENC, ALPackage, ConfigError, Pipeline, PlacementError, ScheduleError
 from pipeal.engine import SCHEDULES, Action, parse_device
 from pipeal.engine.virtual import VirtualLayer
 
@@ -282,3 +282,23 @@ def test_threads_born_later_have_the_intra_op_threads_they_would_have_had(schedu
     thread.start()
     thread.join()
     assert found == [2]
+
+
+def test_layers_that_share_a_buffer_are_refused() -> None:
+    """Symptom: runs that differed from each other. Cause: two stages wrote the same running statistics."""
+    norm = nn.BatchNorm1d(4, affine=False)
+
+    def layer() -> AL:
+        enc = ENC(nn.Sequential(nn.Linear(4, 4), norm), nn.Linear(4, 2))
+        return AL(enc, AE(nn.Linear(2, 2), nn.Linear(2, 2)))
+
+    with pytest.raises(PlacementError, match="share the buffer"):
+        Pipeline([layer(), layer()])
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"), [({"precision": "fp16"}, "precision 'fp16'"), ({"seed": -1}, "seed is -1")]
+)
+def test_settings_that_mean_nothing_are_refused(setting: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Pipeline([VirtualLayer(0, 0)], **setting)
