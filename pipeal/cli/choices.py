@@ -15,8 +15,8 @@ from pipeal.config import RunConfig
 from pipeal.engine import balance, parse_device, schedule_named
 from pipeal.engine.costs import WARM_UP, Placement, place
 from pipeal.engine.device import Precision, fastest_precision
-from pipeal.engine.pipeline import threads_each
 from pipeal.engine.placement import check_sizes
+from pipeal.engine.threads import threads_each
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.train.trainer import EpochBatches
 

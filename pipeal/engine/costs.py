@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from pipeal.engine.device import Precision
-from pipeal.engine.pipeline import Pipeline, cores, threads_each
+from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance
 from pipeal.engine.schedule import Action, Schedule, schedule_named
+from pipeal.engine.threads import cores, threads_each
 from pipeal.engine.trace import Window
 from pipeal.errors import PlacementError
 from pipeal.packet import TrainableLayer, layers_of

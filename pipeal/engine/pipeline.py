@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.stage import Parcel, Stage, add_note
+from pipeal.engine.threads import intra_op_threads, threads_each
 from pipeal.engine.trace import Span, StageTimes, Window
 from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
 from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of
@@ -266,7 +266,7 @@ class Pipeline:
             raise PlacementError(f"exit {depth} does not exist; this model has exits 1 to {layers}")
         way = [stage.up_to(depth) for stage in self.stages if stage.layers[0][0] < depth]
         modules = [module_of(layer) for stage in way for _, layer in stage.layers]
-        with _evaluating(modules), _intra_op_threads(self._caller_threads):
+        with _evaluating(modules), intra_op_threads(self._caller_threads):
             for stage in way:
                 stage.device.follow_caller()
             ready = ready_now(x)
@@ -295,17 +295,6 @@ class Pipeline:
         if self._executor is None:
             raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
         return self._executor
-
-
-@contextmanager
-def _intra_op_threads(count: int) -> Iterator[None]:
-    """The same under every schedule: the inline executor gives the caller another number while it is open."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -338,14 +327,3 @@ def _refuse_shared(layers: Sequence[TrainableLayer]) -> None:
 
 def _kind(part: nn.Module | Tensor) -> str:
     return "parameter" if isinstance(part, nn.Parameter) else "buffer" if isinstance(part, Tensor) else "module"
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def threads_each(devices: Sequence[str | torch.device], schedule: Schedule) -> int:
-    """Intra-op threads per worker: all cores for one at a time, else each CPU stage its share."""
-    on_cpu = sum(torch.device(device).type == "cpu" for device in devices)
-    return cores() if schedule.serial or on_cpu <= 1 else max(1, cores() // on_cpu)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+
+from pipeal.engine.threads import cores
 
 
 def environment() -> dict[str, str | int | list[str]]:
@@ -18,7 +19,7 @@ def environment() -> dict[str, str | int | list[str]]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": cores(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }

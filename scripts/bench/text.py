@@ -37,8 +37,8 @@ from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.costs import WARM_UP, Placement, place
 from pipeal.engine.device import fastest_precision
-from pipeal.engine.pipeline import cores
 from pipeal.engine.placement import balance
+from pipeal.engine.threads import cores
 from pipeal.models import build_text
 from pipeal.random import keyed
 from pipeal.train.environment import environment

@@ -1,0 +1,33 @@
+"""Cores and intra-op threads: who gets how many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from pipeal.engine.schedule import Schedule
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_each(devices: Sequence[str | torch.device], schedule: Schedule) -> int:
+    """Intra-op threads per worker: all cores for one at a time, else each CPU stage its share."""
+    on_cpu = sum(torch.device(device).type == "cpu" for device in devices)
+    return cores() if schedule.serial or on_cpu <= 1 else max(1, cores() // on_cpu)
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """The same under every schedule: the inline executor gives the caller another number while it is open."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
