@@ -14,14 +14,14 @@ from pipeal.data.corpus import Corpus
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Samples padded to one length, and what throughput is counted in.
+    """Samples of one shape, and what throughput is counted in.
 
     Attributes:
-        x: ``(B, T)`` int64, padded on the right.
+        x: Texts: ``(B, T)`` int64, padded on the right. Images: ``(B, 3, S, S)`` float32.
         y: ``(B,)`` int64.
-        indices: Which samples of the corpus these are.
-        tokens: The tokens without padding.
-        padded: The tokens with padding, ``B × T``.
+        indices: Which samples of the data set these are.
+        tokens: The tokens without padding; 0 for images.
+        padded: The tokens with padding, ``B × T``; 0 for images.
     """
 
     x: Tensor

@@ -1,4 +1,4 @@
-"""Where the text data sets can be fetched, and how what is fetched becomes the published CSV files."""
+"""Where the data sets can be fetched, and how text archives become the published CSV files."""
 
 from __future__ import annotations
 
@@ -148,6 +148,28 @@ SOURCES: Mapping[str, tuple[Source, ...]] = {
             "7c2ac02c03563afcf9b574c7e56c153a",
             ("IMDB_Dataset.csv",),
             unpack_imdb,
+        ),
+    ),
+    # Image archives stay as they are, and are read as they are. Checksums as torchvision and common loaders list them.
+    "tinyimagenet": (
+        Source(
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+            "90528d7ca1a48142e341f4ef8d21d0de",
+            ("tiny-imagenet-200.zip",),
+        ),
+    ),
+    "cifar10": (
+        Source(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            ("cifar-10-python.tar.gz",),
+        ),
+    ),
+    "cifar100": (
+        Source(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            ("cifar-100-python.tar.gz",),
         ),
     ),
 }

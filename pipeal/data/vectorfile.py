@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.data.atomic import replacing
+from pipeal.data.cachefolder import cache_folder
 from pipeal.data.lines import read_lines
 from pipeal.errors import DataError
 
@@ -100,7 +100,7 @@ class VectorFile:
         key = hashlib.blake2b(
             f"{self.path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8
         ).hexdigest()
-        folder = folder or _cache_folder(self.path.parent)
+        folder = folder or cache_folder(self.path.parent)
         words_path, matrix_path = (folder / f"{self.path.name}.{key}.{kind}" for kind in ("words", "f32"))
         cached = self._open(words_path, matrix_path)
         if cached is None:
@@ -163,10 +163,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _cache_folder(beside: Path) -> Path:
-    # The mode bits too: for the superuser every folder is writable, also one that is meant to stay as it is.
-    if beside.stat().st_mode & 0o222 and os.access(beside, os.W_OK):
-        return beside
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pipeal"
