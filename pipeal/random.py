@@ -113,6 +113,11 @@ class KeyedDefault(TorchDispatchMode):
 
     _lock = threading.Lock()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets ``torch.compile`` work beneath the mode: compiled graphs draw by operators, too, which come here."""
+        return True
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -1,6 +1,7 @@
 """The engine: schedules, stages on devices, workers. It knows packets and layers that train themselves."""
 
 from pipeal.engine.device import open_device, parse_device
+from pipeal.engine.inference import EarlyExits, ExitPolicy
 from pipeal.engine.pipeline import Pipeline, RunReport
 from pipeal.engine.placement import balance
 from pipeal.engine.schedule import SCHEDULES, Action, Schedule, Task, schedule_named, violations
@@ -10,6 +11,8 @@ from pipeal.engine.trace import Span, Window
 __all__ = [
     "SCHEDULES",
     "Action",
+    "EarlyExits",
+    "ExitPolicy",
     "Pipeline",
     "RunReport",
     "Schedule",

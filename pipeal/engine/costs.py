@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeal.engine.compiling import Compile
 from pipeal.engine.device import Precision
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance
@@ -52,6 +53,7 @@ def layer_costs(
     device: str = "cpu",
     threads: int = 1,
     precision: Precision = "fp32",
+    compile: Compile = "none",
 ) -> list[dict[Action, float]]:
     """The seconds of each layer's forward, backward and update per batch, the layers run one after the other.
 
@@ -59,10 +61,12 @@ def layer_costs(
 
     Args:
         model: The layers.
-        batches: Batches as :meth:`Pipeline.run` takes; the first :data:`WARM_UP` are not counted.
+        batches: Batches as :meth:`Pipeline.run` takes; the first :data:`WARM_UP` are not counted. Layers that are
+            compiled train on all of them once before that, to have seen every shape.
         device: Where to measure.
         threads: Intra-op threads on a CPU.
         precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`.
 
     Raises:
         PlacementError: Too few batches.
@@ -71,8 +75,12 @@ def layer_costs(
     if counted < 1:
         raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
     layers = layers_of(model)
-    window = Window(WARM_UP, counted)
-    with Pipeline(layers, [device], "sequential", threads=threads, precision=precision, trace=window) as pipe:
+    before = _before_the_clock(batches, compile)
+    window = Window(len(before) + WARM_UP, counted)
+    with Pipeline(
+        layers, [device], "sequential", threads=threads, precision=precision, compile=compile, trace=window
+    ) as pipe:
+        pipe.run(before)
         pipe.run(batches)
         spans = pipe.spans()
     totals: dict[tuple[int, Action], float] = defaultdict(float)
@@ -87,6 +95,7 @@ def place(
     schedule: str | Schedule,
     *,
     precision: Precision = "fp32",
+    compile: Compile = "none",
     rounds: int = 2,
     on_trial: Callable[[Placement], None] | None = None,
 ) -> Placement:
@@ -101,6 +110,7 @@ def place(
         batches: A few real batches, as :meth:`Pipeline.run` takes.
         schedule: The schedule it is for.
         precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`. Each trial compiles anew, before its time is taken.
         rounds: How often each candidate is tried, in turns; its best round counts.
         on_trial: Called with each candidate and its time.
     """
@@ -111,7 +121,7 @@ def place(
     choices = _candidate_devices(len(layers), gpus)
     if len(choices) == 1:
         return Placement(choices[0], [len(layers)], threads_each(choices[0], schedule))
-    costs = layer_costs(deepcopy(layers), batches, device=home, precision=precision)
+    costs = layer_costs(deepcopy(layers), batches, device=home, precision=precision, compile=compile)
     totals = [sum(cost.values()) for cost in costs]
     candidates = [
         Placement(devices, balance(totals, len(devices)), threads_each(devices, schedule)) for devices in choices
@@ -119,7 +129,7 @@ def place(
     best: dict[int, float] = {}
     for _ in range(rounds):
         for index, candidate in enumerate(candidates):
-            seconds = _trial(layers, batches, schedule, candidate, precision)
+            seconds = _trial(layers, batches, schedule, candidate, precision, compile)
             best[index] = min(seconds, best.get(index, seconds))
     tried = [
         Placement(candidate.devices, candidate.sizes, candidate.threads, best[index])
@@ -147,6 +157,7 @@ def _trial(
     schedule: str | Schedule,
     candidate: Placement,
     precision: Precision,
+    compile: Compile,
 ) -> float:
     """Seconds per batch of a candidate, on a copy."""
     with Pipeline(
@@ -156,6 +167,13 @@ def _trial(
         sizes=candidate.sizes,
         threads=candidate.threads,
         precision=precision,
+        compile=compile,
     ) as pipe:
+        pipe.run(_before_the_clock(batches, compile))
         pipe.run(batches[:WARM_UP])
         return pipe.run(batches[WARM_UP:]).seconds / (len(batches) - WARM_UP)
+
+
+def _before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
+    """What layers train on so that nothing is left to compile."""
+    return [] if compile == "none" else batches

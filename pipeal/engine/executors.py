@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from pipeal.engine.gate import GATE
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.worker import Ledger, Link, Stopped, Worker, stall_report
@@ -143,6 +144,8 @@ class ThreadedExecutor:
         waiting_since = perf_counter()
         with suppress(Stopped):
             while not attempt():
+                if GATE.busy():
+                    waiting_since = perf_counter()  # a compilation may take minutes, and others wait for it
                 still = perf_counter() - max(self.ledger.changed_at, waiting_since)
                 if still > self.stall_timeout_s:
                     raise stall_report(self.workers, self.stall_timeout_s)

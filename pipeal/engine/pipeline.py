@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
 
-from pipeal.engine.device import Precision, open_device, ready_now, take_over
+from pipeal.engine.compiling import Compile, check_compile
+from pipeal.engine.device import Precision, open_device, ready_now
 from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
+from pipeal.engine.inference import EarlyExits, ExitPolicy
 from pipeal.engine.placement import balance, check_sizes
+from pipeal.engine.predictor import Predictor
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.stage import Parcel, Stage, add_note
-from pipeal.engine.threads import intra_op_threads, threads_each
+from pipeal.engine.threads import threads_each
 from pipeal.engine.trace import Span, StageTimes, Window
 from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
 from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of
@@ -77,10 +79,14 @@ class Pipeline:
         first_batch: The number of the first batch: how many the model was trained on before.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
+        compile: ``static`` compiles a layer's forward, backward and inference for each set of shapes, ``dynamic``
+            once for all sizes, ``none`` not at all. What cannot be compiled runs as it is, under a
+            :class:`~pipeal.engine.compiling.CompileWarning`. It is a numeric setting: fused operators round
+            differently. While one stage compiles, the others wait.
 
     Raises:
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
-        ConfigError: The schedule is unknown.
+        ConfigError: The schedule or another choice is unknown, or nothing can be compiled on this machine.
     """
 
     def __init__(
@@ -97,6 +103,7 @@ class Pipeline:
         first_batch: int = 0,
         stall_timeout_s: float = 300.0,
         trace: Window | None = None,
+        compile: Compile = "none",
     ) -> None:
         self.model = model
         self.schedule = schedule_named(schedule)
@@ -113,6 +120,7 @@ class Pipeline:
         if isinstance(devices, str):
             devices = [devices]
         handles = [open_device(device) for device in devices]
+        compile = check_compile(compile, [handle.device for handle in handles])
         if sizes is None:
             self.sizes = balance([1.0] * len(layers), len(handles))
         else:
@@ -127,16 +135,24 @@ class Pipeline:
                 seed=seed,
                 precision=precision,
                 window=trace or Window(0, 0),
+                compile=compile,
             )
             for number, (handle, start, size) in enumerate(zip(handles, starts, self.sizes, strict=True))
         ]
         self.queue_depth = queue_depth
-        self._caller_threads = torch.get_num_threads()
         self.threads = threads_each(devices, self.schedule) if threads is None else threads
         self.stall_timeout_s = stall_timeout_s
         self.next_batch = first_batch
         self._sequence = 0
         self._executor: Executor | None = None
+        self._predictor = Predictor(
+            self.stages,
+            serial=self.schedule.serial,
+            threads=self.threads,
+            caller_threads=torch.get_num_threads(),
+            queue_depth=queue_depth,
+            stall_timeout_s=stall_timeout_s,
+        )
         self._begin: float | None = None
         self._batches = 0
         self._samples = 0
@@ -177,6 +193,8 @@ class Pipeline:
             except BaseException as found:  # noqa: BLE001  raised below, once the workers have ended
                 failure = found
         self._executor = None
+        for stage in self.stages:
+            stage.abandon()
         try:
             executor.stop()
         except StallError as left_behind:
@@ -192,9 +210,10 @@ class Pipeline:
         Raises:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
             StallError: No stage made progress for too long.
-            ScheduleError: The pipeline is not open.
+            ScheduleError: The pipeline is not open, or is predicting.
         """
         executor = self._open()
+        self._predictor.refuse_while_under_way()
         if self._begin is None:
             self._begin = perf_counter()
             for stage in self.stages:
@@ -258,28 +277,54 @@ class Pipeline:
         Raises:
             PlacementError: There is no such exit.
         """
-        if self._executor is not None:
-            self._executor.drain()
-        layers = sum(self.sizes)
-        depth = layers if exit_at is None else exit_at
-        if not 1 <= depth <= layers:
-            raise PlacementError(f"exit {depth} does not exist; this model has exits 1 to {layers}")
-        way = [stage.up_to(depth) for stage in self.stages if stage.layers[0][0] < depth]
-        modules = [module_of(layer) for stage in way for _, layer in stage.layers]
-        with _evaluating(modules), intra_op_threads(self._caller_threads):
-            for stage in way:
-                stage.device.follow_caller()
-            ready = ready_now(x)
-            for stage in way:
-                x, ready = stage.infer(x, ready, ("f",))
-            x, ready = way[-1].infer(x, ready, ("b",))
-            for stage in reversed(way):
-                x, ready = stage.infer(x, ready, ("h",))
-        return take_over(x, ready)
+        return self._predictor.one(x, exit_at, rest=self._rest)
+
+    @overload
+    def predict_each(
+        self, batches: Iterable[Tree], exit_at: int | None = None, policy: None = None
+    ) -> Generator[Tensor, None, None]: ...
+    @overload
+    def predict_each(
+        self, batches: Iterable[Tree], exit_at: None = None, *, policy: ExitPolicy
+    ) -> Generator[EarlyExits, None, None]: ...
+    def predict_each(
+        self, batches: Iterable[Tree], exit_at: int | None = None, policy: ExitPolicy | None = None
+    ) -> Generator[Any, None, None]:
+        """Infers batch after batch, with the stages at work on several at once, and yields the answers in order.
+
+        Each answer is what :meth:`predict` gives, bit for bit on a CPU with the same number of intra-op threads.
+        ``batches`` are drawn ahead of the answers, ``queue_depth`` per stage at most. The stages' threads live, and
+        the model stays in evaluation mode, until the iterator is exhausted or closed, as leaving a ``for`` over this
+        call does. Under a serial schedule, or with one stage, the caller does the work.
+
+        Args:
+            batches: Inputs of the first layer.
+            exit_at: How many layers to climb before the bridge; None for all.
+            policy: Lets each sample leave at the first exit where it is sure enough; only the others climb on.
+
+        Yields:
+            Per batch, the logits, or with a policy :class:`EarlyExits`; not waited for on a GPU.
+
+        Raises:
+            PlacementError: There is no such exit.
+            ConfigError: The policy is for another number of exits, or is given together with ``exit_at``.
+            ScheduleError: Another iterator of this pipeline is not yet finished.
+            Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
+            StallError: No stage made progress for too long.
+        """
+        return self._predictor.each(batches, exit_at, policy, rest=self._rest)
+
+    def predict_exits(self, batches: Iterable[Tree]) -> Generator[list[Tensor], None, None]:
+        """As :meth:`predict_each`, but yields a list of the logits of every exit; each layer is climbed once."""
+        return self._predictor.exits(batches, rest=self._rest)
 
     def spans(self) -> list[Span]:
         """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""
         return sorted((span for stage in self.stages for span in stage.clock.spans()), key=lambda span: span.begin)
+
+    def _rest(self) -> None:
+        if self._executor is not None:
+            self._executor.drain()
 
     def _synchronize(self) -> None:
         for stage in self.stages:
@@ -295,19 +340,6 @@ class Pipeline:
         if self._executor is None:
             raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
         return self._executor
-
-
-@contextmanager
-def _evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Evaluation mode, and afterwards each part in the mode it had: a user may have frozen some."""
-    training = [part for module in modules for part in module.modules() if part.training]
-    try:
-        for part in training:
-            part.training = False
-        yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 def _refuse_shared(layers: Sequence[TrainableLayer]) -> None:

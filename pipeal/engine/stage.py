@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from copy import copy
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeal.engine.compiling import Compile, CompiledLayer
 from pipeal.engine.device import Device, Precision, Ready
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageClock, Window
@@ -77,6 +78,7 @@ class Stage:
         seed: With the layer's and the batch's number, the key of all randomness.
         precision: ``bf16`` runs forwards under autocast.
         window: The batches whose spans are kept.
+        compile: Whether, and for which shapes, forwards and inferences are compiled.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Stage:
         seed: int,
         precision: Precision,
         window: Window,
+        compile: Compile = "none",
     ) -> None:
         self.number = number
         self.layers = list(layers)
@@ -99,6 +102,8 @@ class Stage:
         self._in_hand: Parcel | None = None
         self._had: dict[int, Shapes] = {}
         self._draws: dict[int, dict[Action, bool]] = {}
+        self._compiled: dict[int, CompiledLayer] = {}
+        self._abandoned = threading.Event()
         for index, layer in self.layers:
             module = module_of(layer)
             module.to(device.device)
@@ -108,12 +113,20 @@ class Stage:
                 Action.BACKWARD: draws,
                 Action.UPDATE: updates_may_draw(module),
             }
+            if compile != "none":
+                name = f"layer {index} ({type(layer).__name__})"
+                self._compiled[index] = CompiledLayer(layer, name, compile, draws=draws)
 
     def reset(self) -> None:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
         self._in_hand = None
+        self._abandoned.clear()
         self.losses.take()
         self.clock.forget()
+
+    def abandon(self) -> None:
+        """Ends a wait for the compiler: the pipeline is about to stop."""
+        self._abandoned.set()
 
     def run(self, action: Action, parcel: Parcel | None = None) -> Parcel | None:
         """Does one action on every layer; a forward takes a parcel and returns the one to hand on."""
@@ -124,10 +137,11 @@ class Stage:
         assert held is not None  # the executors keep the order F, B, U
         with self.device.active(), self._settings(action):
             for index, layer in self.layers:
-                if action is Action.BACKWARD:
-                    self._act(action, index, layer, held, layer.backward)
-                else:
-                    self._act(action, index, layer, held, partial(_update, layer, held.packet.lr_scale))
+                with self._admitted(action, index):
+                    if action is Action.BACKWARD:
+                        self._act(action, index, layer, held, layer.backward)
+                    else:
+                        self._act(action, index, layer, held, partial(_update, layer, held.packet.lr_scale))
         if action is Action.UPDATE:
             self._in_hand = None
             self.device.end_batch()
@@ -150,7 +164,8 @@ class Stage:
                 raise
             for index, layer in self.layers:
                 self._had[index] = shapes_of((x, y))
-                x, y = self._act(Action.FORWARD, index, layer, parcel, partial(self._climb, index, layer, x, y))
+                with self._admitted(Action.FORWARD, index, (x, y)):
+                    x, y = self._act(Action.FORWARD, index, layer, parcel, partial(self._climb, index, layer, x, y))
             return Parcel(parcel.sequence, Packet(number, x, y, scale), self.device.mark_ready((x, y)))
 
     def _climb(self, index: int, layer: TrainableLayer, x: Tree, y: Tree) -> tuple[Tree, Tree]:
@@ -168,31 +183,10 @@ class Stage:
             self.losses.add(index, [torch.as_tensor(loss).detach() for loss in losses])
         return onward
 
-    def infer(self, x: Tree, ready: Ready, paths: Sequence[Path]) -> tuple[Tree, Ready]:
-        """Passes ``x`` through the stage's layers along each of ``paths`` in turn, ``h`` in reverse order.
-
-        Args:
-            x: An input, a feature or a code, as the first path takes.
-            ready: When it may be read.
-            paths: ``("f",)`` climbs all layers, ``("b",)`` crosses the bridge of the last, ``("h",)`` descends.
-        """
-        self.device.limit_run_ahead()
-        with self.device.active(), torch.no_grad(), self.autocast():
-            x = self.device.receive(x, ready)
-            for path in paths:
-                layers = {"f": self.layers, "b": self.layers[-1:], "h": self.layers[::-1]}[path]
-                for _, layer in layers:
-                    x = layer.inference(x, path)
-            self.device.end_batch()
-            return x, self.device.mark_ready(x)
-
-    def up_to(self, depth: int) -> Stage:
-        """This stage, or, if the exit after layer ``depth`` (from 1) lies within it, its part up to there."""
-        if self.layers[-1][0] < depth:
-            return self
-        part = copy(self)
-        part.layers = [(index, layer) for index, layer in self.layers if index < depth]
-        return part
+    def infer(self, index: int, layer: TrainableLayer, path: Path, x: Tree, *, compiled: bool) -> Tree:
+        """Passes ``x`` through one block of a layer, compiled if that is wanted and the stage compiles at all."""
+        found = self._compiled.get(index)
+        return layer.inference(x, path) if found is None else found.inference(x, path, compiled=compiled)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forwards, whatever the caller's is.
@@ -223,6 +217,15 @@ class Stage:
             stack.enter_context(setting)
         return stack
 
+    def _admitted(self, action: Action, index: int, inputs: Tree = None) -> AbstractContextManager[None]:
+        """The layer's turn to act: at once, unless something is being compiled or it may compile something itself."""
+        compiled = self._compiled.get(index)
+        if compiled is None:
+            return _AT_ONCE
+        if action is Action.FORWARD:
+            return compiled.forward(inputs, self._abandoned)
+        return compiled.after_forward(action is Action.BACKWARD, self._abandoned)
+
     def _act(self, action: Action, index: int, layer: TrainableLayer, parcel: Parcel, work: Callable[[], Any]) -> Any:
         """Keys and times an action, and says where it was if it fails."""
         batch = parcel.packet.batch
@@ -240,6 +243,8 @@ class Stage:
         self.clock.add(index, action, batch, parcel.sequence, begin)
         return result
 
+
+_AT_ONCE = nullcontext()
 
 _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
 

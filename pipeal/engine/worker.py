@@ -15,8 +15,10 @@ import sys
 import threading
 import traceback
 from collections import deque
+from collections.abc import Iterable, Sized
 from contextlib import AbstractContextManager
 from time import perf_counter
+from typing import Protocol
 
 import torch
 
@@ -217,9 +219,34 @@ class Worker(threading.Thread):
         return self.stage.clock.waiting(reason)
 
 
-def stall_report(workers: list[Worker], timeout_s: float) -> StallError:
-    """Names the stage that stands still and shows where every worker is."""
+class Watched(Protocol):
+    """A thread of a stage, as a report on a stall sees it."""
+
+    @property
+    def stage(self) -> Stage:
+        """Whose thread it is."""
+        ...
+
+    @property
+    def doing(self) -> tuple[str, float]:
+        """What it does, and since when."""
+        ...
+
+    @property
+    def inbox(self) -> Sized:
+        """What waits for it."""
+        ...
+
+    @property
+    def ident(self) -> int | None:
+        """The thread's number."""
+        ...
+
+
+def stall_report(threads: Iterable[Watched], timeout_s: float) -> StallError:
+    """Names the stage that stands still and shows where every thread is."""
     now = perf_counter()
+    workers = list(threads)
     acting = [worker for worker in workers if not worker.doing[0].startswith("waiting")]
     oldest = min(acting or workers, key=lambda worker: worker.doing[1])
     frames = sys._current_frames()

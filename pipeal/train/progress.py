@@ -95,9 +95,10 @@ class Progress:
     def end_epoch(self, row: EpochRow) -> None:
         """Prints the line that stays."""
         self._accuracy = row.test_acc
+        tokens = f"  {row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s else ""  # images have none
         self.note(
             f"{self._place(row.turn, row.epoch)}  train {row.train_acc:.4f}  test {row.test_acc:.4f}  "
-            f"{row.epoch_time:.2f} s  {row.samples_per_s:,.0f} samples/s  {row.tokens_per_s:,.0f} tokens/s"
+            f"{row.epoch_time:.2f} s  {row.samples_per_s:,.0f} samples/s{tokens}"
         )
 
     def _draw(self) -> None:
@@ -114,7 +115,7 @@ class Progress:
             f"{self._done}/{self._batches}",
             f"{self._samples / elapsed:,.0f} samples/s",
             "" if self._accuracy is None else f"last test {self._accuracy:.4f}",
-            f"{self._tokens / elapsed:,.0f} tokens/s",
+            f"{self._tokens / elapsed:,.0f} tokens/s" if self._tokens else "",
         ]
         line = ""
         for part in filter(None, parts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -12,6 +13,7 @@ from torch import Tensor
 from pipeal.data import Batch
 from pipeal.engine import Pipeline, RunReport
 from pipeal.engine.trace import StageTimes
+from pipeal.packet import Tree
 from pipeal.train.learning_rate import Decay, Per, epoch_scale
 from pipeal.train.recorders import EpochRow
 
@@ -161,13 +163,18 @@ def accuracy(pipe: Pipeline, batches: EpochBatches, exit_at: int | None = None) 
         batches: What to predict, with class numbers as targets.
         exit_at: The exit to take; None for the full path.
     """
-    correct: list[Tensor] = []
-    total = 0
-    for batch in batches:
-        predicted = pipe.predict(batch.x, exit_at).argmax(-1)
-        correct.append((predicted == batch.y.to(predicted.device, non_blocking=True)).sum())
-        total += len(batch)
-    return int(torch.stack(correct).sum()) / total if total else 0.0
+    targets: deque[Tensor] = deque()
+
+    def inputs() -> Iterator[Tree]:
+        for batch in batches:
+            targets.append(batch.y)
+            yield batch.x
+
+    right = []
+    for logits in pipe.predict_each(inputs(), exit_at):
+        predicted = logits.argmax(-1)
+        right.append(predicted == targets.popleft().to(predicted.device, non_blocking=True))
+    return float(torch.cat(right).double().mean()) if right else 0.0
 
 
 class _Counted:

@@ -1,0 +1,201 @@
+"""A region: a function of a model that runs as one compiled graph, or not at all compiled.
+
+Two things would let schedules change the result, and are kept away:
+
+* Dynamo remembers compilations, their limit and which sizes changed per *code object*, which layers of one class
+  share: what one layer compiles would depend on which layer came first. So each region has a code object of its own,
+  and leaves no frame outside its one graph for dynamo to find. Sizes are all constants or all symbols, never what
+  dynamo learns on the way. A region's past is then its layer's past.
+* Inductor's CPU kernels hold the number of threads they were compiled for, which decides how reductions round. Each
+  region is compiled once for every number of threads that it is run with.
+
+Where a function cannot be one graph (it prints, it draws from a generator of its own, …), nothing of it has run
+when the compiler says so; its modules' children become regions in its place.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+GRAPHS_MOST = 64
+"""The graphs of one region: beyond it, shapes are not bounded, and compiling would never end."""
+
+
+class CompileWarning(UserWarning):
+    """A part of a model runs uncompiled, although compilation was asked for."""
+
+
+class Region:
+    """A function that runs as one compiled graph per set of shapes; or its parts do; or it runs as it is.
+
+    Args:
+        name: For messages.
+        function: What is compiled: a module's forward, or a path of an inference.
+        dynamic: Whether sizes are symbols in the graph.
+        module: Whose forward it is; None for a function that has no parts.
+        within: Whether it is a part of another region, which says for both what is not compiled.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        dynamic: bool,
+        module: nn.Module | None = None,
+        within: bool = False,
+    ) -> None:
+        self.name = name
+        self.within = within
+        self.module = module
+        self._own_forward = None if module is None else vars(module).get("forward")  # a user may have set one
+        self._dynamic = dynamic
+        self._function = function
+        self._compiled: dict[int, Callable[..., Any]] = {}  # by the number of intra-op threads
+        self._parts: list[Region] | None = None  # None: it is compiled as a whole
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function. Whatever it raises comes as its own type."""
+        if self._parts is not None:
+            return self._function(*args, **kwargs)
+        with self._as_it_was():
+            try:
+                return self._graphs()(*args, **kwargs)
+            except _refusals() as found:
+                refusal = found
+            # Tracing has run nothing yet, so that nothing happens twice. An error of the function's own, such as a
+            # wrong shape, shows again here, as itself, and leaves the region as it is.
+            parts: list[Region] = []
+            if self.module is not None:
+                parts += regions(self.module, self.name, dynamic=self._dynamic, within=True)
+            with installed(parts):
+                result = self._function(*args, **kwargs)
+        self._parts = parts
+        self._compiled.clear()
+        if not self.within:
+            _warn(self, refusal)
+        return result
+
+    def in_force(self) -> Iterator[Region]:
+        """This region, or, where it was refused, its parts as far as they are compiled."""
+        if self._parts is None:
+            yield self
+        else:
+            for part in self._parts:
+                yield from part.in_force()
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Within it, the module has its own forward: the compiler looks at it, and must not meet this region."""
+        if self.module is None:
+            yield
+            return
+        before = _put_forward(self.module, self._own_forward)
+        try:
+            yield
+        finally:
+            _put_forward(self.module, before)
+
+    def _graphs(self) -> Callable[..., Any]:
+        threads = torch.get_num_threads()
+        if threads not in self._compiled:
+            self._compiled[threads] = compiled(self._function, threads, dynamic=self._dynamic)
+        return self._compiled[threads]
+
+    def uncompiled(self) -> Iterator[str]:
+        """The names of what was refused, down to the smallest."""
+        if self._parts is not None:
+            if not self._parts:
+                yield self.name
+            for part in self._parts:
+                yield from part.uncompiled()
+
+
+def regions(module: nn.Module, name: str, *, dynamic: bool, within: bool = False) -> Iterator[Region]:
+    """The regions of a module whose own forward is not one: its children, through containers that are not called.
+
+    Operators of ``torch.nn`` are left out: alone, they are one kernel already.
+    """
+    for child_name, child in module.named_children():
+        path = f"{name}.{child_name}"
+        if type(child).forward is nn.Module.forward:  # nn.ModuleList and its like
+            yield from regions(child, path, dynamic=dynamic, within=within)
+        elif next(child.children(), None) is not None or not type(child).__module__.startswith("torch.nn."):
+            yield Region(path, child.forward, dynamic=dynamic, module=child, within=within)
+
+
+@contextmanager
+def installed(parts: Iterable[Region]) -> Iterator[None]:
+    """Within it, the modules of these regions run compiled; afterwards they are as they were."""
+    before: list[tuple[nn.Module, Any]] = []
+    try:
+        for part in parts:
+            if part.module is not None:
+                before.append((part.module, _put_forward(part.module, part)))
+        yield
+    finally:
+        for module, forward in reversed(before):
+            _put_forward(module, forward)
+
+
+def _put_forward(module: nn.Module, forward: Any) -> Any:
+    """Sets, or with None removes, the forward of this one module; returns what was there."""
+    own = vars(module)
+    before = own.pop("forward", None)
+    if forward is not None:
+        own["forward"] = forward
+    return before
+
+
+def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Callable[..., Any]:
+    """A compiled form with a code object of its own, for a number of intra-op threads."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    own = types.FunctionType(call.__code__.replace(), call.__globals__, "region", None, call.__closure__)
+    return torch.compile(own, fullgraph=True, dynamic=dynamic, options={"cpp.threads": threads})
+
+
+@contextmanager
+def compiler_settings() -> Iterator[None]:
+    """What holds while an action runs alone. Newer versions of PyTorch keep such settings per thread."""
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    settings: Any = dynamo
+    limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # its name until 2.6
+    # One kernel at a time: more are compiled by processes that outlive the pipeline.
+    with settings.patch({limit: GRAPHS_MOST}), inductor.patch(compile_threads=1):
+        yield
+
+
+@cache
+def _refusals() -> tuple[type[Exception], ...]:
+    """What the compiler raises, before it has run anything, for a function that it cannot make one graph of."""
+    from torch._dynamo import exc
+
+    names = ("TorchDynamoException", "FailOnRecompileLimitHit", "FailOnCacheLimitHit")  # the last one until 2.6
+    return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
+
+
+def _warn(region: Region, refusal: Exception) -> None:
+    reason = (str(refusal).strip().splitlines() or [""])[0]
+    if "Limit" in type(refusal).__name__:
+        reason = (
+            f"more kinds of input than {GRAPHS_MOST} graphs are for, or a value that differs from batch to batch; "
+            "compile='dynamic' has one graph for all sizes"
+        )
+    runs = "uncompiled"
+    if list(region.in_force()):
+        without = ", ".join(region.uncompiled())
+        runs = f"compiled in parts, without {without}" if without else "compiled in parts"
+    warnings.warn(f"{region.name} runs {runs}: {reason} ({type(refusal).__name__})", CompileWarning, stacklevel=2)

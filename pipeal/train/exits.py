@@ -1,0 +1,186 @@
+"""Early exits measured: accuracy and cost of every exit, and of the calibrated policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from pipeal.engine import Pipeline
+from pipeal.errors import DataError
+from pipeal.packet import Tree, batch_size, tensors
+from pipeal.train.calibration import Calibration, calibrate
+from pipeal.train.exit_costs import ExitCosts, exit_costs
+from pipeal.train.tables import Cell, print_table
+from pipeal.train.trainer import EpochBatches
+
+__all__ = ["Calibration", "ExitCosts", "ExitRow", "ExitTable", "calibrate", "exit_costs", "exit_table"]
+
+
+@dataclass(frozen=True)
+class ExitRow:
+    """One way to infer, measured on the test samples.
+
+    Attributes:
+        name: ``exit 1`` and so on, ``full path``, or ``early exit (calibrated)``.
+        accuracy: The share of samples that it gets right.
+        points: The difference to the full path in points of accuracy.
+        mflops: Millions of FLOPs per sample.
+        relative_cost: FLOPs over those of the full path; None where nothing was counted.
+        ms: Milliseconds per sample at full speed, batched, on the pipeline's devices.
+        share: The share of samples that leave here under the policy; None for the policy itself.
+    """
+
+    name: str
+    accuracy: float
+    points: float
+    mflops: float
+    relative_cost: float | None
+    ms: float
+    share: float | None
+
+
+@dataclass(frozen=True)
+class ExitTable:
+    """Accuracy and cost of every exit.
+
+    Attributes:
+        exits: One row per exit; the last is the full path.
+        early: The calibrated policy.
+        calibration: How it was chosen.
+        samples: How many test samples there were.
+    """
+
+    exits: tuple[ExitRow, ...]
+    early: ExitRow
+    calibration: Calibration
+    samples: int
+
+    @property
+    def full(self) -> ExitRow:
+        """The full path."""
+        return self.exits[-1]
+
+    @property
+    def saving(self) -> float:
+        """The share of the full path's FLOPs that the policy saves."""
+        return 1 - self.early.relative_cost if self.early.relative_cost is not None else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """Every figure, ready for JSON."""
+        return {
+            "samples": self.samples,
+            "accuracy_difference_points": self.early.points,
+            "saving": self.saving,
+            "rows": [asdict(row) for row in (*self.exits, self.early)],
+            "calibration": self.calibration.summary(),
+        }
+
+    def show(self, title: str, *, console: Console | None = None) -> None:
+        """Prints the table."""
+        columns = ["exit", "accuracy", "points", "MFLOPs/sample", "cost", "ms/sample", "leave here"]
+        rows: list[list[Cell]] = [
+            [
+                row.name,
+                f"{row.accuracy:.4f}",
+                f"{row.points:+.2f}",
+                row.mflops,
+                None if row.relative_cost is None else f"{row.relative_cost:.1%}",
+                row.ms,
+                None if row.share is None else f"{row.share:.1%}",
+            ]
+            for row in (*self.exits, self.early)
+        ]
+        print_table(title, columns, rows, console=console)
+
+
+def exit_table(
+    pipe: Pipeline, test: EpochBatches, calibration: Calibration, *, timed_batches: int = 32, rounds: int = 3
+) -> ExitTable:
+    """Measures every exit and the calibrated policy.
+
+    Accuracy is of all test samples. Times are of the first batches, kept in memory so that reading them does not
+    count: the median of several rounds in which all ways take their turns.
+
+    Args:
+        pipe: The pipeline that was calibrated.
+        test: Batches with class numbers as targets.
+        calibration: What :func:`calibrate` found.
+        timed_batches: How many batches are timed.
+        rounds: How often.
+
+    Raises:
+        DataError: There is no test sample.
+    """
+    policy, costs = calibration.policy, calibration.costs
+    timed: list[Tree] = []
+    y: list[Tensor] = []
+    right = [
+        torch.stack([_is_right(one, y[number]) for one in exits], 1)
+        for number, exits in enumerate(pipe.predict_exits(_inputs(test, y, timed, timed_batches)))
+    ]
+    if not sum(map(len, y)):
+        raise DataError("there are no test samples to compare exits on; pass some")
+    y = []
+    answers = pipe.predict_each(_inputs(test, y), policy=policy)
+    early = [(_is_right(answer.logits, y[number]), answer.exits) for number, answer in enumerate(answers)]
+    accuracies = torch.cat(right).double().mean(0).tolist()
+    left = torch.cat([exits for _, exits in early]).cpu()
+    depths = range(1, len(costs) + 1)
+    ways: list[dict[str, Any]] = [{"exit_at": depth} for depth in depths] + [{"policy": policy}]
+    ms = _times_ms(pipe, timed, ways, rounds)
+    full = costs.alone(len(costs))
+
+    def row(name: str, accuracy: float, flops: float, ms: float, share: float | None) -> ExitRow:
+        points = 100 * (accuracy - accuracies[-1])
+        return ExitRow(name, accuracy, points, flops / 1e6, flops / full if full else None, ms, share)
+
+    rows = [
+        row(
+            "full path" if depth == len(costs) else f"exit {depth}",
+            accuracies[depth - 1],
+            costs.alone(depth),
+            ms[depth - 1],
+            float((left == depth).double().mean()),
+        )
+        for depth in depths
+    ]
+    by_exit = torch.zeros(len(costs) + 1, dtype=torch.float64)
+    by_exit[policy.tried] = torch.tensor(costs.on_the_way(policy.tried), dtype=torch.float64)
+    accuracy = float(torch.cat([one for one, _ in early]).double().mean())
+    last = row("early exit (calibrated)", accuracy, float(by_exit[left].mean()), ms[-1], None)
+    return ExitTable(tuple(rows), last, calibration, len(left))
+
+
+def _inputs(batches: EpochBatches, y: list[Tensor], keep: list[Tree] | None = None, at_most: int = 0) -> Iterator[Tree]:
+    """Yields the inputs of batches; adds the targets to ``y``, and the first ``at_most`` inputs to ``keep``."""
+    for batch in batches:
+        y.append(batch.y)
+        if keep is not None and len(keep) < at_most:
+            keep.append(batch.x)
+        yield batch.x
+
+
+def _is_right(logits: Tensor, y: Tensor) -> Tensor:
+    return logits.argmax(-1) == y.to(logits.device, non_blocking=True)
+
+
+def _times_ms(pipe: Pipeline, timed: list[Tree], ways: list[dict[str, Any]], rounds: int) -> list[float]:
+    """Milliseconds per sample of each way to infer, in turns, so that a machine that slows down slows all."""
+    samples = sum(map(batch_size, timed))
+    seconds: list[list[float]] = [[] for _ in ways]
+    for number in range(rounds + 1):
+        for way, taken in zip(ways, seconds, strict=True):
+            begin = perf_counter()
+            for answer in pipe.predict_each(timed, **way):
+                last = answer
+            tensors(last)[0].cpu()  # what was given to a device has come to its end
+            if number:  # the first round warms up, and compiles what is to be compiled
+                taken.append(perf_counter() - begin)
+    return [1e3 * median(taken) / samples for taken in seconds]
