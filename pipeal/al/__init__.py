@@ -2,6 +2,7 @@
 
 from pipeal.al.bp import BP
 from pipeal.al.dropout import Dropout
+from pipeal.al.encoder import Encoder
 from pipeal.al.layers import AE, AL, ENC, LabelAE, LearningRates
 from pipeal.al.optimizers import OptimizerFactory, adam
 from pipeal.al.package import ALPackage, set_device
@@ -13,6 +14,7 @@ __all__ = [
     "ENC",
     "ALPackage",
     "Dropout",
+    "Encoder",
     "LabelAE",
     "LearningRates",
     "OptimizerFactory",

@@ -8,7 +8,13 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.al.layers import AL
+from pipeal.al.bridges import BridgeStyle
+from pipeal.al.codes import LabelStyle, Task
+from pipeal.al.convert import Blocks, Conversion, Network, Pools
+from pipeal.al.layers import AL, LearningRates
+from pipeal.al.optimizers import OptimizerFactory
+from pipeal.al.path import InferencePath
+from pipeal.al.summary import LayerShapes, Summary, find_shapes, summarize
 from pipeal.errors import PlacementError
 from pipeal.packet import TrainableLayer, Tree, device_of, layers_of, module_of, move
 
@@ -34,6 +40,7 @@ class ALPackage(nn.Module):
 
     def __init__(self, layers: Iterable[TrainableLayer] | None = None) -> None:
         super().__init__()
+        self._shapes: list[LayerShapes] | None = None
         given = [] if layers is None else [module_of(layer) for layer in layers]
         if layers is not None and not given:
             raise PlacementError("an ALPackage needs at least one layer, found none")
@@ -41,6 +48,85 @@ class ALPackage(nn.Module):
             raise PlacementError("a layer is given twice; each layer learns once per batch, so pass distinct layers")
         for number, layer in enumerate(given):
             self.add_module(str(number), layer)
+
+    @classmethod
+    def from_bp(
+        cls,
+        model: Network,
+        sample: Tree,
+        outputs: int,
+        *,
+        task: Task = "classification",
+        split: Sequence[str] | None = None,
+        code: int = 128,
+        hidden: int | None = None,
+        labels: LabelStyle = "inverse",
+        bridges: BridgeStyle = "pooled",
+        pool: Pools | None = None,
+        blocks: Blocks | None = None,
+        lr: LearningRates = 1e-3,
+        optimizer: OptimizerFactory | None = None,
+    ) -> ALPackage:
+        """The AL form of a network made for backpropagation.
+
+        >>> import torch, torchvision
+        >>> from pipeal import ALPackage, Pipeline
+        >>> net = torchvision.models.resnet18(num_classes=10)
+        >>> images, classes = torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+        >>> package = ALPackage.from_bp(net, images, outputs=10, split=["layer2", "layer3", "layer4"])
+        >>> with Pipeline(package, devices=["cpu", "cpu"]) as pipe:  # four layers on two devices
+        ...     report = pipe.run([(images, classes)])
+        >>> exported = torch.export.export(package.to_bp(), (images,))
+        >>> exported.module()(images).shape
+        torch.Size([4, 10])
+
+        Its submodules are taken, not copied: they, with the weights they have, become the ``f`` of the layers and train
+        there. ``sample`` is run once, in evaluation mode; weights, buffers, modes and the random numbers of the caller
+        are left alone, but for what new blocks draw from the default generator to start with (so ``torch.manual_seed``
+        before makes a conversion repeatable). Modules that would write in place into what a layer receives are
+        switched to work out of place. Call ``train()`` on a package of a network that was in evaluation mode.
+
+        Args:
+            model: An ``nn.Sequential`` or a list, each child a layer; any module, cut where ``split`` says; or an
+                :class:`pipeal.Encoder`. Its forward takes one argument (any nesting of tensors).
+            sample: A batch of inputs, of two rows or more, as ``model`` takes.
+            outputs: How many classes, labels or numbers to predict.
+            task: ``classification``, ``multilabel`` or ``regression``; see :func:`pipeal.al.codes.target_side` for the
+                targets each takes.
+            split: Names of submodules, in the order of their calls; a layer begins at each. What comes before the first
+                is a layer, too. How many devices train the layers is :class:`pipeal.Pipeline`'s choice.
+            code: The width of the label codes.
+            hidden: The width of a hidden layer in the bridges; None for none.
+            labels: ``inverse``, or ``published``: how label sides are built (:mod:`pipeal.al.codes`).
+            bridges: ``pooled``, or ``flat``, as published (:mod:`pipeal.al.bridges`).
+            pool: From what an ``f`` gives to ``(B, D)``, where that is no image, sequence or vector: one for all
+                layers, or by the layer's number.
+            blocks: In the place of built ones, by the layer's number, from 0, and the block's letter:
+                ``{2: {"b": my_bridge}}``.
+            lr: One learning rate, or ``{"enc": …, "ae": …}``.
+            optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+
+        Raises:
+            ConfigError: A name in ``split`` does not exist or cannot begin a layer (the message says why); the sample
+                or a block of the user's does not fit; there is no bridge for a shape; two layers would share a
+                parameter; or an argument is out of range.
+        """
+        conversion = Conversion(
+            outputs=outputs,
+            task=task,
+            code=code,
+            hidden=hidden,
+            labels=labels,
+            bridges=bridges,
+            pool=pool,
+            blocks=blocks,
+            lr=lr,
+            optimizer=optimizer,
+        )
+        layers, shapes = conversion.layers(model, sample, split)
+        package = cls(layers)
+        package._shapes = shapes
+        return package
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -92,16 +178,39 @@ class ALPackage(nn.Module):
         Raises:
             PlacementError: There is no such exit.
         """
-        depth = len(self) if exit_at is None else exit_at
-        if not 1 <= depth <= len(self):
-            raise PlacementError(f"exit {depth} does not exist; this package has exits 1 to {len(self)}")
-        way = list(self)[:depth]
+        way = list(self)[: self._depth(exit_at)]
         for layer in way:
             x = layer.inference(move(x, device_of(layer)), "f")
         code = way[-1].inference(x, "b")
         for layer in reversed(way):
             code = layer.inference(move(code, device_of(layer)), "h")
         return code
+
+    def to_bp(self, exit_at: int | None = None, device: str | torch.device | None = None) -> nn.Module:
+        """The way of an inference as one plain module, to be exported (``torch.export``) or saved.
+
+        Args:
+            exit_at: How many layers to climb before the bridge; None for all.
+            device: Where it is to be; None for where the first layer is.
+
+        Returns:
+            A copy, in evaluation mode, that gives what :meth:`infer` gives in evaluation mode.
+
+        Raises:
+            PlacementError: There is no such exit.
+        """
+        return InferencePath(list(self)[: self._depth(exit_at)], device)
+
+    def summary(self, sample: Tree | None = None) -> Summary:
+        """Shapes, parameters and devices by layer; ``print(package.summary())`` shows a table.
+
+        Args:
+            sample: A batch of inputs, run once in evaluation mode to find the shapes. None for those that
+                :meth:`from_bp` found; other packages are then shown without.
+        """
+        layers = list(self)
+        shapes = self._shapes if sample is None else find_shapes(layers, sample)
+        return summarize(layers, shapes if shapes and len(shapes) == len(layers) else [None] * len(layers))
 
     def set_lr(self, which: str | Iterable[str], lr: float) -> None:
         """Gives the named sides of every layer a new base learning rate."""
@@ -121,6 +230,12 @@ class ALPackage(nn.Module):
     def affiliated_parameters(self) -> int:
         """How many parameters serve training alone."""
         return sum(layer.affiliated_parameters(last=layer is self[-1]) for layer in self)
+
+    def _depth(self, exit_at: int | None) -> int:
+        depth = len(self) if exit_at is None else exit_at
+        if not 1 <= depth <= len(self):
+            raise PlacementError(f"exit {depth} does not exist; this package has exits 1 to {len(self)}")
+        return depth
 
 
 def set_device(model: nn.Module, devices: Sequence[str | torch.device]) -> None:

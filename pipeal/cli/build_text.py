@@ -1,19 +1,19 @@
-"""Where configuration becomes objects: data sets, vocabularies, batches, models."""
+"""Where the configuration of a run on text becomes objects: texts, vocabulary, batches, models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeal.al import ALPackage, LearningRates
-from pipeal.cli.download_bar import DownloadBar
-from pipeal.config import BatchingConfig, ModelConfig, RunConfig
+from pipeal.al import ALPackage
+from pipeal.cli import bars
+from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, hold_out, rates
+from pipeal.config import BatchingConfig, TextConfig, TextModelConfig
 from pipeal.data import (
     BatchLoader,
     Corpus,
@@ -37,50 +37,13 @@ EVALUATION_BUDGET = 32_768
 """Tokens per batch where nothing has to be kept for a backward."""
 
 
-SPLIT_SEED = 0
-"""Of what divides a data set into train and test: runs of different seeds are tested on the same samples."""
-
-
-class Experiment(Protocol):
-    """What a run needs, whatever kind of data it is: models and batches made anew for each turn."""
-
-    @property
-    def config(self) -> RunConfig:
-        """What was asked for, with every name in its canonical spelling."""
-        ...
-
-    @property
-    def facts(self) -> dict[str, int | float | str]:
-        """What the data turned out to be, for the summary."""
-        ...
-
-    def package(self, mode: str, seed: int) -> ALPackage:
-        """A new model; ``mode`` is ``al`` or ``bp``."""
-        ...
-
-    def train_batches(self, seed: int) -> EpochBatches:
-        """Batches to train on."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Leaves in the run's folder what a trained model needs to read its input."""
-        ...
-
-    def train_evaluation(self) -> EpochBatches:
-        """Training samples to take the accuracy on."""
-        ...
-
-    def test_evaluation(self) -> EpochBatches:
-        """Test samples to take the accuracy on."""
-        ...
-
-
 @dataclass(frozen=True)
 class TextExperiment:
     """A text data set and a model for it; see :class:`Experiment`."""
 
-    config: RunConfig
+    config: TextConfig
     train: Corpus
+    held: Corpus | None
     test: Corpus
     vocab: Vocab
     pretrained: npt.NDArray[np.float32] | None
@@ -89,15 +52,14 @@ class TextExperiment:
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model of the configured name and widths."""
         torch.manual_seed(seed)
-        model, lr = self.config.model, self.config.train.lr
-        rates: LearningRates = {"enc": lr.base, "ae": lr.base if lr.ae is None else lr.ae}
+        model = self.config.model
         return build_text(
             model.name,
             "bp" if mode == "bp" else "al",
             vocab_size=len(self.vocab),
             classes=self.train.classes,
             dims=_dims(model),
-            lr=lr.base if mode == "bp" else rates,
+            lr=rates(self.config.train.lr, mode),
             pad_index=self.vocab.pad_index,
             pretrained=self.pretrained,
         )
@@ -113,18 +75,19 @@ class TextExperiment:
 
     def train_evaluation(self) -> EpochBatches:
         """The training set, or a fixed random part of the configured size."""
-        wanted = self.config.train.train_accuracy_samples
-        if wanted is None or wanted >= len(self.train):
-            return _in_order(self.train)
-        chosen = np.random.default_rng(0).choice(len(self.train), wanted, replace=False)
-        return _in_order(self.train.subset(np.sort(chosen)))
+        part = evaluated_part(len(self.train), self.config.train.train_accuracy_samples)
+        return _in_order(self.train if part is None else self.train.subset(part))
+
+    def held_out(self) -> EpochBatches | None:
+        """The part of the training set that is not trained on."""
+        return None if self.held is None else _in_order(self.held)
 
     def test_evaluation(self) -> EpochBatches:
         """The test set."""
         return _in_order(self.test)
 
 
-def text_experiment(config: RunConfig, say: Callable[[str], None]) -> TextExperiment:
+def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExperiment:
     """Reads the data and makes the vocabulary.
 
     Args:
@@ -145,21 +108,26 @@ def text_experiment(config: RunConfig, say: Callable[[str], None]) -> TextExperi
         data=replace(data, max_len=data.max_len or PUBLISHED_MAX_LEN.get(dataset, 128)),
     )
     _dims(config.model)  # widths that do not fit are told before anything is read
-    root = Path(data.root) if data.root is not None else Path("data")
+    root = data_root(config)
     say(f"reading {dataset}")
-    with DownloadBar() as bar:
+    with bars.downloads() as bar:
         texts = load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
     say("building the vocabulary")
     words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
     vocab = Vocab.build(words, max_size=data.vocab_size, min_frequency=data.min_frequency)
     classes = len(texts.classes)
     train = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=config.data.max_len, classes=classes)
+    held = None
+    if data.held_out:
+        kept, out = hold_out(len(train), data.held_out)
+        train, held = train.subset(kept), train.subset(out)
     test = Corpus.encode(
         texts.test, vocab, max_len=config.data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
     )
     facts: dict[str, int | float | str] = {
         "classes": classes,
         "train_samples": len(train),
+        "held_out_samples": 0 if held is None else len(held),
         "test_samples": len(test),
         "vocabulary": len(vocab),
         "mean_length": round(float(train.lengths.mean()), 2),
@@ -172,11 +140,11 @@ def text_experiment(config: RunConfig, say: Callable[[str], None]) -> TextExperi
     else:
         pretrained, found = _pretrained(config.model, root, vocab, config.train.seed, say)
         facts["words_with_pretrained_vectors"] = found
-    return TextExperiment(config, train, test, vocab, pretrained, facts)
+    return TextExperiment(config, train, held, test, vocab, pretrained, facts)
 
 
 def _pretrained(
-    model: ModelConfig, root: Path, vocab: Vocab, seed: int, say: Callable[[str], None]
+    model: TextModelConfig, root: Path, vocab: Vocab, seed: int, say: Callable[[str], None]
 ) -> tuple[npt.NDArray[np.float32], int]:
     if model.vectors is not None:
         path = Path(model.vectors)
@@ -187,7 +155,7 @@ def _pretrained(
     return table.weight, table.found
 
 
-def _dims(model: ModelConfig) -> TextDims:
+def _dims(model: TextModelConfig) -> TextDims:
     return TextDims(
         embedding=model.embedding_dim,
         hidden=model.x_hid,

@@ -82,6 +82,7 @@ def _tried(
         _sample(batches, WARM_UP + TRIAL_BATCHES),
         config.engine.schedule,
         precision=precision,
+        compile=config.engine.compile,
         on_trial=lambda trial: say(f"  {trial}: {1e3 * (trial.seconds_per_batch or 0):.1f} ms/batch"),
     )
 

@@ -16,6 +16,9 @@ from pipeal.config import RunConfig, dump_config
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.errors import ConfigError
+from pipeal.train.calibration import calibrate
+from pipeal.train.exit_plot import draw_exits
+from pipeal.train.exits import ExitTable, exit_table
 from pipeal.train.progress import Progress
 from pipeal.train.recorders import CsvRecorder, write_json
 from pipeal.train.timeline import draw_timeline
@@ -116,6 +119,8 @@ def _train(experiment: Experiment, config: RunConfig, folder: Path) -> Outcome:
                             title = f"{config.dataset} {config.model.name} {outcome.form}, {pipe.schedule.name}"
                             devices = [str(stage.device) for stage in pipe.stages]
                             draw_timeline(pipe.spans(), folder / "timeline.png", title=title, devices=devices)
+                    if turn == config.train.repeat:
+                        outcome.exits = measure_exits(experiment, config, pipe, folder)
     finally:
         if outcome.rows:
             outcome.write()
@@ -134,9 +139,27 @@ def _pipeline(package: ALPackage, config: RunConfig, seed: int, traced: Window |
         seed=seed,
         threads=engine.threads,
         precision=config.train.precision,
+        compile=engine.compile,
         stall_timeout_s=engine.stall_timeout_s,
         trace=traced,
     )
+
+
+def measure_exits(experiment: Experiment, config: RunConfig, pipe: Pipeline, folder: Path) -> ExitTable | None:
+    """Accuracy and cost of every exit and of the calibrated early exit, kept as ``exits.json`` and ``exits.png``.
+
+    None for a model with a single exit, and where the configuration holds out no samples to calibrate on.
+    """
+    held_out = experiment.held_out()
+    if held_out is None or config.train.mode == "bp":
+        return None
+    _say("calibrating the early exit on held-out samples")
+    table = exit_table(
+        pipe, experiment.test_evaluation(), calibrate(pipe, held_out, tolerance=config.train.exit_tolerance)
+    )
+    write_json(folder / "exits.json", table.summary())
+    draw_exits(table, folder / "exits.png", title=f"{config.dataset} {config.model.name}: exits")
+    return table
 
 
 def _window(count: int, batches: EpochBatches) -> Window:

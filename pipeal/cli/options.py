@@ -10,9 +10,11 @@ import click
 
 from pipeal.config import RunConfig, find_config, load_config
 from pipeal.engine import SCHEDULES
-from pipeal.errors import PlacementError
+from pipeal.errors import ConfigError, PlacementError
+from pipeal.models.registry import Mode
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Config = TypeVar("Config", bound=RunConfig)
 
 # Option -> the dotted path of the configuration it sets.
 _KEYS = {
@@ -22,15 +24,18 @@ _KEYS = {
     "epochs": "train.epochs",
     "repeat": "train.repeat",
     "max_len": "data.max_len",
+    "size": "data.size",
+    "augmentation": "data.augmentation",
+    "batch_size": "data.batch_size",
     "seed": "train.seed",
     "data_root": "data.root",
     "out": "out",
 }
 
 
-def training_options(command: Command) -> Command:
-    """Adds the options to a click command."""
-    options = [
+def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Adds the options that every training command has, and among them a command's own, to a click command."""
+    options: list[Callable[[Command], Command]] = [
         click.option("--mode", help="al (default), bp, or compare, which trains both."),
         click.option("--schedule", help=f"Of the AL form: {', '.join(SCHEDULES)} (default)."),
         click.option(
@@ -39,7 +44,7 @@ def training_options(command: Command) -> Command:
         ),
         click.option("--epochs", type=int, help="Passes over the training data; default: the experiment's."),
         click.option("-r", "--repeat", type=int, help="Whole trainings, each with the next seed; default: 1."),
-        click.option("--max-len", type=int, help="Words kept of a text; default: the published length."),
+        *own,
         click.option("--seed", type=int, help="Seed of the first training; default: 0."),
         click.option("--data-root", help="Folder that holds the data sets; default: data."),
         click.option("--out", help="Folder in which each run gets a folder of its own; default: runs."),
@@ -48,29 +53,50 @@ def training_options(command: Command) -> Command:
             "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any configuration key, repeatable."
         ),
     ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def configure(
-    dataset: str, model: str, config_file: str | None, overrides: tuple[str, ...], given: dict[str, Any]
-) -> RunConfig:
+    schema: type[Config],
+    dataset: str,
+    model: tuple[str, Mode | None],
+    config_file: str | None,
+    overrides: tuple[str, ...],
+    given: dict[str, Any],
+) -> Config:
     """Defaults, then the YAML file, then the options given, then ``--set``.
+
+    Args:
+        schema: What comes out.
+        dataset: The canonical name of the data set.
+        model: The canonical name of the model, and the form that its spelling implies.
+        config_file: The YAML file that was named; None for the one that comes with pipeal, if there is one.
+        overrides: What ``--set`` was given.
+        given: The other options, None where they were not given.
 
     Raises:
         ConfigError: One line with the dotted path.
     """
-    values: dict[str, Any] = {"dataset": dataset, "model": {"name": model}}
+    name, implied = model
+    if implied == "al" and given["mode"] == "bp":
+        raise ConfigError(f"that spelling of the model is its AL form, but --mode is bp; ask for {name!r}")
+    given["mode"] = given["mode"] or implied
+    values: dict[str, Any] = {"dataset": dataset, "model": {"name": name}}
     for option, value in given.items():
         if value is not None:
             *sections, key = _KEYS[option].split(".")
             section = values
-            for name in sections:
-                section = section.setdefault(name, {})
+            for inner in sections:
+                section = section.setdefault(inner, {})
             section[key] = value
-    path = Path(config_file) if config_file is not None else find_config(dataset, model)
-    return load_config(path, overrides=overrides, values=values)
+    path = Path(config_file) if config_file is not None else find_config(dataset, name)
+    return load_config(schema, path, overrides=overrides, values=values)
 
 
 def device_names(text: str) -> list[str]:

@@ -9,13 +9,14 @@ from statistics import mean
 
 from pipeal.config import RunConfig
 from pipeal.train.environment import environment
+from pipeal.train.exits import ExitTable
 from pipeal.train.plots import draw_curves
 from pipeal.train.recorders import EpochRow, write_json
 from pipeal.train.tables import print_table
 from pipeal.train.trainer import Totals
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """What training one form came to.
 
@@ -26,6 +27,7 @@ class Outcome:
         facts: What the data turned out to be.
         parameters: Effective and affiliated parameters.
         folder: Where its files are.
+        exits: What each exit is worth after the last turn; None where that is not measured.
     """
 
     config: RunConfig
@@ -34,6 +36,7 @@ class Outcome:
     facts: dict[str, int | float | str]
     parameters: tuple[int, int]
     folder: Path
+    exits: ExitTable | None = None
 
     @property
     def form(self) -> str:
@@ -86,6 +89,7 @@ class Outcome:
             ],
             "effective_parameters": self.parameters[0],
             "affiliated_parameters": self.parameters[1],
+            "compile": engine.compile,
             "data": self.facts,
             "environment": environment(),
         }
@@ -106,7 +110,9 @@ def write_curves(outcomes: Sequence[Outcome], folder: Path) -> None:
 def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     """Prints the table and where the files are."""
     compared = len(outcomes) > 1
-    columns = ["form", "stages", "best test acc", "last test acc", "s/epoch", "samples/s", "tokens/s", "busy"]
+    tokens = outcomes[0].totals.tokens > 0
+    columns = ["form", "stages", "best test acc", "last test acc", "s/epoch", "samples/s"]
+    columns += ["tokens/s", "busy"] if tokens else ["busy"]
     rows = []
     for outcome in outcomes:
         totals = outcome.totals
@@ -117,7 +123,7 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
             f"{outcome.last:.4f}",
             f"{outcome.epoch_s:.2f}",
             f"{totals.samples / totals.seconds:,.0f}",
-            f"{totals.tokens / totals.seconds:,.0f}",
+            *([f"{totals.tokens / totals.seconds:,.0f}"] if tokens else []),
             " ".join(f"{share:.0%}" for share in totals.busy_share),
         ]
         rows.append([*cells, f"{outcomes[-1].epoch_s / outcome.epoch_s:.2f}×"] if compared else cells)
@@ -125,7 +131,12 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     if compared:
         columns.append(f"speed-up over {outcomes[-1].form}")
     print_table(f"{config.dataset} {config.model.name}, {config.train.epochs} epochs", columns, rows)
-    print(f"padding:  {outcomes[0].totals.padding_share:.1%} of the tokens trained on")
+    for outcome in outcomes:
+        if outcome.exits is not None:
+            outcome.exits.show(f"{outcome.form} exits on {outcome.exits.samples:,} test samples")
+            print(f"exits:    {outcome.folder / 'exits.png'}")
+    if tokens:
+        print(f"padding:  {outcomes[0].totals.padding_share:.1%} of the tokens trained on")
     print(f"files:    {folder}")
     print(f"curves:   {folder / 'curves.png'}")
     print(f"timeline: {outcomes[0].folder / 'timeline.png'}")

@@ -7,31 +7,26 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.build import text_experiment
+from pipeal.cli.build_text import text_experiment
 from pipeal.cli.experiment import run_experiment
 from pipeal.cli.options import configure, training_options
+from pipeal.config import TextConfig
 from pipeal.data import canonical_text_name
-from pipeal.errors import ConfigError
 from pipeal.models import canonical_text_model
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
 @click.argument("dataset")
 @click.argument("model")
-@training_options
+@training_options(click.option("--max-len", type=int, help="Words kept of a text; default: the published length."))
 def command(dataset: str, model: str, config_file: str | None, overrides: tuple[str, ...], **given: Any) -> None:
     """Trains MODEL on DATASET, and shows how it went.
 
     DATASET is agnews, dbpedia, imdb, or toynews, which needs no download. MODEL is lstm or transformer; the
     published spellings (LSTMAL, Transformer, ...) also choose the form.
     """
-    dataset = canonical_text_name(dataset)
-    name, implied = canonical_text_model(model)
-    if implied is not None:
-        if implied == "al" and given["mode"] == "bp":
-            raise ConfigError(f"model {model!r} is the AL form, but --mode is bp; ask for {name!r}")
-        given["mode"] = given["mode"] or implied
-    config = configure(dataset, name, config_file, overrides, given)
+    names = canonical_text_name(dataset), canonical_text_model(model)
+    config = configure(TextConfig, *names, config_file, overrides, given)
     run_experiment(lambda say: text_experiment(config, say))
 
 

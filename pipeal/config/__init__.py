@@ -1,24 +1,24 @@
 """Configuration ends at the door: YAML and command-line values become checked dataclasses here, once."""
 
 from pipeal.config.load import dump_config, find_config, load_config
-from pipeal.config.schema import (
-    BatchingConfig,
-    DataConfig,
-    EngineConfig,
-    LrConfig,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-)
+from pipeal.config.schema import DataConfig, EngineConfig, LrConfig, ModelConfig, RunConfig, TrainConfig
+from pipeal.config.text import BatchingConfig, TextConfig, TextDataConfig, TextModelConfig
+from pipeal.config.vision import ImageDataConfig, VisionConfig, VisionModelConfig
 
 __all__ = [
     "BatchingConfig",
     "DataConfig",
     "EngineConfig",
+    "ImageDataConfig",
     "LrConfig",
     "ModelConfig",
     "RunConfig",
+    "TextConfig",
+    "TextDataConfig",
+    "TextModelConfig",
     "TrainConfig",
+    "VisionConfig",
+    "VisionModelConfig",
     "dump_config",
     "find_config",
     "load_config",

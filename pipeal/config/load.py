@@ -1,4 +1,4 @@
-"""From a YAML file, command-line values and ``--set`` to one checked :class:`RunConfig`.
+"""From a YAML file, command-line values and ``--set`` to one checked configuration.
 
     defaults  <  YAML file  <  values  <  --set a.b=value
 
@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,31 +24,34 @@ from pipeal.config.schema import RunConfig
 from pipeal.errors import ConfigError
 
 _PACKAGE = Path(__file__).parents[1]
-_CHECKED = TypeAdapter(RunConfig)
+_Config = TypeVar("_Config", bound=RunConfig)
 
 
 def load_config(
+    schema: type[_Config],
     path: str | Path | None = None,
     *,
     overrides: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
-) -> RunConfig:
+) -> _Config:
     """Merges all sources over the defaults and checks the result.
 
     Args:
-        path: A YAML file of the shape of :class:`RunConfig`; None for the defaults.
+        schema: What comes out: :class:`pipeal.config.TextConfig` or :class:`pipeal.config.VisionConfig`.
+        path: A YAML file of the shape of ``schema``; None for the defaults.
         overrides: What ``--set`` was given: ``a.b=value``, the value in YAML. The last one wins.
         values: A nested mapping, such as command-line options; leave out what was not given.
 
     Raises:
         ConfigError: One line with the source and the dotted path of the key.
 
-    >>> load_config(overrides=["train.lr.base=1e-2"]).train.lr.base
+    >>> from pipeal.config import TextConfig
+    >>> load_config(TextConfig, overrides=["train.lr.base=1e-2"]).train.lr.base
     0.01
     """
     given: dict[str, tuple[Any, str]] = {}
     for source, mapping in _sources(path, values, overrides):
-        given.update({leaf: (value, source) for leaf, value in _leaves(mapping, RunConfig, source)})
+        given.update({leaf: (value, source) for leaf, value in _leaves(mapping, schema, source)})
     merged: dict[str, Any] = {}
     for leaf, (value, _) in given.items():
         *sections, key = leaf.split(".")
@@ -57,9 +60,9 @@ def load_config(
             section = section.setdefault(name, {})
         section[key] = value
     try:
-        return _CHECKED.validate_python(merged)
+        return TypeAdapter(schema).validate_python(merged)
     except ValidationError as error:
-        leaf, wanted = _wanted_at(error.errors(include_url=False)[0]["loc"])
+        leaf, wanted = _wanted_at(schema, error.errors(include_url=False)[0]["loc"])
         value, source = given[leaf]
         raise ConfigError(f"{source}{leaf}: found {_shown(value)}, expected {wanted}{_hint(value, wanted)}") from None
 
@@ -106,8 +109,11 @@ def _read(path: str | Path) -> str:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from None
 
 
-def _leaves(mapping: Any, schema: type, source: str, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(
+    mapping: Any, schema: type, source: str, path: str = "", root: type | None = None
+) -> Iterator[tuple[str, Any]]:
     """Yields the dotted path and the value of each leaf. The schema, not the mapping, says how deep to go."""
+    root = root or schema
     if mapping is None:  # an empty document, or a section whose every line is a comment
         return
     keys = get_type_hints(schema, include_extras=True)
@@ -117,18 +123,18 @@ def _leaves(mapping: Any, schema: type, source: str, path: str = "") -> Iterator
     for key, value in mapping.items():
         dotted = f"{path}.{key}" if path else str(key)
         if key not in keys:
-            near = _nearest(str(key), path, list(keys))
+            near = _nearest(root, str(key), path, list(keys))
             hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(keys)}"
             raise ConfigError(f"{source}{_printable(dotted)}: unknown key; {hint}")
         if is_dataclass(keys[key]):
-            yield from _leaves(value, keys[key], source, dotted)
+            yield from _leaves(value, keys[key], source, dotted, root)
         else:
             yield dotted, value
 
 
-def _nearest(key: str, path: str, siblings: list[str]) -> str | None:
+def _nearest(root: type, key: str, path: str, siblings: list[str]) -> str | None:
     """The dotted path that was probably meant: the same name in another section, or else a near neighbour."""
-    for dotted in _paths(RunConfig):
+    for dotted in _paths(root):
         if dotted.rpartition(".")[2] == key.lower():
             return dotted
     near = difflib.get_close_matches(key.lower(), siblings, n=1, cutoff=0.7)
@@ -142,9 +148,9 @@ def _paths(schema: type, path: str = "") -> Iterator[str]:
             yield from _paths(kind, f"{path}{key}.")  # type: ignore[arg-type]
 
 
-def _wanted_at(location: Sequence[int | str]) -> tuple[str, str]:
+def _wanted_at(schema: type, location: Sequence[int | str]) -> tuple[str, str]:
     """The dotted path of the leaf at or above a pydantic location, and the words for what belongs there."""
-    kind: Any = RunConfig
+    kind: Any = schema
     names: list[str] = []
     while is_dataclass(kind):
         names.append(str(location[len(names)]))

@@ -11,10 +11,14 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-Text: TypeAlias = Annotated[str, Field(strict=True, min_length=1, description="text")]
+Text: TypeAlias = Annotated[str, Field(strict=True, pattern=r"^[^\x00]+$", description="text")]
 Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]
-Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0, description="a whole number, at least 0")]
-Count: TypeAlias = Annotated[int, Field(strict=True, ge=1, description="a whole number, at least 1")]
+Whole: TypeAlias = Annotated[
+    int, Field(strict=True, ge=0, lt=2**31, description="a whole number, at least 0 and below 2^31")
+]
+Count: TypeAlias = Annotated[
+    int, Field(strict=True, ge=1, lt=2**31, description="a whole number, at least 1 and below 2^31")
+]
 Threads: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1024, description="a whole number from 1 to 1024")]
 Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63, description="a whole number, at least 0 and below 2^63")
@@ -26,74 +30,35 @@ NotNegative: TypeAlias = Annotated[
 Share: TypeAlias = Annotated[float, Field(strict=True, ge=0, lt=1, description="a number, at least 0 and below 1")]
 Texts: TypeAlias = Annotated[tuple[Text, ...], Field(min_length=1, description="a list of texts")]
 Counts: TypeAlias = Annotated[
-    tuple[Count, ...], Field(min_length=1, description="a list of whole numbers, each at least 1")
+    tuple[Count, ...], Field(min_length=1, description="a list of whole numbers, each at least 1 and below 2^31")
 ]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model, and how wide.
+    """Which model; each kind of data adds its own sizes.
 
     Attributes:
-        name: The model's name, such as ``lstm`` or ``transformer``.
-        embedding_dim: Numbers per word vector.
-        x_hid: Hidden width of the encoder side (``f`` and ``b``).
-        y_hid: Width of the label code (``g`` and ``h``).
-        n_heads: Attention heads; they divide ``embedding_dim``. A model without attention ignores it.
-        dropout: The share of activations that training drops.
-        pretrained: Where the word vectors come from; ``none`` learns them from scratch.
-        vectors: The text file of those vectors; None looks for the usual name under the data folder.
+        name: The model's name, such as ``lstm`` or ``resnet``.
     """
 
-    name: Text = "transformer"
-    embedding_dim: Count = 300
-    x_hid: Count = 256
-    y_hid: Count = 128
-    n_heads: Count = 6
-    dropout: Share = 0.3
-    pretrained: Literal["none", "glove", "fasttext"] = "none"
-    vectors: Text | None = None
-
-
-@dataclass(frozen=True)
-class BatchingConfig:
-    """How samples are joined into batches.
-
-    Attributes:
-        kind: ``fixed``: ``batch_size`` samples in random order. ``length``: as many, of similar length.
-            ``token-budget``: samples of similar length, as many as the budget holds once padded.
-        batch_size: Samples per batch, for ``fixed`` and ``length``.
-        budget_tokens: Longest length × samples of a batch is at most this, for ``token-budget``.
-        max_samples: The most samples in a batch under ``token-budget``, however short; None for no limit.
-    """
-
-    kind: Literal["fixed", "length", "token-budget"] = "token-budget"
-    batch_size: Count = 256
-    budget_tokens: Count = 8192
-    max_samples: Count | None = 512
+    name: Text
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Where the data is, and how text becomes numbers.
+    """Where the data is; each kind of data adds how it is read.
 
     Attributes:
         root: The folder that holds the data sets; None for ``data`` in the current folder.
         download: Whether a data set that is not there is fetched.
-        max_len: The most words kept of a text; None for the published length of the data set.
-        vocab_size: The most words in the vocabulary, specials included.
-        min_frequency: A word seen less often is unknown.
-        drop_stop_words: Whether "the", "and" and their like are dropped.
-        batching: How samples are joined into batches.
+        held_out: The share of the training samples that is not trained on but kept to calibrate the early exit on;
+            0 leaves the early exit out.
     """
 
     root: Text | None = None
     download: Flag = True
-    max_len: Count | None = None
-    vocab_size: Count = 30_000
-    min_frequency: Count = 1
-    drop_stop_words: Flag = True
-    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    held_out: Share = 0.0
 
 
 @dataclass(frozen=True)
@@ -129,6 +94,7 @@ class TrainConfig:
         lr: The learning rate and its course.
         precision: The type of the matrix products: ``fp32``, or ``bf16`` under autocast; ``auto`` is ``bf16`` where
             the hardware computes in it at full speed.
+        exit_tolerance: The share of samples that the calibrated early exit may get wrong beside the full path.
         train_accuracy_samples: How many training samples the training accuracy is taken on; None for all.
     """
 
@@ -138,18 +104,21 @@ class TrainConfig:
     seed: Seed = 0
     lr: LrConfig = field(default_factory=LrConfig)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    exit_tolerance: Share = 0.005
     train_accuracy_samples: Count | None = None
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the layers are run; nothing here but ``threads`` changes the result, and it only in rounding.
+    """How the layers are run; only ``threads`` and ``compile`` change the result, and they only in rounding.
 
     Attributes:
         schedule: What may run beside what.
         devices: One device per stage, such as ``[cuda:0, cuda:1]``; ``auto`` takes what helps.
         sizes: Layers per stage; None balances them.
         queue_depth: Packets that may wait before a stage.
+        compile: Whether layers go through ``torch.compile``: ``static`` compiles each shape of batches on its own,
+            ``dynamic`` all at once.
         threads: Threads inside each worker's operators; None lets the engine choose.
         stall_timeout_s: Seconds without progress after which the watchdog ends the run.
         trace_batches: Batches recorded for the timeline.
@@ -159,6 +128,7 @@ class EngineConfig:
     devices: Text | Texts = "auto"
     sizes: Counts | None = None
     queue_depth: Count = 2
+    compile: Literal["none", "static", "dynamic"] = "none"
     threads: Threads | None = None
     stall_timeout_s: Positive = 300.0
     trace_batches: Count = 40
@@ -166,20 +136,20 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run: everything the command needs to know.
+    """One run: what training needs to know whatever the data is. See :class:`TextConfig` and :class:`VisionConfig`.
 
     Attributes:
         dataset: The data set's name.
         model: Which model, and how wide.
-        data: Where the data is, and how text becomes numbers.
+        data: Where the data is, and how it is read.
         train: How training goes.
         engine: How the layers are run.
         out: The folder in which each run gets a folder of its own.
     """
 
-    dataset: Text = "agnews"
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
+    dataset: Text
+    model: ModelConfig
+    data: DataConfig
     train: TrainConfig = field(default_factory=TrainConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     out: Text = "runs"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.al import Dropout
+from pipeal.al.bridges import MaskedMean
 from pipeal.errors import ConfigError
 from pipeal.packet import Tree, device_of, move
 
@@ -79,16 +80,8 @@ class TokenEmbedding(nn.Module):
         return vectors * self.dropout(vectors.new_full((*tokens.shape, 1), _SCALE)), mask
 
 
-class MeanPool(nn.Module):
-    """The mean over the words of a text: :data:`Features` to ``(B, D)``."""
-
-    draws_from_default = False
-
-    def forward(self, x: Features) -> Tensor:
-        """Sums as a product with the mask: one pass over the features, in one fused operator."""
-        features, mask = x
-        weights = mask.to(features.dtype) / mask.sum(1, keepdim=True).to(features.dtype)
-        return torch.bmm(weights.unsqueeze(1), features).squeeze(1)
+MeanPool = MaskedMean
+"""The mean over the words of a text: :data:`Features` to ``(B, D)``."""
 
 
 class Blocks(nn.Sequential):

@@ -1,4 +1,4 @@
-"""Text models by name."""
+"""Models by name."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import Literal, TypeAlias
 from pipeal.al import BP, ALPackage, LearningRates, OptimizerFactory
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.models.text import LSTM, LSTMAL, PUBLISHED, TextDims, Transformer, TransformerAL, Vectors
+from pipeal.models.vision import PUBLISHED_VISION, VGG, VGGAL, Resnet, ResnetAL, VisionDims
 
 Mode: TypeAlias = Literal["al", "bp"]
 
-_FORMS = {"lstm": (LSTMAL, LSTM), "transformer": (TransformerAL, Transformer)}
-_PUBLISHED_BP = ("LSTM", "Transformer")  # the published command's spellings of its BP forms
-TEXT_MODELS = tuple(_FORMS)
-"""The canonical names."""
+_TEXT = {"lstm": (LSTMAL, LSTM), "transformer": (TransformerAL, Transformer)}
+_VISION = {"vgg": (VGGAL, VGG), "resnet": (ResnetAL, Resnet)}
+_PUBLISHED_BP = ("LSTM", "Transformer", "VGG", "Resnet")  # the published commands' spellings of their BP forms
+
+TEXT_MODELS = tuple(_TEXT)
+"""The canonical names of the text models."""
+VISION_MODELS = tuple(_VISION)
+"""The canonical names of the vision models."""
 
 
 def canonical_text_model(name: str) -> tuple[str, Mode | None]:
@@ -25,12 +30,19 @@ def canonical_text_model(name: str) -> tuple[str, Mode | None]:
     Raises:
         ConfigError: There is no such model.
     """
-    plain = name.lower().removesuffix("al")
-    if plain not in _FORMS:
-        raise ConfigError(unknown_name("model", name, _FORMS))
-    if plain != name.lower():
-        return plain, "al"
-    return plain, ("bp" if name in _PUBLISHED_BP else None)
+    return _canonical(name, TEXT_MODELS)
+
+
+def canonical_vision_model(name: str) -> tuple[str, Mode | None]:
+    """The canonical name of a vision model, and the form that its spelling implies.
+
+    >>> canonical_vision_model("ResnetAL"), canonical_vision_model("VGG"), canonical_vision_model("vgg")
+    (('resnet', 'al'), ('vgg', 'bp'), ('vgg', None))
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    return _canonical(name, VISION_MODELS)
 
 
 def build_text(
@@ -65,13 +77,9 @@ def build_text(
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
-    plain, implied = canonical_text_model(name)
-    if mode not in ("al", "bp", None):
-        raise ConfigError(unknown_name("mode", mode, ("al", "bp")))
-    if mode == "bp" and implied == "al":
-        raise ConfigError(f"model {name!r} is the AL form, but the mode is 'bp'; ask for {plain!r}")
-    al_form, bp_form = _FORMS[plain]
-    if (mode or implied) != "bp":
+    plain, form = _form_of(name, mode, TEXT_MODELS)
+    al_form, bp_form = _TEXT[plain]
+    if form == "al":
         return al_form(
             vocab_size,
             classes,
@@ -81,7 +89,63 @@ def build_text(
             pad_index=pad_index,
             pretrained=pretrained,
         )
+    model = bp_form(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
+    return ALPackage([BP(model, lr=_one_rate(lr), optimizer=optimizer)])
+
+
+def build_vision(
+    name: str,
+    mode: Mode | None = None,
+    *,
+    classes: int,
+    dims: VisionDims = PUBLISHED_VISION,
+    lr: LearningRates = 1e-3,
+    optimizer: OptimizerFactory | None = None,
+) -> ALPackage:
+    """An image classifier, ready to train; takes ``(B, C, S, S)`` images and ``(B,)`` classes.
+
+    Args:
+        name: ``vgg`` or ``resnet``, in any case; ``VGGAL`` and ``ResnetAL`` ask for the AL form, and ``VGG`` and
+            ``Resnet``, in just this case, for the BP form, as published.
+        mode: ``al`` or ``bp``; None for what the name implies, else ``al``.
+        classes: How many classes there are.
+        dims: The sizes.
+        lr: The learning rate; the AL form also takes one per side, ``{"enc": …, "ae": …}``.
+        optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+
+    Returns:
+        The AL form's layers; or the BP form as a package of one layer.
+
+    Raises:
+        ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
+    """
+    plain, form = _form_of(name, mode, VISION_MODELS)
+    al_form, bp_form = _VISION[plain]
+    if form == "al":
+        return al_form(classes, dims=dims, lr=lr, optimizer=optimizer)
+    return ALPackage([BP(bp_form(classes, dims=dims), lr=_one_rate(lr), optimizer=optimizer)])
+
+
+def _canonical(name: str, known: tuple[str, ...]) -> tuple[str, Mode | None]:
+    plain = name.lower().removesuffix("al")
+    if plain not in known:
+        raise ConfigError(unknown_name("model", name, known))
+    if plain != name.lower():
+        return plain, "al"
+    return plain, ("bp" if name in _PUBLISHED_BP else None)
+
+
+def _form_of(name: str, mode: Mode | None, known: tuple[str, ...]) -> tuple[str, Mode]:
+    """The canonical name, and the form that name and mode together ask for."""
+    plain, implied = _canonical(name, known)
+    if mode not in ("al", "bp", None):
+        raise ConfigError(unknown_name("mode", mode, ("al", "bp")))
+    if mode == "bp" and implied == "al":
+        raise ConfigError(f"model {name!r} is the AL form, but the mode is 'bp'; ask for {plain!r}")
+    return plain, mode or implied or "al"
+
+
+def _one_rate(lr: LearningRates) -> float:
     if not isinstance(lr, int | float):
         raise ConfigError("the BP form has no sides: give one learning rate, not one per side")
-    model = bp_form(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
-    return ALPackage([BP(model, lr=lr, optimizer=optimizer)])
+    return lr

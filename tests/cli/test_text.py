@@ -8,15 +8,16 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from pipeal.cli import entry
 from pipeal.cli.options import device_names
 from pipeal.cli.text import command
-from pipeal.config import load_config
+from pipeal.config import TextConfig, load_config
 from pipeal.errors import PlacementError
+from tests.cli.running import run_command
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -29,12 +30,7 @@ SMALL = (
 )
 
 
-def leaves(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Runs the command in this process: exit code, output, errors."""
-    with pytest.raises(SystemExit) as end:
-        entry.run(command, list(arguments))
-    out, err = capsys.readouterr()
-    return int(end.value.code or 0), out, err
+leaves = partial(run_command, command)
 
 
 def agnews(folder: Path, *rows: str, count: int = 5) -> Path:
@@ -72,7 +68,7 @@ def test_a_comparison_leaves_tables_rows_and_pictures(
         assert all(0 < stage["busy_share"] <= 1.01 for stage in summary["stages"])
         for picture in ("curves.png", "timeline.png"):
             assert (folder / form / picture).read_bytes().startswith(b"\x89PNG")
-        again = load_config(folder / form / "config.yaml")
+        again = load_config(TextConfig, folder / form / "config.yaml")
         assert (again.train.mode, len(again.engine.devices)) == (form, 2 if form == "al" else 1)
         assert again.train.precision in ("fp32", "bf16")
         first, second = ([float(row["train_time"]) for row in rows if row["turn"] == turn] for turn in "12")
@@ -124,6 +120,10 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
         (["toynews", "lstm", "--set", "train.epochs=many"], r"train.epochs: found 'many', expected a whole number"),
         (["toynews", "lstm", "--config", "nowhere.yaml"], r"nowhere.yaml: no such file"),
         (["toynews", "lstm", "--epochs", "0"], r"train.epochs: found 0, expected a whole number, at least 1"),
+        (["toynews", "lstm", "--set=model.x_hid=1" + "0" * 30], r"model.x_hid: found 1.*expected .*below 2\^31"),
+        (["toynews", "lstm", "--out", "a\0b"], r"out: found 'a.x00b', expected text"),
+        (["toynews", "lstm", "--set=data.held_out=1"], r"data.held_out: found 1, expected a number.*below 1"),
+        (["toynews", "lstm", "--size", "32"], r"No such option.*--size"),
         (["toynews", "transformer", "--set", "model.n_heads=7"], r"7 heads do not divide"),
         (["toynews", "lstm", "--set=engine.sizes=[1,1]", "--devices", "cpu,cpu"], r"sizes \[1, 1\] cover 2 layers"),
         (["toynews", "lstmal", "--mode", "bp"], r"AL form"),

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 
 from pipeal.config import (
     BatchingConfig,
-    DataConfig,
     EngineConfig,
+    ImageDataConfig,
     LrConfig,
-    ModelConfig,
-    RunConfig,
+    TextConfig,
+    TextDataConfig,
+    TextModelConfig,
     TrainConfig,
+    VisionConfig,
+    VisionModelConfig,
     dump_config,
     find_config,
     load_config,
@@ -26,31 +29,16 @@ from pipeal.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
-text = st.text(min_size=1)
-count = st.integers(min_value=1)
+SCHEMAS = (TextConfig, VisionConfig)
+
+text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
+count = st.integers(1, 2**31 - 1)
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
-configs = st.builds(
-    RunConfig,
-    dataset=text,
-    out=text,
-    model=st.builds(
-        ModelConfig,
-        name=text,
-        x_hid=count,
-        dropout=st.floats(0, 1, exclude_max=True),
-        pretrained=st.sampled_from(["none", "glove", "fasttext"]),
-        vectors=st.none() | text,
-    ),
-    data=st.builds(
-        DataConfig,
-        root=st.none() | text,
-        download=st.booleans(),
-        max_len=st.none() | count,
-        batching=st.builds(
-            BatchingConfig, kind=st.sampled_from(["fixed", "length", "token-budget"]), max_samples=st.none() | count
-        ),
-    ),
-    train=st.builds(
+share = st.floats(0, 1, exclude_max=True)
+common = {
+    "dataset": text,
+    "out": text,
+    "train": st.builds(
         TrainConfig,
         mode=st.sampled_from(["al", "bp", "compare"]),
         seed=st.integers(0, 2**63 - 1),
@@ -61,14 +49,59 @@ configs = st.builds(
             decay=st.sampled_from(["none", "cosine"]),
         ),
     ),
-    engine=st.builds(
+    "engine": st.builds(
         EngineConfig,
         schedule=st.sampled_from(["sequential", "backward-overlap", "al-fm", "pipelined"]),
         devices=text | st.lists(text, min_size=1).map(tuple),
         sizes=st.none() | st.lists(count, min_size=1).map(tuple),
+        compile=st.sampled_from(["none", "static", "dynamic"]),
         stall_timeout_s=positive,
     ),
+}
+text_configs = st.builds(
+    TextConfig,
+    **common,
+    model=st.builds(
+        TextModelConfig,
+        name=text,
+        x_hid=count,
+        dropout=share,
+        pretrained=st.sampled_from(["none", "glove", "fasttext"]),
+        vectors=st.none() | text,
+    ),
+    data=st.builds(
+        TextDataConfig,
+        root=st.none() | text,
+        download=st.booleans(),
+        held_out=share,
+        max_len=st.none() | count,
+        batching=st.builds(
+            BatchingConfig, kind=st.sampled_from(["fixed", "length", "token-budget"]), max_samples=st.none() | count
+        ),
+    ),
 )
+vision_configs = st.builds(
+    VisionConfig,
+    **common,
+    model=st.builds(
+        VisionModelConfig,
+        name=text,
+        y_hid=count,
+        width=positive,
+        bridges=st.sampled_from(["pooled", "flat"]),
+        labels=st.sampled_from(["inverse", "published"]),
+        channels_last=st.booleans(),
+    ),
+    data=st.builds(
+        ImageDataConfig,
+        root=st.none() | text,
+        size=count,
+        augmentation=st.sampled_from(["none", "basic", "strong"]),
+        workers=st.none() | st.integers(0, 2**31 - 1),
+        on_broken=st.sampled_from(["raise", "skip"]),
+    ),
+)
+configs = text_configs | vision_configs
 
 
 def write(folder, content):
@@ -87,9 +120,9 @@ def leaves(config, path=""):
             yield path + field.name, value
 
 
-def fails(*args, **kwargs):
+def fails(*args, schema=TextConfig, **kwargs):
     with pytest.raises(ConfigError) as caught:
-        load_config(*args, **kwargs)
+        load_config(schema, *args, **kwargs)
     assert str(caught.value).isprintable()
     return str(caught.value)
 
@@ -97,55 +130,61 @@ def fails(*args, **kwargs):
 # -- what comes out ---------------------------------------------------------------------------------------------
 
 
-def test_the_defaults_are_valid():
-    assert load_config() == RunConfig()
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_the_defaults_are_valid(schema):
+    assert load_config(schema) == schema()
 
 
 @given(configs)
 def test_a_dumped_configuration_loads_to_an_equal_one(config):
     with tempfile.TemporaryDirectory() as folder:
-        assert load_config(write(folder, dump_config(config))) == config
+        assert load_config(type(config), write(folder, dump_config(config))) == config
 
 
-@given(configs, configs)
-def test_each_source_wins_over_the_weaker_ones(low, high):
+@given(st.tuples(text_configs, text_configs) | st.tuples(vision_configs, vision_configs))
+def test_each_source_wins_over_the_weaker_ones(both):
+    low, high = both
     with tempfile.TemporaryDirectory() as folder:
-        assert load_config(write(folder, dump_config(low)), values=asdict(high)) == high
+        assert load_config(type(low), write(folder, dump_config(low)), values=asdict(high)) == high
 
 
 @given(configs)
 def test_a_single_override_changes_nothing_else(config):
-    changed = load_config(values=asdict(config), overrides=["train.lr.ae=2e-3"])
+    changed = load_config(type(config), values=asdict(config), overrides=["train.lr.ae=2e-3"])
     assert changed == replace(config, train=replace(config.train, lr=replace(config.train.lr, ae=2e-3)))
 
 
 def test_the_order_is_defaults_file_values_overrides(tmp_path):
     path = write(tmp_path, "train: {epochs: 2, repeat: 2, seed: 2}")
-    config = load_config(path, values={"train": {"repeat": 3, "seed": 3}}, overrides=["train.seed=4", "train.seed=5"])
+    config = load_config(
+        TextConfig, path, values={"train": {"repeat": 3, "seed": 3}}, overrides=["train.seed=4", "train.seed=5"]
+    )
     assert (config.train.epochs, config.train.repeat, config.train.seed) == (2, 3, 5)
     assert config.train.mode == "al"
 
 
 def test_an_override_may_set_several_keys_of_a_section():
-    config = load_config(overrides=["data.batching={kind: fixed, batch_size: 8}"])
+    config = load_config(TextConfig, overrides=["data.batching={kind: fixed, batch_size: 8}"])
     assert config.data.batching == BatchingConfig(kind="fixed", batch_size=8)
 
 
 @pytest.mark.parametrize("content", ["", "# only a comment", "train:\n  # epochs: 3\n", "---\n"])
 def test_an_empty_document_or_section_sets_nothing(tmp_path, content):
-    assert load_config(write(tmp_path, content)) == RunConfig()
+    assert load_config(TextConfig, write(tmp_path, content)) == TextConfig()
 
 
 def test_whole_numbers_are_numbers_and_lists_become_tuples():
-    config = load_config(overrides=["train.lr.base=1", "engine.sizes=[1, 3]", "engine.devices=[cpu, 'cuda:0']"])
+    config = load_config(
+        TextConfig, overrides=["train.lr.base=1", "engine.sizes=[1, 3]", "engine.devices=[cpu, 'cuda:0']"]
+    )
     assert isinstance(config.train.lr.base, float)
     assert config.engine.sizes == (1, 3)
     assert config.engine.devices == ("cpu", "cuda:0")
 
 
 def test_a_configuration_can_be_hashed_and_not_changed():
-    config = load_config(overrides=["engine.sizes=[1, 3]"])
-    assert hash(config) == hash(load_config(overrides=["engine.sizes=[1, 3]"]))
+    config = load_config(TextConfig, overrides=["engine.sizes=[1, 3]"])
+    assert hash(config) == hash(load_config(TextConfig, overrides=["engine.sizes=[1, 3]"]))
     with pytest.raises(AttributeError):
         config.out = "elsewhere"
 
@@ -202,7 +241,7 @@ def test_an_unknown_key_gives_the_nearest_one(tmp_path, content, line):
     assert fails(path) == f"{path}: {line}"
 
 
-@given(st.sampled_from([path for path, _ in leaves(RunConfig())]), st.integers(0, 40))
+@given(st.sampled_from([path for path, _ in leaves(TextConfig())]), st.integers(0, 40))
 def test_a_key_with_a_letter_dropped_is_still_recognised(path, at):
     *section, key = path.split(".")
     if len(key) > 3:
@@ -217,7 +256,7 @@ def test_an_error_names_the_source_that_set_the_value(tmp_path):
     assert fails(path).startswith(f"{path}: train.epochs: found 0")
     assert fails(path, values={"train": {"epochs": -1}}).startswith("train.epochs: found -1")
     assert fails(path, overrides=["train.epochs=-2"]).startswith("--set train.epochs: found -2")
-    assert load_config(path, overrides=["train.epochs=2"]).train.epochs == 2
+    assert load_config(TextConfig, path, overrides=["train.epochs=2"]).train.epochs == 2
 
 
 @pytest.mark.parametrize("override", ["train.epochs", "", "=", "=3", "train"])
@@ -240,7 +279,7 @@ def test_a_mapping_that_holds_itself_ends(tmp_path):
     assert "train.train: unknown key" in fails(write(tmp_path, "train: &a {train: *a}"))
 
 
-some_paths = st.sampled_from(["train", "data.batching", *(path for path, _ in leaves(RunConfig()))])
+some_paths = st.sampled_from(["train", "data.batching", *(path for path, _ in leaves(TextConfig()))])
 some_values = st.sampled_from(
     ["", "1", "-1", "1e400", "yes", "null", "[1, 2]", "[[]]", "{a: 1}", "*a", "!!set {a}", "cpu"]
 )
@@ -250,7 +289,7 @@ some_values = st.sampled_from(
 def test_any_overrides_give_a_configuration_or_a_one_line_error(overrides):
     line = ""
     try:
-        assert isinstance(load_config(overrides=overrides), RunConfig)
+        assert isinstance(load_config(TextConfig, overrides=overrides), TextConfig)
     except ConfigError as error:
         line = str(error)
     assert line.isprintable()
@@ -262,10 +301,9 @@ def test_any_overrides_give_a_configuration_or_a_one_line_error(overrides):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_each_shipped_file_is_valid_and_named_after_what_it_holds(path):
-    config = load_config(path)
+    config = load_config(VisionConfig if path.stem.endswith(("vgg", "resnet")) else TextConfig, path)
     assert path.stem == f"{config.dataset}-{config.model.name}"
     assert find_config(config.dataset, config.model.name) == path
-    assert config.model.embedding_dim % config.model.n_heads == 0
 
 
 def test_no_file_for_an_unknown_pair():
@@ -274,10 +312,10 @@ def test_no_file_for_an_unknown_pair():
 
 
 def test_every_key_is_documented():
-    sections = [RunConfig]
+    sections = [*SCHEMAS]
     for section in sections:
         for name, kind in get_type_hints(section).items():
             assert f"        {name}: " in section.__doc__, f"{section.__name__}.{name} has no words"
             if is_dataclass(kind):
                 sections.append(kind)
-    assert len(sections) == 7
+    assert len(set(sections)) == 10

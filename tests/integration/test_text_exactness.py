@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeal import Pipeline
 from pipeal.engine import SCHEDULES
 from pipeal.models import TextDims, build_text
-from pipeal.train.learning_rate import epoch_scale
+from tests.integration.law import left_behind
 
 DIMS = TextDims(embedding=12, hidden=10, code=8, heads=2, dropout=0.3)
 BATCHES = 6
@@ -28,27 +27,10 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def trained(model: str, mode: str, schedule: str, stages: int, depth: int, precision: str) -> list[torch.Tensor]:
-    """Everything that training leaves: weights, optimizer states, losses, predictions."""
+    """Everything that training a new model leaves."""
     torch.manual_seed(0)
     package = build_text(model, mode, vocab_size=50, classes=4, dims=DIMS, lr=1e-2)  # type: ignore[arg-type]
-    scale = epoch_scale("cosine", "batch", end_over_base=0.1, warmup=2, epoch=0, epochs=1, batches=6, first_batch=0)
-    data = batches()
-    with Pipeline(
-        package,
-        ["cpu"] * stages,
-        schedule,
-        queue_depth=depth,
-        seed=3,
-        threads=1,
-        precision=precision,  # type: ignore[arg-type]
-    ) as pipe:
-        report = pipe.run(data, lr_scale=scale)
-        predicted = [pipe.predict(x) for x, _ in data]
-    left = [*package.state_dict().values(), *report.losses, *predicted]
-    for layer in package:
-        for optimizer in (layer.enc_opt, layer.ae_opt) if mode == "al" else (layer.opt,):
-            left += [value for state in optimizer.state.values() for value in state.values()]
-    return left
+    return left_behind(package, batches(), schedule, stages, depth, precision)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

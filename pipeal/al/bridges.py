@@ -1,0 +1,220 @@
+"""Bridges: from what a layer's ``f`` gives, of whatever shape, to the shape of its label code.
+
+::
+
+    image     (B, C, H, W)            ──► average over at most 4 x 4 cells ──► flat ──┐
+    sequence  (B, T, D), mask (B, T)  ──► mean over the words ────────────────────────┤──► linear maps ──► code
+    vector    (B, D)                  ────────────────────────────────────────────────┤
+    anything  ──► the user's pool ────────────────────────────────────────────────────┘
+
+All classes here set ``draws_from_default = False``: none draws (see :func:`pipeal.random.may_draw`). A user's own pool
+is judged by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.al.probe import first_line, probing
+from pipeal.errors import ConfigError, unknown_name
+from pipeal.packet import Tree, describe, shapes_of
+
+BridgeStyle: TypeAlias = Literal["pooled", "flat"]
+Pool: TypeAlias = Callable[[Any], Tensor]
+"""From what ``f`` gives to ``(B, D)``: a function or a module."""
+
+BRIDGE_STYLES = ("pooled", "flat")
+
+
+def bridge_for(
+    output: Tree,
+    code: int,
+    *,
+    hidden: int | None = None,
+    style: BridgeStyle = "pooled",
+    pool: Pool | None = None,
+) -> nn.Module:
+    """A bridge for what a layer's ``f`` gives.
+
+    >>> bridge = bridge_for(torch.zeros(2, 64, 8, 8), code=16)
+    >>> bridge(torch.zeros(5, 64, 8, 8)).shape
+    torch.Size([5, 16])
+
+    Args:
+        output: What ``f`` gives for some batch: ``(B, C, H, W)``, ``(B, T, D)``, a tuple of such a sequence and its
+            ``(B, T)`` mask, or ``(B, D)``; anything if there is a ``pool``.
+        code: The width of the label code.
+        hidden: The width of a hidden layer before the code; None for no such layer.
+        style: ``pooled``: means over space or time, and codes within (-1, 1). ``flat``: the published bridge, which
+            keeps every place of an image and ends in a sigmoid.
+        pool: From ``output`` to ``(B, D)``.
+
+    Raises:
+        ConfigError: The style is unknown, or a size is below 1; ``output`` is of no such shape and there is no
+            ``pool``; or ``pool`` gives no ``(B, D)``.
+    """
+    if style not in BRIDGE_STYLES:
+        raise ConfigError(unknown_name("style of bridges", style, BRIDGE_STYLES))
+    for name, size in (("code", code), ("hidden", hidden)):
+        if size is not None and size < 1:
+            raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
+    if pool is not None:
+        return VectorBridge(_width_of(pool, output), code, hidden, pool=pool, style=style)
+    if isinstance(output, Tensor) and output.is_floating_point():
+        if output.dim() == 4:
+            _, channels, height, width = output.shape
+            return (ImageBridge if style == "pooled" else FlatBridge)(channels, height, width, code, hidden)
+        if output.dim() == 3:
+            return VectorBridge(output.shape[-1], code, hidden, pool=MaskedMean(), style=style)
+        if output.dim() == 2:
+            return VectorBridge(output.shape[-1], code, hidden, style=style)
+    elif _is_masked_sequence(output):
+        return VectorBridge(output[0].shape[-1], code, hidden, pool=MaskedMean(), style=style)
+    raise ConfigError(
+        f"no bridge for an output of {describe(shapes_of(output))}: expected floats (B, C, H, W), (B, T, D), (B, D), "
+        "or (B, T, D) with a mask (B, T); pass pool=…, a function from this output to (B, D)"
+    )
+
+
+class ImageBridge(nn.Sequential):
+    """Images to codes: averages over a few cells, so that its size does not grow with the image.
+
+    Args:
+        channels: ``C`` of ``(B, C, H, W)``.
+        height: ``H``; an image of another size is averaged over the same number of cells.
+        width: ``W``.
+        code: The width of the code.
+        hidden: The width of a hidden layer; None for none.
+        cells: How many cells a side is divided into, at most.
+        activation: Makes the hidden layer's activation.
+        norm: Called as ``norm(hidden)``, makes the norm before it; None for none.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self,
+        channels: int,
+        height: int,
+        width: int,
+        code: int,
+        hidden: int | None = None,
+        *,
+        cells: int = 4,
+        activation: Callable[[], nn.Module] = nn.ReLU,
+        norm: Callable[[int], nn.Module] | None = None,
+    ) -> None:
+        rows, columns = min(height, cells), min(width, cells)
+        flat = channels * rows * columns
+        super().__init__(
+            nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten(), *_hidden(flat, hidden, activation, norm),
+            nn.Linear(hidden or flat, code), nn.Tanh(),
+        )  # fmt: skip
+
+
+class FlatBridge(nn.Sequential):
+    """The published bridge of images: every place of every channel, and sigmoids.
+
+    Args:
+        channels: ``C`` of ``(B, C, H, W)``.
+        height: ``H``; it is fixed.
+        width: ``W``; it is fixed.
+        code: The width of the code.
+        hidden: The width of the hidden layer; None for none.
+    """
+
+    draws_from_default = False
+
+    def __init__(self, channels: int, height: int, width: int, code: int, hidden: int | None = None) -> None:
+        flat = channels * height * width
+        super().__init__(
+            nn.Flatten(), *_hidden(flat, hidden, nn.Sigmoid), nn.Linear(hidden or flat, code), nn.Sigmoid()
+        )
+
+
+class VectorBridge(nn.Sequential):
+    """Vectors to codes, after a pool where the layer gives something else.
+
+    Args:
+        width: ``D`` of ``(B, D)``.
+        code: The width of the code.
+        hidden: The width of a hidden layer; None for none.
+        pool: What gives those vectors; None if the layer does.
+        style: ``pooled`` for ReLU and tanh, ``flat`` for sigmoids.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self, width: int, code: int, hidden: int | None = None, *, pool: Pool | None = None, style: str = "pooled"
+    ) -> None:
+        before = [] if pool is None else [pool if isinstance(pool, nn.Module) else Pooling(pool)]
+        inner, outer = (nn.ReLU, nn.Tanh) if style == "pooled" else (nn.Sigmoid, nn.Sigmoid)
+        super().__init__(*before, *_hidden(width, hidden, inner), nn.Linear(hidden or width, code), outer())
+
+
+class MaskedMean(nn.Module):
+    """The mean over the words of a text: ``(B, T, D)`` with a ``(B, T)`` mask, or without one, to ``(B, D)``."""
+
+    draws_from_default = False
+
+    def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        """Sums as a product with the mask: one pass over the features, in one fused operator."""
+        if isinstance(x, Tensor):
+            return x.mean(1)
+        features, mask = x
+        # A row without any word has the mean zero, not 0/0.
+        weights = mask.to(features.dtype) / mask.sum(1, keepdim=True).clamp(min=1).to(features.dtype)
+        return torch.bmm(weights.unsqueeze(1), features).squeeze(1)
+
+
+class Pooling(nn.Module):
+    """A user's function in the place of a module.
+
+    It declares nothing about random numbers, and holds a function: the engine keys whatever it may draw.
+
+    Args:
+        pool: From what ``f`` gives to ``(B, D)``.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def forward(self, x: Tree) -> Tensor:
+        """Calls the function."""
+        return self.pool(x)
+
+
+def _hidden(
+    width: int,
+    hidden: int | None,
+    activation: Callable[[], nn.Module],
+    norm: Callable[[int], nn.Module] | None = None,
+) -> list[nn.Module]:
+    if hidden is None:
+        return []
+    return [nn.Linear(width, hidden), *([] if norm is None else [norm(hidden)]), activation()]
+
+
+def _is_masked_sequence(output: Tree) -> bool:
+    if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(part, Tensor) for part in output)):
+        return False
+    features, mask = output
+    return features.dim() == 3 and features.is_floating_point() and mask.shape == features.shape[:2]
+
+
+def _width_of(pool: Pool, output: Tree) -> int:
+    given = describe(shapes_of(output))
+    try:
+        with probing(Pooling(pool)):
+            pooled: Any = pool(output)
+    except Exception as error:  # whatever a user's function raises
+        raise ConfigError(f"pool, given {given}, raises {first_line(error)}") from error
+    if not (isinstance(pooled, Tensor) and pooled.dim() == 2 and pooled.is_floating_point()):
+        raise ConfigError(f"pool, given {given}, gives {describe(shapes_of(pooled))}; expected floats (B, D)")
+    return pooled.shape[1]

@@ -1,0 +1,85 @@
+"""Where configuration becomes objects: what every experiment, on whatever data, gives to a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeal.al import ALPackage, LearningRates
+from pipeal.config import LrConfig, RunConfig
+from pipeal.errors import ConfigError
+from pipeal.train.trainer import EpochBatches
+
+SPLIT_SEED = 0
+"""Of what divides a data set: runs of different seeds are trained and tested on the same samples."""
+
+
+class Experiment(Protocol):
+    """What a run needs, whatever kind of data it is: models and batches made anew for each turn."""
+
+    @property
+    def config(self) -> RunConfig:
+        """What was asked for, with every name in its canonical spelling."""
+        ...
+
+    @property
+    def facts(self) -> dict[str, int | float | str]:
+        """What the data turned out to be, for the summary."""
+        ...
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model; ``mode`` is ``al`` or ``bp``."""
+        ...
+
+    def train_batches(self, seed: int) -> EpochBatches:
+        """Batches to train on."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Leaves in the run's folder what a trained model needs to read its input."""
+        ...
+
+    def train_evaluation(self) -> EpochBatches:
+        """Training samples to take the accuracy on."""
+        ...
+
+    def held_out(self) -> EpochBatches | None:
+        """Samples like those trained on, but not trained on; None where the configuration keeps none."""
+        ...
+
+    def test_evaluation(self) -> EpochBatches:
+        """Test samples to take the accuracy on."""
+        ...
+
+
+def data_root(config: RunConfig) -> Path:
+    """The folder that holds the data sets."""
+    return Path("data" if config.data.root is None else config.data.root)
+
+
+def rates(lr: LrConfig, mode: str) -> LearningRates:
+    """One learning rate for backpropagation, one per side for AL."""
+    return lr.base if mode == "bp" else {"enc": lr.base, "ae": lr.base if lr.ae is None else lr.ae}
+
+
+def hold_out(samples: int, share: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The samples to train on and those held out, each in rising order; the same for every seed of a run.
+
+    Raises:
+        ConfigError: Either would be empty, though something is to be held out.
+    """
+    order = np.random.default_rng(SPLIT_SEED).permutation(samples)
+    count = round(samples * share)
+    if share and not 0 < count < samples:
+        raise ConfigError(f"data.held_out: {share:g} of {samples} samples is {count}; expected some, but not all")
+    return np.sort(order[count:]), np.sort(order[:count])
+
+
+def evaluated_part(samples: int, wanted: int | None) -> npt.NDArray[np.int64] | None:
+    """The training samples that the training accuracy is taken on, a fixed random part; None for all."""
+    if wanted is None or wanted >= samples:
+        return None
+    return np.sort(np.random.default_rng(SPLIT_SEED).choice(samples, wanted, replace=False))

@@ -1,0 +1,158 @@
+"""Where the configuration of a run on images becomes objects: images, batches, models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from pipeal.al import ALPackage
+from pipeal.cli import bars
+from pipeal.cli.build import data_root, evaluated_part, hold_out, rates
+from pipeal.config import VisionConfig, VisionModelConfig
+from pipeal.data import Augmentation, ImageBatches, ImageDataset, ImageSplit, canonical_image_name, load_images
+from pipeal.engine.threads import cores
+from pipeal.models import VisionDims, build_vision, canonical_vision_model
+from pipeal.train.recorders import write_json
+from pipeal.train.trainer import EpochBatches
+
+EVALUATION_BATCH = 512
+"""Images per batch where nothing has to be kept for a backward, as published."""
+
+
+@dataclass(frozen=True)
+class VisionExperiment:
+    """An image data set and a model for it; see :class:`pipeal.cli.build.Experiment`."""
+
+    config: VisionConfig
+    dataset: ImageDataset
+    train: ImageSplit
+    held: ImageSplit | None
+    facts: dict[str, int | float | str]
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model of the configured name and widths."""
+        torch.manual_seed(seed)
+        model = self.config.model
+        package = build_vision(
+            model.name,
+            "bp" if mode == "bp" else "al",
+            classes=len(self.dataset.classes),
+            dims=_dims(model, self.config.data.size),
+            lr=rates(self.config.train.lr, mode),
+        )
+        return package.to(memory_format=torch.channels_last) if model.channels_last else package
+
+    def train_batches(self, seed: int) -> EpochBatches:
+        """Shuffled, augmented batches as configured."""
+        data = self.config.data
+        return self._batches(self.train, data.batch_size, augmentation=data.augmentation, shuffle=True, seed=seed)
+
+    def save(self, folder: Path) -> None:
+        """Leaves ``images.json``: class names, and what pixels are normalised with."""
+        dataset = self.dataset
+        facts = {"classes": dataset.classes, "size": self.config.data.size, "mean": dataset.mean, "std": dataset.std}
+        write_json(folder / "images.json", facts)
+
+    def train_evaluation(self) -> EpochBatches:
+        """The training images as they are, or a fixed random part of the configured size."""
+        part = evaluated_part(len(self.train), self.config.train.train_accuracy_samples)
+        return self._batches(self.train if part is None else self.train.subset(part))
+
+    def held_out(self) -> EpochBatches | None:
+        """The part of the training set that is not trained on."""
+        return None if self.held is None else self._batches(self.held)
+
+    def test_evaluation(self) -> EpochBatches:
+        """The test set."""
+        return self._batches(self.dataset.test)
+
+    def _batches(
+        self,
+        split: ImageSplit,
+        batch_size: int = EVALUATION_BATCH,
+        *,
+        augmentation: Augmentation = "none",
+        shuffle: bool = False,
+        seed: int = 0,
+    ) -> ImageBatches:
+        return ImageBatches(
+            split,
+            batch_size=batch_size,
+            mean=self.dataset.mean,
+            std=self.dataset.std,
+            augmentation=augmentation,
+            shuffle=shuffle,
+            seed=seed,
+            workers=self.config.data.workers or 0,
+            pin_memory=True,
+            channels_last=self.config.model.channels_last,
+        )
+
+
+def vision_experiment(config: VisionConfig, say: Callable[[str], None]) -> VisionExperiment:
+    """Reads the images.
+
+    Args:
+        config: What was asked for.
+        say: Told what is being done, in a few words.
+
+    Raises:
+        DataError: The data is missing or malformed.
+        ConfigError: The data set or the model is unknown, or a size does not fit.
+    """
+    dataset = canonical_image_name(config.dataset)
+    name, _ = canonical_vision_model(config.model.name)
+    data = config.data
+    workers = _workers() if data.workers is None else data.workers
+    config = replace(
+        config, dataset=dataset, model=replace(config.model, name=name), data=replace(data, workers=workers)
+    )
+    _dims(config.model, data.size)  # sizes that do not fit are told before anything is read
+    say(f"reading {dataset}")
+    with bars.downloads() as fetching, bars.decodings() as decoding:
+        images = load_images(
+            dataset,
+            data_root(config),
+            size=data.size,
+            download=data.download,
+            on_broken=data.on_broken,
+            cache=Path(data.cache) if isinstance(data.cache, str) else data.cache,
+            progress=fetching,
+            decoding=decoding,
+        )
+    train, held = images.train, None
+    if data.held_out:
+        kept, out = hold_out(len(train), data.held_out)
+        train, held = images.train.subset(kept), images.train.subset(out)
+    broken = [*images.train.skipped, *images.test.skipped]
+    if broken:
+        say(f"left out {len(broken)} broken images, the first {broken[0]}")
+    facts: dict[str, int | float | str] = {
+        "classes": len(images.classes),
+        "train_samples": len(train),
+        "held_out_samples": 0 if held is None else len(held),
+        "test_samples": len(images.test),
+        "skipped_images": len(broken),
+        "pixels": data.size,
+    }
+    return VisionExperiment(config, images, train, held, facts)
+
+
+def _workers() -> int:
+    """Processes that prepare batches: a CPU that trains has no core to spare for them, and needs few images."""
+    return min(4, cores() - 1) if torch.cuda.is_available() else 0
+
+
+def _dims(model: VisionModelConfig, size: int) -> VisionDims:
+    return VisionDims(
+        size=size,
+        hidden=model.x_hid,
+        code=model.y_hid,
+        width=model.width,
+        activation=model.activation,
+        bridges=model.bridges,
+        labels=model.labels,
+    )

@@ -1,0 +1,39 @@
+"""``python cvmain.py <dataset> <model>``: trains a vision model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipeal.cli import entry
+from pipeal.cli.build_vision import vision_experiment
+from pipeal.cli.experiment import run_experiment
+from pipeal.cli.options import configure, training_options
+from pipeal.config import VisionConfig
+from pipeal.data import canonical_image_name
+from pipeal.models import canonical_vision_model
+
+
+@click.command(context_settings={"max_content_width": 110, "show_default": False})
+@click.argument("dataset")
+@click.argument("model")
+@training_options(
+    click.option("--size", type=int, help="Side of the images, in pixels; default: 32."),
+    click.option("--augmentation", help="Of training images: none, basic or strong; default: the experiment's."),
+    click.option("--batch-size", type=int, help="Images per training batch; default: the experiment's."),
+)
+def command(dataset: str, model: str, config_file: str | None, overrides: tuple[str, ...], **given: Any) -> None:
+    """Trains MODEL on DATASET, and shows how it went.
+
+    DATASET is tinyimagenet, cifar10, cifar100, or toyimages, which needs no download. MODEL is vgg or resnet; the
+    published spellings (VGGAL, Resnet, ...) also choose the form.
+    """
+    names = canonical_image_name(dataset), canonical_vision_model(model)
+    config = configure(VisionConfig, *names, config_file, overrides, given)
+    run_experiment(lambda say: vision_experiment(config, say))
+
+
+def main() -> None:
+    """The entry point of ``cvmain.py``."""
+    entry.run(command)

@@ -1,0 +1,80 @@
+"""What a run on images can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pipeal.config.schema import Count, DataConfig, Flag, ModelConfig, Positive, RunConfig, Share, Text, Whole
+
+
+@dataclass(frozen=True)
+class VisionModelConfig(ModelConfig):
+    """Which vision model, and how wide.
+
+    Attributes:
+        name: ``vgg`` or ``resnet``.
+        x_hid: Hidden width of the bridges.
+        y_hid: Width of the label code (``g`` and ``h``).
+        width: The channels of every convolution, as a multiple of the published ones.
+        activation: After every convolution.
+        bridges: ``pooled`` averages an image down to a few cells before the bridge's linear layers; ``flat``, the
+            published one, takes every pixel.
+        labels: ``inverse`` starts the label sides as near inverses of each other; ``published`` has sigmoids at both
+            ends and PyTorch's own start, and stays at chance for its first epochs.
+        channels_last: Whether images and convolutions are laid out channel by channel (NHWC), which is faster.
+    """
+
+    name: Text = "resnet"
+    x_hid: Count = 1000
+    y_hid: Count = 700
+    width: Positive = 1.0
+    activation: Literal["relu", "leaky-relu"] = "relu"
+    bridges: Literal["pooled", "flat"] = "pooled"
+    labels: Literal["inverse", "published"] = "inverse"
+    channels_last: Flag = True
+
+
+@dataclass(frozen=True)
+class ImageDataConfig(DataConfig):
+    """Where the images are, and how they become batches.
+
+    Attributes:
+        root: The folder that holds the data sets; None for ``data`` in the current folder.
+        download: Whether a data set that is not there is fetched.
+        held_out: The share of the training samples that is not trained on but kept to calibrate the early exit on;
+            0 leaves the early exit out.
+        size: The side of the square images, in pixels; others are resized.
+        augmentation: What training images go through: ``none``; ``basic``, a random crop and flip; ``strong``, colour
+            changes as well.
+        batch_size: Images per training batch.
+        workers: Processes that prepare batches; 0 prepares them in the training process, null chooses.
+        on_broken: What a broken image does: ``raise`` ends the run, ``skip`` leaves it out and counts it.
+        cache: Whether decoded images are kept on disk for the next run; or the folder to keep them in.
+    """
+
+    held_out: Share = 0.05
+    size: Count = 32
+    augmentation: Literal["none", "basic", "strong"] = "basic"
+    batch_size: Count = 128
+    workers: Whole | None = None
+    on_broken: Literal["raise", "skip"] = "raise"
+    cache: Flag | Text = True
+
+
+@dataclass(frozen=True)
+class VisionConfig(RunConfig):
+    """One run on images.
+
+    Attributes:
+        dataset: The data set's name.
+        model: Which model, and how wide.
+        data: Where the images are, and how they become batches.
+        train: How training goes.
+        engine: How the layers are run.
+        out: The folder in which each run gets a folder of its own.
+    """
+
+    dataset: Text = "tinyimagenet"
+    model: VisionModelConfig = field(default_factory=VisionModelConfig)
+    data: ImageDataConfig = field(default_factory=ImageDataConfig)

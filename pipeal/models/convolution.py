@@ -1,0 +1,97 @@
+"""Convolution blocks: what VGG and ResNet are made of.
+
+All classes here set ``draws_from_default = False``: none draws (see :func:`pipeal.random.may_draw`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+Activation = Callable[[], nn.Module]
+"""Makes an activation. Not in place: what a layer receives is not its own to write to."""
+
+
+class ConvBN(nn.Sequential):
+    """A 3 × 3 convolution (or 1 × 1), batch norm, and an activation: ``(B, C, H, W)`` to ``(B, C', H/s, W/s)``.
+
+    Args:
+        channels_in: ``C``.
+        channels_out: ``C'``.
+        activation: Makes what comes last; None for nothing.
+        stride: ``s``.
+        kernel: 3, padded to keep the size, or 1.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self, channels_in: int, channels_out: int, activation: Activation | None, *, stride: int = 1, kernel: int = 3
+    ) -> None:
+        # No bias: the norm subtracts the mean.
+        convolution = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
+        last = [] if activation is None else [activation()]
+        super().__init__(convolution, nn.BatchNorm2d(channels_out), *last)
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions with a shortcut around them (He et al., "Deep Residual Learning", CVPR 2016, figure 2).
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        activation: Makes the activations.
+        stride: By which the first convolution shrinks the image; the shortcut is then a 1 × 1 convolution.
+    """
+
+    draws_from_default = False
+
+    def __init__(self, channels_in: int, channels_out: int, activation: Activation, *, stride: int = 1) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            ConvBN(channels_in, channels_out, activation, stride=stride), ConvBN(channels_out, channels_out, None)
+        )
+        same = stride == 1 and channels_in == channels_out
+        self.shortcut = nn.Identity() if same else ConvBN(channels_in, channels_out, None, stride=stride, kernel=1)
+        self.activation = activation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, C, H, W)`` to ``(B, C', H/s, W/s)``."""
+        return self.activation(self.residual(x) + self.shortcut(x))
+
+
+class ResidualStage(nn.Sequential):
+    """Basic blocks in order, of which the first may shrink the image.
+
+    Args:
+        channels_in: Channels of the input.
+        channels_out: Channels of the output.
+        activation: Makes the activations.
+        blocks: How many.
+        stride: Of the first.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self, channels_in: int, channels_out: int, activation: Activation, *, blocks: int = 2, stride: int = 1
+    ) -> None:
+        first = BasicBlock(channels_in, channels_out, activation, stride=stride)
+        super().__init__(first, *(BasicBlock(channels_out, channels_out, activation) for _ in range(blocks - 1)))
+
+
+class VGGStage(nn.Sequential):
+    """Convolutions, then a maximum over 2 × 2 (Simonyan and Zisserman, ICLR 2015).
+
+    Args:
+        channels_in: Channels of the input.
+        channels: Channels after each convolution.
+        activation: Makes the activations.
+    """
+
+    draws_from_default = False
+
+    def __init__(self, channels_in: int, channels: Sequence[int], activation: Activation) -> None:
+        steps = zip([channels_in, *channels[:-1]], channels, strict=True)
+        super().__init__(*(ConvBN(before, after, activation) for before, after in steps), nn.MaxPool2d(2))

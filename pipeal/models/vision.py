@@ -1,0 +1,219 @@
+"""Image classifiers, each in AL and in BP form, from the same blocks.
+
+::
+
+    ResNet-18  AL   stem + code │ stage 64 + code │ stage 128 + code │ stage 256 + code │ stage 512 + code    5 layers
+               BP   stem        │ stage 64        │ stage 128        │ stage 256        │ stage 512   │ head  6 blocks
+    VGG        AL   128 256 M + code │ 256 512 M + code │ 512 M + code │ 512 M + code                        4 layers
+               BP   128 256 M        │ 256 512 M        │ 512 M        │ 512 M        │ head                 5 blocks
+
+The published widths are the defaults. What is not as published, because it does not learn: the bridges and the label
+sides. See :class:`VisionDims`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import nn
+
+from pipeal.al import AE, AL, ENC, ALPackage, LearningRates, OptimizerFactory
+from pipeal.al.bridges import BRIDGE_STYLES, BridgeStyle, FlatBridge, ImageBridge
+from pipeal.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
+from pipeal.errors import ConfigError, unknown_name
+from pipeal.models.convolution import Activation, ConvBN, ResidualStage, VGGStage
+from pipeal.models.features import Blocks
+
+ActivationName: TypeAlias = Literal["relu", "leaky-relu"]
+
+_ACTIVATIONS: dict[str, Activation] = {"relu": nn.ReLU, "leaky-relu": nn.LeakyReLU}
+_HEAD = 2500
+"""The hidden width of the BP form of VGG, as published."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionDims:
+    """The sizes of a vision model; the widths are the published ones.
+
+    Attributes:
+        channels: Channels of the input images.
+        size: The side of the input images, in pixels.
+        hidden: The hidden width of the bridges.
+        code: The width of a label code.
+        width: The channels of every convolution, as a multiple of the published ones.
+        activation: After every convolution.
+        bridges: ``pooled`` or ``flat``, the published one. The flat bridge of an early layer has more weights than
+            the rest of the network together (65 million on 64 channels of 32 × 32 pixels), and learns by heart.
+        labels: How label sides start, ``inverse`` or ``published``; see :mod:`pipeal.al.codes`.
+
+    Raises:
+        ConfigError: A size is too small, or a name unknown.
+    """
+
+    channels: int = 3
+    size: int = 32
+    hidden: int = 1000
+    code: int = 700
+    width: float = 1.0
+    activation: ActivationName = "relu"
+    bridges: BridgeStyle = "pooled"
+    labels: LabelStyle = "inverse"
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "hidden", "code"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a whole number, at least 1")
+        if self.size < 16 or self.size % 16:
+            raise ConfigError(f"size is {self.size}; expected a multiple of 16 pixels: images are halved four times")
+        if not 0 < self.width <= 64:
+            raise ConfigError(f"width is {self.width}; expected a number above 0 and at most 64")
+        known = {"activation": tuple(_ACTIVATIONS), "bridges": BRIDGE_STYLES, "labels": LABEL_STYLES}
+        for name, names in known.items():
+            if getattr(self, name) not in names:
+                raise ConfigError(unknown_name(name, getattr(self, name), names))
+
+    def widened(self, channels: int) -> int:
+        """A published number of channels in these widths; at least 1."""
+        return max(1, round(channels * self.width))
+
+
+PUBLISHED_VISION = VisionDims()
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block, its output's channels, and the side of its output."""
+
+    f: nn.Module
+    channels: int
+    side: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """What tells one vision model from another.
+
+    Attributes:
+        blocks: Makes the blocks that learn features.
+        head: From the last block's output to logits.
+    """
+
+    blocks: Callable[[VisionDims], list[_Block]]
+    head: Callable[[VisionDims, int, int], nn.Module]
+
+
+def _resnet_blocks(dims: VisionDims) -> list[_Block]:
+    activation, side = _ACTIVATIONS[dims.activation], dims.size
+    before = dims.widened(64)
+    blocks = [_Block(ConvBN(dims.channels, before, activation), before, side)]
+    for number, channels in enumerate(map(dims.widened, (64, 128, 256, 512))):
+        stride = 2 if number else 1
+        side //= stride
+        blocks.append(_Block(ResidualStage(before, channels, activation, stride=stride), channels, side))
+        before = channels
+    return blocks
+
+
+def _resnet_head(dims: VisionDims, channels: int, classes: int) -> nn.Module:  # noqa: ARG001  as VGG's
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+def _vgg_blocks(dims: VisionDims) -> list[_Block]:
+    before, side = dims.channels, dims.size
+    blocks = []
+    stages: Sequence[Sequence[int]] = ((128, 256), (256, 512), (512,), (512,))
+    for stage in stages:
+        channels = [dims.widened(count) for count in stage]
+        side //= 2
+        block = VGGStage(before, channels, _ACTIVATIONS[dims.activation])
+        before = channels[-1]
+        blocks.append(_Block(block, before, side))
+    return blocks
+
+
+def _vgg_head(dims: VisionDims, channels: int, classes: int) -> nn.Module:
+    flat = channels * (dims.size // 16) ** 2
+    return nn.Sequential(nn.Flatten(), nn.Linear(flat, _HEAD), nn.ReLU(), nn.Linear(_HEAD, classes))
+
+
+_RESNET = _Network(_resnet_blocks, _resnet_head)
+_VGG = _Network(_vgg_blocks, _vgg_head)
+
+
+class VisionAL(ALPackage):
+    """The AL form of a vision model: packets of ``(B, C, S, S)`` images and ``(B,)`` classes.
+
+    Args:
+        classes: How many classes there are.
+        dims: The sizes.
+        lr: One learning rate, or ``{"enc": …, "ae": …}``.
+        optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+    """
+
+    draws_from_default = False
+    _network: _Network
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        dims: VisionDims = PUBLISHED_VISION,
+        lr: LearningRates = 1e-3,
+        optimizer: OptimizerFactory | None = None,
+    ) -> None:
+        bridge = ImageBridge if dims.bridges == "pooled" else FlatBridge
+        layers = []
+        for number, block in enumerate(self._network.blocks(dims)):
+            enc = ENC(block.f, bridge(block.channels, block.side, block.side, dims.code, dims.hidden))
+            if number == 0:
+                ae: AE = class_side(classes, dims.code, style=dims.labels)
+            else:
+                ae = recode_side(dims.code, dims.code, style=dims.labels)
+            layers.append(AL(enc, ae, lr, optimizer))
+        super().__init__(layers)
+
+
+class VisionBP(Blocks):
+    """The BP form of a vision model: ``(B, C, S, S)`` images to logits ``(B, classes)``.
+
+    Args:
+        classes: How many classes there are.
+        dims: The sizes; there are no bridges and no label codes.
+    """
+
+    draws_from_default = False
+    _network: _Network
+
+    def __init__(self, classes: int, *, dims: VisionDims = PUBLISHED_VISION) -> None:
+        blocks = self._network.blocks(dims)
+        super().__init__(*(block.f for block in blocks), self._network.head(dims, blocks[-1].channels, classes))
+
+
+class VGGAL(VisionAL):
+    """VGG in AL form; the arguments are those of :class:`VisionAL`."""
+
+    draws_from_default = False
+    _network = _VGG
+
+
+class ResnetAL(VisionAL):
+    """ResNet-18 in AL form; the arguments are those of :class:`VisionAL`."""
+
+    draws_from_default = False
+    _network = _RESNET
+
+
+class VGG(VisionBP):
+    """VGG in BP form; the arguments are those of :class:`VisionBP`."""
+
+    draws_from_default = False
+    _network = _VGG
+
+
+class Resnet(VisionBP):
+    """ResNet-18 in BP form; the arguments are those of :class:`VisionBP`."""
+
+    draws_from_default = False
+    _network = _RESNET

@@ -1,0 +1,103 @@
+"""Bridges: from whatever a layer gives to a code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeal import ConfigError
+from pipeal.al.bridges import ImageBridge, MaskedMean, bridge_for
+from pipeal.random import may_draw
+
+B = 3
+OUTPUTS = {
+    "image": torch.randn(B, 5, 9, 7),
+    "small image": torch.randn(B, 5, 1, 2),
+    "sequence": torch.randn(B, 6, 5),
+    "sequence and mask": (torch.randn(B, 6, 5), torch.ones(B, 6, dtype=torch.bool)),
+    "vector": torch.randn(B, 5),
+}
+
+
+@pytest.mark.parametrize("hidden", [None, 11])
+@pytest.mark.parametrize("style", ["pooled", "flat"])
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_every_shape_has_a_bridge(kind: str, style: Any, hidden: int | None) -> None:
+    bridge = bridge_for(OUTPUTS[kind], 4, hidden=hidden, style=style)
+    code = bridge(OUTPUTS[kind])
+    assert code.shape == (B, 4)
+    assert code.abs().max() < 1
+    assert (code.min() > 0) == (style == "flat")
+    linear = [part.out_features for part in bridge.modules() if isinstance(part, nn.Linear)]
+    assert linear == ([4] if hidden is None else [11, 4])
+    assert not may_draw(bridge)
+    code.sum().backward()
+    assert all(parameter.grad is not None for parameter in bridge.parameters())
+
+
+@given(size=st.integers(1, 40), wide=st.integers(1, 40))
+def test_a_pooled_bridge_does_not_grow_with_the_image(size: int, wide: int) -> None:
+    bridge = bridge_for(torch.zeros(2, 3, size, wide), 2)
+    weights = sum(parameter.numel() for parameter in bridge.parameters())
+    assert weights == 2 * (1 + 3 * min(size, 4) * min(wide, 4))
+    assert bridge(torch.zeros(1, 3, size + 4, wide + 4)).shape == (1, 2)
+
+
+def test_an_image_bridge_is_adjustable() -> None:
+    bridge = ImageBridge(3, 8, 8, 4, 6, cells=2, activation=nn.GELU, norm=nn.BatchNorm1d)
+    kinds = [type(part) for part in bridge]
+    assert kinds == [nn.AdaptiveAvgPool2d, nn.Flatten, nn.Linear, nn.BatchNorm1d, nn.GELU, nn.Linear, nn.Tanh]
+    assert bridge[2].in_features == 12
+
+
+@given(words=st.integers(1, 6), padding=st.integers(0, 5), seed=st.integers(0, 99))
+def test_padding_never_changes_a_mean(words: int, padding: int, seed: int) -> None:
+    """Law 5: whatever stands there."""
+    torch.manual_seed(seed)
+    text = torch.randn(1, words, 4)
+    padded = torch.cat([text, 1e6 * torch.randn(1, padding, 4)], 1)
+    mask = torch.arange(words + padding).unsqueeze(0) < words
+    pool = MaskedMean()
+    torch.testing.assert_close(pool((padded, mask)), pool(text), rtol=0, atol=1e-5)
+    assert torch.equal(pool((padded, mask.long())), pool((padded, mask)))
+
+
+def test_a_text_without_words_has_a_mean() -> None:
+    assert torch.equal(MaskedMean()((torch.ones(1, 3, 2), torch.zeros(1, 3, dtype=torch.bool))), torch.zeros(1, 2))
+
+
+def test_a_users_pool_takes_any_output() -> None:
+    def last_state(output: Any) -> Tensor:
+        return output[1][0][-1]
+
+    output = nn.LSTM(5, 7, batch_first=True)(torch.randn(B, 6, 5))
+    bridge = bridge_for(output, 4, pool=last_state)
+    assert bridge(output).shape == (B, 4)
+    assert may_draw(bridge)  # nobody has vouched for a function
+    module = nn.Sequential(nn.Flatten(), nn.Linear(30, 8))
+    bridge = bridge_for(OUTPUTS["sequence"], 4, pool=module)
+    assert bridge(OUTPUTS["sequence"]).shape == (B, 4)
+    assert {id(p) for p in module.parameters()} < {id(p) for p in bridge.parameters()}
+
+
+def test_what_has_no_bridge_is_told() -> None:
+    for output in (
+        torch.zeros(2, 3, 4, 5, 6),
+        torch.zeros(2, 3, dtype=torch.long),
+        (torch.zeros(2, 3), torch.zeros(2)),
+    ):
+        with pytest.raises(ConfigError, match=r"no bridge for an output of \(2, 3.*pass pool=…"):
+            bridge_for(output, 4)
+    with pytest.raises(
+        ConfigError, match=r"pool, given .*, gives \(3, 6\) float32, \(3,\) int64; expected floats \(B, D\)"
+    ):
+        bridge_for(OUTPUTS["sequence"], 4, pool=lambda x: (x.mean(2), torch.zeros(3, dtype=torch.long)))  # type: ignore[arg-type, return-value]
+    with pytest.raises(ConfigError, match="unknown style of bridges 'pool'; did you mean 'pooled'"):
+        bridge_for(OUTPUTS["vector"], 4, style="pool")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="hidden is 0; expected a whole number, at least 1"):
+        bridge_for(OUTPUTS["vector"], 4, hidden=0)

@@ -1,0 +1,300 @@
+"""Conversion: any network, any task, any block; and nothing left behind but the package."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+from pipeal import ALPackage, ConfigError, Pipeline, PlacementError
+from pipeal.al.bridges import ImageBridge, VectorBridge
+from pipeal.al.inplace import OnACopy
+from pipeal.packet import Tree
+
+
+def cnn() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace=True),
+        nn.Conv2d(6, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8, 5),
+    )  # fmt: skip
+
+
+class Transposed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1)
+
+
+IMAGES = torch.randn(4, 3, 10, 10, generator=torch.Generator().manual_seed(0))
+VECTORS = IMAGES.flatten(1)[:, :6]
+
+
+def train(package: ALPackage, batches: list[tuple[Tree, Tensor]], stages: int = 1, epochs: int = 1) -> list[Tensor]:
+    with Pipeline(package, ["cpu"] * stages, threads=1) as pipe:
+        return pipe.run(batches * epochs).losses
+
+
+def test_blocks_fit_the_shapes_that_were_found() -> None:
+    package = ALPackage.from_bp(cnn(), IMAGES, 5, split=["3", "6"], code=12, hidden=7)
+    assert [type(layer.enc.b) for layer in package] == [ImageBridge, ImageBridge, VectorBridge]
+    assert [row.cells()[1:3] for row in package.summary().layers] == [
+        ("(B, 6, 10, 10)", "(B, 12)"),
+        ("(B, 8, 4, 4)", "(B, 12)"),
+        ("(B, 5)", "(B, 12)"),
+    ]
+    assert package.infer(IMAGES).shape == (4, 5)
+
+
+def test_cuts_and_devices_are_separate_choices() -> None:
+    """Several blocks share an AL layer; several AL layers share a device."""
+    package = ALPackage.from_bp(cnn(), IMAGES, 5, split=["3", "6", "9"], code=8)
+    batches = [(IMAGES, torch.tensor([0, 1, 2, 3]))]
+    with Pipeline(package, ["cpu"] * 2, sizes=[3, 1], threads=1) as pipe:
+        losses = pipe.run(batches).losses
+    assert (len(package), len(pipe.stages), len(losses)) == (4, 2, 4)
+
+
+def test_a_conversion_leaves_no_trace() -> None:
+    """Buffers, modes, gradients, random numbers, the sample, even what a module counts in evaluation mode."""
+
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x + 0 * torch.rand_like(x)
+
+    whole = nn.Sequential(nn.ReLU(inplace=True), *cnn(), Counter())
+    whole[2].eval()
+    state, modes = copy.deepcopy(whole.state_dict()), [part.training for part in whole.modules()]
+    sample = IMAGES.clone()
+    given = {number: {"b": nn.Linear(1, 1)} for number in range(3)}
+    with pytest.raises(ConfigError, match="b of layer 0"):
+        ALPackage.from_bp(whole, sample, 5, split=["4", "7"], code=12, blocks=given)
+    assert [part.inplace for part in whole.modules() if isinstance(part, nn.ReLU)] == [True] * 3
+    torch.manual_seed(3)
+    package = ALPackage.from_bp(whole, sample, 5, split=["4", "7"], code=12)
+    new = torch.get_rng_state()
+    package.summary(sample)
+    assert torch.equal(torch.get_rng_state(), new)
+    assert all(torch.equal(value, state[name]) for name, value in whole.state_dict().items())
+    assert [part.training for part in whole.modules()] == modes
+    assert all(parameter.grad is None for parameter in whole.parameters())
+    assert all(not part._forward_pre_hooks for part in whole.modules())
+    assert torch.equal(sample, IMAGES)
+    # What new blocks draw is the caller's seed alone, not what running the sample draws.
+    torch.manual_seed(3)
+    again = ALPackage.from_bp(cnn_without(whole), sample, 5, split=["4", "7"], code=12)
+    assert torch.equal(torch.get_rng_state(), new)
+    for layer, other in zip(package, again, strict=True):
+        assert all(map(torch.equal, layer.ae.parameters(), other.ae.parameters()))
+
+
+def cnn_without(whole: nn.Sequential) -> nn.Sequential:
+    return copy.deepcopy(nn.Sequential(*list(whole)[:-1]))
+
+
+def test_the_weights_stay_and_train_in_f() -> None:
+    whole = cnn()
+    package = ALPackage.from_bp(whole, IMAGES, 5, split=["3", "6"], code=12)
+    before = copy.deepcopy(whole.state_dict())
+    with torch.no_grad():
+        x = IMAGES
+        for layer in package.eval():
+            x = layer.inference(x, "f")
+        assert torch.equal(x, whole.eval()(IMAGES))
+    train(package.train(), [(IMAGES, torch.tensor([0, 1, 2, 3]))])
+    changed = [name for name, value in whole.state_dict().items() if not torch.equal(value, before[name])]
+    assert changed == list(before)
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "targets"),
+    [
+        ("classification", 3, torch.tensor([0, 1, 2, 1] * 8)),
+        ("multilabel", 3, torch.tensor([[1.0, 0, 1], [0, 0, 1], [0, 1, 0], [1, 1, 1]] * 8)),
+        ("regression", 1, torch.tensor([-1.2, -0.4, 0.4, 1.2] * 8)),
+        ("regression", 2, torch.tensor([[-1.2, 0.3], [-0.4, 1.0], [0.4, -1.0], [1.2, -0.3]] * 8)),
+    ],
+)
+@pytest.mark.parametrize("labels", ["inverse", "published"])
+def test_every_task_trains(task: Any, outputs: int, targets: Tensor, labels: Any) -> None:
+    torch.manual_seed(0)
+    whole = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+    package = ALPackage.from_bp(whole, VECTORS, outputs, task=task, split=["2"], code=32, labels=labels, lr=3e-3)
+    x = VECTORS.repeat(8, 1)
+    losses = train(package, [(x, targets)], epochs=150)
+    assert all(rows[-10:].mean() < rows[:10].mean() for rows in losses)
+    answer = package.eval().infer(x)
+    assert answer.shape == (32, outputs)
+    if labels == "inverse":
+        if task == "regression":
+            assert (answer - targets.view(answer.shape)).square().mean() < 0.05
+        else:
+            right = answer.argmax(1) == targets if task == "classification" else (answer > 0) == (targets > 0)
+            assert right.float().mean() > 0.95
+
+
+def test_every_block_is_replaceable() -> None:
+    mine = {
+        0: {"g": nn.Linear(5, 9), "h": nn.Linear(9, 5)},
+        1: {"f": nn.Sequential(nn.Conv2d(6, 4, 1), nn.Flatten()), "b": nn.Linear(400, 12)},
+        2: {"f": nn.Linear(400, 3), "b": nn.Linear(3, 7), "g": nn.Linear(12, 7), "h": nn.Linear(7, 12)},
+    }
+    package = ALPackage.from_bp(cnn(), IMAGES, 5, split=["3", "6"], code=12, blocks=mine)
+    for number, blocks in mine.items():
+        layer = package[number]
+        found = {"f": layer.enc.f, "b": layer.enc.b, "g": layer.ae.g, "h": layer.ae.h}
+        assert all(found[letter] is block for letter, block in blocks.items())
+    assert [row.cells()[2] for row in package.summary().layers] == ["(B, 9)", "(B, 12)", "(B, 7)"]
+    trained = {id(p) for layer in package for o in (layer.enc_opt, layer.ae_opt) for p in o.param_groups[0]["params"]}
+    assert trained == {id(parameter) for parameter in package.parameters()}
+    train(package, [(IMAGES, torch.tensor([0, 1, 2, 3]))], stages=3)
+
+
+def test_tuples_are_pooled_by_the_user() -> None:
+    texts = torch.randn(4, 7, 6)
+    lstms: list[nn.Module] = [nn.LSTM(6, 5, batch_first=True), Onward(), nn.LSTM(5, 5, batch_first=True)]
+    package = ALPackage.from_bp(lstms, texts, 3, pool={0: last_state, 2: last_state}, code=8)
+    train(package, [(texts, torch.tensor([0, 1, 2, 0]))], stages=3)
+    assert package.infer(texts).shape == (4, 3)
+
+
+class Onward(nn.Module):
+    def forward(self, x: tuple[Tensor, Any]) -> Tensor:
+        return x[0]
+
+
+def last_state(x: tuple[Tensor, tuple[Tensor, Tensor]]) -> Tensor:
+    return x[1][0][-1]
+
+
+@given(flags=st.lists(st.booleans(), min_size=1, max_size=4), dropped=st.booleans())
+def test_no_layer_writes_into_what_it_receives(flags: list[bool], dropped: bool) -> None:
+    """Symptom: the engine refuses a forward in place. Cause: the network is cut before ReLU(inplace=True)."""
+    torch.manual_seed(0)
+    first = nn.Dropout(0.5, inplace=flags[0]) if dropped else nn.ReLU(inplace=flags[0])
+    children = [nn.Identity(), first, *(nn.ReLU(inplace=flag) for flag in flags), nn.Linear(6, 6)]
+    package = ALPackage.from_bp([nn.Linear(6, 6), nn.Sequential(*children)], VECTORS, 3, code=8)
+    train(package, [(VECTORS, torch.tensor([0, 1, 2, 0]))])
+    assert not any(writes_into(layer.enc.f, VECTORS) for layer in package)
+
+
+def writes_into(block: Any, x: Tensor) -> bool:
+    mine = x.clone()
+    block.train()(mine)
+    return mine._version > 0
+
+
+def test_only_what_works_on_the_input_itself_is_switched() -> None:
+    second = nn.Sequential(nn.Identity(), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.ReLU(inplace=True))
+    ALPackage.from_bp([nn.Linear(6, 6), second], VECTORS, 3, code=8)
+    assert (second[1].inplace, second[3].inplace) == (False, True)
+
+
+class ReadsAgain(nn.Module):
+    """What is written in place is read again: out of place it would be another network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.linear = nn.ReLU(inplace=True), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.relu(x)) + x
+
+
+class FunctionInPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(torch.relu_(x))
+
+
+@pytest.mark.parametrize("block", [ReadsAgain, FunctionInPlace])
+def test_a_block_that_needs_to_write_gets_a_copy(block: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    own = block()
+    wanted = own(VECTORS.clone())
+    package = ALPackage.from_bp([nn.Linear(6, 6), own], VECTORS, 3, code=8)
+    assert isinstance(package[1].enc.f, OnACopy)
+    assert torch.equal(package[1].enc.f(VECTORS), wanted)
+    train(package, [(VECTORS, torch.tensor([0, 1, 2, 0]))])
+
+
+@pytest.mark.parametrize(("network", "depth"), [("cnn", 1), ("cnn", 2), ("cnn", None), ("resnet18", None)])
+def test_an_exported_model_answers_as_the_package(network: str, depth: int | None) -> None:
+    torch.manual_seed(0)
+    whole, split = (cnn(), ["3", "6"]) if network == "cnn" else (resnet18(num_classes=5), ["layer2", "layer4"])
+    package = ALPackage.from_bp(whole, IMAGES, 5, split=split, code=12)
+    train(package, [(IMAGES, torch.tensor([0, 1, 2, 3]))])
+    plain = package.to_bp(depth)
+    assert not any(part.training for part in plain.modules())
+    assert all(part.training for part in package.modules())
+    with torch.no_grad():
+        wanted = package.eval().infer(IMAGES, depth)
+        assert torch.equal(plain(IMAGES), wanted)
+        exported = torch.export.export(plain, (IMAGES,)).module()
+        torch.testing.assert_close(exported(IMAGES), wanted)
+        saved = io.BytesIO()
+        torch.save(plain.state_dict(), saved)
+        saved.seek(0)
+        train(package.train(), [(IMAGES, torch.tensor([0, 1, 2, 3]))])
+        other = package.to_bp(depth)
+        assert not torch.equal(other(IMAGES), wanted)  # it is a copy
+        other.load_state_dict(torch.load(saved, weights_only=True))
+        assert torch.equal(other(IMAGES), wanted)
+    assert sum(parameter.numel() for parameter in plain.parameters()) == package[:depth].effective_parameters()
+
+
+def test_an_exit_that_does_not_exist() -> None:
+    with pytest.raises(PlacementError, match="exit 3 does not exist; this package has exits 1 to 2"):
+        ALPackage.from_bp(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), VECTORS, 3).to_bp(3)
+
+
+def test_double_precision_stays() -> None:
+    whole = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).double()
+    package = ALPackage.from_bp(whole, VECTORS.double(), 3, code=8)
+    assert {parameter.dtype for parameter in package.parameters()} == {torch.float64}
+    train(package, [(VECTORS.double(), torch.tensor([0, 1, 2, 0]))])
+
+
+FLAT = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "options", "message"),
+    [
+        (FLAT, torch.randn(4, 7), {}, r"sample does not fit layer 0 \('0'\): given \(4, 7\) .* raises RuntimeError: "),
+        (FLAT, 3, {}, "the sample is no tensor; expected a batch of inputs"),
+        ([nn.LSTM(6, 6)], torch.randn(5, 4, 6), {}, r"no bridge for an output of \(5, 4, 6\) float32, .* pass pool=…"),
+        ([nn.ReLU(), Transposed()], torch.randn(4, 3, 6), {}, r"layer 1 .* gives \(3, .* for a batch of 4; expected"),
+        (FLAT, VECTORS, {"pool": {2: last_state}}, "pool names layer 2; this model has layers 0 to 1"),
+        (FLAT, VECTORS, {"pool": last_state}, r"layer 0 \('0'\): pool, given \(4, 6\) float32, raises IndexError"),
+        (FLAT, VECTORS, {"blocks": {2: {}}}, "blocks names layer 2; this model has layers 0 to 1"),
+        (FLAT, VECTORS, {"blocks": {0: {"bridge": FLAT}}}, "layer 0: 'bridge' is a Sequential; expected 'f', 'b'"),
+        (FLAT, VECTORS, {"blocks": {0: {"b": len}}}, "layer 0: 'b' is a builtin_function_or_method"),
+        (FLAT, VECTORS, {"blocks": {1: {"b": nn.Linear(6, 5)}}}, r"b of layer 1, .* expected floats \(4, 128\)"),
+        (FLAT, VECTORS, {"blocks": {0: {"g": nn.Linear(4, 5)}}}, r"g of layer 0, given \(2, 3\) .* raises RuntimeE"),
+        (FLAT, VECTORS, {"blocks": {1: {"h": nn.Linear(128, 5)}}}, r"h of layer 1, .* expected floats \(2, 128\)"),
+        (FLAT, VECTORS, {"split": ["2"]}, "unknown submodule '2'"),
+        (FLAT, VECTORS, {"task": "ranking"}, "unknown task 'ranking'"),
+        (FLAT, VECTORS, {"code": 0}, "code is 0; expected a whole number, at least 1"),
+        (FLAT, VECTORS, {"lr": {"enc": 1}}, "lr has the keys"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_in_one_line(model: Any, sample: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        ALPackage.from_bp(model, sample, 3, **options)
+    assert "\n" not in str(raised.value)

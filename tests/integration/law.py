@@ -1,0 +1,35 @@
+"""Law 1, as the tests of all models ask it: what a training leaves behind, to the last bit."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pipeal import ALPackage, Pipeline
+from pipeal.train.learning_rate import epoch_scale
+
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def left_behind(
+    package: ALPackage, data: Batches, schedule: str, stages: int, depth: int = 2, precision: str = "fp32"
+) -> list[Tensor]:
+    """Weights, buffers, optimizer states, losses and predictions, after a warm-up and a falling learning rate."""
+    scale = epoch_scale(
+        "cosine", "batch", end_over_base=0.1, warmup=2, epoch=0, epochs=1, batches=len(data), first_batch=0
+    )
+    with Pipeline(
+        package,
+        ["cpu"] * stages,
+        schedule,
+        queue_depth=depth,
+        seed=3,
+        threads=1,
+        precision=precision,  # type: ignore[arg-type]
+    ) as pipe:
+        report = pipe.run(data, lr_scale=scale)
+        predicted = [pipe.predict(x) for x, _ in data]
+    left = [*package.state_dict().values(), *report.losses, *predicted]
+    for layer in package:
+        for optimizer in (layer.enc_opt, layer.ae_opt) if hasattr(layer, "enc_opt") else (layer.opt,):
+            left += [value for state in optimizer.state.values() for value in state.values()]
+    return left

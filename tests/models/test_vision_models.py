@@ -1,0 +1,153 @@
+"""Laws of the vision models: the published sizes, gradients that stay home, names that mean what they meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pipeal.al import ALPackage
+from pipeal.errors import ConfigError
+from pipeal.models import VGG, VGGAL, VISION_MODELS, Resnet, ResnetAL, VisionDims, build_vision, canonical_vision_model
+from pipeal.random import may_draw
+
+SMALL = VisionDims(size=16, hidden=10, code=8, width=0.05)
+EVERY_MODEL = pytest.mark.parametrize("name", VISION_MODELS)
+BOTH_MODES = pytest.mark.parametrize("mode", ["al", "bp"])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors: a second thread would only wait, and slow every other test that runs on this machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def small(name: str, mode: str = "al") -> ALPackage:
+    torch.manual_seed(0)
+    return build_vision(name, mode, classes=4, dims=SMALL)  # type: ignore[arg-type]
+
+
+def convolutions(module: nn.Module) -> list[tuple[int, int]]:
+    """Input and output channels of the 3 × 3 convolutions, in order."""
+    found = [part for part in module.modules() if isinstance(part, nn.Conv2d) and part.kernel_size == (3, 3)]
+    return [(part.in_channels, part.out_channels) for part in found]
+
+
+@pytest.mark.parametrize(
+    ("al", "bp", "layers", "channels"),
+    [
+        (VGGAL, VGG, 4, [128, 256, 256, 512, 512, 512]),
+        (ResnetAL, Resnet, 5, [64, *[64] * 4, *[128] * 4, *[256] * 4, *[512] * 4]),
+    ],
+)
+def test_the_published_layers_and_widths(al: type, bp: type, layers: int, channels: list[int]) -> None:
+    with torch.device("meta"):
+        package, network = al(classes=200), bp(classes=200)
+    assert len(package) == layers
+    assert len(network) == layers + 1
+    pairs = list(zip([3, *channels[:-1]], channels, strict=True))
+    for form in (network, nn.Sequential(*(layer.enc.f for layer in package))):
+        assert convolutions(form) == pairs
+    for number, layer in enumerate(package):
+        bridge = [part.out_features for part in layer.enc.b.modules() if isinstance(part, nn.Linear)]
+        assert bridge == [1000, 700]
+        assert (layer.ae.g[0].in_features, layer.ae.g[0].out_features) == (700 if number else 200, 700)
+
+
+@pytest.mark.parametrize("bridge", ["pooled", "flat"])
+@pytest.mark.parametrize("size", [32, 64])
+@EVERY_MODEL
+def test_images_of_32_and_64_pixels(name: str, size: int, bridge: str) -> None:
+    dims = VisionDims(size=size, hidden=6, code=5, width=0.05, bridges=bridge)  # type: ignore[arg-type]
+    x = torch.randn(2, 3, size, size)
+    for mode in ("al", "bp"):
+        package = build_vision(name, mode, classes=7, dims=dims)  # type: ignore[arg-type]
+        package(x, torch.tensor([0, 6]))
+        package.backward()
+        package.update()
+        for exit_at in range(1, len(package) + 1):
+            assert package.infer(x, exit_at).shape == (2, 7)
+
+
+@EVERY_MODEL
+@given(seed=st.integers(0, 100))
+@settings(max_examples=5, deadline=None)
+def test_no_gradient_leaves_a_layer(name: str, seed: int) -> None:
+    package = small(name)
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(3, 3, 16, 16, generator=generator), torch.randint(4, (3,), generator=generator)
+    for at, layer in enumerate(package):
+        x, y = layer(x, y)
+        assert not x.requires_grad
+        assert not y.requires_grad
+        layer.backward()
+        touched = [
+            number for number, other in enumerate(package) if any(p.grad is not None for p in other.parameters())
+        ]
+        assert touched == [at]
+        layer.zero_grad()
+
+
+@EVERY_MODEL
+@BOTH_MODES
+def test_nothing_is_drawn_in_a_forward(name: str, mode: str) -> None:
+    assert not may_draw(small(name, mode))
+
+
+@EVERY_MODEL
+def test_the_inverse_codes_decode_from_the_start(name: str) -> None:
+    """The published label sides give every class nearly the same code, and their decoders nothing to tell apart."""
+    classes = torch.arange(200)
+    told_apart = {}
+    for labels in ("inverse", "published"):
+        torch.manual_seed(0)
+        dims = VisionDims(size=16, width=0.05, labels=labels)  # type: ignore[arg-type]
+        package = build_vision(name, classes=200, dims=dims)
+        code = classes
+        for layer in package:
+            _, code = layer.ae(code)
+        for layer in reversed(list(package)):
+            code = layer.inference(code, "h")
+        told_apart[labels] = (code.argmax(1) == classes).float().mean().item()
+    assert told_apart["inverse"] == 1
+    assert told_apart["published"] < 0.1
+
+
+def test_published_spellings() -> None:
+    assert canonical_vision_model("ResnetAL") == ("resnet", "al")
+    assert canonical_vision_model("Resnet") == ("resnet", "bp")
+    assert canonical_vision_model("VGGAL") == ("vgg", "al")
+    assert canonical_vision_model("VGG") == ("vgg", "bp")
+    assert canonical_vision_model("RESNET") == ("resnet", None)
+    assert len(build_vision("Resnet", classes=3, dims=SMALL)) == 1
+    assert len(build_vision("resnet", classes=3, dims=SMALL)) == 5
+    with pytest.raises(ConfigError, match="did you mean 'resnet'"):
+        canonical_vision_model("resnt")
+    with pytest.raises(ConfigError, match="is the AL form, but the mode is 'bp'"):
+        build_vision("VGGAL", "bp", classes=3)
+    with pytest.raises(ConfigError, match="the BP form has no sides"):
+        build_vision("VGG", classes=3, dims=SMALL, lr={"enc": 1.0, "ae": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 8}, "size is 8; expected a multiple of 16"),
+        ({"size": 40}, "size is 40; expected a multiple of 16"),
+        ({"code": 0}, "code is 0; expected a whole number"),
+        ({"width": 0.0}, "width is 0.0; expected a number above 0"),
+        ({"bridges": "pool"}, "bridges 'pool'"),
+        ({"labels": "sigmoid"}, "labels 'sigmoid'"),
+        ({"activation": "rely"}, "activation 'rely'"),
+    ],
+)
+def test_sizes_that_do_not_fit(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VisionDims(**change)  # type: ignore[arg-type]
