@@ -14,11 +14,13 @@ is judged by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from pipeal.al.codes import CODE_ACTIVATIONS, LabelStyle
 from pipeal.al.probe import first_line, probing
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.packet import Tree, describe, shapes_of
@@ -26,6 +28,9 @@ from pipeal.packet import Tree, describe, shapes_of
 BridgeStyle: TypeAlias = Literal["pooled", "flat"]
 Pool: TypeAlias = Callable[[Any], Tensor]
 """From what ``f`` gives to ``(B, D)``: a function or a module."""
+
+Activation: TypeAlias = Callable[[], nn.Module]
+"""Makes an activation."""
 
 BRIDGE_STYLES = ("pooled", "flat")
 
@@ -36,6 +41,7 @@ def bridge_for(
     *,
     hidden: int | None = None,
     style: BridgeStyle = "pooled",
+    labels: LabelStyle = "inverse",
     pool: Pool | None = None,
 ) -> nn.Module:
     """A bridge for what a layer's ``f`` gives.
@@ -49,8 +55,9 @@ def bridge_for(
             ``(B, T)`` mask, or ``(B, D)``; anything if there is a ``pool``.
         code: The width of the label code.
         hidden: The width of a hidden layer before the code; None for no such layer.
-        style: ``pooled``: means over space or time, and codes within (-1, 1). ``flat``: the published bridge, which
-            keeps every place of an image and ends in a sigmoid.
+        style: ``pooled``: means over space, and ReLU after the hidden layer. ``flat``: the published bridge, which
+            keeps every place of an image, and a sigmoid after the hidden layer.
+        labels: How the label sides are built, which decides the range of codes (:data:`CODE_ACTIVATIONS`).
         pool: From ``output`` to ``(B, D)``.
 
     Raises:
@@ -62,18 +69,22 @@ def bridge_for(
     for name, size in (("code", code), ("hidden", hidden)):
         if size is not None and size < 1:
             raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
+    inner = nn.ReLU if style == "pooled" else nn.Sigmoid
+    ending = CODE_ACTIVATIONS[labels]
+    vectors = partial(VectorBridge, code=code, hidden=hidden, activation=inner, ending=ending)
     if pool is not None:
-        return VectorBridge(_width_of(pool, output), code, hidden, pool=pool, style=style)
+        return vectors(_width_of(pool, output), pool=pool)
     if isinstance(output, Tensor) and output.is_floating_point():
         if output.dim() == 4:
-            _, channels, height, width = output.shape
-            return (ImageBridge if style == "pooled" else FlatBridge)(channels, height, width, code, hidden)
+            image_bridge = ImageBridge if style == "pooled" else FlatBridge
+            channels, height, width = output.shape[1:]
+            return image_bridge(channels, height, width, code, hidden, ending=ending)
         if output.dim() == 3:
-            return VectorBridge(output.shape[-1], code, hidden, pool=MaskedMean(), style=style)
+            return vectors(output.shape[-1], pool=MaskedMean())
         if output.dim() == 2:
-            return VectorBridge(output.shape[-1], code, hidden, style=style)
+            return vectors(output.shape[-1])
     elif _is_masked_sequence(output):
-        return VectorBridge(output[0].shape[-1], code, hidden, pool=MaskedMean(), style=style)
+        return vectors(output[0].shape[-1], pool=MaskedMean())
     raise ConfigError(
         f"no bridge for an output of {describe(shapes_of(output))}: expected floats (B, C, H, W), (B, T, D), (B, D), "
         "or (B, T, D) with a mask (B, T); pass pool=…, a function from this output to (B, D)"
@@ -92,6 +103,7 @@ class ImageBridge(nn.Sequential):
         cells: How many cells a side is divided into, at most.
         activation: Makes the hidden layer's activation.
         norm: Called as ``norm(hidden)``, makes the norm before it; None for none.
+        ending: Makes the activation of the codes.
     """
 
     draws_from_default = False
@@ -105,19 +117,20 @@ class ImageBridge(nn.Sequential):
         hidden: int | None = None,
         *,
         cells: int = 4,
-        activation: Callable[[], nn.Module] = nn.ReLU,
+        activation: Activation = nn.ReLU,
         norm: Callable[[int], nn.Module] | None = None,
+        ending: Activation = nn.Tanh,
     ) -> None:
         rows, columns = min(height, cells), min(width, cells)
         flat = channels * rows * columns
         super().__init__(
             nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten(), *_hidden(flat, hidden, activation, norm),
-            nn.Linear(hidden or flat, code), nn.Tanh(),
+            nn.Linear(hidden or flat, code), ending(),
         )  # fmt: skip
 
 
 class FlatBridge(nn.Sequential):
-    """The published bridge of images: every place of every channel, and sigmoids.
+    """The published bridge of images: every place of every channel, and a sigmoid after the hidden layer.
 
     Args:
         channels: ``C`` of ``(B, C, H, W)``.
@@ -125,15 +138,23 @@ class FlatBridge(nn.Sequential):
         width: ``W``; it is fixed.
         code: The width of the code.
         hidden: The width of the hidden layer; None for none.
+        ending: Makes the activation of the codes.
     """
 
     draws_from_default = False
 
-    def __init__(self, channels: int, height: int, width: int, code: int, hidden: int | None = None) -> None:
+    def __init__(
+        self,
+        channels: int,
+        height: int,
+        width: int,
+        code: int,
+        hidden: int | None = None,
+        *,
+        ending: Activation = nn.Sigmoid,
+    ) -> None:
         flat = channels * height * width
-        super().__init__(
-            nn.Flatten(), *_hidden(flat, hidden, nn.Sigmoid), nn.Linear(hidden or flat, code), nn.Sigmoid()
-        )
+        super().__init__(nn.Flatten(), *_hidden(flat, hidden, nn.Sigmoid), nn.Linear(hidden or flat, code), ending())
 
 
 class VectorBridge(nn.Sequential):
@@ -144,17 +165,24 @@ class VectorBridge(nn.Sequential):
         code: The width of the code.
         hidden: The width of a hidden layer; None for none.
         pool: What gives those vectors; None if the layer does.
-        style: ``pooled`` for ReLU and tanh, ``flat`` for sigmoids.
+        activation: Makes the hidden layer's activation.
+        ending: Makes the activation of the codes.
     """
 
     draws_from_default = False
 
     def __init__(
-        self, width: int, code: int, hidden: int | None = None, *, pool: Pool | None = None, style: str = "pooled"
+        self,
+        width: int,
+        code: int,
+        hidden: int | None = None,
+        *,
+        pool: Pool | None = None,
+        activation: Activation = nn.ReLU,
+        ending: Activation = nn.Tanh,
     ) -> None:
         before = [] if pool is None else [pool if isinstance(pool, nn.Module) else Pooling(pool)]
-        inner, outer = (nn.ReLU, nn.Tanh) if style == "pooled" else (nn.Sigmoid, nn.Sigmoid)
-        super().__init__(*before, *_hidden(width, hidden, inner), nn.Linear(hidden or width, code), outer())
+        super().__init__(*before, *_hidden(width, hidden, activation), nn.Linear(hidden or width, code), ending())
 
 
 class MaskedMean(nn.Module):
@@ -193,7 +221,7 @@ class Pooling(nn.Module):
 def _hidden(
     width: int,
     hidden: int | None,
-    activation: Callable[[], nn.Module],
+    activation: Activation,
     norm: Callable[[int], nn.Module] | None = None,
 ) -> list[nn.Module]:
     if hidden is None:

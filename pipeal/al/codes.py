@@ -16,6 +16,7 @@ All classes here set ``draws_from_default = False``: none draws (see :func:`pipe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 import torch
@@ -27,8 +28,11 @@ from pipeal.errors import ConfigError, unknown_name
 Task: TypeAlias = Literal["classification", "multilabel", "regression"]
 LabelStyle: TypeAlias = Literal["inverse", "published"]
 
+CODE_ACTIVATIONS: Mapping[LabelStyle, type[nn.Module]] = {"inverse": nn.Tanh, "published": nn.Sigmoid}
+"""What codes end in, and so the bridges that predict them."""
+
 TASKS = ("classification", "multilabel", "regression")
-LABEL_STYLES = ("inverse", "published")
+LABEL_STYLES = tuple(CODE_ACTIVATIONS)
 
 _FIRST_LOGIT = 8
 """The first layer's ``h`` starts by giving about 0.6 times this to the right class, and about 0 to the others."""

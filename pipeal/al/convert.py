@@ -105,7 +105,9 @@ class Conversion:
             _try_block(number, "b", own.to(code.device), out, wanted=(batch_size(out), code.shape[-1]))
             return own
         try:
-            bridge = bridge_for(out, code.shape[-1], hidden=self.hidden, style=self.bridges, pool=pool)
+            bridge = bridge_for(
+                out, code.shape[-1], hidden=self.hidden, style=self.bridges, labels=self.labels, pool=pool
+            )
         except ConfigError as error:
             raise ConfigError(f"layer {number} ({part.name!r}): {error}") from error
         return bridge.to(device=code.device, dtype=code.dtype)

@@ -100,7 +100,8 @@ class ALPackage(nn.Module):
             labels: ``inverse``, or ``published``: how label sides are built (:mod:`pipeal.al.codes`).
             bridges: ``pooled``, or ``flat``, as published (:mod:`pipeal.al.bridges`).
             pool: From what an ``f`` gives to ``(B, D)``, where that is no image, sequence or vector: one for all
-                layers, or by the layer's number.
+                layers, or by the layer's number. Images with their channels last need one, too, such as
+                ``lambda x: x.mean((1, 2))``: nothing tells them from others.
             blocks: In the place of built ones, by the layer's number, from 0, and the block's letter:
                 ``{2: {"b": my_bridge}}``.
             lr: One learning rate, or ``{"enc": …, "ae": …}``.

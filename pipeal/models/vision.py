@@ -21,7 +21,7 @@ from torch import nn
 
 from pipeal.al import AE, AL, ENC, ALPackage, LearningRates, OptimizerFactory
 from pipeal.al.bridges import BRIDGE_STYLES, BridgeStyle, FlatBridge, ImageBridge
-from pipeal.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
+from pipeal.al.codes import CODE_ACTIVATIONS, LABEL_STYLES, LabelStyle, class_side, recode_side
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.models.convolution import Activation, ConvBN, ResidualStage, VGGStage
 from pipeal.models.features import Blocks
@@ -166,7 +166,8 @@ class VisionAL(ALPackage):
         bridge = ImageBridge if dims.bridges == "pooled" else FlatBridge
         layers = []
         for number, block in enumerate(self._network.blocks(dims)):
-            enc = ENC(block.f, bridge(block.channels, block.side, block.side, dims.code, dims.hidden))
+            size = block.channels, block.side, block.side
+            enc = ENC(block.f, bridge(*size, dims.code, dims.hidden, ending=CODE_ACTIVATIONS[dims.labels]))
             if number == 0:
                 ae: AE = class_side(classes, dims.code, style=dims.labels)
             else:

@@ -65,9 +65,9 @@ def ladder() -> list[Settings]:
     published = Settings("published settings")
     faster = replace(published, name="+ learning rate 1e-3, warm-up", base=1e-3, warmup=50)
     coded = replace(faster, name="+ inverse label sides", dims=replace(faster.dims, labels="inverse"))
-    pooled = replace(coded, name="+ pooled bridge", dims=VisionDims())
-    small = replace(pooled, name="+ batches of 64 (ours)", batch_size=64)
-    return [published, faster, coded, pooled, small, replace(small, name="BP form", form="bp")]
+    pooled = replace(coded, name="+ pooled bridges", dims=VisionDims())
+    ours = replace(pooled, name="+ batches of 64: our defaults", batch_size=64)
+    return [published, faster, coded, pooled, ours, replace(ours, name="BP form", form="bp")]
 
 
 def train(settings: Settings, model: str, data: ImageDataset, epochs: int, seed: int) -> Result:

@@ -25,14 +25,15 @@ OUTPUTS = {
 
 
 @pytest.mark.parametrize("hidden", [None, 11])
+@pytest.mark.parametrize("labels", ["inverse", "published"])
 @pytest.mark.parametrize("style", ["pooled", "flat"])
 @pytest.mark.parametrize("kind", OUTPUTS)
-def test_every_shape_has_a_bridge(kind: str, style: Any, hidden: int | None) -> None:
-    bridge = bridge_for(OUTPUTS[kind], 4, hidden=hidden, style=style)
+def test_every_shape_has_a_bridge(kind: str, style: Any, labels: Any, hidden: int | None) -> None:
+    bridge = bridge_for(OUTPUTS[kind], 4, hidden=hidden, style=style, labels=labels)
     code = bridge(OUTPUTS[kind])
     assert code.shape == (B, 4)
     assert code.abs().max() < 1
-    assert (code.min() > 0) == (style == "flat")
+    assert (code.min() > 0) == (labels == "published")
     linear = [part.out_features for part in bridge.modules() if isinstance(part, nn.Linear)]
     assert linear == ([4] if hidden is None else [11, 4])
     assert not may_draw(bridge)
