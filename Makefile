@@ -25,6 +25,9 @@ bench: $(READY)  ## the benchmarks; each prints the machine it ran on
 	$(BIN)/python scripts/bench/schedules.py
 	$(BIN)/python scripts/bench/text.py transformer --data-root "$${PIPEAL_DATA:-data}"
 	$(BIN)/python scripts/bench/text.py lstm --data-root "$${PIPEAL_DATA:-data}" --table ladder
+	$(BIN)/python scripts/bench/vision.py defaults --data-root "$${PIPEAL_DATA:-data}"
+	$(BIN)/python scripts/bench/vision.py speed --batch-sizes 128
+	$(BIN)/python scripts/bench/reading.py --data-root "$${PIPEAL_DATA:-data}"
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "pipeal needs Python 3.10 or newer: make PYTHON=python3.11 ...")'

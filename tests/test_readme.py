@@ -6,15 +6,41 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+import torchvision
+
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_python_example_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(example: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(compile(example, "README.md", "exec"), names)
+    return names
+
+
+def test_the_first_example_runs() -> None:
+    names = run(EXAMPLES[0])
     assert names["report"].batches == 50
     assert names["logits"].shape == (16, 4)
+
+
+def test_a_model_of_ones_own_is_trained_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len([line for line in EXAMPLES[1].splitlines() if line.strip()]) <= 12
+    before = dict(torchvision.models.resnet18(num_classes=10).state_dict())
+    names = run(EXAMPLES[1])
+    assert len(names["package"]) == 4
+    assert len(names["pipe"].stages) == 2
+    trained = names["net"].state_dict()
+    assert trained.keys() == before.keys()
+    assert all(int(trained[key]) == 4 for key in trained if key.endswith("num_batches_tracked"))
+    exported = torch.export.load("resnet18.pt2").module()
+    names["package"].eval()
+    torch.testing.assert_close(exported(names["images"]), names["package"].infer(names["images"]))
 
 
 def test_the_commands_are_there() -> None:

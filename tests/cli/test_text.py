@@ -92,6 +92,21 @@ def test_the_same_seed_gives_the_same_accuracies_under_every_schedule(
     assert found[0] == found[1] == found[2]
 
 
+def test_texts_have_exits_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = leaves(
+        capsys, "agnews", "lstm", "--epochs", "1", "--devices", "cpu*2", "--set=data.held_out=0.25",
+        "--data-root", str(agnews(tmp_path / "data", count=100)), "--out", str(tmp_path), *SMALL,
+    )  # fmt: skip
+    assert code == 0, err
+    folder = tmp_path / "agnews-lstm-al-001"
+    data = json.loads((folder / "summary.json").read_text())["data"]
+    assert (data["train_samples"], data["held_out_samples"]) == (300, 100)
+    exits = json.loads((folder / "exits.json").read_text())
+    assert [row["name"] for row in exits["rows"]][-2:] == ["full path", "early exit (calibrated)"]
+    assert exits["calibration"]["held_out_samples"] == 100
+    assert "early exit" in out
+
+
 def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = agnews(tmp_path / "data")
     for number in (1, 2):
