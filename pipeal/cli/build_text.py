@@ -114,13 +114,11 @@ def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExper
         texts = load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
     say("building the vocabulary")
     words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
-    vocab = Vocab.build(words, max_size=data.vocab_size, min_frequency=data.min_frequency)
+    kept, out = hold_out(len(words), data.held_out)
+    vocab = Vocab.build([words[row] for row in kept], max_size=data.vocab_size, min_frequency=data.min_frequency)
     classes = len(texts.classes)
-    train = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=config.data.max_len, classes=classes)
-    held = None
-    if data.held_out:
-        kept, out = hold_out(len(train), data.held_out)
-        train, held = train.subset(kept), train.subset(out)
+    whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=config.data.max_len, classes=classes)
+    train, held = whole.subset(kept), (whole.subset(out) if len(out) else None)
     test = Corpus.encode(
         texts.test, vocab, max_len=config.data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
     )

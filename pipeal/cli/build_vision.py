@@ -14,6 +14,7 @@ from pipeal.cli.build import data_root, evaluated_part, hold_out, rates
 from pipeal.config import VisionConfig, VisionModelConfig
 from pipeal.data import Augmentation, ImageBatches, ImageDataset, ImageSplit, canonical_image_name, load_images
 from pipeal.engine.threads import cores
+from pipeal.errors import ConfigError
 from pipeal.models import VisionDims, build_vision, canonical_vision_model
 from pipeal.train.recorders import write_json
 from pipeal.train.trainer import EpochBatches
@@ -48,7 +49,14 @@ class VisionExperiment:
     def train_batches(self, seed: int) -> EpochBatches:
         """Shuffled, augmented batches as configured."""
         data = self.config.data
-        return self._batches(self.train, data.batch_size, augmentation=data.augmentation, shuffle=True, seed=seed)
+        return self._batches(
+            self.train,
+            data.batch_size,
+            augmentation=data.augmentation,
+            shuffle=True,
+            seed=seed,
+            workers=data.workers or 0,
+        )
 
     def save(self, folder: Path) -> None:
         """Leaves ``images.json``: class names, and what pixels are normalised with."""
@@ -77,6 +85,7 @@ class VisionExperiment:
         augmentation: Augmentation = "none",
         shuffle: bool = False,
         seed: int = 0,
+        workers: int = 0,  # enough for images that are not augmented, even beside a GPU
     ) -> ImageBatches:
         return ImageBatches(
             split,
@@ -86,7 +95,7 @@ class VisionExperiment:
             augmentation=augmentation,
             shuffle=shuffle,
             seed=seed,
-            workers=self.config.data.workers or 0,
+            workers=workers,
             pin_memory=True,
             channels_last=self.config.model.channels_last,
         )
@@ -106,10 +115,8 @@ def vision_experiment(config: VisionConfig, say: Callable[[str], None]) -> Visio
     dataset = canonical_image_name(config.dataset)
     name, _ = canonical_vision_model(config.model.name)
     data = config.data
-    workers = _workers() if data.workers is None else data.workers
-    config = replace(
-        config, dataset=dataset, model=replace(config.model, name=name), data=replace(data, workers=workers)
-    )
+    model = replace(config.model, name=name)
+    config = replace(config, dataset=dataset, model=model, data=replace(data, workers=_workers(config)))
     _dims(config.model, data.size)  # sizes that do not fit are told before anything is read
     say(f"reading {dataset}")
     with bars.downloads() as fetching, bars.decodings() as decoding:
@@ -141,9 +148,20 @@ def vision_experiment(config: VisionConfig, say: Callable[[str], None]) -> Visio
     return VisionExperiment(config, images, train, held, facts)
 
 
-def _workers() -> int:
-    """Processes that prepare batches: a CPU that trains has no core to spare for them, and needs few images."""
-    return min(4, cores() - 1) if torch.cuda.is_available() else 0
+def _workers(config: VisionConfig) -> int:
+    """Processes that prepare training batches; unless told, none beside a CPU that trains, which needs few images.
+
+    Raises:
+        ConfigError: So many that they would only fill the memory.
+    """
+    wanted, most = config.data.workers, max(8, 4 * cores())
+    if wanted is None:
+        devices = config.engine.devices
+        on_gpu = torch.cuda.is_available() if devices == "auto" else "cuda" in "".join(devices)
+        return min(4, cores() - 1) if on_gpu else 0
+    if wanted > most:
+        raise ConfigError(f"data.workers: {wanted} processes on {cores()} cores; expected at most {most}")
+    return wanted
 
 
 def _dims(model: VisionModelConfig, size: int) -> VisionDims:

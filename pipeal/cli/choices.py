@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import Literal
@@ -13,6 +14,7 @@ from pipeal.cli.build import Experiment
 from pipeal.cli.options import device_names
 from pipeal.config import RunConfig
 from pipeal.engine import balance, parse_device, schedule_named
+from pipeal.engine.compiling import check_compile
 from pipeal.engine.costs import WARM_UP, Placement, place
 from pipeal.engine.device import Precision, fastest_precision
 from pipeal.engine.placement import check_sizes
@@ -40,16 +42,17 @@ def choose(experiment: Experiment, form: Form, say: Callable[[str], None]) -> Ru
     config = experiment.config
     # Against several AL stages with some threads each, backpropagation gets all cores.
     rival = form == "bp" and config.train.mode == "compare"
-    batches = experiment.train_batches(config.train.seed)
     if form == "bp":  # one layer: there is nothing to overlap, and nothing to hand to a thread
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
     if config.engine.devices == "auto":
         first = "cuda:0" if torch.cuda.is_available() else "cpu"
         precision = _precision(config, first)
-        placement = _tried(experiment, config, form, batches, precision, say)
+        with closing(experiment.train_batches(config.train.seed)) as batches:
+            placement = _tried(experiment, config, form, batches, precision, say)
     else:
         placement = _asked_for(config, form, layers=len(experiment.package(form, config.train.seed)))
         precision = _precision(config, placement.devices[0])
+    check_compile(config.engine.compile, [parse_device(device) for device in placement.devices])
     engine = replace(
         config.engine,
         devices=tuple(placement.devices),

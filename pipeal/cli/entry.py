@@ -14,6 +14,9 @@ from pipeal.errors import PipealError, StallError
 _SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """A full or protected disk: nobody's bug."""
 
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+"""Open files, processes, memory."""
+
 
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """Runs a command and leaves the process.
@@ -39,7 +42,11 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # whoever read our output has left
         sys.stderr.close()
         sys.exit(1)
+    except MemoryError as error:
+        _leave(f"out of memory ({error}); lower the sizes of batches or of the model", 1)
     except OSError as error:
+        if error.errno in _EXHAUSTED:
+            _leave(f"{error.strerror}: this machine has no more of them; lower data.workers, or raise its limit", 1)
         if error.errno not in _SYSTEM:
             raise
         _leave(f"{error.filename or 'output'}: {error.strerror}; make room or choose another --out", 1)

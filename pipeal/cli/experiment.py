@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import count
 from pathlib import Path
 
@@ -100,10 +100,11 @@ def _train(experiment: Experiment, config: RunConfig, folder: Path) -> Outcome:
         ):
             for turn in range(1, config.train.repeat + 1):
                 seed = (config.train.seed + turn - 1) % 2**63
-                batches = experiment.train_batches(seed)
                 package = package if turn == 1 else experiment.package(form, seed)
-                traced = _window(config.engine.trace_batches, batches) if turn == 1 else None
-                with _pipeline(package, config, seed, traced) as pipe:
+                with ExitStack() as open_now:
+                    batches = open_now.enter_context(closing(experiment.train_batches(seed)))
+                    traced = _window(config.engine.trace_batches, batches) if turn == 1 else None
+                    pipe = open_now.enter_context(_pipeline(package, config, seed, traced))
                     for row in fit(
                         pipe,
                         batches,

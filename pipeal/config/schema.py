@@ -19,6 +19,9 @@ Whole: TypeAlias = Annotated[
 Count: TypeAlias = Annotated[
     int, Field(strict=True, ge=1, lt=2**31, description="a whole number, at least 1 and below 2^31")
 ]
+Pixels: TypeAlias = Annotated[
+    int, Field(strict=True, ge=16, le=1024, multiple_of=16, description="a multiple of 16, from 16 to 1024 pixels")
+]
 Threads: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1024, description="a whole number from 1 to 1024")]
 Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63, description="a whole number, at least 0 and below 2^63")

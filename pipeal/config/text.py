@@ -56,10 +56,6 @@ class TextDataConfig(DataConfig):
     """Where the texts are, and how they become numbers.
 
     Attributes:
-        root: The folder that holds the data sets; None for ``data`` in the current folder.
-        download: Whether a data set that is not there is fetched.
-        held_out: The share of the training samples that is not trained on but kept to calibrate the early exit on;
-            0 leaves the early exit out.
         max_len: The most words kept of a text; None for the published length of the data set.
         vocab_size: The most words in the vocabulary, specials included.
         min_frequency: A word seen less often is unknown.
@@ -79,12 +75,8 @@ class TextConfig(RunConfig):
     """One run on text.
 
     Attributes:
-        dataset: The data set's name.
         model: Which model, and how wide.
         data: Where the texts are, and how they become numbers.
-        train: How training goes.
-        engine: How the layers are run.
-        out: The folder in which each run gets a folder of its own.
     """
 
     dataset: Text = "agnews"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeal.config.schema import Count, DataConfig, Flag, ModelConfig, Positive, RunConfig, Share, Text, Whole
+from pipeal.config.schema import Count, DataConfig, Flag, ModelConfig, Pixels, Positive, RunConfig, Share, Text, Whole
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,6 @@ class ImageDataConfig(DataConfig):
     """Where the images are, and how they become batches.
 
     Attributes:
-        root: The folder that holds the data sets; None for ``data`` in the current folder.
-        download: Whether a data set that is not there is fetched.
-        held_out: The share of the training samples that is not trained on but kept to calibrate the early exit on;
-            0 leaves the early exit out.
         size: The side of the square images, in pixels; others are resized.
         augmentation: What training images go through: ``none``; ``basic``, a random crop and flip; ``strong``, colour
             changes as well.
@@ -54,7 +50,7 @@ class ImageDataConfig(DataConfig):
     """
 
     held_out: Share = 0.05
-    size: Count = 32
+    size: Pixels = 32
     augmentation: Literal["none", "basic", "strong"] = "basic"
     batch_size: Count = 128
     workers: Whole | None = None
@@ -67,12 +63,8 @@ class VisionConfig(RunConfig):
     """One run on images.
 
     Attributes:
-        dataset: The data set's name.
         model: Which model, and how wide.
         data: Where the images are, and how they become batches.
-        train: How training goes.
-        engine: How the layers are run.
-        out: The folder in which each run gets a folder of its own.
     """
 
     dataset: Text = "tinyimagenet"

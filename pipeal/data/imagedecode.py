@@ -23,7 +23,7 @@ class BrokenImageError(Exception):
 
 # What Pillow raises on damaged files, beside OSError: its readers find the damage wherever they stand.
 _DAMAGED = (
-    *(OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, KeyError, OverflowError, MemoryError),
+    *(OSError, EOFError, SyntaxError, ValueError, TypeError, IndexError, KeyError, OverflowError),
     *(struct.error, zlib.error, Image.DecompressionBombError, Image.DecompressionBombWarning),
 )
 

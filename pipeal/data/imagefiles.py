@@ -227,7 +227,7 @@ def tiny_imagenet(files: Files) -> Listing:
             "put it there or fetch the data set again"
         )
     number = {wnid: label for label, wnid in enumerate(sorted({wnid for _, wnid in train}))}
-    test: list[tuple[str, str]] = []
+    test: dict[str, str] = {}
     for line, text in enumerate(files.text(_ANNOTATIONS), start=1):
         if not text.strip():
             continue
@@ -237,12 +237,18 @@ def tiny_imagenet(files: Files) -> Listing:
                 f"{files.path}, {_ANNOTATIONS}, line {line}: class {wnid!r} of {image!r} has no images under train/; "
                 "fetch the data set again"
             )
-        test.append((f"val/images/{image}", wnid))
-    unknown = sorted(flat - {name for name, _ in test})
+        if test.setdefault(f"val/images/{image}", wnid) != wnid:
+            raise DataError(
+                f"{files.path}, {_ANNOTATIONS}, line {line}: {image!r} has two classes, {wnid!r} and "
+                f"{test[f'val/images/{image}']!r}; fetch the data set again"
+            )
+    unknown = sorted(flat - set(test))
     if unknown or not test:
         left = f"nothing of {unknown[0]}" if unknown else "nothing"
         raise DataError(f"{files.path}: {_ANNOTATIONS} says {left}; wanted a line for each image in val/images")
-    return Listing(_class_names(files, list(number)), _listed(files, train, number), _listed(files, test, number))
+    return Listing(
+        _class_names(files, list(number)), _listed(files, train, number), _listed(files, list(test.items()), number)
+    )
 
 
 def _class_names(files: Files, wnids: Sequence[str]) -> tuple[str, ...]:

@@ -121,8 +121,9 @@ class ImageBatches:
         crew = self._crew = self._crew or _Crew(self._maker, self.workers, self.pin_memory, self.start_method)
         turn = crew.begin(orders)
         for _, indices in orders:
+            crew.check(turn)
             try:
-                x, y = crew.next(turn)
+                x, y = crew.next()
             except BaseException:
                 self.close()
                 raise
@@ -167,7 +168,7 @@ class _Crew:
             num_workers=workers,
             collate_fn=_as_it_is,
             pin_memory=pin_memory,
-            prefetch_factor=4,
+            prefetch_factor=2,
             persistent_workers=True,
             multiprocessing_context=start_method,
             # Of its own: the loader would draw its workers' seeds from the default generator.
@@ -184,18 +185,25 @@ class _Crew:
         self._turn += 1
         return self._turn
 
-    def next(self, turn: int) -> tuple[Tensor, Tensor]:
-        """The next batch of a pass.
+    def check(self, turn: int) -> None:
+        """Whether a pass is still the one under way.
 
         Raises:
             ScheduleError: Another pass was begun since, or the workers were ended.
-            DataError: A worker died.
         """
         if turn != self._turn or self._batches is None:
             raise ScheduleError(
                 "these batches were begun anew or closed while an iterator was under way; with workers, "
                 "finish one before the next, or use two ImageBatches"
             )
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """The next batch of the pass under way.
+
+        Raises:
+            DataError: A worker died.
+        """
+        assert self._batches is not None
         try:
             x, y = next(self._batches)
         except RuntimeError as error:

@@ -72,6 +72,7 @@ _PUBLISHED = {
                 (f"cifar-{classes}-python.tar.gz", None),
                 (f"cifar-{classes}-images/cifar-{classes}-images.zip", class_folders),
                 (f"cifar-{classes}-images.zip", class_folders),
+                (f"cifar-{classes}-images/cifar-{classes}-images/", class_folders),
                 (f"cifar-{classes}-images/", class_folders),
             ),
             "",
@@ -128,8 +129,9 @@ def load_images(
 
     ``tinyimagenet`` is read out of ``tiny-imagenet-200.zip`` as it is, or the folder it unpacks to. ``cifar10`` and
     ``cifar100`` are read out of ``cifar-10-python.tar.gz`` or the folder it unpacks to, or of image files in
-    ``{train,test}/<class>/``: ``cifar-10-images.zip`` or the folder ``cifar-10-images``. An archive may lie in
-    ``root`` or in a folder of its own name. What is missing is downloaded. ``toyimages`` is made on the spot.
+    ``{train,test}/<class>/``: ``cifar-10-images.zip`` or the folder ``cifar-10-images``. A zip, and what it unpacks
+    to, may lie in ``root`` or in a folder of the same name there. What is missing is downloaded. ``toyimages`` is made
+    on the spot.
 
     Images are decoded once, to RGB of ``size`` × ``size`` pixels (see :func:`pipeal.data.imagedecode.square`), and
     kept as memory-mapped files.

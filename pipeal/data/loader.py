@@ -73,6 +73,9 @@ class BatchLoader:
         """The number of batches in the chosen epoch."""
         return len(self.sampler)
 
+    def close(self) -> None:
+        """Nothing runs that would have to end; other loaders have workers."""
+
     def __iter__(self) -> Iterator[Batch]:
         for indices in self.sampler:
             x, y = self.corpus.batch(indices)

@@ -212,11 +212,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--batch-sizes", type=_numbers, default=[128, 512])
-    parser.add_argument("--precisions", type=_names, default=["fp32", "tf32", "bf16"])
+    parser.add_argument("--precisions", type=_names, help="fp32, tf32 (CUDA), bf16; default: all that the device has")
     parser.add_argument("--compile", type=_names, default=["none", "static"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args(arguments)
+    if options.precisions is None:
+        options.precisions = ["fp32", "tf32", "bf16"] if options.device.startswith("cuda") else ["fp32", "bf16"]
     machine = environment()
     print("  ".join(f"{key} {value}" for key, value in machine.items()))
     figures = defaults(options) if options.table == "defaults" else speed(options)

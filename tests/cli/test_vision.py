@@ -15,6 +15,8 @@ import pytest
 
 from pipeal.cli.vision import command
 from pipeal.config import VisionConfig, load_config
+from pipeal.engine import compiling
+from pipeal.errors import ConfigError
 from tests.cli.running import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +94,7 @@ def test_nothing_held_out_means_no_early_exit(tmp_path: Path, capsys: pytest.Cap
     [
         (["tinyimagnet", "resnet"], r"unknown data set 'tinyimagnet'; did you mean 'tinyimagenet'\?"),
         (["toyimages", "resne"], r"unknown model 'resne'; did you mean 'resnet'\?"),
-        (["toyimages", "resnet", "--size", "40"], r"size is 40; expected a multiple of 16 pixels"),
+        (["toyimages", "resnet", "--size", "40"], r"data.size: found 40, expected a multiple of 16, from 16"),
         (
             ["toyimages", "resnet", "--augmentation", "weak"],
             r"data.augmentation: found 'weak', expected none, basic or",
@@ -102,6 +104,10 @@ def test_nothing_held_out_means_no_early_exit(tmp_path: Path, capsys: pytest.Cap
         (["toyimages", "vgg", "--set=model.bridges=flt"], r"model.bridges: found 'flt', expected pooled or flat"),
         (["toyimages", "vgg", "--set=engine.compile=some"], r"engine.compile: found 'some', expected none, static or"),
         (["toyimages", "vgg", "--set=data.held_out=0.00001"], r"data.held_out: 1e-05 of \d+ samples is 0"),
+        (
+            ["toyimages", "vgg", "--set=data.workers=9999"],
+            r"data.workers: 9999 processes on \d+ cores; expected at most",
+        ),
         (["toyimages", "resnetal", "--mode", "bp"], r"AL form"),
         (["toyimages", "resnet", "--max-len", "3"], r"No such option.*--max-len"),
     ],
@@ -116,6 +122,28 @@ def test_a_mistake_is_told_in_one_line_with_exit_code_2(
     assert len(told) == 1
     assert re.search(line, told[0])
     assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_a_compiler_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_here(kind: str) -> None:
+        raise ConfigError(f"nothing can be compiled for device {kind!r} here")
+
+    monkeypatch.setattr(compiling, "_check_compiler", none_here)
+    code, _, err = leaves(
+        capsys,
+        "toyimages",
+        "vgg",
+        "--devices=cpu",
+        "--set=engine.compile=static",
+        "--out",
+        str(tmp_path / "runs"),
+        *SMALL,
+    )
+    assert code == 2
+    assert "nothing can be compiled for device 'cpu' here" in err.splitlines()[-1]
     assert not (tmp_path / "runs").exists()
 
 

@@ -110,6 +110,18 @@ def test_a_broken_off_epoch_does_not_reach_into_the_next(split):
             next(first)
 
 
+def test_a_left_iterator_does_not_end_the_one_under_way(split):
+    """Symptom: the live pass failed as well. Cause: the refusal of the old one closed the workers of both."""
+    with batches(split, workers=1) as loader:
+        old, live = iter(loader), iter(loader)
+        next(old)
+        seen = [next(live)]
+        with pytest.raises(ScheduleError, match="begun anew"):
+            next(old)
+        seen += list(live)
+        assert [batch.indices for batch in seen] == [batch.indices for batch in batches(split)]
+
+
 @pytest.mark.parametrize("how", ["close", "forget"])
 def test_workers_end(split, how):
     loader = batches(split, workers=2)

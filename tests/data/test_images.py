@@ -107,6 +107,7 @@ def test_tiny_imagenet_from_zip_or_folder(tmp_path, place):
     ("annotations", "message"),
     [
         (None, "no val/val_annotations.txt, which tells the classes"),
+        ("val_0.JPEG\tn01\nval_1.JPEG\tn01\nval_0.JPEG\tn02\n", "line 3: 'val_0.JPEG' has two classes"),
         ("val_0.JPEG\tn02\nval_1.JPEG\tn09\n", r"line 2: class 'n09' of 'val_1.JPEG' has no images"),
         ("val_0.JPEG n02\n", "line 1: class ''"),
         ("val_0.JPEG\tn02\n", "says nothing of val/images/val_1.JPEG"),
