@@ -40,3 +40,13 @@ def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(found.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
     return f"unknown {kind} {found!r}{hint} (known: {', '.join(names)})"
+
+
+def first_line(error: BaseException) -> str:
+    """An exception in one line.
+
+    >>> first_line(ValueError("too wide\\nby far"))
+    'ValueError: too wide'
+    """
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

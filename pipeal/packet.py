@@ -7,7 +7,8 @@ actions: forward, backward, update) and hands on a detached packet. The engine k
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -81,6 +82,19 @@ def module_of(layer: TrainableLayer) -> nn.Module:
     if not isinstance(layer, nn.Module):
         raise TypeError(f"expected a layer that is an nn.Module, found {type(layer).__name__}")
     return layer
+
+
+@contextmanager
+def in_mode(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
+    """Training or evaluation mode, and afterwards each part in the mode it had: a user may have frozen some."""
+    before = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        for part, _ in before:
+            part.training = training
+        yield
+    finally:
+        for part, mode in before:
+            part.training = mode
 
 
 def layers_of(model: nn.Module | Iterable[TrainableLayer]) -> list[TrainableLayer]:
@@ -178,6 +192,16 @@ def device_of(module: nn.Module) -> torch.device:
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return torch.device("cpu")
+
+
+def pair_of(batch: Any) -> tuple[Tree, Tree]:
+    """The inputs and the targets of a batch: an object with attributes ``x`` and ``y``, or a pair.
+
+    >>> pair_of((1, 2))
+    (1, 2)
+    """
+    x, y = (batch.x, batch.y) if hasattr(batch, "x") else batch
+    return x, y
 
 
 def batch_size(tree: Tree) -> int:

@@ -72,6 +72,10 @@ class BP(nn.Module):
             raise ConfigError(f"unknown inference path {path!r}; expected 'f', 'b' or 'h'")
         return self.model(x) if path == "f" else x
 
+    def blocks(self) -> dict[str, nn.Module]:
+        """The network, as ``f``."""
+        return {"f": self.model}
+
     def scale_lr(self, factor: float) -> None:
         """Sets the learning rate to ``factor`` times its base value."""
         scale_rates((self.opt,), factor)

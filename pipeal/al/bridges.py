@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.al.codes import CODE_ACTIVATIONS, LabelStyle
-from pipeal.al.probe import first_line, probing
-from pipeal.errors import ConfigError, unknown_name
+from pipeal.al.probe import probing
+from pipeal.errors import ConfigError, first_line, unknown_name
 from pipeal.packet import Tree, describe, shapes_of
 
 BridgeStyle: TypeAlias = Literal["pooled", "flat"]
@@ -101,8 +101,6 @@ class ImageBridge(nn.Sequential):
         code: The width of the code.
         hidden: The width of a hidden layer; None for none.
         cells: How many cells a side is divided into, at most.
-        activation: Makes the hidden layer's activation.
-        norm: Called as ``norm(hidden)``, makes the norm before it; None for none.
         ending: Makes the activation of the codes.
     """
 
@@ -117,14 +115,12 @@ class ImageBridge(nn.Sequential):
         hidden: int | None = None,
         *,
         cells: int = 4,
-        activation: Activation = nn.ReLU,
-        norm: Callable[[int], nn.Module] | None = None,
         ending: Activation = nn.Tanh,
     ) -> None:
         rows, columns = min(height, cells), min(width, cells)
         flat = channels * rows * columns
         super().__init__(
-            nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten(), *_hidden(flat, hidden, activation, norm),
+            nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten(), *_hidden(flat, hidden, nn.ReLU),
             nn.Linear(hidden or flat, code), ending(),
         )  # fmt: skip
 
@@ -218,15 +214,8 @@ class Pooling(nn.Module):
         return self.pool(x)
 
 
-def _hidden(
-    width: int,
-    hidden: int | None,
-    activation: Activation,
-    norm: Callable[[int], nn.Module] | None = None,
-) -> list[nn.Module]:
-    if hidden is None:
-        return []
-    return [nn.Linear(width, hidden), *([] if norm is None else [norm(hidden)]), activation()]
+def _hidden(width: int, hidden: int | None, activation: Activation) -> list[nn.Module]:
+    return [] if hidden is None else [nn.Linear(width, hidden), activation()]
 
 
 def _is_masked_sequence(output: Tree) -> bool:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.al.layers import AE, LabelAE
-from pipeal.errors import ConfigError, unknown_name
+from pipeal.errors import ConfigError, DataError, unknown_name
+from pipeal.packet import describe, shapes_of
 
 Task: TypeAlias = Literal["classification", "multilabel", "regression"]
 LabelStyle: TypeAlias = Literal["inverse", "published"]
@@ -155,7 +156,16 @@ class TargetAE(AE):
         self.outputs = outputs
 
     def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """``y`` is ``(B, outputs)``, or ``(B,)`` if there is one; whole numbers are taken as floats."""
+        """``y`` is ``(B, outputs)``, or ``(B,)`` if there is one; whole numbers are taken as floats.
+
+        Raises:
+            DataError: ``y`` is of another shape.
+        """
+        if y.shape[1:] != (self.outputs,) and not (self.outputs == 1 and y.dim() == 1):
+            raise DataError(
+                f"targets are {describe(shapes_of(y))}; expected (B, {self.outputs})"
+                f"{' or (B,)' if self.outputs == 1 else ''}: {self.outputs} per input"
+            )
         like = next(self.parameters(), None)
         # Without the reshape a (B,) target would broadcast against (B, 1) answers into a (B, B) loss.
         target = y.reshape(-1, self.outputs).to(torch.get_default_dtype() if like is None else like.dtype)

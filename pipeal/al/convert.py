@@ -10,7 +10,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, TypeAlias
 
 import torch
@@ -23,23 +25,27 @@ from pipeal.al.encoder import Encoder
 from pipeal.al.inplace import Harmless, leave_input_alone
 from pipeal.al.layers import AE, AL, ENC, LearningRates
 from pipeal.al.optimizers import OptimizerFactory
-from pipeal.al.probe import first_line, probing
+from pipeal.al.probe import probing
 from pipeal.al.summary import LayerShapes
-from pipeal.errors import ConfigError
+from pipeal.errors import ConfigError, first_line
 from pipeal.packet import Tree, batch_size, describe, device_of, move, shapes_of, tensors
 
 Network: TypeAlias = nn.Module | Sequence[nn.Module] | Encoder
-Blocks: TypeAlias = Mapping[int, Mapping[str, nn.Module]]
+OwnBlocks: TypeAlias = Mapping[int, Mapping[str, nn.Module]]
 """By the number of a layer, from 0, and the letter of a block: ``{2: {"b": my_bridge}}``."""
 Pools: TypeAlias = Pool | Mapping[int, Pool]
-"""For all layers, or by their number."""
+"""For all layers, or by their number; each layer gets a copy of a module."""
 
 LETTERS = ("f", "b", "g", "h")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """How the blocks that a network lacks are built; the attributes are arguments of ``ALPackage.from_bp``."""
+    """How the blocks that a network lacks are built; the attributes are arguments of ``ALPackage.from_bp``.
+
+    Raises:
+        ConfigError: A size is no whole number above 0.
+    """
 
     outputs: int
     task: Task = "classification"
@@ -48,9 +54,20 @@ class Conversion:
     labels: LabelStyle = "inverse"
     bridges: BridgeStyle = "pooled"
     pool: Pools | None = None
-    blocks: Blocks | None = None
+    blocks: OwnBlocks | None = None
     lr: LearningRates = 1e-3
     optimizer: OptimizerFactory | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("outputs", "code", "hidden"):
+            size = getattr(self, name)
+            if name == "hidden" and size is None:
+                continue
+            if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
+                none = ", or None" if name == "hidden" else ""
+                raise ConfigError(f"{name} is {size!r}; expected a whole number, at least 1{none}")
+        if self.task == "classification" and self.outputs == 1:
+            raise ConfigError("outputs is 1; expected two classes or more (for one label, pass task='multilabel')")
 
     def layers(
         self, model: Network, sample: Tree, split: Sequence[str] | None = None
@@ -65,6 +82,8 @@ class Conversion:
         pools = self._pools(len(parts))
         parts = [replace(part, module=own[number].get("f", part.module)) for number, part in enumerate(parts)]
         refuse_ties(parts)
+        for number, part in enumerate(parts):
+            _check_trainable(number, part, self.optimizer)
         layers, shapes, writers = [], [], []
         below = torch.zeros(2, self.outputs)  # the target stands where later layers have the code of the one before
         x = sample
@@ -75,10 +94,11 @@ class Conversion:
             side, below = self._label_side(number, own[number], below.to(**place))
             if "b" not in own[number] and number not in pools:
                 _check_batch_first(number, part, x, sample)
-            bridge = self._bridge(number, part, own[number].get("b"), pools.get(number), x, below)
+            bridge = self._bridge(number, part, own[number].get("b"), pools.get(number), x, below, batch_size(sample))
             layers.append(AL(ENC(f.module, bridge), side, self.lr, self.optimizer))
             shapes.append(LayerShapes(shapes_of(x), shapes_of(below)))
             writers += f.writers
+        refuse_ties([Part(part.name, layer) for part, layer in zip(parts, layers, strict=True)])
         for module in writers:  # at last: a conversion that fails leaves the network as it was
             module.inplace = False  # type: ignore[assignment]
         return layers, shapes
@@ -99,10 +119,10 @@ class Conversion:
         return side, above
 
     def _bridge(
-        self, number: int, part: Part, own: nn.Module | None, pool: Pool | None, out: Tree, code: Tensor
+        self, number: int, part: Part, own: nn.Module | None, pool: Pool | None, out: Tree, code: Tensor, rows: int
     ) -> nn.Module:
         if own is not None:
-            _try_block(number, "b", own.to(code.device), out, wanted=(batch_size(out), code.shape[-1]))
+            _try_block(number, "b", own.to(code.device), out, wanted=(rows, code.shape[-1]))
             return own
         try:
             bridge = bridge_for(
@@ -110,12 +130,17 @@ class Conversion:
             )
         except ConfigError as error:
             raise ConfigError(f"layer {number} ({part.name!r}): {error}") from error
-        return bridge.to(device=code.device, dtype=code.dtype)
+        bridge.to(device=code.device, dtype=code.dtype)
+        if pool is not None:
+            _try_block(number, "b, after the pool,", bridge, out, wanted=(rows, code.shape[-1]))
+        return bridge
 
     def _own_blocks(self, layers: int) -> list[Mapping[str, nn.Module]]:
         given = {} if self.blocks is None else self.blocks
         _check_numbers("blocks", given, layers)
         for number, own in given.items():
+            if not isinstance(own, Mapping):
+                raise ConfigError(f"blocks of layer {number} is a {type(own).__name__}; expected a mapping, {{'b': …}}")
             for letter, block in own.items():
                 if letter not in LETTERS or not isinstance(block, nn.Module):
                     raise ConfigError(
@@ -127,10 +152,10 @@ class Conversion:
     def _pools(self, layers: int) -> Mapping[int, Pool]:
         if self.pool is None:
             return {}
-        if not isinstance(self.pool, Mapping):
-            return dict.fromkeys(range(layers), self.pool)
-        _check_numbers("pool", self.pool, layers)
-        return self.pool
+        given = self.pool if isinstance(self.pool, Mapping) else dict.fromkeys(range(layers), self.pool)
+        _check_numbers("pool", given, layers)
+        # A module in two bridges would be trained by two layers, in whatever order.
+        return {number: deepcopy(pool) if isinstance(pool, nn.Module) else pool for number, pool in given.items()}
 
 
 def _parts(model: Network, split: Sequence[str] | None) -> list[Part]:
@@ -142,9 +167,23 @@ def _parts(model: Network, split: Sequence[str] | None) -> list[Part]:
 
 
 def _check_numbers(argument: str, given: Mapping[int, Any], layers: int) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{argument} is a {type(given).__name__}; expected a mapping by the number of a layer")
     for number in given:
         if number not in range(layers):
             raise ConfigError(f"{argument} names layer {number!r}; this model has layers 0 to {layers - 1}")
+
+
+def _check_trainable(number: int, part: Part, optimizer: OptimizerFactory | None) -> None:
+    where = f"layer {number} ({part.name!r})"
+    if any(tensor.is_meta for tensor in (*part.module.parameters(), *part.module.buffers())):
+        raise ConfigError(f"{where} is on the meta device, which holds no numbers; build the model on a real one")
+    sparse = (nn.Embedding, nn.EmbeddingBag)
+    if optimizer is None and any(isinstance(m, sparse) and m.sparse for m in part.module.modules()):
+        raise ConfigError(
+            f"{where} has an embedding with sparse gradients, which Adam does not take; build it with sparse=False, or "
+            "pass an optimizer that takes them"
+        )
 
 
 def _try_part(number: int, part: Part, x: Tree) -> Harmless:
@@ -156,8 +195,18 @@ def _try_part(number: int, part: Part, x: Tree) -> Harmless:
     except Exception as error:  # whatever a user's block raises
         raise ConfigError(
             f"the sample does not fit layer {number} ({part.name!r}): given {describe(shapes_of(x))} it raises "
-            f"{first_line(error)}"
+            f"{first_line(error)}{_hint(x, error)}"
         ) from error
+
+
+def _hint(x: Tree, error: Exception) -> str:
+    """What often is behind an error of a user's block."""
+    message = str(error)
+    if isinstance(error, TypeError) and "required" in message and "argument" in message:
+        return "; a layer takes one argument (any nesting of tensors): wrap a module that takes more"
+    if isinstance(x, tuple) or (isinstance(error, TypeError | AttributeError) and "tuple" in message):
+        return "; where the module before returns a tuple, as nn.LSTM does, wrap it in one that returns its output only"
+    return ""
 
 
 def _try_block(number: int, letter: str, block: nn.Module, x: Tree, wanted: Sequence[int] | None = None) -> Tensor:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import difflib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from pipeal.al.graph import LIST_INSTEAD, cut_graph, out_of_order
@@ -54,8 +55,9 @@ def cut(model: nn.Module | Sequence[nn.Module], split: Sequence[str] | None = No
     Raises:
         ConfigError: A name does not exist, is repeated, lies within another one, or is out of order; the forward
             cannot be traced between the cuts, or more than one value crosses one; or there is no ``split`` for a
-            module that needs one.
+            module that needs one; or the model or ``split`` is of another kind.
     """
+    _check_kinds(model, split)
     split = [split] if isinstance(split, str) else split
     if isinstance(model, nn.ModuleList) or not isinstance(model, nn.Module):
         return _of_list(list(model), split)
@@ -64,8 +66,6 @@ def cut(model: nn.Module | Sequence[nn.Module], split: Sequence[str] | None = No
         if _is_plain(model) and not any("." in name for name in split):
             return _grouped(model, split)
         return [Part(name, piece) for name, piece in cut_graph(model, split)]
-    if split is not None:  # no cut: one part
-        return [Part(type(model).__name__, model)]
     if _is_plain(model):
         return _of_list(model._modules.values(), None, model._modules)
     raise ConfigError(
@@ -91,6 +91,26 @@ def refuse_ties(parts: Sequence[Part]) -> None:
                     f"layers {before} and {number} would share a {kind} ({its_name!r} and {name!r}); each layer trains "
                     "its own: cut elsewhere so that both lie in one layer, or give the second its own copy"
                 )
+
+
+def _check_kinds(model: object, split: object) -> None:
+    found = f"a {type(model).__name__}"
+    wrapped = {"module": nn.DataParallel | nn.parallel.DistributedDataParallel, "_orig_mod": object}
+    for name, kind in wrapped.items():
+        if isinstance(model, nn.Module) and isinstance(model, kind) and hasattr(model, name):
+            raise ConfigError(f"the model is wrapped in {found}; pass what it holds, model.{name}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError(f"the model is {found}: what is scripted cannot be cut; pass the module it was made from")
+    if not isinstance(model, nn.Module) and (isinstance(model, Mapping | str) or not isinstance(model, Iterable)):
+        raise ConfigError(f"the model is {found}; expected a torch.nn.Module, a list of them, or an Encoder")
+    if isinstance(model, nn.Sequential) and (model._forward_hooks or model._forward_pre_hooks):
+        raise ConfigError(f"the model, {found}, has forward hooks, which its layers would lose; hook a child instead")
+    if split is None or isinstance(split, str):
+        return
+    if not isinstance(split, Sequence) or not all(isinstance(name, str) for name in split):
+        raise ConfigError(f"split is {split!r}; expected a list of the names of submodules, as strings")
+    if not split:
+        raise ConfigError("split is empty; name a submodule, or pass [model] to make one layer of it")
 
 
 def _is_plain(model: nn.Module) -> bool:
@@ -135,7 +155,7 @@ def _check_names(model: nn.Module, split: Sequence[str]) -> None:
     for name in split:
         if name not in known or not name:
             near = difflib.get_close_matches(name, [other for other in known if other], n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ";"
+            hint = f"; did you mean {near[0]!r}?" if near else ""
             # Of the longest part of the name that does exist, the children are what was meant.
             parent = name
             while parent not in known:

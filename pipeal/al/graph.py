@@ -20,15 +20,15 @@ from torch import Tensor, fx, nn
 # As in pipeal.packet: private by name, but what fx itself stands on.
 from torch.utils import _pytree as pytree
 
-from pipeal.al.draws import may_draw_between
-from pipeal.al.probe import first_line, in_mode
-from pipeal.errors import ConfigError
+from pipeal.al.piece import Piece, TrainingFlag
+from pipeal.errors import ConfigError, first_line
+from pipeal.packet import in_mode
 
 LIST_INSTEAD = (
     "or pass a list of modules instead, each taking what the one before returns: "
     "from_bp([nn.Sequential(...), MyBlock(), ...], ...)"
 )
-_MODE = "training_or_not"
+_FLAG = "training_or_not"
 
 
 def cut_graph(model: nn.Module, split: Sequence[str]) -> list[tuple[str, Piece]]:
@@ -59,29 +59,6 @@ def cut_graph(model: nn.Module, split: Sequence[str]) -> list[tuple[str, Piece]]
 def out_of_order(called: Sequence[str], given: Sequence[str]) -> str:
     """The one line for names that are not in the order of their calls."""
     return f"split has {', '.join(given)}, but the forward calls them in another order; pass {', '.join(called)}"
-
-
-class Piece(fx.GraphModule):
-    """A part of a module's forward, holding the submodules that it calls under their own names."""
-
-    def __init__(self, root: nn.Module | Mapping[str, Any], graph: fx.Graph, class_name: str = "Piece") -> None:
-        super().__init__(root, graph, class_name)  # type: ignore[arg-type]
-        # fx makes a class for each instance; so what that class says of random numbers is said of this graph.
-        type(self).draws_from_default = any(map(may_draw_between, graph.nodes))  # type: ignore[attr-defined]
-
-    def _deepcopy_init(self) -> Any:
-        """What fx calls on the copy in the place of ``__init__``."""
-        return Piece.__init__
-
-
-class Mode(nn.Module):
-    """Whether the part it belongs to is in training mode."""
-
-    draws_from_default = False
-
-    def forward(self) -> bool:
-        """Its own flag, which ``train()`` and ``eval()`` set as for any module."""
-        return self.training
 
 
 class _Whole(nn.Module):
@@ -118,23 +95,32 @@ def _trace(model: nn.Module, split: Sequence[str]) -> tuple[fx.Graph, nn.Module]
     root.training = model.training
     try:
         with torch.random.fork_rng([]):
-            with in_mode(model, True):
+            with in_mode([model], True):
                 train = _Tracer(split).trace(root)
-            with in_mode(model, False):
+            with in_mode([model], False):
                 evaluation = _Tracer(split).trace(root)
     except Exception as error:  # a user's forward, on symbols, may raise anything
         raise ConfigError(
             f"the forward of {type(model).__name__} cannot be followed between the cuts: {first_line(error)}; "
-            f"put what depends on values into a submodule, {LIST_INSTEAD}"
+            f"{_hint(model, split)}put what depends on values into a submodule, {LIST_INSTEAD}"
         ) from error
-    return _both_modes(train, evaluation, root), root
+    return _both_modes(train, evaluation, root, _hint(model, split)), root
 
 
-def _both_modes(train: fx.Graph, evaluation: fx.Graph, root: nn.Module) -> fx.Graph:
+def _hint(model: nn.Module, split: Sequence[str]) -> str:
+    """What may help with this model."""
+    if getattr(model, "aux_logits", False):
+        return "build it with aux_logits=False: auxiliary heads work in training alone; or "
+    lists = {name.rpartition(".")[0] for name in split if "." in name}
+    found = sorted(name for name in lists if isinstance(model.get_submodule(name), nn.ModuleList))
+    return f"pass list(model.{found[0]}), if they need nothing else; or " if found else ""
+
+
+def _both_modes(train: fx.Graph, evaluation: fx.Graph, root: nn.Module, hint: str) -> fx.Graph:
     """The graph for training, asking for the mode where the one for evaluation has the other truth value."""
     refusal = ConfigError(
         "between the cuts, the forward does one thing in training and another in evaluation, or other things each time "
-        f"(random numbers from outside a submodule); put that into a submodule, {LIST_INSTEAD}"
+        f"(random numbers from outside a submodule); {hint}put that into a submodule, {LIST_INSTEAD}"
     )
     if len(train.nodes) != len(evaluation.nodes):
         raise refusal
@@ -153,9 +139,9 @@ def _both_modes(train: fx.Graph, evaluation: fx.Graph, root: nn.Module) -> fx.Gr
         for place in differ:
             if not (isinstance(leaves[place], bool) and isinstance(others[place], bool)):
                 raise refusal
-            root.add_module(_MODE, Mode())
+            root.add_module(_FLAG, TrainingFlag())
             with train.inserting_before(node):
-                mode = train.call_module(_MODE)
+                mode = train.call_module(_FLAG)
                 leaves[place] = mode if leaves[place] else train.call_function(operator.not_, (mode,))
         if differ:
             node.args, node.kwargs = pytree.tree_unflatten(leaves, shape)
@@ -183,14 +169,24 @@ def _assign(graph: fx.Graph, split: Sequence[str]) -> dict[fx.Node, int]:
             raise ConfigError(f"{name!r} is {times} in the forward; a layer begins at a submodule that is called once")
     if called != list(split):
         raise ConfigError(out_of_order(called, split))
-    calls = [node.target for node in graph.nodes if node.op == "call_module" and node.target != _MODE]
+    calls = [node.target for node in graph.nodes if node.op == "call_module" and node.target != _FLAG]
     piece_of, number = {}, int(calls[0] in begins)
     for node in graph.nodes:
         if node.op == "call_module" and node.target in begins:
             number = 1 + called.index(begins[node.target])
         if node.op.startswith("call_"):
             piece_of[node] = number
+    for node in reversed(graph.nodes):
+        if _is_flag(node):  # each has one user, and never crosses a cut: the user may be what begins the next piece
+            piece_of[node] = piece_of.get(next(iter(node.users)), piece_of[node])
     return piece_of
+
+
+def _is_flag(node: fx.Node) -> bool:
+    """Whether a node gives the mode, or its opposite."""
+    if node.target is operator.not_:
+        return isinstance(node.args[0], fx.Node) and _is_flag(node.args[0])
+    return node.op == "call_module" and node.target == _FLAG
 
 
 def _crossing(graph: fx.Graph, piece_of: Mapping[fx.Node, int], number: int, name: str) -> fx.Node:
@@ -253,13 +249,13 @@ def _assemble(part: fx.Graph, root: nn.Module) -> Piece:
     held: dict[str, Any] = {}
     for node in part.nodes:
         if node.op in ("call_module", "get_attr"):
-            found = Mode() if node.target == _MODE else _named(root, node.target)
+            found = TrainingFlag() if node.target == _FLAG else _named(root, node.target)
             node.target = _own_name(node.target)
             held[node.target] = found
     piece = Piece(held, part)
     for module in piece.modules():
-        # What the model has not: the piece, its Mode, and the empty modules that make up a dotted name.
-        if isinstance(module, Piece | Mode) or type(module) is nn.Module:
+        # What the model has not: the piece, its flag, and the empty modules that make up a dotted name.
+        if isinstance(module, Piece | TrainingFlag) or type(module) is nn.Module:
             module.training = root.training
     return piece
 

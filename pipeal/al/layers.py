@@ -15,14 +15,16 @@ Target Propagation" (Neural Computation 33, 2021), and Wu et al., "Associated Le
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pipeal.al.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
-from pipeal.errors import ConfigError, ScheduleError
-from pipeal.packet import Path, Tree, detach
+from pipeal.errors import ConfigError, DataError, ScheduleError
+from pipeal.packet import Path, Tree, describe, detach, shapes_of
 
 LearningRates: TypeAlias = float | Mapping[str, float]
 """One learning rate for both sides, or ``{"enc": …, "ae": …}``."""
@@ -48,9 +50,20 @@ class ENC(nn.Module):
         self.cri = nn.MSELoss() if cri is None else cri
 
     def forward(self, x: Tree, code: Tree) -> tuple[Tensor, Tree]:
-        """Returns the associated loss and ``f(x)``. ``code`` is ``g(y)``, detached. Made to be overridden."""
+        """Returns the associated loss and ``f(x)``. ``code`` is ``g(y)``, detached. Made to be overridden.
+
+        Raises:
+            DataError: The mean squared error of codes of different shapes is wanted.
+        """
         out = self.f(x)
-        return self.cri(self.b(out), code), out
+        predicted = self.b(out)
+        # PyTorch would broadcast one to the other: one target to eight inputs.
+        if type(self.cri) is nn.MSELoss and predicted.shape != code.shape:
+            raise DataError(
+                f"b gives {describe(shapes_of(predicted))} and g gives {describe(shapes_of(code))}; expected equal "
+                "shapes: a target per input, and a bridge as wide as the code"
+            )
+        return self.cri(predicted, code), out
 
 
 class AE(nn.Module):
@@ -93,8 +106,19 @@ class LabelAE(AE):
         self.classes = classes
 
     def forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """``y`` is ``(B,)`` class numbers, or ``(B, classes)`` one-hot or class probabilities."""
-        soft = y if y.is_floating_point() else nn.functional.one_hot(y.long(), self.classes)
+        """``y`` is ``(B,)`` class numbers, or ``(B, classes)`` one-hot or class probabilities, as floats.
+
+        Raises:
+            DataError: ``y`` is of another shape or type.
+        """
+        numbers = not y.is_floating_point()
+        if y.shape[1:] != (() if numbers else (self.classes,)) or not y.dim():
+            raise DataError(
+                f"targets are {describe(shapes_of(y))}; expected (B,) class numbers, as whole numbers, or "
+                f"(B, {self.classes}) class probabilities, as floats"
+            )
+        y = y.long() if numbers else y
+        soft = nn.functional.one_hot(y, self.classes) if numbers else y
         like = next(self.parameters(), None)
         soft = soft.to(torch.get_default_dtype() if like is None else like.dtype)
         code = self.g(soft)
@@ -117,7 +141,8 @@ class AL(nn.Module):
         ae_opt: The optimizer of the label side.
 
     Raises:
-        ConfigError: ``lr`` is a mapping that lacks a side or names another one.
+        ConfigError: ``lr`` is a mapping that lacks a side or names another one, or no number of 0 or more; or the
+            ``optimizer`` cannot be called.
     """
 
     draws_from_default = False
@@ -192,10 +217,9 @@ class AL(nn.Module):
         Raises:
             ConfigError: Another path.
         """
-        blocks = self._blocks()
         if path not in ("f", "b", "h"):
             raise ConfigError(f"unknown inference path {path!r}; expected 'f', 'b' or 'h'")
-        return blocks[path](x)
+        return self.blocks()[path](x)
 
     def set_lr(self, which: str | Iterable[str], lr: float) -> None:
         """Gives the sides named by ``which`` (``"enc"``, ``"ae"``, or several) a new base learning rate.
@@ -211,9 +235,14 @@ class AL(nn.Module):
         """Sets every learning rate to ``factor`` times its base value."""
         scale_rates((self.enc_opt, self.ae_opt), factor)
 
+    def blocks(self) -> dict[str, nn.Module]:
+        """``f``, ``b``, ``g`` and ``h``, by their letters."""
+        sides: Any = self  # a user's own ENC and AE are only known to have these attributes
+        return {"f": sides.enc.f, "b": sides.enc.b, "g": sides.ae.g, "h": sides.ae.h}
+
     def block_parameters(self) -> dict[str, int]:
         """The number of parameters of each block, by its letter."""
-        return {letter: sum(p.numel() for p in block.parameters()) for letter, block in self._blocks().items()}
+        return {letter: sum(p.numel() for p in block.parameters()) for letter, block in self.blocks().items()}
 
     def effective_parameters(self, *, last: bool = False) -> int:
         """How many parameters a full inference uses: ``f`` and ``h``, and the bridge of the ``last`` layer."""
@@ -223,10 +252,6 @@ class AL(nn.Module):
     def affiliated_parameters(self, *, last: bool = False) -> int:
         """How many parameters serve training alone: ``g``, and the bridge of every layer but the ``last``."""
         return sum(self.block_parameters().values()) - self.effective_parameters(last=last)
-
-    def _blocks(self) -> dict[str, nn.Module]:
-        sides: Any = self  # a user's own ENC and AE are only known to have these attributes
-        return {"f": sides.enc.f, "b": sides.enc.b, "g": sides.ae.g, "h": sides.ae.h}
 
     def _optimizer_of(self, side: str) -> torch.optim.Optimizer:
         if side not in SIDES:
@@ -241,8 +266,10 @@ class AL(nn.Module):
 
 
 def _by_side(lr: LearningRates) -> dict[str, float]:
-    if not isinstance(lr, Mapping):
-        return dict.fromkeys(SIDES, float(lr))
-    if set(lr) != set(SIDES):
-        raise ConfigError(f"lr has the keys {sorted(lr)}; expected a number, or a mapping with 'enc' and 'ae'")
-    return {side: float(lr[side]) for side in SIDES}
+    rates = lr if isinstance(lr, Mapping) else dict.fromkeys(SIDES, lr)
+    if set(rates) != set(SIDES):
+        raise ConfigError(f"lr has the keys {sorted(rates)}; expected a number, or a mapping with 'enc' and 'ae'")
+    for rate in rates.values():
+        if not isinstance(rate, Real) or not 0 <= rate < inf:
+            raise ConfigError(f"lr is {rate!r}; expected a number, at least 0")
+    return {side: float(rates[side]) for side in SIDES}

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from pipeal.errors import ConfigError
+
 OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
 """Called as ``factory(parameter_groups, lr=…)``."""
 
@@ -17,7 +19,13 @@ adam: OptimizerFactory = partial(torch.optim.Adam, fused=True)
 
 
 def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """An optimizer of a module's parameters (:data:`adam` if None) that remembers its base learning rate."""
+    """An optimizer of a module's parameters (:data:`adam` if None) that remembers its base learning rate.
+
+    Raises:
+        ConfigError: ``factory`` cannot be called.
+    """
+    if factory is not None and not callable(factory):
+        raise ConfigError(f"optimizer is {factory!r}; expected what makes one, such as torch.optim.SGD, or None")
     # As a group, because a module without parameters (an identity) is fine but an empty list is refused.
     groups: list[dict[str, Any]] = [{"params": list(module.parameters())}]
     optimizer = (adam if factory is None else factory)(groups, lr=lr)

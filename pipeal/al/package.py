@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeal.al.bridges import BridgeStyle
 from pipeal.al.codes import LabelStyle, Task
-from pipeal.al.convert import Blocks, Conversion, Network, Pools
+from pipeal.al.convert import Conversion, Network, OwnBlocks, Pools
 from pipeal.al.layers import AL, LearningRates
 from pipeal.al.optimizers import OptimizerFactory
 from pipeal.al.path import InferencePath
@@ -63,28 +63,28 @@ class ALPackage(nn.Module):
         labels: LabelStyle = "inverse",
         bridges: BridgeStyle = "pooled",
         pool: Pools | None = None,
-        blocks: Blocks | None = None,
+        blocks: OwnBlocks | None = None,
         lr: LearningRates = 1e-3,
         optimizer: OptimizerFactory | None = None,
     ) -> ALPackage:
         """The AL form of a network made for backpropagation.
 
-        >>> import torch, torchvision
-        >>> from pipeal import ALPackage, Pipeline
-        >>> net = torchvision.models.resnet18(num_classes=10)
-        >>> images, classes = torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
-        >>> package = ALPackage.from_bp(net, images, outputs=10, split=["layer2", "layer3", "layer4"])
-        >>> with Pipeline(package, devices=["cpu", "cpu"]) as pipe:  # four layers on two devices
-        ...     report = pipe.run([(images, classes)])
-        >>> exported = torch.export.export(package.to_bp(), (images,))
-        >>> exported.module()(images).shape
-        torch.Size([4, 10])
+        >>> net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+        >>> package = ALPackage.from_bp(net, torch.randn(4, 6), outputs=3, split=["2"])  # a layer begins at each name
+        >>> len(package), package.infer(torch.randn(5, 6)).shape
+        (2, torch.Size([5, 3]))
 
         Its submodules are taken, not copied: they, with the weights they have, become the ``f`` of the layers and train
         there. ``sample`` is run once, in evaluation mode; weights, buffers, modes and the random numbers of the caller
         are left alone, but for what new blocks draw from the default generator to start with (so ``torch.manual_seed``
         before makes a conversion repeatable). Modules that would write in place into what a layer receives are
         switched to work out of place. Call ``train()`` on a package of a network that was in evaluation mode.
+
+        Whatever draws random numbers draws them as :mod:`pipeal.random` says. A class outside of ``torch.nn`` that
+        does not say whether it draws is watched, operator by operator, which costs some microseconds each. Where its
+        own forward draws nothing (its submodules answer for themselves), one line says so::
+
+            torchvision.models.resnet.BasicBlock.draws_from_default = False
 
         Args:
             model: An ``nn.Sequential`` or a list, each child a layer; any module, cut where ``split`` says; or an
@@ -100,8 +100,8 @@ class ALPackage(nn.Module):
             labels: ``inverse``, or ``published``: how label sides are built (:mod:`pipeal.al.codes`).
             bridges: ``pooled``, or ``flat``, as published (:mod:`pipeal.al.bridges`).
             pool: From what an ``f`` gives to ``(B, D)``, where that is no image, sequence or vector: one for all
-                layers, or by the layer's number. Images with their channels last need one, too, such as
-                ``lambda x: x.mean((1, 2))``: nothing tells them from others.
+                layers, or by the layer's number. Of a module, each layer trains a copy. Images with their channels last
+                need one, too, such as ``lambda x: x.mean((1, 2))``: nothing tells them from others.
             blocks: In the place of built ones, by the layer's number, from 0, and the block's letter:
                 ``{2: {"b": my_bridge}}``.
             lr: One learning rate, or ``{"enc": …, "ae": …}``.
@@ -190,6 +190,11 @@ class ALPackage(nn.Module):
     def to_bp(self, exit_at: int | None = None, device: str | torch.device | None = None) -> nn.Module:
         """The way of an inference as one plain module, to be exported (``torch.export``) or saved.
 
+        Save its ``state_dict()``, the package's, or what ``torch.export`` gives. ``torch.save`` of the module or the
+        package itself keeps the parts of a network that was cut at names as bare ``torch.fx.GraphModule`` objects:
+        they compute the same, but what they say of random numbers is lost (see :func:`pipeal.random.may_draw`). Nor can
+        ``torch.save`` keep a ``pool`` that is a lambda: pass a named function or a module.
+
         Args:
             exit_at: How many layers to climb before the bridge; None for all.
             device: Where it is to be; None for where the first layer is.
@@ -199,6 +204,7 @@ class ALPackage(nn.Module):
 
         Raises:
             PlacementError: There is no such exit.
+            ConfigError: A layer has an inference of its own, which no chain of blocks stands for.
         """
         return InferencePath(list(self)[: self._depth(exit_at)], device)
 

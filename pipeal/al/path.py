@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
 
 import torch
 from torch import nn
 
 from pipeal.al.bp import BP
+from pipeal.al.layers import AL
+from pipeal.errors import ConfigError
 from pipeal.packet import Tree, device_of
 
 
@@ -21,16 +22,19 @@ class InferencePath(nn.Module):
     Args:
         layers: The layers to climb; the bridge of the last is taken.
         device: Where to; None for where the first layer is.
+
+    Raises:
+        ConfigError: A layer has an inference of its own, and not that of AL or BP.
     """
 
     draws_from_default = False
 
     def __init__(self, layers: Sequence[nn.Module], device: torch.device | str | None = None) -> None:
         super().__init__()
-        ways = [_blocks(layer) for layer in layers]
-        self.f = nn.ModuleList(deepcopy(f) for f, _, _ in ways)
-        self.b = deepcopy(ways[-1][1])
-        self.h = nn.ModuleList(deepcopy(h) for _, _, h in reversed(ways))
+        ways = [_blocks(number, layer) for number, layer in enumerate(layers)]
+        self.f = nn.ModuleList(deepcopy(way["f"]) for way in ways)
+        self.b = deepcopy(ways[-1].get("b", nn.Identity()))
+        self.h = nn.ModuleList(deepcopy(way.get("h", nn.Identity())) for way in reversed(ways))
         self.to(device_of(layers[0]) if device is None else device)
         self.eval()
 
@@ -41,9 +45,12 @@ class InferencePath(nn.Module):
         return x
 
 
-def _blocks(layer: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module]:
-    """``f``, ``b`` and ``h``."""
-    if isinstance(layer, BP):
-        return layer.model, nn.Identity(), nn.Identity()
-    sides: Any = layer  # a user's own ENC and AE are only known to have these attributes
-    return sides.enc.f, sides.enc.b, sides.ae.h
+def _blocks(number: int, layer: nn.Module) -> dict[str, nn.Module]:
+    """The blocks that a layer's inference goes through, if it does nothing else."""
+    inference = getattr(getattr(layer, "inference", None), "__func__", None)
+    if isinstance(layer, AL | BP) and inference in (AL.inference, BP.inference):
+        return layer.blocks()
+    raise ConfigError(
+        f"layer {number} is a {type(layer).__name__} with its own inference, or none; a plain module is made of the "
+        "blocks of AL and BP layers: use infer(), or put what it does into f, b and h"
+    )

@@ -7,34 +7,27 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-
-@contextmanager
-def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Training or evaluation mode, and afterwards each part in the mode it had: a user may have frozen some."""
-    before = [(part, part.training) for part in module.modules()]
-    try:
-        for part, _ in before:
-            part.training = training
-        yield
-    finally:
-        for part, mode in before:
-            part.training = mode
+from pipeal.packet import in_mode
 
 
 @contextmanager
 def probing(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no graph, and afterwards modes, buffers and the default generators as they were."""
-    buffers = [(buffer, buffer._version, buffer.detach().clone()) for buffer in module.buffers()]
+    """Evaluation mode, no graph; afterwards, also of a block that raised, modes, buffers and the default generators
+    are as they were. What is lazy keeps the sizes that it found."""
+    buffers = [
+        (part, name, buffer, buffer._version, buffer.detach().clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None and not is_lazy(buffer)
+    ]
     devices = sorted({tensor.device.index for tensor in module.parameters() if tensor.device.type == "cuda"})
-    with in_mode(module, False), torch.random.fork_rng(devices), torch.no_grad():
-        yield
-        for buffer, version, value in buffers:
-            if buffer._version != version:
-                buffer.copy_(value)
-
-
-def first_line(error: BaseException) -> str:
-    """An exception in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    with in_mode([module], False), torch.random.fork_rng(devices), torch.no_grad():
+        try:
+            yield
+        finally:
+            for part, name, buffer, version, value in buffers:
+                if buffer._version != version:
+                    buffer.copy_(value)
+                part._buffers[name] = buffer  # a forward may have put another in its place

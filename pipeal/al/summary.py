@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from pipeal.al.layers import AL
 from pipeal.al.probe import probing
 from pipeal.packet import Shapes, Tree, describe, device_of, move, shapes_of
 
@@ -92,7 +93,7 @@ def summarize(layers: Sequence[Any], shapes: Sequence[LayerShapes | None]) -> Su
     for number, (layer, found) in enumerate(zip(layers, shapes, strict=True)):
         last = number == len(layers) - 1
         effective, affiliated = layer.effective_parameters(last=last), layer.affiliated_parameters(last=last)
-        parameters = layer.block_parameters() if hasattr(layer, "block_parameters") else {"f": effective}
+        parameters = layer.block_parameters() if isinstance(layer, AL) else {"f": effective}
         rows.append(LayerSummary(number, found, parameters, effective, affiliated, str(device_of(layer))))
     return Summary(tuple(rows))
 

@@ -1,9 +1,10 @@
 """The engine: schedules, stages on devices, workers. It knows packets and layers that train themselves."""
 
 from pipeal.engine.device import open_device, parse_device
-from pipeal.engine.inference import EarlyExits, ExitPolicy
-from pipeal.engine.pipeline import Pipeline, RunReport
+from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
+from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance
+from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import SCHEDULES, Action, Schedule, Task, schedule_named, violations
 from pipeal.engine.simulate import simulate
 from pipeal.engine.trace import Span, Window

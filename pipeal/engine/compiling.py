@@ -22,12 +22,12 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal.engine.gate import GATE
 from pipeal.engine.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
-from pipeal.errors import ConfigError, unknown_name
+from pipeal.errors import ConfigError, first_line, unknown_name
 from pipeal.packet import Path, TrainableLayer, Tree, module_of
-from pipeal.random import KeyedDefault
 
 Compile: TypeAlias = Literal["none", "static", "dynamic"]
 """Not at all; a graph for each set of shapes; or one graph for all sizes of a dimension."""
@@ -96,12 +96,12 @@ class CompiledLayer:
             return GATE.shared(abandoned)
         return self._admitted(("backward", self._forward_like), abandoned)
 
-    def inference(self, x: Tree, path: Path, *, compiled: bool = True) -> Tree:
+    def inference(self, x: Tree, path: Path, abandoned: threading.Event | None, *, compiled: bool = True) -> Tree:
         """The layer's inference along one path, compiled or as it is. Call it on one thread at a time."""
         if not compiled:
-            with GATE.shared():
+            with GATE.shared(abandoned):
                 return self._layer.inference(x, path)
-        with self._admitted((path, self._like(x)), None):
+        with self._admitted((path, self._like(x)), abandoned):
             return self._paths[path](x)
 
     @contextmanager
@@ -144,9 +144,11 @@ def _signature(tree: Tree) -> Hashable:
 
 
 def _compiles_under_keys() -> bool:
-    """Whether a forward that is keyed operator by operator can be compiled, or would be left uncompiled silently."""
-    ignores = getattr(KeyedDefault, "ignore_compile_internals", None)
-    return ignores is not None and bool(ignores())
+    """Whether a forward that is keyed operator by operator can be compiled, or would be left uncompiled silently.
+
+    :class:`pipeal.random.KeyedDefault` always asks for it; only a PyTorch that knows the question listens.
+    """
+    return hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
 @cache
@@ -156,10 +158,9 @@ def _check_compiler(kind: str) -> None:
         try:
             compiled(_trivial, torch.get_num_threads(), dynamic=False)(torch.zeros(8, device=kind))
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
-                f"nothing can be compiled for device {kind!r} here: {reason}; install {_needed(kind)}, or use "
-                "compile='none'"
+                f"nothing can be compiled for device {kind!r} here: {first_line(error)}; install {_needed(kind)}, or "
+                "use compile='none'"
             ) from error
 
 

@@ -21,11 +21,11 @@ from types import TracebackType
 
 import torch
 
-from pipeal.engine.executors import STOP_S, TICK_S
-from pipeal.engine.gate import GATE
+from pipeal.engine.executors import STOP_S
+from pipeal.engine.gate import GATE, Abandoned
 from pipeal.engine.inference import Arrived, Trip, Visit, make
 from pipeal.engine.stage import Stage, add_note
-from pipeal.engine.worker import Stopped, stall_report
+from pipeal.engine.worker import TICK_S, Stopped, stall_report, wait_for_end
 from pipeal.errors import StallError
 
 
@@ -36,15 +36,18 @@ class Crew:
         stages: The stages that the trips lead to.
         threads: Intra-op threads of each thread on a CPU.
         stall_timeout_s: How long all may stand still while the caller waits for them.
+
+    Attributes:
+        stopped: Set once the threads are to end; also ends a visit's wait for the compiler.
     """
 
     def __init__(self, stages: Sequence[Stage], *, threads: int, stall_timeout_s: float) -> None:
         self.stall_timeout_s = stall_timeout_s
+        self.stopped = threading.Event()
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._arrived: dict[int, Arrived] = {}
         self._failure: BaseException | None = None
-        self._stopped = False
         self._changed_at = perf_counter()
         self._drivers = {stage.number: _Driver(stage, self, threads) for stage in stages}
 
@@ -99,14 +102,10 @@ class Crew:
             StallError: A thread did not come back; it is left behind, as a daemon.
         """
         self._close()
-        until = perf_counter() + STOP_S
-        for driver in self._drivers.values():
-            if driver.ident is not None:  # else it never started
-                driver.join(max(0.0, until - perf_counter()))
-        torch.set_num_threads(self._threads_before)
-        left = [driver for driver in self._drivers.values() if driver.is_alive()]
-        if left:
-            raise stall_report(left, STOP_S)
+        try:
+            wait_for_end(self._drivers.values(), STOP_S)
+        finally:
+            torch.set_num_threads(self._threads_before)
 
     def _has_arrived(self, number: int) -> bool:
         with self._lock:
@@ -148,7 +147,7 @@ class Crew:
 
     def _close(self) -> None:
         with self._lock:
-            self._stopped = True
+            self.stopped.set()
             self._arrival.notify_all()
             for driver in self._drivers.values():
                 driver.called.notify_all()
@@ -171,7 +170,7 @@ class _Driver(threading.Thread):
         """Works until the crew is stopped. The first exception of any thread goes to the caller."""
         try:
             torch.set_num_threads(self.threads)
-            with suppress(Stopped):
+            with suppress(Stopped, Abandoned):
                 while True:
                     self.doing = ("waiting for input", perf_counter())
                     self._drive(*self._next())
@@ -180,15 +179,15 @@ class _Driver(threading.Thread):
 
     def _next(self) -> tuple[int, Trip, Visit]:
         with self.called:
-            self.called.wait_for(lambda: self.crew._stopped or bool(self.inbox))
-            if self.crew._stopped:
+            self.called.wait_for(lambda: self.crew.stopped.is_set() or bool(self.inbox))
+            if self.crew.stopped.is_set():
                 raise Stopped
             return heappop(self.inbox)
 
     def _drive(self, number: int, trip: Trip, visit: Visit) -> None:
         """Makes a visit, and those that follow on the same stage; then lets the trip go."""
         while visit.stage is self.stage:
-            if self.crew._stopped:
+            if self.crew.stopped.is_set():
                 raise Stopped
             self.doing = (visit.does, perf_counter())
             arrived = make(visit)

@@ -12,10 +12,7 @@ import torch
 from pipeal.engine.gate import GATE
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.worker import Ledger, Link, Stopped, Worker, stall_report
-
-TICK_S = 0.2
-"""How often a waiting caller looks for a stage that stands still."""
+from pipeal.engine.worker import TICK_S, Ledger, Link, Stopped, Worker, stall_report, wait_for_end
 
 STOP_S = 2.0
 """How long a stop waits for the workers' current actions."""
@@ -130,14 +127,10 @@ class ThreadedExecutor:
             StallError: A worker did not come back; it is left behind, as a daemon.
         """
         self.ledger.stop()
-        until = perf_counter() + STOP_S
-        for worker in self.workers:
-            if worker.ident is not None:  # else it never started
-                worker.join(max(0.0, until - perf_counter()))
-        torch.set_num_threads(self._threads_before)
-        left = [worker for worker in self.workers if worker.is_alive()]
-        if left:
-            raise stall_report(left, STOP_S)
+        try:
+            wait_for_end(self.workers, STOP_S)
+        finally:
+            torch.set_num_threads(self._threads_before)
 
     def _wait(self, attempt: Attempt) -> None:
         """Tries until it succeeds, a stage has failed, or nothing has moved for too long."""

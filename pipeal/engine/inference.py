@@ -13,90 +13,21 @@ no thread; whoever drives it (the caller, or :class:`pipeal.engine.crew.Crew`) m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf, isnan
+from math import inf
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipeal.engine.device import Ready
+from pipeal.engine.exit_policy import EarlyExits, ExitPolicy, decide
 from pipeal.engine.stage import Stage, add_note
 from pipeal.errors import ConfigError
 from pipeal.packet import Path, TrainableLayer, Tree, batch_size, describe, map_tensors, shapes_of
-
-
-@dataclass(frozen=True)
-class ExitPolicy:
-    """Where each sample stops climbing: at the first exit whose confidence reaches the exit's threshold.
-
-    The confidence is the greatest softmax probability of the exit's logits over its temperature.
-
-    Attributes:
-        thresholds: One per exit, from the first to the last. A threshold above 1 switches its exit off: neither its
-            bridge nor its way down is computed. The last one does not matter, for there all that are left stop.
-        temperatures: One per exit, above 0.
-
-    Raises:
-        ConfigError: The lengths differ, or a value is none of the above.
-    """
-
-    thresholds: tuple[float, ...]
-    temperatures: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.thresholds) != len(self.temperatures):
-            raise ConfigError(
-                f"an exit policy has {len(self.thresholds)} thresholds and {len(self.temperatures)} temperatures; "
-                "give one of each per exit"
-            )
-        if any(isnan(threshold) for threshold in self.thresholds):
-            raise ConfigError(f"the thresholds {self.thresholds} hold a NaN; write inf to switch an exit off")
-        if not all(0 < temperature < inf for temperature in self.temperatures):
-            raise ConfigError(f"the temperatures are {self.temperatures}; expected numbers above 0")
-
-    @property
-    def tried(self) -> list[int]:
-        """The exits that are computed, from 1: those switched on, and the last."""
-        last = len(self.thresholds)
-        return [number for number, at in enumerate(self.thresholds, 1) if at <= 1 or number == last]
-
-
-@dataclass(frozen=True, eq=False)
-class EarlyExits:
-    """The answers of a batch under an :class:`ExitPolicy`.
-
-    Attributes:
-        logits: ``(B, classes)``, each row from the exit where its sample left.
-        exits: ``(B,)`` int64, the exits taken, from 1.
-    """
-
-    logits: Tensor
-    exits: Tensor
-
-
-def confidence(logits: Tensor, temperature: float) -> Tensor:
-    """The greatest softmax probability of ``logits / temperature``: ``(B, classes)`` to ``(B,)`` float32.
-
-    Logits that are not finite have a confidence of 0: whoever can climb on does.
-    """
-    return (logits.float() / temperature).softmax(-1).amax(-1).nan_to_num(0.0).clamp_max(1.0)
-
-
-@contextmanager
-def evaluating(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Evaluation mode, and afterwards each part in the mode it had: a user may have frozen some."""
-    training = [part for module in modules for part in module.modules() if part.training]
-    try:
-        for part in training:
-            part.training = False
-        yield
-    finally:
-        for part in training:
-            part.training = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +91,12 @@ class Traveller:
     Attributes:
         stages: All stages of the model.
         batch: The batch's number, for messages; None where it is the only one.
+        abandoned: Ends a visit's wait for the compiler when it is set; None where nobody else would set it.
     """
 
     stages: Sequence[Stage]
     batch: int | None = None
+    abandoned: threading.Event | None = None
 
     def to_exit(self, x: Tree, ready: Ready, *, depth: int) -> Trip:
         """Climbs ``depth`` layers, crosses the bridge there and comes down with the logits."""
@@ -185,11 +118,11 @@ class Traveller:
         climbed = 0
         whole = True
         for depth in policy.tried:
-            x, ready = yield from self._climb(x, ready, climbed, depth, whole)
-            logits, done = yield from self._descend(x, ready, depth, whole)
+            x, ready = yield from self._climb(x, ready, climbed, depth, whole=whole)
+            logits, done = yield from self._descend(x, ready, depth, whole=whole)
             threshold = policy.thresholds[depth - 1] if depth < self._layers else -inf
-            decide = partial(_decide, depth, threshold, policy.temperatures[depth - 1])
-            visit = Visit(self.stages[0], decide, (logits, answers), done, self._named(f"decision at exit {depth}"))
+            weigh = partial(decide, depth, threshold, policy.temperatures[depth - 1])
+            visit = Visit(self.stages[0], weigh, (logits, answers), done, self._named(f"decision at exit {depth}"))
             (answers, staying), done = yield visit
             if not len(staying):
                 break
@@ -205,23 +138,25 @@ class Traveller:
     def _layers(self) -> int:
         return self.stages[-1].layers[-1][0] + 1
 
-    def _climb(self, x: Tree, ready: Ready, climbed: int, depth: int, whole: bool = True) -> Trip:
+    def _climb(self, x: Tree, ready: Ready, climbed: int, depth: int, *, whole: bool = True) -> Trip:
         """From the output of layer ``climbed`` (counted from 1) to that of layer ``depth``.
 
         What is left of a batch is not ``whole``, and of any size: no size to compile anything for.
         """
         for stage, layers in self._between(climbed, depth):
             steps: list[Step] = [("f", *numbered) for numbered in layers]
-            x, ready = yield Visit(stage, partial(self._walk, stage, steps, whole), x, ready, self._named("climb"))
+            walk = partial(self._walk, stage, steps, whole=whole)
+            x, ready = yield Visit(stage, walk, x, ready, self._named("climb"))
         return x, ready
 
-    def _descend(self, x: Tree, ready: Ready, depth: int, whole: bool = True) -> Trip:
+    def _descend(self, x: Tree, ready: Ready, depth: int, *, whole: bool = True) -> Trip:
         """From the output of layer ``depth`` over its bridge to the logits."""
         steps: list[Step] = []
         for stage, layers in reversed(self._between(0, depth)):
             steps = [] if steps else [("b", *layers[-1])]
             steps += [("h", *numbered) for numbered in reversed(layers)]
-            x, ready = yield Visit(stage, partial(self._walk, stage, steps, whole), x, ready, self._named("descent"))
+            walk = partial(self._walk, stage, steps, whole=whole)
+            x, ready = yield Visit(stage, walk, x, ready, self._named("descent"))
         return x, ready
 
     def _between(self, climbed: int, depth: int) -> list[tuple[Stage, list[Numbered]]]:
@@ -232,14 +167,14 @@ class Traveller:
     def _named(self, what: str) -> str:
         return f"inference ({what})" if self.batch is None else f"inference ({what}), batch {self.batch}"
 
-    def _walk(self, stage: Stage, steps: Sequence[Step], whole: bool, tree: Tree) -> Tree:
+    def _walk(self, stage: Stage, steps: Sequence[Step], tree: Tree, *, whole: bool) -> Tree:
         """Takes a tree through blocks of one stage, and says where it was if one fails."""
         climbs = steps[0][0] == "f"
         if climbs:
             stage.device.limit_run_ahead()
         for path, index, layer in steps:
             try:
-                tree = stage.infer(index, layer, path, tree, compiled=whole)
+                tree = stage.infer(index, layer, path, tree, compiled=whole, abandoned=self.abandoned)
             except BaseException as error:
                 batch = "" if self.batch is None else f"batch {self.batch}, "
                 add_note(
@@ -251,38 +186,6 @@ class Traveller:
         if climbs:
             stage.device.end_batch()
         return tree
-
-
-def _decide(depth: int, threshold: float, temperature: float, tree: Tree) -> Tree:
-    """Writes the answers of an exit, and says who climbs on.
-
-    Args:
-        depth: The exit, from 1.
-        threshold: The confidence that is enough there.
-        temperature: Of its confidence.
-        tree: The logits of those who came this far, and ``(logits, exits, rows)`` so far, where ``rows`` are theirs;
-            None at the first exit.
-
-    Returns:
-        ``(logits, exits, rows)`` with ``rows`` of those who climb on, and their places among those who came.
-    """
-    came, answers = tree
-    if came.dim() != 2:
-        raise ConfigError(
-            f"an exit policy weighs logits of shape (B, classes), but exit {depth} gives {tuple(came.shape)}; "
-            "predict without a policy"
-        )
-    if answers is None:
-        rows = torch.arange(len(came), device=came.device)
-        logits, exits = came, torch.full_like(rows, depth)
-    else:
-        before, exits, rows = answers
-        # Not in place: a decoder may have handed on a tensor that is not ours.
-        logits, exits = before.index_copy(0, rows, came), exits.index_fill(0, rows, depth)
-    sure = confidence(came, temperature) >= threshold
-    # On a GPU the host waits here: how many are left decides what is computed next.
-    staying = sure.logical_not().nonzero().flatten()
-    return (logits, exits, rows[staying]), staying
 
 
 def _select(tree: Tree) -> Tree:

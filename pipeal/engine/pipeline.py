@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeAlias, overload
@@ -14,43 +13,20 @@ from torch import Tensor, nn
 from pipeal.engine.compiling import Compile, check_compile
 from pipeal.engine.device import Precision, open_device, ready_now
 from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
-from pipeal.engine.inference import EarlyExits, ExitPolicy
+from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.predictor import Predictor
+from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import Schedule, schedule_named
+from pipeal.engine.sharing import refuse_shared
 from pipeal.engine.stage import Parcel, Stage, add_note
 from pipeal.engine.threads import threads_each
-from pipeal.engine.trace import Span, StageTimes, Window
+from pipeal.engine.trace import Span, Window
 from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
-from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of
+from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of, pair_of
 
 LrScale: TypeAlias = float | Callable[[int], float]
 """A factor on all learning rates, or a function from the batch number to it."""
-
-
-@dataclass(frozen=True)
-class RunReport:
-    """What happened since the last report.
-
-    Attributes:
-        batches: The number of batches.
-        samples: The number of samples in them.
-        seconds: The time from the first submission to the end of the last update.
-        losses: For each layer, ``(batches, losses)`` float32 on the CPU: for an AL layer the associated loss and
-            the autoencoder loss. A layer that reports none has no row.
-        stages: For each stage, how it spent the time.
-    """
-
-    batches: int
-    samples: int
-    seconds: float
-    losses: list[Tensor]
-    stages: list[StageTimes]
-
-    @property
-    def busy_share(self) -> list[float]:
-        """For each stage, the share of the time in which it worked."""
-        return [stage.busy_s / self.seconds if self.seconds else 0.0 for stage in self.stages]
 
 
 class Pipeline:
@@ -72,9 +48,9 @@ class Pipeline:
         sizes: The number of layers of each stage; None: as even as can be.
         queue_depth: How many packets may wait before each stage.
         seed: Of all randomness in forwards.
-        threads: Intra-op threads of each CPU worker (of the caller, when ``sequential``). None: the cores shared
-            out evenly among the CPU stages that may run at once. It is a numeric setting: some reductions round
-            differently with another number.
+        threads: Intra-op threads of each CPU worker, and of the caller where it does their work (``sequential``,
+            predictions). None: the cores shared out evenly among the CPU stages that may run at once. It is a
+            numeric setting: some reductions round differently with another number.
         precision: ``fp32``, or ``bf16`` for forwards under autocast.
         first_batch: The number of the first batch: how many the model was trained on before.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
@@ -108,7 +84,7 @@ class Pipeline:
         self.model = model
         self.schedule = schedule_named(schedule)
         layers = layers_of(model)
-        _refuse_shared(layers)
+        refuse_shared(layers)
         if precision not in ("fp32", "bf16"):
             raise ConfigError(unknown_name("precision", str(precision), ("fp32", "bf16")))
         if not 0 <= seed < 2**63:
@@ -149,9 +125,9 @@ class Pipeline:
             self.stages,
             serial=self.schedule.serial,
             threads=self.threads,
-            caller_threads=torch.get_num_threads(),
             queue_depth=queue_depth,
             stall_timeout_s=stall_timeout_s,
+            rest=self._rest,
         )
         self._begin: float | None = None
         self._batches = 0
@@ -257,7 +233,7 @@ class Pipeline:
             Exception: As :meth:`submit`.
         """
         for batch in batches:
-            x, y = (batch.x, batch.y) if hasattr(batch, "x") else batch
+            x, y = pair_of(batch)
             number = self.next_batch
             self.submit(x, y, lr_scale(number) if callable(lr_scale) else lr_scale)
             if on_batch is not None:
@@ -276,8 +252,10 @@ class Pipeline:
 
         Raises:
             PlacementError: There is no such exit.
+            ScheduleError: An iterator of :meth:`predict_each` or :meth:`predict_exits` is not yet finished.
+            Exception: Whatever a stage raised first, with a note of stage, layer, device and shapes.
         """
-        return self._predictor.one(x, exit_at, rest=self._rest)
+        return self._predictor.one(x, exit_at)
 
     @overload
     def predict_each(
@@ -292,7 +270,7 @@ class Pipeline:
     ) -> Generator[Any, None, None]:
         """Infers batch after batch, with the stages at work on several at once, and yields the answers in order.
 
-        Each answer is what :meth:`predict` gives, bit for bit on a CPU with the same number of intra-op threads.
+        Each answer is what :meth:`predict` gives, bit for bit on a CPU with the same ``threads``.
         ``batches`` are drawn ahead of the answers, ``queue_depth`` per stage at most. The stages' threads live, and
         the model stays in evaluation mode, until the iterator is exhausted or closed, as leaving a ``for`` over this
         call does. Under a serial schedule, or with one stage, the caller does the work.
@@ -312,11 +290,11 @@ class Pipeline:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
             StallError: No stage made progress for too long.
         """
-        return self._predictor.each(batches, exit_at, policy, rest=self._rest)
+        return self._predictor.each(batches, exit_at, policy)
 
     def predict_exits(self, batches: Iterable[Tree]) -> Generator[list[Tensor], None, None]:
         """As :meth:`predict_each`, but yields a list of the logits of every exit; each layer is climbed once."""
-        return self._predictor.exits(batches, rest=self._rest)
+        return self._predictor.exits(batches)
 
     def spans(self) -> list[Span]:
         """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""
@@ -340,22 +318,3 @@ class Pipeline:
         if self._executor is None:
             raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
         return self._executor
-
-
-def _refuse_shared(layers: Sequence[TrainableLayer]) -> None:
-    """A parameter of two layers would be updated by two stages at once, and its past would not be one layer's."""
-    owner: dict[int, int] = {}
-    for number, layer in enumerate(layers):
-        module = module_of(layer)
-        own: list[tuple[str, nn.Module | Tensor]] = [("layer itself", module)]
-        own += [*module.named_parameters(), *module.named_buffers()]
-        for name, part in own:
-            if owner.setdefault(id(part), number) != number:
-                raise PlacementError(
-                    f"layers {owner[id(part)]} and {number} share the {_kind(part)} {name!r}; every layer needs "
-                    "its own (copy.deepcopy gives it some)"
-                )
-
-
-def _kind(part: nn.Module | Tensor) -> str:
-    return "parameter" if isinstance(part, nn.Parameter) else "buffer" if isinstance(part, Tensor) else "module"

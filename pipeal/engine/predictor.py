@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -10,28 +11,26 @@ from torch import Tensor, nn
 
 from pipeal.engine.crew import Crew
 from pipeal.engine.device import Ready, ready_now, take_over
-from pipeal.engine.inference import ExitPolicy, Traveller, Trip, drive, evaluating
+from pipeal.engine.exit_policy import ExitPolicy
+from pipeal.engine.inference import Traveller, Trip, drive
 from pipeal.engine.stage import Stage
 from pipeal.engine.threads import intra_op_threads
 from pipeal.errors import ConfigError, PlacementError, ScheduleError
-from pipeal.packet import Tree, module_of
+from pipeal.packet import Tree, in_mode, module_of
 
 Plan: TypeAlias = Callable[[Traveller, Tree, Ready], Trip]
-Rest: TypeAlias = Callable[[], None]
 
 
 class Predictor:
     """Lets batches travel through the stages of a pipeline; see :meth:`pipeal.Pipeline.predict_each`.
 
-    Its methods call ``rest`` before they begin, which is to end what the stages are at.
-
     Args:
         stages: The stages.
         serial: Whether the caller does all the work.
-        threads: Intra-op threads of each stage's thread on a CPU.
-        caller_threads: Those of the caller, where it does the work.
+        threads: Intra-op threads on a CPU, of each stage's thread or of the caller, whoever does the work.
         queue_depth: How many batches per stage may be under way.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
+        rest: Called before a prediction begins; ends what the stages are at.
     """
 
     def __init__(
@@ -40,34 +39,34 @@ class Predictor:
         *,
         serial: bool,
         threads: int,
-        caller_threads: int,
         queue_depth: int,
         stall_timeout_s: float,
+        rest: Callable[[], None],
     ) -> None:
         self.stages = stages
         self.serial = serial
         self.threads = threads
-        self.caller_threads = caller_threads
         self.queue_depth = queue_depth
         self.stall_timeout_s = stall_timeout_s
+        self._rest = rest
         self._under_way = False
 
-    def one(self, x: Tree, exit_at: int | None, *, rest: Rest) -> Tensor:
+    def one(self, x: Tree, exit_at: int | None) -> Tensor:
         """The logits of one batch, from the caller's own thread."""
         depth = self._depth(exit_at)
         self.refuse_while_under_way()
-        rest()
+        self._rest()
         way = self._begin(depth)
-        with evaluating(_modules(way, depth)), intra_op_threads(self.caller_threads):
+        with in_mode(_modules(way, depth), False), intra_op_threads(self.threads):
             return take_over(*drive(Traveller(self.stages).to_exit(x, ready_now(x), depth=depth)))
 
     def each(
-        self, batches: Iterable[Tree], exit_at: int | None, policy: ExitPolicy | None, *, rest: Rest
+        self, batches: Iterable[Tree], exit_at: int | None, policy: ExitPolicy | None
     ) -> Generator[Any, None, None]:
-        """The logits of every batch, or with a policy :class:`~pipeal.engine.inference.EarlyExits`."""
+        """The logits of every batch, or with a policy :class:`~pipeal.engine.exit_policy.EarlyExits`."""
         depth = self._depth(exit_at)
         if policy is None:
-            return self._travel(batches, depth, partial(Traveller.to_exit, depth=depth), rest)
+            return self._travel(batches, depth, partial(Traveller.to_exit, depth=depth))
         if exit_at is not None:
             raise ConfigError(f"exit_at {exit_at} and a policy are given; the policy decides where samples leave")
         if len(policy.thresholds) != depth:
@@ -75,11 +74,11 @@ class Predictor:
                 f"the policy is for a model of {len(policy.thresholds)} exits, but this one has {depth}; "
                 "calibrate it on this model"
             )
-        return self._travel(batches, depth, partial(Traveller.until_sure, policy=policy), rest)
+        return self._travel(batches, depth, partial(Traveller.until_sure, policy=policy))
 
-    def exits(self, batches: Iterable[Tree], *, rest: Rest) -> Generator[list[Tensor], None, None]:
+    def exits(self, batches: Iterable[Tree]) -> Generator[list[Tensor], None, None]:
         """The logits of every exit of every batch."""
-        return self._travel(batches, self._depth(None), Traveller.to_every_exit, rest)
+        return self._travel(batches, self._depth(None), Traveller.to_every_exit)
 
     def refuse_while_under_way(self) -> None:
         """Raises a ScheduleError while an iterator of :meth:`each` or :meth:`exits` is neither exhausted nor closed."""
@@ -88,23 +87,27 @@ class Predictor:
                 "the pipeline is predicting; finish the iterator of predict_each or predict_exits, or close() it, first"
             )
 
-    def _travel(self, batches: Iterable[Tree], depth: int, plan: Plan, rest: Rest) -> Generator[Any, None, None]:
+    def _travel(self, batches: Iterable[Tree], depth: int, plan: Plan) -> Generator[Any, None, None]:
         """Yields what the trips of all batches bring."""
+
+        def trips(abandoned: threading.Event | None = None) -> Iterator[Trip]:
+            for number, x in enumerate(batches):
+                yield plan(Traveller(self.stages, number, abandoned), x, ready_now(x))
+
         self.refuse_while_under_way()
-        rest()
+        self._rest()
         self._under_way = True
         try:
             way = self._begin(depth)
-            trips = (plan(Traveller(self.stages, number), x, ready_now(x)) for number, x in enumerate(batches))
-            with evaluating(_modules(way, depth)):
+            with in_mode(_modules(way, depth), False):
                 if self.serial or len(way) == 1:
-                    for trip in trips:
-                        with intra_op_threads(self.caller_threads):
+                    for trip in trips():
+                        with intra_op_threads(self.threads):
                             arrived = drive(trip)
                         yield take_over(*arrived)
                 else:
                     with Crew(way, threads=self.threads, stall_timeout_s=self.stall_timeout_s) as crew:
-                        for arrived in crew.drive(trips, self.queue_depth * len(way)):
+                        for arrived in crew.drive(trips(crew.stopped), self.queue_depth * len(way)):
                             yield take_over(*arrived)
         finally:
             self._under_way = False

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeal.errors import first_line
+
 GRAPHS_MOST = 64
 """The graphs of one region: beyond it, shapes are not bounded, and compiling would never end."""
 
@@ -188,7 +190,7 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 def _warn(region: Region, refusal: Exception) -> None:
-    reason = (str(refusal).strip().splitlines() or [""])[0]
+    reason = first_line(refusal)
     if "Limit" in type(refusal).__name__:
         reason = (
             f"more kinds of input than {GRAPHS_MOST} graphs are for, or a value that differs from batch to batch; "
@@ -198,4 +200,4 @@ def _warn(region: Region, refusal: Exception) -> None:
     if list(region.in_force()):
         without = ", ".join(region.uncompiled())
         runs = f"compiled in parts, without {without}" if without else "compiled in parts"
-    warnings.warn(f"{region.name} runs {runs}: {reason} ({type(refusal).__name__})", CompileWarning, stacklevel=2)
+    warnings.warn(f"{region.name} runs {runs}: {reason}", CompileWarning, stacklevel=2)

@@ -183,10 +183,25 @@ class Stage:
             self.losses.add(index, [torch.as_tensor(loss).detach() for loss in losses])
         return onward
 
-    def infer(self, index: int, layer: TrainableLayer, path: Path, x: Tree, *, compiled: bool) -> Tree:
-        """Passes ``x`` through one block of a layer, compiled if that is wanted and the stage compiles at all."""
+    def infer(
+        self,
+        index: int,
+        layer: TrainableLayer,
+        path: Path,
+        x: Tree,
+        *,
+        compiled: bool,
+        abandoned: threading.Event | None,
+    ) -> Tree:
+        """Passes ``x`` through one block of a layer, compiled if that is wanted and the stage compiles at all.
+
+        Raises:
+            Abandoned: The event was set during a wait for the compiler.
+        """
         found = self._compiled.get(index)
-        return layer.inference(x, path) if found is None else found.inference(x, path, compiled=compiled)
+        if found is None:
+            return layer.inference(x, path)
+        return found.inference(x, path, abandoned, compiled=compiled)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forwards, whatever the caller's is.

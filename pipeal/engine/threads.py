@@ -24,7 +24,7 @@ def threads_each(devices: Sequence[str | torch.device], schedule: Schedule) -> i
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
-    """The same under every schedule: the inline executor gives the caller another number while it is open."""
+    """Within it, operators on a CPU run on that many threads, whatever the caller's own number is."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

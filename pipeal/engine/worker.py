@@ -22,11 +22,15 @@ from typing import Protocol
 
 import torch
 
+from pipeal.engine.gate import GATE
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.errors import StallError
 
 ACTIONS = (Action.FORWARD, Action.BACKWARD, Action.UPDATE)
+
+TICK_S = 0.2
+"""How often one who waits for threads looks whether they still move."""
 
 
 class Stopped(Exception):  # noqa: N818  not an error: the way out of a wait
@@ -220,7 +224,7 @@ class Worker(threading.Thread):
 
 
 class Watched(Protocol):
-    """A thread of a stage, as a report on a stall sees it."""
+    """A thread of a stage, as whoever waits for it sees it."""
 
     @property
     def stage(self) -> Stage:
@@ -239,8 +243,38 @@ class Watched(Protocol):
 
     @property
     def ident(self) -> int | None:
-        """The thread's number."""
+        """The thread's number; None before it has started."""
         ...
+
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        ...
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for its end."""
+        ...
+
+
+def wait_for_end(threads: Iterable[Watched], timeout_s: float) -> None:
+    """Waits for threads that were told to stop; for as long as one compiles, which may take minutes, at no charge.
+
+    Args:
+        threads: Those that have started.
+        timeout_s: How long all may take together.
+
+    Raises:
+        StallError: A thread did not come back; it is left behind, as a daemon.
+    """
+    started = [thread for thread in threads if thread.ident is not None]
+    until = perf_counter() + timeout_s
+    for thread in started:
+        while thread.is_alive() and perf_counter() < until:
+            thread.join(min(TICK_S, max(0.0, until - perf_counter())))
+            if GATE.busy():
+                until = perf_counter() + timeout_s
+    left = [thread for thread in started if thread.is_alive()]
+    if left:
+        raise stall_report(left, timeout_s)
 
 
 def stall_report(threads: Iterable[Watched], timeout_s: float) -> StallError:

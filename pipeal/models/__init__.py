@@ -1,7 +1,7 @@
 """Models in AL and in BP form, and their registry."""
 
 from pipeal.models.convolution import BasicBlock, ConvBN, ResidualStage, VGGStage
-from pipeal.models.features import Blocks, Features, MeanPool, TokenEmbedding
+from pipeal.models.features import Blocks, Features, TokenEmbedding
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.registry import (
     TEXT_MODELS,
@@ -27,7 +27,6 @@ __all__ = [
     "ConvBN",
     "Features",
     "LSTMBlock",
-    "MeanPool",
     "ResidualStage",
     "Resnet",
     "ResnetAL",

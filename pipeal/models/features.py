@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.al import Dropout
-from pipeal.al.bridges import MaskedMean
 from pipeal.errors import ConfigError
 from pipeal.packet import Tree, device_of, move
 
@@ -78,10 +77,6 @@ class TokenEmbedding(nn.Module):
         mask[:, :1] = True
         vectors = in_autocast_type(self.table(tokens))
         return vectors * self.dropout(vectors.new_full((*tokens.shape, 1), _SCALE)), mask
-
-
-MeanPool = MaskedMean
-"""The mean over the words of a text: :data:`Features` to ``(B, D)``."""
 
 
 class Blocks(nn.Sequential):

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.al import AL, ENC, ALPackage, LearningRates, OptimizerFactory
-from pipeal.al.bridges import VectorBridge
+from pipeal.al.bridges import MaskedMean, VectorBridge
 from pipeal.al.codes import class_side, recode_side
 from pipeal.errors import ConfigError
-from pipeal.models.features import Blocks, MeanPool, TokenEmbedding
+from pipeal.models.features import Blocks, TokenEmbedding
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.transformer import TransformerBlock
 
@@ -128,10 +128,10 @@ class TextAL(ALPackage):
         pretrained: Vectors | None = None,
     ) -> None:
         embedding = _embedding(vocab_size, dims, pad_index, pretrained)
-        words = ENC(embedding, VectorBridge(dims.embedding, dims.code, pool=MeanPool()))
+        words = ENC(embedding, VectorBridge(dims.embedding, dims.code, pool=MaskedMean()))
         layers = [AL(words, class_side(classes, dims.code), lr, optimizer)]
         for block in self._architecture.blocks(dims):
-            enc = ENC(block, VectorBridge(self._architecture.width(dims), dims.code, pool=MeanPool()))
+            enc = ENC(block, VectorBridge(self._architecture.width(dims), dims.code, pool=MaskedMean()))
             layers.append(AL(enc, recode_side(dims.code, dims.code), lr, optimizer))
         super().__init__(layers)
 
@@ -162,7 +162,7 @@ class TextBP(Blocks):
         pad_index: int = 0,
         pretrained: Vectors | None = None,
     ) -> None:
-        head = nn.Sequential(MeanPool(), nn.Linear(self._architecture.width(dims), classes))
+        head = nn.Sequential(MaskedMean(), nn.Linear(self._architecture.width(dims), classes))
         embedding = _embedding(vocab_size, dims, pad_index, pretrained)
         super().__init__(embedding, *self._architecture.blocks(dims), head)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 from math import exp, inf, log
 from typing import Any
 
@@ -11,11 +12,15 @@ import torch
 from torch import Tensor
 
 from pipeal.engine import Pipeline
-from pipeal.engine.inference import ExitPolicy, confidence
+from pipeal.engine.exit_policy import ExitPolicy, confidence
 from pipeal.errors import DataError
 from pipeal.packet import Tree
 from pipeal.train.exit_costs import ExitCosts, exit_costs
-from pipeal.train.trainer import EpochBatches
+from pipeal.train.trainer import inputs_of
+
+
+_ALL_SETS = 9
+"""The most exits of which all sets, 2 to the power of one less, are tried."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +66,25 @@ class Calibration:
         }
 
 
-def calibrate(pipe: Pipeline, held_out: EpochBatches, *, tolerance: float = 0.0, margin: float = 1.0) -> Calibration:
+def calibrate(pipe: Pipeline, held_out: Iterable[Any], *, tolerance: float = 0.0, margin: float = 2.0) -> Calibration:
     """Finds the cheapest early exit that keeps the accuracy of the full path, but for ``tolerance``.
 
     Each exit gets a temperature that minimises its negative log-likelihood (Guo et al., "On Calibration of Modern
     Neural Networks", ICML 2017), so that confidences of different exits mean the same. All exits then share one
-    threshold: the smallest that is safe enough, found by looking at every confidence that occurs. An exit whose
-    trial costs more than it saves is switched off; where none saves anything, the policy is the full path.
+    threshold: the smallest from which on every larger one is safe enough as well, found by looking at every confidence
+    that occurs. An exit whose trial costs more than it saves is switched off; where none saves anything, the policy
+    is the full path.
 
     A threshold chosen on few samples looks safer there than it is. The accuracy lost is therefore taken as what was
     seen plus ``margin`` standard errors of it. They come from the samples on which the policy and the full path
-    disagree, since both saw the same samples, and vanish where they never do.
+    disagree, since both saw the same samples, and vanish where they never do. Among hundreds of thresholds some pass
+    by luck: hence every larger one must. What comes of it is a bound in probability, not a promise: even for one
+    threshold alone, more than the tolerance is lost in up to one case of six with a margin of 1, of forty with 2.
 
     Args:
         pipe: The trained pipeline.
-        held_out: Batches with class numbers as targets that were not trained on; test samples are for measuring.
+        held_out: Batches, as :meth:`pipeal.Pipeline.run` takes them, with class numbers as targets, that were not
+            trained on; test samples are for measuring.
         tolerance: The share of samples that may be lost: 0.005 is half a point.
         margin: How many standard errors of the difference in accuracy to stay away; 0 trusts what was seen.
 
@@ -83,7 +92,7 @@ def calibrate(pipe: Pipeline, held_out: EpochBatches, *, tolerance: float = 0.0,
         DataError: There is no held-out sample.
     """
     sample, logits, y = _collect(pipe, held_out)
-    costs = exit_costs(pipe.model, sample)
+    costs = exit_costs([layer for stage in pipe.stages for _, layer in stage.layers], sample)
     temperatures = tuple(_temperature(one, y) for one in logits)
     sure = torch.stack([confidence(one, by) for one, by in zip(logits, temperatures, strict=True)], 1)
     right = torch.stack([one.argmax(-1) == y for one in logits], 1)
@@ -102,16 +111,15 @@ def calibrate(pipe: Pipeline, held_out: EpochBatches, *, tolerance: float = 0.0,
     )
 
 
-def _collect(pipe: Pipeline, batches: EpochBatches) -> tuple[Tree, list[Tensor], Tensor]:
+def _collect(pipe: Pipeline, batches: Iterable[Any]) -> tuple[Tree, list[Tensor], Tensor]:
     """A batch of inputs, the logits ``(N, classes)`` of every exit, and the targets ``(N,)``; on the CPU."""
     sample: list[Tree] = []
     y: list[Tensor] = []
 
     def inputs() -> Iterator[Tree]:
-        for batch in batches:
-            y.append(batch.y)
-            sample[:] = sample or [batch.x]
-            yield batch.x
+        for x in inputs_of(batches, y):
+            sample[:] = sample or [x]
+            yield x
 
     found = [[one.cpu() for one in exits] for exits in pipe.predict_exits(inputs())]
     if not sum(map(len, y)):
@@ -145,27 +153,33 @@ class _Choice:
 
 
 def _thresholds(sure: Tensor, right: Tensor, costs: ExitCosts, tolerance: float, margin: float) -> tuple[float, ...]:
-    """Switches exits off one at a time, each time the one that is best left out, and takes the cheapest of all stops.
+    """The thresholds of the cheapest set of exits; one that is off has an infinite threshold.
 
-    The first stop has all exits, the last the full path alone. An exit that is off has an infinite threshold.
+    All sets are tried where they are few. Of many exits, one after the other is switched off, each time the one that
+    is best left out, and the cheapest of these sets is taken.
     """
     last = len(costs)
 
     def choose(tried: tuple[int, ...]) -> _Choice:
         return _sweep(sure, right, tried, costs.on_the_way(tried), tolerance, margin)
 
-    stops = [choose(tuple(range(1, last + 1)))]
-    while len(tried := stops[0].tried) > 1:
-        fewer = [choose((*tried[:out], *tried[out + 1 :])) for out in range(len(tried) - 1)]
-        stops.insert(0, min(fewer, key=lambda choice: choice.cost))
-    best = min(stops, key=lambda choice: choice.cost)  # of equals the one with the fewest exits
+    if last <= _ALL_SETS:
+        earlier = range(1, last)
+        sets = chain.from_iterable(combinations(earlier, size) for size in range(last))
+        choices = [choose((*tried, last)) for tried in sets]
+    else:
+        choices = [choose(tuple(range(1, last + 1)))]
+        while len(tried := choices[0].tried) > 1:
+            fewer = [choose((*tried[:out], *tried[out + 1 :])) for out in range(len(tried) - 1)]
+            choices.insert(0, min(fewer, key=lambda choice: choice.cost))
+    best = min(choices, key=lambda choice: choice.cost)  # of equals the one with the fewest exits
     return tuple(best.threshold if depth in best.tried[:-1] else inf for depth in range(1, last + 1))
 
 
 def _sweep(
     sure: Tensor, right: Tensor, tried: Sequence[int], costs: Sequence[float], tolerance: float, margin: float
 ) -> _Choice:
-    """Lets a threshold rise over all confidences that occur, and takes the first that is safe.
+    """Lets a threshold rise over all confidences that occur, and takes the one after the last that is not safe.
 
     A sample leaves at the first of the exits ``tried`` where the greatest confidence so far reaches the threshold.
     As the threshold passes that, the sample goes on to the next exit: an event that changes three sums, of the
@@ -199,7 +213,9 @@ def _sweep(
     # The full path itself, which is last, loses nothing; the sums may be off by their rounding.
     safe = gain - margin * error >= -tolerance - 1e-9
     safe[-1] = True
-    first = int(safe.nonzero()[0])
+    # Not the first that is safe: below it, a noisy course dips by luck.
+    unsafe = safe.logical_not().nonzero()
+    first = int(unsafe[-1]) + 1 if len(unsafe) else 0
     return _Choice(float(cost[first]), tuple(tried), _between(passed[distinct], first))
 
 

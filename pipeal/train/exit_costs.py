@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeal.engine.inference import evaluating
 from pipeal.errors import DataError
-from pipeal.packet import TrainableLayer, Tree, batch_size, device_of, layers_of, module_of, move
+from pipeal.packet import TrainableLayer, Tree, batch_size, device_of, in_mode, layers_of, module_of, move
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def exit_costs(model: nn.Module | Iterable[TrainableLayer], sample: Tree) -> Exi
         raise DataError("the costs of exits cannot be counted on an empty batch; pass a batch of inputs")
     climb, descent = [], []
     x = sample
-    with evaluating(map(module_of, layers)), torch.no_grad():
+    with in_mode(map(module_of, layers), False), torch.no_grad():
         for depth, layer in enumerate(layers, 1):
             with _counting() as counter:
                 x = layer.inference(move(x, device_of(module_of(layer))), "f")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
@@ -18,7 +18,7 @@ from pipeal.packet import Tree, batch_size, tensors
 from pipeal.train.calibration import Calibration, calibrate
 from pipeal.train.exit_costs import ExitCosts, exit_costs
 from pipeal.train.tables import Cell, print_table
-from pipeal.train.trainer import EpochBatches
+from pipeal.train.trainer import inputs_of
 
 __all__ = ["Calibration", "ExitCosts", "ExitRow", "ExitTable", "calibrate", "exit_costs", "exit_table"]
 
@@ -101,35 +101,41 @@ class ExitTable:
 
 
 def exit_table(
-    pipe: Pipeline, test: EpochBatches, calibration: Calibration, *, timed_batches: int = 32, rounds: int = 3
+    pipe: Pipeline, test: Iterable[Any], calibration: Calibration, *, timed_samples: int = 2048, rounds: int = 3
 ) -> ExitTable:
     """Measures every exit and the calibrated policy.
 
     Accuracy is of all test samples. Times are of the first batches, kept in memory so that reading them does not
-    count: the median of several rounds in which all ways take their turns.
+    count: the median of several rounds in which all ways take their turns. Nothing needs to warm up: the accuracy
+    has gone all their ways with the same batches.
 
     Args:
         pipe: The pipeline that was calibrated.
-        test: Batches with class numbers as targets.
+        test: Batches, as :meth:`pipeal.Pipeline.run` takes them, with class numbers as targets; iterated over twice.
         calibration: What :func:`calibrate` found.
-        timed_batches: How many batches are timed.
+        timed_samples: Batches are timed until they hold that many samples.
         rounds: How often.
 
     Raises:
-        DataError: There is no test sample.
+        DataError: There is no test sample, or the batches can be iterated over only once.
     """
     policy, costs = calibration.policy, calibration.costs
-    timed: list[Tree] = []
     y: list[Tensor] = []
     right = [
         torch.stack([_is_right(one, y[number]) for one in exits], 1)
-        for number, exits in enumerate(pipe.predict_exits(_inputs(test, y, timed, timed_batches)))
+        for number, exits in enumerate(pipe.predict_exits(inputs_of(test, y)))
     ]
     if not sum(map(len, y)):
         raise DataError("there are no test samples to compare exits on; pass some")
+    timed: list[Tree] = []
     y = []
-    answers = pipe.predict_each(_inputs(test, y), policy=policy)
+    answers = pipe.predict_each(_kept(inputs_of(test, y), timed, timed_samples), policy=policy)
     early = [(_is_right(answer.logits, y[number]), answer.exits) for number, answer in enumerate(answers)]
+    if len(early) != len(right):
+        raise DataError(
+            f"there were {len(right)} batches of test samples the first time and {len(early)} the second; pass a list, "
+            "or what else can be iterated over twice"
+        )
     accuracies = torch.cat(right).double().mean(0).tolist()
     left = torch.cat([exits for _, exits in early]).cpu()
     depths = range(1, len(costs) + 1)
@@ -158,13 +164,14 @@ def exit_table(
     return ExitTable(tuple(rows), last, calibration, len(left))
 
 
-def _inputs(batches: EpochBatches, y: list[Tensor], keep: list[Tree] | None = None, at_most: int = 0) -> Iterator[Tree]:
-    """Yields the inputs of batches; adds the targets to ``y``, and the first ``at_most`` inputs to ``keep``."""
-    for batch in batches:
-        y.append(batch.y)
-        if keep is not None and len(keep) < at_most:
-            keep.append(batch.x)
-        yield batch.x
+def _kept(inputs: Iterable[Tree], keep: list[Tree], samples: int) -> Iterator[Tree]:
+    """Yields inputs as they are, and adds the first to ``keep`` until it holds that many samples."""
+    held = 0
+    for x in inputs:
+        if held < samples:
+            keep.append(x)
+            held += batch_size(x)
+        yield x
 
 
 def _is_right(logits: Tensor, y: Tensor) -> Tensor:
@@ -175,12 +182,11 @@ def _times_ms(pipe: Pipeline, timed: list[Tree], ways: list[dict[str, Any]], rou
     """Milliseconds per sample of each way to infer, in turns, so that a machine that slows down slows all."""
     samples = sum(map(batch_size, timed))
     seconds: list[list[float]] = [[] for _ in ways]
-    for number in range(rounds + 1):
+    for _ in range(rounds):
         for way, taken in zip(ways, seconds, strict=True):
             begin = perf_counter()
             for answer in pipe.predict_each(timed, **way):
                 last = answer
             tensors(last)[0].cpu()  # what was given to a device has come to its end
-            if number:  # the first round warms up, and compiles what is to be compiled
-                taken.append(perf_counter() - begin)
+            taken.append(perf_counter() - begin)
     return [1e3 * median(taken) / samples for taken in seconds]

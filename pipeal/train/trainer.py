@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeal.data import Batch
 from pipeal.engine import Pipeline, RunReport
 from pipeal.engine.trace import StageTimes
-from pipeal.packet import Tree
+from pipeal.packet import Tree, pair_of
 from pipeal.train.learning_rate import Decay, Per, epoch_scale
 from pipeal.train.recorders import EpochRow
 
@@ -31,6 +31,10 @@ class EpochBatches(Protocol):
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch."""
+        ...
+
+    def close(self) -> None:
+        """Ends what prepares batches, if anything does."""
         ...
 
 
@@ -155,26 +159,28 @@ def fit(
         yield row
 
 
-def accuracy(pipe: Pipeline, batches: EpochBatches, exit_at: int | None = None) -> float:
+def accuracy(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None = None) -> float:
     """The share of samples whose most likely class is the right one.
 
     Args:
         pipe: The pipeline; it is drained first.
-        batches: What to predict, with class numbers as targets.
+        batches: What to predict, as :meth:`pipeal.Pipeline.run` takes it, with class numbers as targets.
         exit_at: The exit to take; None for the full path.
     """
     targets: deque[Tensor] = deque()
-
-    def inputs() -> Iterator[Tree]:
-        for batch in batches:
-            targets.append(batch.y)
-            yield batch.x
-
     right = []
-    for logits in pipe.predict_each(inputs(), exit_at):
+    for logits in pipe.predict_each(inputs_of(batches, targets), exit_at):
         predicted = logits.argmax(-1)
         right.append(predicted == targets.popleft().to(predicted.device, non_blocking=True))
     return float(torch.cat(right).double().mean()) if right else 0.0
+
+
+def inputs_of(batches: Iterable[Any], targets: MutableSequence[Tensor]) -> Iterator[Tree]:
+    """Yields the inputs of batches, and adds their targets to ``targets`` as they pass by."""
+    for batch in batches:
+        x, y = pair_of(batch)
+        targets.append(y)
+        yield x
 
 
 class _Counted:

@@ -64,10 +64,10 @@ def ladder() -> list[Settings]:
     """From the published settings to ours, one part at a time; then the BP form with our learning rates."""
     published = Settings("published settings")
     faster = replace(published, name="+ learning rate 1e-3, warm-up", base=1e-3, warmup=50)
-    coded = replace(faster, name="+ inverse label sides", dims=replace(faster.dims, labels="inverse"))
-    pooled = replace(coded, name="+ pooled bridges", dims=VisionDims())
-    ours = replace(pooled, name="+ batches of 64: our defaults", batch_size=64)
-    return [published, faster, coded, pooled, ours, replace(ours, name="BP form", form="bp")]
+    small = replace(faster, name="+ batches of 64", batch_size=64)
+    pooled = replace(small, name="+ pooled bridges", dims=VisionDims(labels="published"))
+    ours = replace(pooled, name="+ inverse label sides: our defaults", dims=VisionDims())
+    return [published, faster, small, pooled, ours, replace(ours, name="BP form", form="bp")]
 
 
 def train(settings: Settings, model: str, data: ImageDataset, epochs: int, seed: int) -> Result:

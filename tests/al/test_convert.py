@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock
 
-from pipeal import ALPackage, ConfigError, Pipeline, PlacementError
+from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, DataError, Pipeline, PlacementError
 from pipeal.al.bridges import ImageBridge, VectorBridge
 from pipeal.al.inplace import OnACopy
-from pipeal.packet import Tree
+from pipeal.packet import Path, Tree
+from pipeal.random import may_draw
 
 
 def cnn() -> nn.Sequential:
@@ -100,6 +103,39 @@ def test_a_conversion_leaves_no_trace() -> None:
         assert all(map(torch.equal, layer.ae.parameters(), other.ae.parameters()))
 
 
+class CountsTwice(nn.Module):
+    """Counts in place and by a new tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("anew", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.anew = self.anew + 1
+        return x
+
+
+def test_a_sample_that_does_not_fit_leaves_no_trace_either() -> None:
+    """Symptom: statistics moved by a conversion that failed. Cause: buffers were put back on success alone."""
+    counts = CountsTwice()
+    held = counts.anew
+    with pytest.raises(ConfigError, match="the sample does not fit layer 0"):
+        ALPackage.from_bp([nn.Sequential(counts, nn.Linear(9, 9))], VECTORS, 3)
+    assert (counts.calls, counts.anew) == (0, 0)
+    assert counts.anew is held
+    ALPackage.from_bp([counts, nn.Linear(6, 6)], VECTORS, 3)
+    assert (counts.calls, counts.anew) == (0, 0)
+
+
+def test_lazy_modules_take_their_sizes_from_the_sample() -> None:
+    parts = [nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d()), nn.Sequential(nn.Flatten(), nn.LazyLinear(5))]
+    package = ALPackage.from_bp(parts, IMAGES, 5, code=8)
+    train(package, [(IMAGES, torch.tensor([0, 1, 2, 3]))], stages=2)
+    assert package.infer(IMAGES).shape == (4, 5)
+
+
 def cnn_without(whole: nn.Sequential) -> nn.Sequential:
     return copy.deepcopy(nn.Sequential(*list(whole)[:-1]))
 
@@ -168,6 +204,68 @@ def test_tuples_are_pooled_by_the_user() -> None:
     package = ALPackage.from_bp(lstms, texts, 3, pool={0: last_state, 2: last_state}, code=8)
     train(package, [(texts, torch.tensor([0, 1, 2, 0]))], stages=3)
     assert package.infer(texts).shape == (4, 3)
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_every_layer_trains_a_pool_of_its_own(by_layer: bool) -> None:
+    """Symptom: schedules gave other weights. Cause: one module as the pool was in all bridges, each training it."""
+    torch.manual_seed(0)
+    mine = nn.Sequential(nn.Flatten(), nn.LayerNorm(6))
+    whole = [nn.Linear(6, 6), nn.Linear(6, 6)]
+    package = ALPackage.from_bp(whole, VECTORS, 3, pool=dict.fromkeys((0, 1), mine) if by_layer else mine, code=8)
+    norms = [part for part in package.modules() if isinstance(part, nn.LayerNorm)]
+    assert len({id(norm.weight) for norm in (*norms, mine[1])}) == 3
+    train(package, [(VECTORS, torch.tensor([0, 1, 2, 0]))], stages=2)
+    assert not torch.equal(norms[0].bias, norms[1].bias)
+    assert not mine[1].bias.any()
+
+
+FLOATS, EYE = torch.rand(4), torch.eye(4)
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "targets"),
+    [
+        ("classification", 4, FLOATS),
+        ("classification", 4, EYE.long()),
+        ("classification", 4, torch.ones(4, 1).long()),
+        ("classification", 4, torch.tensor(1)),
+        ("classification", 4, EYE[:, :3]),
+        ("classification", 4, torch.tensor([1])),
+        ("classification", 4, EYE[:1]),
+        ("multilabel", 4, torch.tensor([0, 1, 2, 3])),
+        ("multilabel", 4, EYE[:1]),
+        ("regression", 1, FLOATS[None]),
+        ("regression", 1, FLOATS[:1]),
+        ("regression", 1, torch.tensor(1.0)),
+        ("regression", 3, EYE),
+        ("regression", 2, EYE[:2]),
+    ],
+)
+@pytest.mark.parametrize("labels", ["inverse", "published"])
+def test_targets_that_do_not_fit_are_told(task: Any, outputs: int, targets: Tensor, labels: Any) -> None:
+    """Symptom: wrong targets trained without a word. Cause: they were reshaped, and losses broadcast."""
+    package = ALPackage.from_bp(FLAT, VECTORS, outputs, task=task, code=8, labels=labels)
+    with pytest.raises(DataError, match=r"expected \(B|expected equal shapes: a target per input") as raised:
+        package(VECTORS, targets)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.int64])
+def test_class_numbers_of_any_whole_type(kind: torch.dtype) -> None:
+    package = ALPackage.from_bp(FLAT, VECTORS, 3, code=8)
+    package(VECTORS, torch.tensor([0, 1, 2, 0], dtype=kind))
+    found = package.losses()
+    package(VECTORS, torch.eye(3)[[0, 1, 2, 0]])
+    assert found == [pytest.approx(losses) for losses in package.losses()]
+
+
+def test_layers_share_no_block_of_the_users() -> None:
+    mine = nn.Linear(6, 8)
+    with pytest.raises(
+        ConfigError, match=r"layers 0 and 1 would share a parameter \('enc.b.weight' and 'enc.b.weight'"
+    ):
+        ALPackage.from_bp(FLAT, VECTORS, 3, code=8, blocks={0: {"b": mine}, 1: {"b": mine}})
 
 
 class Onward(nn.Module):
@@ -263,6 +361,62 @@ def test_an_exit_that_does_not_exist() -> None:
         ALPackage.from_bp(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), VECTORS, 3).to_bp(3)
 
 
+class Doubled(AL):
+    """A layer of the user's, whose way of inference is no chain of blocks."""
+
+    def inference(self, x: Tree, path: Path) -> Tree:
+        return 2 * super().inference(x, path)
+
+
+class Patched(AL):
+    def __init__(self, *sides: nn.Module) -> None:
+        super().__init__(*sides)
+        self.inference = Doubled.inference.__get__(self)  # type: ignore[method-assign]
+
+
+class Bare(nn.Module):
+    def inference(self, x: Tree, path: Path) -> Tree:
+        return x
+
+
+def own_layer(kind: type[AL]) -> AL:
+    return kind(ENC(nn.Linear(6, 6), nn.Linear(6, 3)), AE(nn.Identity(), nn.Linear(3, 3)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: own_layer(Doubled), lambda: own_layer(Patched), Bare, lambda: nn.Linear(6, 6)]
+)
+def test_a_plain_module_is_made_of_known_ways_alone(make: Callable[[], nn.Module]) -> None:
+    """Symptom: ``to_bp()`` and ``infer()`` gave different answers. Cause: the layer overrides ``inference``."""
+    layer = make()
+    package = ALPackage([own_layer(AL), layer])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=rf"layer 1 is a {type(layer).__name__} with its own inference") as raised:
+        package.to_bp()
+    assert "\n" not in str(raised.value)
+    assert package.to_bp(exit_at=1)(VECTORS).shape == (4, 3)
+
+
+def test_plain_modules_of_bp_and_of_a_subclass_that_keeps_inference() -> None:
+    class Mine(AL):
+        pass
+
+    for layer in (BP(nn.Linear(6, 3)), own_layer(Mine)):
+        package = ALPackage([layer])
+        assert torch.equal(package.to_bp()(VECTORS), package.infer(VECTORS))
+
+
+def test_a_class_that_says_that_it_draws_nothing_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy that ``from_bp`` names."""
+
+    def watched() -> bool:
+        package = ALPackage.from_bp(resnet18(num_classes=5), IMAGES, 5, split=["layer2", "layer4"], code=8)
+        return any(map(may_draw, package))
+
+    assert watched()
+    monkeypatch.setattr(BasicBlock, "draws_from_default", False, raising=False)
+    assert not watched()
+
+
 def test_double_precision_stays() -> None:
     whole = nn.Sequential(nn.Linear(6, 6), nn.ReLU()).double()
     package = ALPackage.from_bp(whole, VECTORS.double(), 3, code=8)
@@ -291,10 +445,29 @@ FLAT = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
         (FLAT, VECTORS, {"split": ["2"]}, "unknown submodule '2'"),
         (FLAT, VECTORS, {"task": "ranking"}, "unknown task 'ranking'"),
         (FLAT, VECTORS, {"code": 0}, "code is 0; expected a whole number, at least 1"),
+        (FLAT, VECTORS, {"code": "3"}, "code is '3'; expected a whole number, at least 1"),
+        (FLAT, VECTORS, {"code": 8.0}, "code is 8.0; expected a whole number, at least 1"),
+        (FLAT, VECTORS, {"hidden": True}, "hidden is True; expected a whole number, at least 1, or None"),
+        (FLAT, VECTORS, {"hidden": -2, "bridges": "flat"}, "hidden is -2; expected a whole number"),
+        (FLAT, VECTORS, {"outputs": 1}, "outputs is 1; expected two classes or more"),
+        (FLAT, VECTORS, {"lr": -1}, "lr is -1; expected a number, at least 0"),
+        (FLAT, VECTORS, {"lr": float("nan")}, "lr is nan; expected"),
+        (FLAT, VECTORS, {"lr": {"enc": 1e-3, "ae": "a"}}, "lr is 'a'; expected"),
+        (FLAT, VECTORS, {"optimizer": "adam"}, "optimizer is 'adam'; expected what makes one"),
+        (FLAT, VECTORS, {"blocks": {0: nn.ReLU()}}, "blocks of layer 0 is a ReLU; expected a mapping"),
+        (FLAT, VECTORS, {"blocks": [nn.ReLU()]}, "blocks is a list; expected a mapping by the number"),
+        (FLAT, VECTORS, {"pool": {0: lambda x: x[:2]}}, r"b, after the pool, of layer 0, .* floats \(4, 128\)"),
+        (nn.Sequential(nn.Linear(6, 6, device="meta")), VECTORS, {}, "layer 0 .* is on the meta device"),
+        ([nn.Embedding(9, 3, sparse=True)], torch.ones(4, 2).long(), {}, "layer 0 .* an embedding with sparse gradien"),
+        ([nn.Bilinear(6, 6, 6)], VECTORS, {}, "a layer takes one argument .* wrap a module that takes more"),
+        ([nn.Sequential(nn.LSTM(6, 6), nn.Linear(6, 6))], VECTORS, {}, "returns a tuple, as nn.LSTM does, wrap it in"),
+        (FLAT, VECTORS, {"outputs": -1}, "outputs is -1; expected a whole number, at least 1"),
+        (FLAT, VECTORS, {"outputs": "3"}, "outputs is '3'; expected a whole number, at least 1"),
+        (FLAT, VECTORS, {"outputs": None}, "outputs is None; expected a whole number, at least 1"),
         (FLAT, VECTORS, {"lr": {"enc": 1}}, "lr has the keys"),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_one_line(model: Any, sample: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        ALPackage.from_bp(model, sample, 3, **options)
+        ALPackage.from_bp(model, sample, **{"outputs": 3, **options})
     assert "\n" not in str(raised.value)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from pipeal import ConfigError
-from pipeal.al.cut import Part, cut, refuse_ties
+from pipeal.al.cut import cut, refuse_ties
 from pipeal.random import may_draw
 
 
@@ -55,6 +55,31 @@ class Modes(Net):
         return self.d(F.relu(self.c(x)))
 
 
+class Moded(nn.Module):
+    """Takes the mode as an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, training: bool, other: bool = False) -> Tensor:
+        assert isinstance(training, bool)
+        return self.linear(x) + (2 if training else 1) + 4 * other
+
+
+class ModesAtTheCut(Net):
+    """The very submodule that a layer begins at is told the mode; so is what comes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b, self.c = Moded(), Moded()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(self.a(x), self.training)
+        x = self.c(x, not self.training, other=self.training)
+        return F.dropout(self.d(x), 0.5, self.training)
+
+
 class Nested(nn.Module):
     """Cut inside of children, one of which is called as an attribute of a fx module is."""
 
@@ -91,6 +116,9 @@ CASES = [
     (Glue, ["d"]),
     (Modes, ["b", "c"]),
     (Modes, ["a", "b", "c", "d"]),
+    (ModesAtTheCut, ["b"]),
+    (ModesAtTheCut, ["b", "c", "d"]),
+    (ModesAtTheCut, ["a", "c"]),
     (Nested, ["graph", "meta"]),
     (Nested, ["graph.b", "graph.d", "meta.1"]),
     (Nested, ["meta.2.1"]),
@@ -140,6 +168,16 @@ def test_parts_hold_the_networks_own_modules_under_their_names() -> None:
     assert not hasattr(whole, "_tensor_constant0")
 
 
+def test_a_mode_that_is_handed_back_belongs_to_the_last_part() -> None:
+    class Tells(Net):
+        def forward(self, x: Tensor) -> tuple[Tensor, bool]:
+            return self.b(self.a(x)), self.training
+
+    first, second = (part.module for part in cut(Tells(), ["b"]))
+    assert second(first(torch.ones(1, 4)))[1] is True
+    assert second.eval()(first(torch.ones(1, 4)))[1] is False
+
+
 def test_parts_stay_apart_when_modes_are_set() -> None:
     first, second = (part.module for part in cut(Modes(), ["b"]))
     second.eval()
@@ -160,8 +198,6 @@ def test_lists_and_whole_modules() -> None:
     modules = [nn.Linear(2, 2), nn.ReLU()]
     for model in (modules, tuple(modules), nn.ModuleList(modules), nn.Sequential(*modules)):
         assert [part.module for part in cut(model)] == modules
-    whole = Net()
-    assert cut(whole, []) == [Part("Net", whole)]
 
 
 def test_only_what_cannot_draw_is_trusted() -> None:
@@ -254,7 +290,7 @@ def test_what_cannot_be_cut_is_told_in_one_line(network: Any, split: list[str] |
 
 def test_sequentials_and_lists_are_refused_alike() -> None:
     whole = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    with pytest.raises(ConfigError, match="unknown submodule '2'; "):
+    with pytest.raises(ConfigError, match=r"unknown submodule '2' \(the submodules of Sequential: 0, 1\)"):
         cut(whole, ["2"])
     with pytest.raises(ConfigError, match="split has 1, 0, but the forward calls them in another order; pass 0, 1"):
         cut(whole, ["1", "0"])
@@ -265,6 +301,50 @@ def test_sequentials_and_lists_are_refused_alike() -> None:
     for nothing in ([], nn.Sequential()):
         with pytest.raises(ConfigError, match="the model is empty"):
             cut(nothing)
+
+
+def hooked() -> nn.Sequential:
+    whole = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    whole.register_forward_hook(lambda module, args, out: 2 * out)
+    return whole
+
+
+class Auxiliary(Net):
+    aux_logits = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(self.a(x))
+        return self.c(x) + self.d(x) if self.training else self.c(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "split", "message"),
+    [
+        (lambda: len, None, "the model is a builtin_function_or_method; expected a torch.nn.Module, a list"),
+        (lambda: nn.ReLU, None, "the model is a type; expected"),
+        (lambda: None, ["a"], "the model is a NoneType; expected"),
+        (lambda: {"a": nn.ReLU()}, None, "the model is a dict; expected"),
+        (lambda: "net", None, "the model is a str; expected"),
+        (lambda: nn.DataParallel(Net()), ["a"], "wrapped in a DataParallel; pass what it holds, model.module"),
+        (lambda: torch.compile(Net()), ["a"], "wrapped in a OptimizedModule; pass what it holds, model._orig_mod"),
+        (torch.jit.ScriptModule, ["0"], "the model is a ScriptModule: what is scripted cannot be cut"),
+        (hooked, None, "a Sequential, has forward hooks, which its layers would lose"),
+        (hooked, ["1"], "a Sequential, has forward hooks, which its layers would lose"),
+        (Net, 1, "split is 1; expected a list of the names"),
+        (Net, [1], r"split is \[1\]; expected a list of the names of submodules, as strings"),
+        (Net, [], r"split is empty; name a submodule, or pass \[model\]"),
+        (Auxiliary, ["b"], "build it with aux_logits=False"),
+        (
+            lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 4, batch_first=True), 2),
+            ["layers.1"],
+            r"pass list\(model.layers\)",
+        ),
+    ],
+)
+def test_other_kinds_of_models_and_names_are_told(make: Any, split: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        cut(make(), split)
+    assert "\n" not in str(raised.value)
 
 
 def test_of_many_names_the_first_are_listed() -> None:

@@ -78,6 +78,12 @@ def test_layers_of_other_kinds_have_a_row_too() -> None:
     assert "?" in str(package.summary())
 
 
+def test_blocks_by_their_letters() -> None:
+    layer, network = by_hand()[0], nn.Linear(6, 3)
+    assert layer.blocks() == {"f": layer.enc.f, "b": layer.enc.b, "g": layer.ae.g, "h": layer.ae.h}
+    assert BP(network).blocks() == {"f": network}
+
+
 def test_other_types_and_several_outputs_are_told() -> None:
     class Pair(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -20,6 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeline, ScheduleError
 from pipeal.engine import SCHEDULES
@@ -326,7 +327,27 @@ def test_predictions_are_the_uncompiled_ones() -> None:
         torch.testing.assert_close(found, plain.predict(batch))
 
 
+@pytest.mark.usefixtures("tracing_only")
+def test_a_stream_of_predictions_compiles_nothing_anew() -> None:
+    """Symptom: everything was compiled twice. Cause: a single prediction ran with another number of threads."""
+    x = batches_of([4])[0][0]
+    pipe = Pipeline(pair(), ["cpu"] * 2, threads=2, compile="static")
+    pipe.predict(x)
+    seen = [set(compiled._seen) for stage in pipe.stages for compiled in stage._compiled.values()]
+    list(pipe.predict_each([x]))
+    assert [compiled._seen for stage in pipe.stages for compiled in stage._compiled.values()] == seen
+
+
 # What is compiled, and what is not
+
+
+def test_what_draws_is_left_uncompiled_where_pytorch_cannot_compile_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard asked our own mode, which always says yes, and not PyTorch."""
+    monkeypatch.delattr(TorchDispatchMode, "ignore_compile_internals")
+    monkeypatch.setattr("pipeal.engine.pipeline.check_compile", lambda name, devices: name)
+    package = pair()
+    with pytest.warns(CompileWarning, match=r"layer 1 \(TwoBackwards\) may draw .* trains uncompiled"):
+        Pipeline(package, ["cpu"], compile="static")
 
 
 @pytest.mark.usefixtures("tracing_only")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from math import inf
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, LabelAE, Pipeline, PlacementError, ScheduleError, StallError
 from pipeal.engine import SCHEDULES
-from pipeal.engine.inference import ExitPolicy, confidence
+from pipeal.engine.exit_policy import ExitPolicy, confidence
+from pipeal.engine.gate import GATE
 from pipeal.engine.virtual import VirtualLayer
 from pipeal.models.text import LSTMAL, TextAL, TextDims, TransformerAL
 from pipeal.packet import Path, Tree
@@ -106,6 +107,40 @@ def test_a_padded_text_has_its_own_answer_whoever_left_before(model: type[TextAL
     for row, alone in enumerate(pipe.predict_each(x.split(1), policy=policy)):
         assert alone.exits == together.exits[row]
         torch.testing.assert_close(alone.logits[0], together.logits[row], atol=1e-5, rtol=1e-5)
+
+
+class Rounds(nn.Module):
+    """Stands for a reduction, which rounds differently for every number of threads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 1e-6 * torch.get_num_threads())
+
+
+def rounding() -> ALPackage:
+    sides: list[AE] = [LabelAE(nn.Identity(), nn.Identity(), 3), AE(nn.Identity(), nn.Identity())]
+    return ALPackage([AL(ENC(Rounds(), Rounds()), side) for side in sides])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_callers_own_number_of_threads_changes_no_answer(threads: int) -> None:
+    """Law 1. Symptom: accuracies and thresholds that depended on the schedule. Cause: the caller, where it did the
+    stages' work, did it with PyTorch's default number of threads and not with the pipeline's."""
+    x = torch.randn(4, 3)
+    torch.set_num_threads(threads)
+    wanted = predictions_by_hand(rounding(), x)
+    torch.set_num_threads(3 - threads)
+    assert not torch.equal(predictions_by_hand(rounding(), x)[0], wanted[0])
+    policy = ExitPolicy((0.0, 0.0), (1.0, 1.0))
+    for schedule in ("sequential", "pipelined"):
+        for stages in (1, 2):
+            pipe = Pipeline(rounding(), ["cpu"] * stages, schedule, threads=threads)
+            (exits,) = pipe.predict_exits([x])
+            for depth in (1, 2):
+                assert torch.equal(pipe.predict(x, depth), wanted[depth - 1])
+                assert torch.equal(next(pipe.predict_each([x], depth)), wanted[depth - 1])
+                assert torch.equal(exits[depth - 1], wanted[depth - 1])
+            assert torch.equal(next(pipe.predict_each([x], policy=policy)).logits, wanted[0])
+            assert torch.get_num_threads() == 3 - threads
 
 
 class Watched(VirtualLayer):
@@ -484,6 +519,64 @@ def test_a_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: 
         assert time.perf_counter() - begin < 3
     finally:
         gate.open()
+
+
+def test_leaving_while_a_stage_compiles_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: a StallError on leaving. Cause: the end waited two seconds for a compilation that may take minutes."""
+    monkeypatch.setattr("pipeal.engine.crew.STOP_S", 0.1)
+    first, compiles = threading.Event(), threading.Event()
+
+    def hook(path: str, visit: int) -> None:
+        if (path, visit) == ("h", 0):
+            first.set()
+        if (path, visit) == ("f", 1):  # of a shape that it has not seen: alone before the compiler
+            compiles.set()
+            time.sleep(0.6)
+
+    def inputs() -> Iterator[Tensor]:
+        yield torch.ones(4, 3)
+        assert first.wait(5)
+        yield torch.ones(5, 3)
+        assert compiles.wait(5)
+        yield torch.ones(4, 3)
+
+    with uncompiled():
+        answers = Pipeline([Watched(hook), Watched()], queue_depth=1, compile="static").predict_each(inputs())
+        next(answers)
+        assert compiles.wait(5)
+        answers.close()
+    assert engine_threads() == []
+
+
+def test_leaving_ends_the_wait_for_another_pipelines_compilation() -> None:
+    """Symptom: a StallError on leaving. Cause: nobody told a visit that waited for the compiler to give up."""
+    held = GATE.alone()
+
+    def inputs() -> Iterator[Tensor]:
+        yield torch.ones(4, 3)
+        held.__enter__()
+        yield torch.ones(5, 3)
+        while not GATE._queue:
+            time.sleep(0.01)
+        raise OSError("disk")
+
+    with uncompiled():
+        answers = Pipeline([Watched(), Watched()], queue_depth=3, compile="static").predict_each(inputs())
+        try:
+            with pytest.raises(OSError, match="disk") as caught:
+                list(answers)
+            assert notes_of(caught.value) == ""
+            assert engine_threads() == []
+        finally:
+            held.__exit__(None, None, None)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """``torch.compile`` that gives the function back: virtual layers hold nothing to compile, but pass the gate."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", lambda function, **keywords: function)
+        yield
 
 
 def test_threads_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
-from pipeal.engine.inference import ExitPolicy, confidence
+from pipeal.engine.exit_policy import ExitPolicy, confidence
 from pipeal.train.exits import exit_costs
 
 pytestmark = pytest.mark.cuda
@@ -67,6 +67,54 @@ def test_answers_may_be_used_on_a_stream_of_the_callers_own() -> None:
         found = [logits.sum() for logits in pipe.predict_each(x.cuda() for x in inputs())]
     torch.cuda.synchronize()
     assert torch.equal(torch.stack(found), torch.stack(wanted))
+
+
+def images(rows: int, seed: int) -> torch.Tensor:
+    """As a loader hands them on: pinned, channels last."""
+    x = torch.randn(rows, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+    return x.contiguous(memory_format=torch.channels_last).pin_memory()
+
+
+def convolutions() -> ALPackage:
+    torch.manual_seed(0)
+
+    def encoder(wide: int) -> ENC:
+        f = nn.Sequential(nn.Conv2d(wide, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        return ENC(f, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CODE)))
+
+    first = LabelAE(nn.Linear(CLASSES, CODE), nn.Linear(CODE, CLASSES), CLASSES)
+    second = AE(nn.Linear(CODE, CODE), nn.Linear(CODE, CODE))
+    return ALPackage([AL(encoder(3), first), AL(encoder(8), second)]).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0"] * 2, ["cpu", "cuda:0"]], ids=["one", "two", "mixed"])
+def test_predictions_between_batches_leave_batch_norm_and_training_alone(devices: list[str]) -> None:
+    data = [(images(rows, rows), torch.arange(rows) % CLASSES) for rows in (16, 16, 7)]
+    inputs = [x for x, _ in data]
+
+    def trained(*, predicts: bool) -> list[torch.Tensor]:
+        model = convolutions()
+        with Pipeline(model, devices) as pipe:
+            for batch in data:
+                pipe.submit(*batch)
+                if predicts:
+                    before = [value.clone() for value in drained(pipe, model)]
+                    streamed = list(pipe.predict_each(inputs))
+                    assert all(torch.equal(one, pipe.predict(x)) for x, one in zip(inputs, streamed, strict=True))
+                    assert all(map(torch.equal, drained(pipe, model), before))
+                    assert all(part.training for part in model.modules())
+        return [value.cpu() for value in model.state_dict().values()]
+
+    torch.backends.cudnn.deterministic, before = True, torch.backends.cudnn.deterministic
+    try:
+        assert all(map(torch.equal, trained(predicts=True), trained(predicts=False)))
+    finally:
+        torch.backends.cudnn.deterministic = before
+
+
+def drained(pipe: Pipeline, model: ALPackage) -> list[torch.Tensor]:
+    pipe.drain()
+    return list(model.state_dict().values())
 
 
 def test_costs_are_those_on_the_cpu() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from pipeal import ALPackage, Pipeline
+from pipeal.engine.threads import intra_op_threads
 from pipeal.train.learning_rate import epoch_scale
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -13,7 +14,7 @@ Batches = list[tuple[Tensor, Tensor]]
 def left_behind(
     package: ALPackage, data: Batches, schedule: str, stages: int, depth: int = 2, precision: str = "fp32"
 ) -> list[Tensor]:
-    """Weights, buffers, optimizer states, losses and predictions, after a warm-up and a falling learning rate."""
+    """Weights, buffers, optimizer states, losses and all predictions, after a warm-up and a falling learning rate."""
     scale = epoch_scale(
         "cosine", "batch", end_over_base=0.1, warmup=2, epoch=0, epochs=1, batches=len(data), first_batch=0
     )
@@ -27,7 +28,11 @@ def left_behind(
         precision=precision,  # type: ignore[arg-type]
     ) as pipe:
         report = pipe.run(data, lr_scale=scale)
-        predicted = [pipe.predict(x) for x, _ in data]
+        with intra_op_threads(2):  # the caller's own number changes nothing
+            inputs = [x for x, _ in data]
+            predicted = [pipe.predict(x) for x in inputs]
+            predicted += pipe.predict_each(inputs)
+            predicted += [logits for exits in pipe.predict_exits(inputs) for logits in exits]
     left = [*package.state_dict().values(), *report.losses, *predicted]
     for layer in package:
         for optimizer in (layer.enc_opt, layer.ae_opt) if hasattr(layer, "enc_opt") else (layer.opt,):
