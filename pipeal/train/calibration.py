@@ -18,7 +18,6 @@ from pipeal.packet import Tree
 from pipeal.train.exit_costs import ExitCosts, exit_costs
 from pipeal.train.trainer import inputs_of
 
-
 _ALL_SETS = 9
 """The most exits of which all sets, 2 to the power of one less, are tried."""
 
