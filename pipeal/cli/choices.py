@@ -44,14 +44,13 @@ def choose(experiment: Experiment, form: Form, say: Callable[[str], None]) -> Ru
     rival = form == "bp" and config.train.mode == "compare"
     if form == "bp":  # one layer: there is nothing to overlap, and nothing to hand to a thread
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
-    if config.engine.devices == "auto":
-        first = "cuda:0" if torch.cuda.is_available() else "cpu"
-        precision = _precision(config, first)
-        with closing(experiment.train_batches(config.train.seed)) as batches:
+    with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
+        if config.engine.devices == "auto":
+            precision = _precision(config, "cuda:0" if torch.cuda.is_available() else "cpu")
             placement = _tried(experiment, config, form, batches, precision, say)
-    else:
-        placement = _asked_for(config, form, layers=len(experiment.package(form, config.train.seed)))
-        precision = _precision(config, placement.devices[0])
+        else:
+            placement = _asked_for(config, form, layers=len(experiment.package(form, config.train.seed)))
+            precision = _precision(config, placement.devices[0])
     check_compile(config.engine.compile, [parse_device(device) for device in placement.devices])
     engine = replace(
         config.engine,

@@ -136,7 +136,7 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
         (["toynews", "lstm", "--config", "nowhere.yaml"], r"nowhere.yaml: no such file"),
         (["toynews", "lstm", "--epochs", "0"], r"train.epochs: found 0, expected a whole number, at least 1"),
         (["toynews", "lstm", "--set=model.x_hid=1" + "0" * 30], r"model.x_hid: found 1.*expected .*below 2\^31"),
-        (["toynews", "lstm", "--out", "a\0b"], r"out: found 'a.x00b', expected text"),
+        (["toynews", "lstm", "--data-root", "a\0b"], r"data.root: found 'a.x00b', expected text"),
         (["toynews", "lstm", "--set=data.held_out=1"], r"data.held_out: found 1, expected a number.*below 1"),
         (["toynews", "lstm", "--size", "32"], r"No such option.*--size"),
         (["toynews", "transformer", "--set", "model.n_heads=7"], r"7 heads do not divide"),
