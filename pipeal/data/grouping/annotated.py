@@ -1,0 +1,93 @@
+"""Modules that say which dimensions they take and give, so that what they give can be taken apart again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+
+from pipeal.data.grouping.annotation import Annotation
+
+MaskHint: TypeAlias = Literal["copy"] | Sequence[str] | None
+"""See :meth:`AnnotatedModule.get_mask_hint`."""
+
+
+class AnnotatedModule(nn.Module, ABC):
+    """A module for :meth:`DataCollection.apply <pipeal.data.grouping.DataCollection.apply>`. Made to be subclassed.
+
+    It is called once per group, as ``module(value)`` or, where it asks for a mask, ``module(value, mask)``. ``value``
+    is a padded tensor, or the nested data of the collection. What it gives on padding does not matter.
+
+    Batch normalisation in training is the exception to the law that grouping changes no answer: it takes its mean and
+    variance from what it sees at once, here a group (and its padding), and updates its running statistics once per
+    group. Layer, group and instance normalisation, and batch normalisation in evaluation, do not depend on it.
+
+    >>> class Lengths(AnnotatedModule):
+    ...     def forward(self, x, mask):
+    ...         return mask.sum(1)
+    ...     def get_input_annot(self):
+    ...         return "(b, l_word)"
+    ...     def get_output_annot(self):
+    ...         return "(b)"
+    ...     def get_mask_hint(self):
+    ...         return ["word"]
+    """
+
+    @abstractmethod
+    def get_input_annot(self) -> Annotation:
+        """What it takes, in small letters (:mod:`pipeal.data.grouping.annotation`), nested as the data."""
+
+    @abstractmethod
+    def get_output_annot(self) -> Annotation:
+        """What it gives. Lengths are those of its input."""
+
+    def get_mask_hint(self) -> MaskHint:
+        """What mask it takes as its second argument.
+
+        Returns:
+            None for no mask; ``"copy"`` for one mask for each tensor of the input, nested and shaped like them; names
+            of lengths for one of shape ``(b, l_first, l_second, …)``. Masks are bool, true on what is no padding.
+        """
+        return None
+
+
+class Annotated(AnnotatedModule):
+    """Any module, with annotations written beside it.
+
+    >>> linear = Annotated(nn.Linear(3, 5), "(b, .., m_in)", "(b, .., m_out)")
+
+    Args:
+        module: Takes the value, and the mask if there is a hint.
+        input_annot: See :meth:`AnnotatedModule.get_input_annot`.
+        output_annot: See :meth:`AnnotatedModule.get_output_annot`.
+        mask_hint: See :meth:`AnnotatedModule.get_mask_hint`.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self, module: nn.Module, input_annot: Annotation, output_annot: Annotation, mask_hint: MaskHint = None
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.input_annot = input_annot
+        self.output_annot = output_annot
+        self.mask_hint = mask_hint
+
+    def forward(self, *value_and_mask: Any) -> Any:
+        """Calls the module."""
+        return self.module(*value_and_mask)
+
+    def get_input_annot(self) -> Annotation:
+        """As given."""
+        return self.input_annot
+
+    def get_output_annot(self) -> Annotation:
+        """As given."""
+        return self.output_annot
+
+    def get_mask_hint(self) -> MaskHint:
+        """As given."""
+        return self.mask_hint

@@ -1,0 +1,128 @@
+"""Padded groups made of samples, or of rows of other groups: a few operators per group, none per sample.
+
+Only real positions travel. Whatever a module left on the padding is replaced when a group is made, so nothing of it,
+nor of its gradient, reaches another group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pipeal.data.grouping.annotation import Shape
+from pipeal.data.grouping.padders import Padder
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+def inside(shape: Shape, size: Sequence[int], lengths: Mapping[str, Indices], device: torch.device) -> Tensor | None:
+    """True where a position belongs to its sample: where **all** its length dimensions are inside.
+
+    Args:
+        shape: The dimensions of the tensor in question.
+        size: Their sizes.
+        lengths: For each name, ``(B,)``.
+        device: Where the mask shall be.
+
+    Returns:
+        A bool tensor that broadcasts to ``size``; None where no position is padding.
+    """
+    mask: Tensor | None = None
+    for place, name in shape.lengths:
+        if (lengths[name] >= size[place]).all():
+            continue
+        position = torch.arange(size[place], device=device).view(_along(place, len(size)))
+        ends = torch.from_numpy(lengths[name]).to(device).view(_along(shape.batch, len(size)))
+        within = position < ends
+        mask = within if mask is None else mask & within
+    return mask
+
+
+def stack(samples: Sequence[Tensor], shape: Shape, sizes: Mapping[str, int], padder: Padder) -> Tensor:
+    """Samples, padded to ``sizes`` and stacked along the batch dimension of ``shape``."""
+    sample = shape.sample
+    return torch.stack([_padded(tensor, sample, sizes, padder) for tensor in samples], shape.batch)
+
+
+def gather(
+    groups: Sequence[Tensor],
+    places: tuple[Indices, Indices],
+    shape: Shape,
+    sizes: Mapping[str, int],
+    lengths: Mapping[str, Indices],
+    padder: Padder,
+) -> Tensor:
+    """One group out of rows of others.
+
+    Args:
+        groups: The groups that are there, each of this shape.
+        places: For each wanted sample, ``(B,)``: in which group it is, and in which row.
+        shape: The dimensions of a group.
+        sizes: The padded sizes of the new one.
+        lengths: For each name, ``(B,)``: those of the wanted samples.
+        padder: What stands on the padding.
+    """
+    of_group, of_row = places
+    pieces, order = [], []
+    for number in np.unique(of_group).tolist():
+        taken = np.flatnonzero(of_group == number)
+        pieces.append(_resized(_rows(groups[number], shape.batch, of_row[taken]), shape, sizes))
+        order.append(taken)
+    merged = torch.cat(pieces, shape.batch) if len(pieces) > 1 else pieces[0]
+    merged = _rows(merged, shape.batch, np.argsort(np.concatenate(order)))
+    mask = inside(shape, merged.shape, lengths, merged.device)
+    if mask is None:
+        return merged
+    fill = padder.fill(shape, merged)
+    return torch.where(mask, merged, fill) if isinstance(fill, Tensor) else merged.masked_fill(~mask, fill)
+
+
+def cut(group: Tensor, shape: Shape, row: int, lengths: Mapping[str, int]) -> Tensor:
+    """One sample of a group, without its padding; a view."""
+    sample = group.select(shape.batch, row)
+    for place, name in shape.sample.lengths:
+        sample = sample.narrow(place, 0, lengths[name])
+    return sample
+
+
+def _padded(sample: Tensor, shape: Shape, sizes: Mapping[str, int], padder: Padder) -> Tensor:
+    room = [sizes[name] - sample.shape[place] for place, name in shape.lengths]
+    if not any(room):
+        return sample
+    fill = padder.fill(shape, sample)
+    if not isinstance(fill, Tensor):
+        return _resized(sample, shape, sizes, fill)
+    mask = _resized(
+        torch.ones([1] * sample.dim(), dtype=torch.bool, device=sample.device).expand(sample.shape), shape, sizes
+    )
+    return torch.where(mask, _resized(sample, shape, sizes), fill)
+
+
+def _resized(tensor: Tensor, shape: Shape, sizes: Mapping[str, int], fill: float = 0) -> Tensor:
+    """Cuts and pads every length dimension to its size."""
+    room = [0] * (2 * tensor.dim())
+    for place, name in shape.lengths:
+        missing = sizes[name] - tensor.shape[place]
+        if missing < 0:
+            tensor = tensor.narrow(place, 0, sizes[name])
+        # F.pad counts dimensions from the last.
+        room[2 * (tensor.dim() - place) - 1] = max(0, missing)
+    return F.pad(tensor, room, value=fill) if any(room) else tensor
+
+
+def _rows(group: Tensor, dim: int, rows: Indices) -> Tensor:
+    """Some rows of a group; itself where that is all of them, in order."""
+    if len(rows) == group.shape[dim] and (rows == np.arange(len(rows))).all():
+        return group
+    return group.index_select(dim, torch.from_numpy(rows).to(group.device))
+
+
+def _along(place: int, dims: int) -> list[int]:
+    """To view a vector as lying along one of several dimensions."""
+    return [-1 if number == place else 1 for number in range(dims)]

@@ -1,0 +1,155 @@
+"""AL layers that run grouped: the same training as ungrouped, and the same under every schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeal import ALPackage, Pipeline
+from pipeal.data.grouping import Annotated, AnnotatedModule, DataCollection, Grouped, LengthThresholdGrouper, UniGrouper
+from pipeal.engine import SCHEDULES
+from pipeal.errors import ConfigError, DataError
+from pipeal.models import TextDims, build_text
+from pipeal.random import may_draw
+
+WORDS, CLASSES, THRESHOLDS = 40, 3, [2, 5]
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def batches(count: int = 4) -> Batches:
+    """Lengths differ within and between batches; one batch is padded beyond its longest text, one text is empty."""
+    draw = torch.Generator().manual_seed(1)
+    made = []
+    for number in range(count):
+        x = torch.randint(2, WORDS, (7, 6 + number), generator=draw)
+        lengths = torch.randint(1, 6 + number, (7, 1), generator=draw)
+        lengths[number] = 0
+        x[torch.arange(x.shape[1]) >= lengths] = 0
+        made.append((x, torch.randint(CLASSES, (7,), generator=draw)))
+    return made
+
+
+def package(model: str, *, grouped: bool, dropout: float = 0.0) -> ALPackage:
+    torch.manual_seed(0)
+    dims = TextDims(embedding=8, hidden=6, code=5, heads=2, blocks=2, dropout=dropout)
+    built = build_text(model, "al", vocab_size=WORDS, classes=CLASSES, dims=dims, lr=1e-2)  # type: ignore[arg-type]
+    assert isinstance(built, ALPackage)
+    if grouped:
+        first, *others = built
+        first.enc.f = Grouped(
+            Annotated(first.enc.f, "(b, l_t)", ("(b, l_t, m_d)", "(b, l_t)")), THRESHOLDS, pad_index=0
+        )
+        for layer in others:
+            layer.enc.f = Grouped(layer.enc.f, THRESHOLDS)
+    return built
+
+
+def trained(layers: ALPackage, schedule: str, stages: int = 1) -> list[Tensor]:
+    """Weights, losses and predictions."""
+    data = batches()
+    with Pipeline(layers, ["cpu"] * stages, schedule, seed=3, threads=1) as pipe:  # type: ignore[arg-type]
+        losses = pipe.run(data).losses
+        predictions = [pipe.predict(x) for x, _ in data]
+    return [*layers.state_dict().values(), *losses, *predictions]
+
+
+@pytest.mark.parametrize("model", ["lstm", "transformer"])
+def test_every_schedule_leaves_what_sequential_leaves(model: str) -> None:
+    """Law 1 holds with dropout, whose masks a grouped layer draws group by group."""
+    wanted = trained(package(model, grouped=True, dropout=0.3), "sequential")
+    for schedule in SCHEDULES:
+        for stages in (1, 3):
+            found = trained(package(model, grouped=True, dropout=0.3), schedule, stages)
+            assert all(map(torch.equal, found, wanted)), (schedule, stages)
+
+
+@pytest.mark.parametrize("model", ["lstm", "transformer"])
+def test_a_grouped_layer_has_the_gradients_and_answers_of_the_ungrouped(model: str) -> None:
+    plain, grouped = package(model, grouped=False), package(model, grouped=True)
+    data = batches()
+    for x, y in data:
+        inputs: tuple[Any, Any] = (x, y)
+        for layer, other in zip(plain, grouped, strict=True):
+            after = layer(*inputs)
+            same = other(*inputs)
+            mask = after[0][1]
+            assert torch.equal(same[0][1], mask)
+            assert same[0][0].shape == after[0][0].shape
+            torch.testing.assert_close(same[0][0][mask], after[0][0][mask], rtol=1e-5, atol=1e-5)
+            layer.backward()
+            other.backward()
+            for one, two in zip(layer.parameters(), other.parameters(), strict=True):
+                torch.testing.assert_close(two.grad, one.grad, rtol=1e-5, atol=1e-5)
+            for each in (layer, other):
+                each.zero_grad()
+            inputs = after
+        torch.testing.assert_close(grouped.infer(x), plain.infer(x), rtol=1e-5, atol=1e-5)
+
+
+class UsersBlock(AnnotatedModule):
+    """A user's own grouped forward block: written out, with dropout by function, declaring nothing."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return nn.functional.dropout(self.inside(x)[0], 0.3, self.training), x[1]
+
+    def get_input_annot(self) -> Any:
+        return ("(b, l_t, m_d)", "(b, l_t)")
+
+    def get_output_annot(self) -> Any:
+        return ("(b, l_t, m_e)", "(b, l_t)")
+
+
+class ByHand(nn.Module):
+    """What the documents show, in the place of ``f``."""
+
+    def __init__(self, block: AnnotatedModule) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: tuple[Tensor, Tensor]) -> Any:
+        lengths = x[1].sum(1).tolist()
+        batch = DataCollection(("(B, L_t, M_d)", "(B, L_t)"), data_groups=[x], length_info={"t": [lengths]})
+        batch.regroup(LengthThresholdGrouper("t", THRESHOLDS))
+        out = batch.apply(self.block)
+        out.regroup(UniGrouper(), padded_to={"t": x[1].shape[1]})
+        return out.data_groups[0].value
+
+
+@pytest.mark.parametrize("wrap", [lambda f: ByHand(UsersBlock(f)), lambda f: Grouped(UsersBlock(f), THRESHOLDS)])
+def test_a_users_annotated_module_in_the_place_of_f_is_exact(wrap: Any) -> None:
+    def build() -> ALPackage:
+        built = package("lstm", grouped=False, dropout=0.2)
+        for layer in list(built)[1:]:
+            layer.enc.f = wrap(layer.enc.f)
+            assert may_draw(layer)
+        return built
+
+    wanted = trained(build(), "sequential")
+    for schedule in SCHEDULES:
+        assert all(map(torch.equal, trained(build(), schedule, 3), wanted)), schedule
+
+
+def test_only_what_is_inside_says_whether_a_grouped_block_draws() -> None:
+    assert not may_draw(package("transformer", grouped=True, dropout=0.3))  # pipeal's own dropout, keyed
+    assert not may_draw(Grouped(nn.Identity(), [1]))
+    assert may_draw(Grouped(nn.Dropout(0.1), [1]))
+    assert may_draw(Grouped(UsersBlock(nn.Identity()), [1]))
+
+
+def test_an_input_without_ends_is_named() -> None:
+    features = torch.ones(2, 3, 4)
+    with pytest.raises(DataError, match=r"no bool mask \(B, L_word\)"):
+        Grouped(nn.Identity(), [1])((features, torch.ones(2, 3)))
+    with pytest.raises(DataError, match="no tuple but a Tensor"):
+        Grouped(nn.Identity(), [1])(features)
+    with pytest.raises(ConfigError, match="takes no lengths"):
+        Grouped(Annotated(nn.Identity(), "(b, m_x)", "(b, m_x)"), [1])
+    with pytest.raises(ConfigError, match="'words'"):
+        Grouped(nn.Identity(), [1], by="words")
