@@ -1,0 +1,255 @@
+"""A function over a stream, in several processes: in order, with bounded look-ahead, and without a barrier.
+
+source   0 1 2 3 4 5 6 7 8 9 ...           chunks in flight: at most two per process
+chunks   [0 1] [2 3] [4 5] [6 7]
+served    ■ □   state: source before chunk 0, 1 served
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+
+from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
+from pipeal.data.iterators.checks import add_note, apply, at_least, check_callable
+from pipeal.errors import ConfigError
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Items under way; ``served`` counts from the chunk's beginning, where ``state`` was taken."""
+
+    state: list[State]
+    first: int
+    answer: Future[_Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a process made of a chunk: the results up to the first failure, and that."""
+
+    results: list[Any]
+    failure: BaseException | None = None
+    trace: str = ""
+
+
+class ParallelMapIterator(Stage[Out]):
+    """:class:`MapIterator` in ``num_processes`` processes: the same items in the same order.
+
+    At most ``num_processes × num_items_per_process`` items are under way (two, if that is more, for each process);
+    while the first of them is worked on, later results wait. An exception arrives in its turn, after the results
+    before it, as its own type, with a note that says which item it was. A process that dies is an error, too.
+
+    Processes start with the first item and end with ``close`` and with the iterator itself. Within a process that
+    may have no children, such as a worker of a ``DataLoader``, the function runs in place.
+
+    Args:
+        source_iterator: The items.
+        transform: Must be importable, unless processes are forked: lambdas cannot be pickled.
+        num_processes: At least 1.
+        num_items_per_process: At least 1. Large enough to pay for the way there and back.
+        start_method: ``"fork"``, ``"spawn"``, ``"forkserver"``; None is the default of ``multiprocessing``.
+
+    Raises:
+        ConfigError: A setting out of range; from ``next``: a function that cannot be pickled and must be.
+    """
+
+    fields = ("served", "position")
+    _served: int
+    _count: int
+    _skip: int
+    _flying: deque[_Chunk]
+    _source_ended: bool
+    # Not settings: a copy starts its own.
+    _pool: ProcessPoolExecutor | None = None
+    _end: weakref.finalize[Any, Any] | None = None
+    _owner = 0
+
+    def __init__(
+        self,
+        source_iterator: CheckpointableIterator[In],
+        transform: Callable[[In], Out],
+        num_processes: int,
+        num_items_per_process: int,
+        *,
+        start_method: str | None = None,
+    ) -> None:
+        super().__init__(source_iterator)
+        check_callable("transform", transform)
+        self._transform = transform
+        self._processes = at_least("num_processes", num_processes, 1)
+        self._chunk = (at_least("num_items_per_process", num_items_per_process, 1) + 1) // 2
+        if start_method not in (None, *multiprocessing.get_all_start_methods()):
+            known = ", ".join(multiprocessing.get_all_start_methods())
+            raise ConfigError(f"start_method is {start_method!r}; this system has {known}")
+        self._start_method = start_method
+        self._finish()
+
+    def prepare(self) -> None:
+        """See :meth:`CheckpointableIterator.prepare`."""
+        super().prepare()
+        if self._pool is not None and self._owner != os.getpid():
+            state = self.getstate()
+            self._pool = None  # a forked copy: the processes are the parent's
+            self._go_to(state)
+        if self._pool is None and not multiprocessing.current_process().daemon:
+            context = multiprocessing.get_context(self._start_method)
+            if context.get_start_method() != "fork":
+                _check_importable(self._transform)
+            self._pool = ProcessPoolExecutor(
+                self._processes,
+                mp_context=context,
+                initializer=_learn,
+                initargs=(self._transform,),
+            )
+            self._owner = os.getpid()
+            self._end = weakref.finalize(self, _end, self._pool, self._owner)
+            # The pool starts its processes with the first task.
+            self._pool.submit(_answer, []).result()
+
+    def _next(self) -> Out:
+        self.prepare()
+        most = 1 if self._pool is None else 2 * self._processes
+        while True:
+            while not self._source_ended and len(self._flying) < most:
+                self._send()
+            if not self._flying:
+                raise StopIteration
+            try:
+                answer = self._flying[0].answer.result()
+            except BrokenProcessPool as failure:
+                add_note(failure, f"a process died with item {self._count} or a later one of ParallelMapIterator")
+                self._drop_pool()  # it stays broken; after restoring a state, another one starts
+                raise
+            place = self._served - self._flying[0].first
+            if place < len(answer.results):
+                self._served += 1
+                self._count += 1
+                result: Out = answer.results[place]
+                return result
+            if answer.failure is not None:
+                add_note(answer.failure, f"raised for item {self._count} of ParallelMapIterator, from 0")
+                if answer.trace:
+                    add_note(answer.failure, f"in its process:\n{answer.trace}")
+                raise answer.failure
+            self._flying.popleft()
+            self._served = 0
+
+    def _send(self) -> None:
+        """Reads a chunk and gives it to the pool; what a restored iterator has served is not worked on again."""
+        state = super()._source_states()
+        try:
+            items = list(islice(self._sources[0], self._chunk))
+        except Exception as failure:  # noqa: BLE001  raised in its turn, after the results before it
+            items, self._source_ended = [], True
+            answer: Future[_Answer] = Future()
+            answer.set_result(_Answer([], failure))
+            self._flying.append(_Chunk(state, 0, answer))
+            return
+        self._source_ended = len(items) < self._chunk
+        first = min(self._skip, len(items))
+        self._skip = 0
+        if first == len(items):
+            self._served = 0
+            return
+        if self._pool is None:
+            answer = Future()
+            answer.set_result(_answers(self._transform, items[first:]))
+        else:
+            answer = self._pool.submit(_answer, items[first:])
+        self._flying.append(_Chunk(state, first, answer))
+
+    def _stop(self) -> None:
+        for chunk in self._flying:
+            chunk.answer.cancel()
+        self._flying.clear()
+        if self._closed:
+            self._drop_pool()
+
+    def _drop_pool(self) -> None:
+        if self._end is not None:
+            self._end()
+            self._pool = self._end = None
+
+    def _begin(self, state: State | None) -> None:
+        self._served, self._count = (state["served"], state["position"]) if state else (0, 0)
+        self._skip = self._served
+        self._flying = deque()
+        self._source_ended = False
+
+    def _source_states(self) -> list[State]:
+        return self._flying[0].state if self._flying else super()._source_states()
+
+    def _position(self) -> State:
+        return {"served": self._served, "position": self._count}
+
+    def _setup(self) -> State:
+        return {"chunk": self._chunk}
+
+
+_transform: Callable[[Any], Any]
+
+
+def _learn(transform: Callable[[Any], Any]) -> None:
+    """Runs once in each process: the function travels once, not with each chunk."""
+    global _transform
+    _transform = transform
+
+
+def _answer(items: list[Any]) -> _Answer:
+    """Runs in a process."""
+    answer = _answers(_transform, items)
+    if answer.failure is None:
+        return answer
+    return _Answer(answer.results, _portable(answer.failure), answer.trace)
+
+
+def _answers(transform: Callable[[Any], Any], items: list[Any]) -> _Answer:
+    results: list[Any] = []
+    for item in items:
+        try:
+            results.append(apply(transform, item))
+        except Exception as failure:  # noqa: BLE001  travels to the consumer
+            return _Answer(results, failure, "".join(traceback.format_exception(failure)).rstrip())
+    return _Answer(results)
+
+
+def _check_importable(transform: Callable[[Any], Any]) -> None:
+    try:
+        pickle.dumps(transform)
+    except Exception as failure:
+        raise ConfigError(
+            f"transform cannot be pickled ({failure}); wanted a function of a module, which other processes can "
+            "import, or start_method='fork'"
+        ) from failure
+
+
+def _portable(failure: BaseException) -> BaseException:
+    """The failure itself where it survives pickling, which types with an unusual ``__init__`` do not."""
+    try:
+        pickle.loads(pickle.dumps(failure))
+    except Exception:  # noqa: BLE001  whatever pickling does, the failure must arrive
+        return RuntimeError(f"{type(failure).__name__}: {failure}")
+    return failure
+
+
+def _end(pool: ProcessPoolExecutor, process: int) -> None:
+    if os.getpid() != process:
+        return
+    # Garbage collection may run anywhere, on the thread that manages the pool too, which cannot wait for itself.
+    manager = getattr(pool, "_executor_manager_thread", None)
+    pool.shutdown(wait=threading.current_thread() is not manager, cancel_futures=True)

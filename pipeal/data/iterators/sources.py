@@ -1,0 +1,261 @@
+"""Where a pipeline begins: iterators over data, over a share of it, over permutations of it, over random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
+from pipeal.data.iterators.checks import check_instance, rest_of
+from pipeal.errors import ConfigError, DataError
+
+T = TypeVar("T")
+Uneven: TypeAlias = Literal["keep", "drop", "repeat"]
+
+
+class NativeCheckpointableIterator(Stage[T]):
+    """Any iterable with a state. A sequence is restored in constant time; of anything else the start is read again.
+
+    Args:
+        iterable: The data. An iterator is refused: it could not begin anew.
+
+    Raises:
+        ConfigError: An iterator, or no iterable at all.
+
+    >>> it = NativeCheckpointableIterator("abc")
+    >>> next(it), it.getstate()["yielded"], list(it)
+    ('a', 1, ['b', 'c'])
+    """
+
+    fields = ("yielded",)
+    _yielded: int
+    _items: Iterator[T] | None
+
+    def __init__(self, iterable: Iterable[T]) -> None:
+        super().__init__()
+        if not isinstance(iterable, Iterable):
+            raise ConfigError(f"iterable is of type {type(iterable).__name__}, over which nobody can iterate")
+        if iter(iterable) is iterable:
+            raise ConfigError(
+                f"iterable is an iterator ({type(iterable).__name__}), which cannot begin anew; "
+                "wanted a list or another iterable that can"
+            )
+        self._iterable = iterable
+        self._finish()
+
+    def _next(self) -> T:
+        if self._items is None:
+            self._items = self._from(self._yielded)
+        item = next(self._items)
+        self._yielded += 1
+        return item
+
+    def _from(self, start: int) -> Iterator[T]:
+        if isinstance(self._iterable, Sequence):
+            return rest_of(self._iterable, start)
+        items = iter(self._iterable)
+        if sum(1 for _ in islice(items, start)) < start:
+            raise DataError(f"the data ends before item {start}, where the state was taken; wanted the same data")
+        return items
+
+    def _begin(self, state: State | None) -> None:
+        self._yielded = state["yielded"] if state else 0
+        self._items = None
+
+    def _position(self) -> State:
+        return {"yielded": self._yielded}
+
+    def _setup(self) -> State:
+        return {"items": len(self._iterable) if isinstance(self._iterable, Sequence) else None}
+
+
+class ChunkedSourceIterator(NativeCheckpointableIterator[T]):
+    """The share of one instance: the list is cut into consecutive parts, one per instance. Ends; does not shuffle.
+
+    Args:
+        source_items: All items; they are not copied and must not change.
+        num_instances: How many instances there are.
+        instance_rank: Which one this is.
+        uneven: What to do when the list does not divide evenly. ``"keep"``: the first parts have one item more.
+            ``"drop"``: all parts have ``len // num_instances`` items, and the last items of the list are left out.
+            ``"repeat"``: all have as many as the longest, and the shorter ones end with the last item once more (in
+            a list that is shorter than ``num_instances``, the last of all).
+
+    Raises:
+        ConfigError: A rank that does not exist, another word for ``uneven``, or no list.
+
+    >>> [list(ChunkedSourceIterator([1, 2, 3, 4, 5], 2, rank)) for rank in (0, 1)]
+    [[1, 2, 3], [4, 5]]
+    >>> [list(ChunkedSourceIterator([1, 2, 3, 4, 5], 2, rank, uneven="repeat")) for rank in (0, 1)]
+    [[1, 2, 3], [4, 5, 5]]
+    """
+
+    def __init__(
+        self, source_items: Sequence[T], num_instances: int = 1, instance_rank: int = 0, *, uneven: Uneven = "keep"
+    ) -> None:
+        check_instance(num_instances, instance_rank)
+        self._share = [num_instances, instance_rank, check_uneven(uneven)]
+        items = _sequence(source_items)
+        each, more = divmod(len(items), num_instances)
+        if uneven == "drop":
+            more = 0
+        begin = instance_rank * each + min(instance_rank, more)
+        part = list(items[begin : begin + each + (instance_rank < more)])
+        if uneven == "repeat" and more and instance_rank >= more:
+            part.append(part[-1] if part else items[-1])
+        self._of = len(items)
+        super().__init__(part)
+
+    def _setup(self) -> State:
+        instances, rank, uneven = self._share
+        return {"items": self._of, "num_instances": instances, "instance_rank": rank, "uneven": uneven}
+
+
+class InfinitePermutationSourceIterator(Stage[T]):
+    """The items of a list without end, in a new order on each pass; instances take every n-th, together each item.
+
+    The order follows from the seed and the number of the pass, so that a state is two numbers.
+
+    Args:
+        source_items: At least one item; the list is copied, the items are not.
+        seed: At least 0. None draws one, which the state remembers.
+        shuffle: False keeps the order of the list.
+        num_instances: How many instances share the items.
+        instance_rank: Which one this is.
+
+    Raises:
+        ConfigError: No items, a rank that does not exist, or ``seed=None`` with several instances: each would draw
+            its own, and their shares would overlap.
+
+    >>> it = InfinitePermutationSourceIterator([1, 2, 3], seed=0)
+    >>> [sorted(next(it) for _ in range(3)) for _ in range(2)]
+    [[1, 2, 3], [1, 2, 3]]
+    """
+
+    fields = ("yielded",)
+    _yielded: int
+    _pass: int
+    _order: list[int]
+
+    def __init__(
+        self,
+        source_items: Sequence[T],
+        seed: int | None = 0,
+        shuffle: bool = True,
+        num_instances: int = 1,
+        instance_rank: int = 0,
+    ) -> None:
+        super().__init__()
+        check_instance(num_instances, instance_rank)
+        if shuffle and seed is None and num_instances > 1:
+            raise ConfigError(
+                f"seed is None with {num_instances} instances, whose shares would overlap; "
+                "pass one seed, the same to all of them"
+            )
+        self._items = list(_sequence(source_items))
+        if not self._items:
+            raise ConfigError("source_items is empty; wanted at least one item")
+        self._shuffle = shuffle
+        self._instances, self._rank = num_instances, instance_rank
+        self._take_seed(seed)
+        self._finish()
+
+    def _next(self) -> T:
+        position = self._rank + self._yielded * self._instances
+        number, index = divmod(position, len(self._items))
+        self._yielded += 1
+        if not self._shuffle:
+            return self._items[index]
+        if number != self._pass:
+            self._order = list(range(len(self._items)))
+            self._random(number).shuffle(self._order)
+            self._pass = number
+        return self._items[self._order[index]]
+
+    def _begin(self, state: State | None) -> None:
+        self._yielded = state["yielded"] if state else 0
+        self._pass, self._order = -1, []
+
+    def _position(self) -> State:
+        return {"yielded": self._yielded}
+
+    def _setup(self) -> State:
+        return {
+            "items": len(self._items),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "num_instances": self._instances,
+            "instance_rank": self._rank,
+        }
+
+
+class RandomIterator(Stage[float]):
+    """Random numbers in [0, 1) without end; number ``n`` follows from the seed and ``n``.
+
+    Args:
+        seed: At least 0. None draws one, which the state remembers.
+    """
+
+    fields = ("yielded",)
+    _yielded: int
+
+    def __init__(self, seed: int | None = 0) -> None:
+        super().__init__()
+        self._take_seed(seed)
+        self._finish()
+
+    def _next(self) -> float:
+        number = self._keyed(self._yielded)
+        self._yielded += 1
+        return (number >> 10) * 2.0**-53  # of 63 bits, the 53 that a float holds
+
+    def _begin(self, state: State | None) -> None:
+        self._yielded = state["yielded"] if state else 0
+
+    def _position(self) -> State:
+        return {"yielded": self._yielded}
+
+    def _setup(self) -> State:
+        return {"seed": self._seed}
+
+
+def create_source_iterator(
+    source_items: Sequence[T],
+    train: bool = True,
+    seed: int | None = None,
+    shuffle: bool = True,
+    num_instances: int = 1,
+    instance_rank: int = 0,
+    *,
+    uneven: Uneven = "keep",
+) -> CheckpointableIterator[T]:
+    """Permutations without end to train on; without ``train`` the share of one instance, once and in order.
+
+    Raises:
+        ConfigError: ``shuffle`` without ``train``, or what the two iterators refuse.
+    """
+    if train:
+        return InfinitePermutationSourceIterator(source_items, seed, shuffle, num_instances, instance_rank)
+    if shuffle:
+        raise ConfigError("shuffle=True with train=False; wanted shuffle=False: without train the order is kept")
+    return ChunkedSourceIterator(source_items, num_instances, instance_rank, uneven=uneven)
+
+
+def check_uneven(uneven: Any) -> Uneven:
+    """Refuses other words than the three.
+
+    Raises:
+        ConfigError: It is another.
+    """
+    if uneven not in ("keep", "drop", "repeat"):
+        raise ConfigError(f"uneven is {uneven!r}; wanted 'keep', 'drop' or 'repeat'")
+    found: Uneven = uneven
+    return found
+
+
+def _sequence(items: Any) -> Sequence[Any]:
+    if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
+        raise ConfigError(f"source_items is of type {type(items).__name__}; wanted a list")
+    found: Sequence[Any] = items
+    return found

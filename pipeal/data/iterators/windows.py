@@ -1,0 +1,209 @@
+"""Streams cut into windows. The state is where the window began and how much of it was served.
+
+source   a b c d | e f g h | i j          a restored iterator reads the window in which it stood once more,
+served   ■ ■ ■ ■   ■ ■ □ □                and nothing before it
+                 └ state: source at e, 2 served
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import ClassVar, TypeVar
+
+from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
+from pipeal.data.iterators.checks import apply, at_least, check_callable
+from pipeal.errors import DataError
+
+T = TypeVar("T")
+In = TypeVar("In")
+
+
+class WindowStage(Stage[T]):
+    """What reads a window, makes something of it and serves that; with the bookkeeping that all of them need."""
+
+    fields: ClassVar[tuple[str, ...]] = ("window", "served")
+    _starts: list[State]
+    _window: int
+    _served: int
+    _outputs: Iterator[T] | None
+
+    @abstractmethod
+    def _read(self) -> Iterable[T]:
+        """Reads the window ``self._window`` and returns what it serves; StopIteration when nothing is left."""
+
+    def _next(self) -> T:
+        while True:
+            if self._outputs is None:
+                self._outputs = iter(self._read())
+                skipped = sum(1 for _ in islice(self._outputs, self._served))
+                if skipped < self._served:
+                    raise DataError(
+                        f"{type(self).__name__} stood at output {self._served} of a window that now has {skipped}; "
+                        "restore a state with the data and functions it was taken with"
+                    )
+            for output in self._outputs:
+                self._served += 1
+                return output
+            self._turn()
+
+    def _turn(self) -> None:
+        """Goes to the next window."""
+        self._starts = super()._source_states()
+        self._window, self._served, self._outputs = self._window + 1, 0, None
+
+    def _begin(self, state: State | None) -> None:
+        self._starts = super()._source_states()
+        self._window, self._served = (state["window"], state["served"]) if state else (0, 0)
+        self._outputs = None
+
+    def _position(self) -> State:
+        return {"window": self._window, "served": self._served}
+
+    def _source_states(self) -> list[State]:
+        return list(self._starts)
+
+
+class SelectManyIterator(WindowStage[T]):
+    """The items of the collections that the items of the source are, or that ``collection_selector`` makes of them.
+
+    Args:
+        source_iterator: The items; a path, say.
+        collection_selector: Gives an iterable for each item, read once and as it is needed: the lines of that file.
+            None: the items are iterables themselves.
+
+    >>> from pipeal.data.iterators import NativeCheckpointableIterator
+    >>> list(SelectManyIterator(NativeCheckpointableIterator(["ab", "", "c"])))
+    ['a', 'b', 'c']
+    """
+
+    def __init__(
+        self,
+        source_iterator: CheckpointableIterator[In],
+        collection_selector: Callable[[In], Iterable[T]] | None = None,
+    ) -> None:
+        super().__init__(source_iterator)
+        if collection_selector is not None:
+            check_callable("collection_selector", collection_selector)
+        self._selector = collection_selector
+        self._finish()
+
+    def _read(self) -> Iterable[T]:
+        item = next(self._sources[0])
+        collection: Iterable[T] = item if self._selector is None else apply(self._selector, item)
+        return collection
+
+
+class BlockwiseShuffleIterator(WindowStage[T]):
+    """Blocks of ``block_size`` items, each shuffled in itself.
+
+    The order in block ``n`` follows from the seed and ``n``. Compare :class:`BufferedShuffleIterator`, which mixes
+    across such borders.
+
+    Args:
+        source_iterator: The items.
+        block_size: At least 1.
+        seed: At least 0. None draws one, which the state remembers.
+
+    >>> from pipeal.data.iterators import NativeCheckpointableIterator
+    >>> shuffled = list(BlockwiseShuffleIterator(NativeCheckpointableIterator(range(5)), block_size=3))
+    >>> sorted(shuffled[:3]), sorted(shuffled[3:])
+    ([0, 1, 2], [3, 4])
+    """
+
+    def __init__(self, source_iterator: CheckpointableIterator[T], block_size: int, seed: int | None = 0) -> None:
+        super().__init__(source_iterator)
+        self._size = at_least("block_size", block_size, 1)
+        self._take_seed(seed)
+        self._finish()
+
+    def _read(self) -> Iterable[T]:
+        block = list(islice(self._sources[0], self._size))
+        if not block:
+            raise StopIteration
+        self._random(self._window).shuffle(block)
+        return block
+
+    def _setup(self) -> State:
+        return {"block_size": self._size, "seed": self._seed}
+
+
+class FixedBatchIterator(Stage[list[T]]):
+    """Lists of ``batch_size`` items; the last one may be shorter.
+
+    >>> from pipeal.data.iterators import NativeCheckpointableIterator
+    >>> list(FixedBatchIterator(NativeCheckpointableIterator(range(5)), batch_size=2))
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(self, source_iterator: CheckpointableIterator[T], batch_size: int) -> None:
+        super().__init__(source_iterator)
+        self._size = at_least("batch_size", batch_size, 1)
+        self._finish()
+
+    def _next(self) -> list[T]:
+        batch = list(islice(self._sources[0], self._size))
+        if not batch:
+            raise StopIteration
+        return batch
+
+    def _begin(self, state: State | None) -> None: ...
+
+    def _setup(self) -> State:
+        return {"batch_size": self._size}
+
+
+class WindowedIterator(Stage[tuple[T, ...]]):
+    """Every ``width`` consecutive items, as a window that slides by one; nothing if there are fewer items.
+
+    >>> from pipeal.data.iterators import NativeCheckpointableIterator
+    >>> list(WindowedIterator(NativeCheckpointableIterator([1, 2, 3, 4]), width=3))
+    [(1, 2, 3), (2, 3, 4)]
+    """
+
+    fields = ("skip",)
+
+    def __init__(self, source_iterator: CheckpointableIterator[T], width: int) -> None:
+        super().__init__(source_iterator)
+        self._width = at_least("width", width, 1)
+        self._finish()
+
+    def _next(self) -> tuple[T, ...]:
+        while self._skip:
+            self._take()
+            self._skip -= 1
+        while len(self._held) < self._width:
+            self._take()
+        window = tuple(self._held)
+        self._held.popleft()
+        self._first += 1
+        # The oldest mark must stay at or before the first item of the next window.
+        if len(self._marks) > 1 and self._marks[1][0] <= self._first:
+            self._marks.popleft()
+        return window
+
+    def _take(self) -> None:
+        if self._read % self._width == 0 and self._read > self._marks[-1][0]:
+            self._marks.append((self._read, self._sources[0].getstate()))
+        item = next(self._sources[0])
+        self._read += 1
+        if not self._skip:
+            self._held.append(item)
+
+    def _begin(self, state: State | None) -> None:
+        self._skip = state["skip"] if state else 0
+        self._first = self._skip  # of the next window, counted from the first mark
+        self._read = 0
+        self._held: deque[T] = deque()
+        self._marks: deque[tuple[int, State]] = deque([(0, self._sources[0].getstate())])
+
+    def _source_states(self) -> list[State]:
+        return [self._marks[0][1]]
+
+    def _position(self) -> State:
+        return {"skip": self._first - self._marks[0][0]}
+
+    def _setup(self) -> State:
+        return {"width": self._width}

@@ -1,0 +1,233 @@
+"""The law of the loader: any number of workers, the same items in the same order, and the same after a resume."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from itertools import islice
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from pipeal.data.iterators import (
+    BucketedReadaheadBatchIterator,
+    CheckpointableLoader,
+    IterableCheckpointedDataset,
+    MapIterator,
+    NativeCheckpointableIterator,
+    ParallelMapIterator,
+    PrefetchIterator,
+    SelectManyIterator,
+    create_source_iterator,
+)
+from pipeal.errors import ConfigError, DataError, ScheduleError
+from tests.data.iterators.pipelines import build, few, fits, specs, tag, weight
+
+
+def shares(num_instances, instance_rank):
+    """Finite, and of another length in each shard."""
+    chunks = create_source_iterator(list(range(40)), False, 0, False, num_instances, instance_rank)
+    return BucketedReadaheadBatchIterator(SelectManyIterator(chunks, few), 6, weight, fits, seed=3)
+
+
+def endless(num_instances, instance_rank):
+    return create_source_iterator(list(range(10)), True, 5, True, num_instances, instance_rank)
+
+
+def whole():
+    return PrefetchIterator(shares(1, 0), 3)
+
+
+def fails_at_5(item):
+    if item == 5:
+        raise KeyError("five")
+    return item
+
+
+def failing(num_instances, instance_rank):
+    data = create_source_iterator(list(range(20)), False, 0, False, num_instances, instance_rank)
+    return MapIterator(data, fails_at_5)
+
+
+def loader(kind, workers, **options):
+    if kind == "shares":
+        return CheckpointableLoader(shares, workers, shards=4, **options)
+    return CheckpointableLoader(whole(), workers, shards=4, **options)
+
+
+def walk(items):
+    with items:
+        states, found = [items.getstate()], []
+        for item in items:
+            found.append(item)
+            states.append(json.loads(json.dumps(items.getstate())))
+    return found, states
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_process():
+    yield
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("kind", ["shares", "whole"])
+def test_the_number_of_workers_changes_nothing(kind):
+    reference, states = walk(loader(kind, 0))
+    assert len(reference) > 10
+    for workers in (1, 2, 4):
+        assert walk(loader(kind, workers)) == (reference, states)
+    if kind == "whole":
+        with whole() as plain:
+            assert reference == list(plain)
+
+
+@pytest.mark.parametrize("kind", ["shares", "whole"])
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_saved_at_every_position_and_resumed_with_workers(kind, workers):
+    reference, states = walk(loader(kind, 0))
+    # Each start of worker processes costs: with them some positions, and the last ones.
+    step = (1, None, 5, None, 7)[workers]
+    places = sorted({*range(0, len(states), step), len(states) - 2, len(states) - 1})
+    for place in places:
+        with loader(kind, workers) as fresh:
+            fresh.setstate(states[place])
+            assert fresh.getstate() == states[place]
+            again = list(islice(fresh, 2))
+            second = fresh.getstate()
+            fresh.close()
+            assert again == reference[place : place + 2]
+            fresh.setstate(second)
+            # What has ended begins anew.
+            assert list(fresh) == (reference if second["ended"] else reference[place + 2 :])
+
+
+@given(specs(), st.data())
+@settings(max_examples=10)
+def test_the_law_without_workers_over_random_pipelines(spec, data):
+    with build(spec) as plain:
+        reference = list(plain)
+    found, states = walk(CheckpointableLoader(build(spec), shards=3))
+    assert found == reference
+    place = data.draw(st.integers(0, len(found)))
+    fresh = CheckpointableLoader(build(spec), shards=3)
+    fresh.setstate(states[place])
+    assert list(fresh) == reference[place:]
+
+
+def test_resumed_with_other_workers_and_at_an_epochs_end():
+    reference, states = walk(loader("shares", 2))
+    with loader("shares", 4) as fresh:
+        fresh.setstate(states[5])
+        assert list(fresh) == reference[5:]
+        assert list(fresh) == reference, "what ended begins anew"
+        ended = fresh.getstate()
+    assert ended["ended"]
+    fresh = loader("shares", 0)
+    fresh.setstate(ended)
+    assert list(fresh) == reference, "as the loader would have gone on that the state was taken from"
+
+
+def test_a_pass_that_is_broken_off_goes_on_or_begins_anew():
+    endlessly = CheckpointableLoader(endless, shards=2)
+    first = list(islice(endlessly, 7))
+    items = first + list(islice(endlessly, 5))
+    assert items == list(islice(CheckpointableLoader(endless, shards=2), 12))
+    anew = CheckpointableLoader(endless, shards=2, should_reset=True)
+    assert list(islice(anew, 7)) == list(islice(anew, 7)) == first
+
+
+def test_ranks_and_shards_share_the_items():
+    loaders = [CheckpointableLoader(endless, shards=2, num_instances=2, instance_rank=rank) for rank in (0, 1)]
+    found = [item for each in loaders for item in islice(each, 5)]
+    assert len(found) == 10
+    shards = [list(islice(endless(4, number), 3)) for number in range(4)]
+    assert found[:4] == [shards[0][0], shards[1][0], shards[0][1], shards[1][1]]
+    assert found[5:9] == [shards[2][0], shards[3][0], shards[2][1], shards[3][1]]
+
+
+def test_spawned_workers_get_the_pipeline_by_pickling():
+    with CheckpointableLoader(whole(), 1, multiprocessing_context="spawn") as spawned, whole() as plain:
+        assert list(spawned) == list(plain)
+
+
+def test_a_started_pipeline_can_go_to_workers():
+    # Its thread and its processes stay behind: a forked copy has neither, and must not wait for them.
+    parallel = ParallelMapIterator(NativeCheckpointableIterator(range(20)), tag, 1, 2, start_method="fork")
+    with PrefetchIterator(parallel, 4) as started:
+        expected = list(islice(started, 20))
+        started.setstate(None)
+        assert next(started) == expected[0]
+        with CheckpointableLoader(started, 2) as both:
+            assert list(both) == expected
+
+
+def test_an_exception_of_a_worker_arrives_as_its_own_type():
+    with CheckpointableLoader(failing, 2) as both:
+        items = iter(both)
+        assert list(islice(items, 10)) == [0, 10, 1, 11, 2, 12, 3, 13, 4, 14]
+        state = both.getstate()
+        with pytest.raises(KeyError, match="five"):
+            next(items)
+        assert both.getstate() == state
+
+
+def test_tensors_travel():
+    data = NativeCheckpointableIterator([{"x": torch.arange(3) * place} for place in range(4)])
+    with CheckpointableLoader(data, 2) as both:
+        assert [item["x"].tolist() for item in both] == [[0, 0, 0], [0, 1, 2], [0, 2, 4], [0, 3, 6]]
+
+
+def test_one_pass_at_a_time():
+    numbers = CheckpointableLoader(NativeCheckpointableIterator(range(9)))
+    first = iter(numbers)
+    next(first)
+    iter(numbers)
+    with pytest.raises(ScheduleError, match="another pass"):
+        next(first)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_the_plain_data_set_in_a_plain_dataloader(workers):
+    data = IterableCheckpointedDataset(whole(), should_reset=True)
+    batches = DataLoader(data, num_workers=workers, batch_size=1, collate_fn=tag)
+    found = [list(batches) for _ in range(2)]
+    with whole() as plain:
+        assert found[0] == found[1] == [("m", [item]) for item in plain]
+    data._source.close()
+
+
+def test_the_plain_data_set_goes_on_where_its_source_stands():
+    source = endless(1, 0)
+    data = DataLoader(IterableCheckpointedDataset(source, False), batch_size=None)
+    items = [*islice(data, 4)]
+    state = source.getstate()
+    items += islice(data, 4)
+    assert items == list(islice(endless(1, 0), 8))
+    source.setstate(state)
+    assert list(islice(data, 4)) == items[4:]
+
+
+def test_states_of_others_and_bad_settings_are_refused():
+    four, three = CheckpointableLoader(shares, shards=4), CheckpointableLoader(shares, shards=3)
+    with pytest.raises(DataError, match=r"'shards': 3.*the loader has.*'shards': 4"):
+        four.setstate(three.getstate())
+    with pytest.raises(DataError, match="version 2"):
+        four.setstate({**four.getstate(), "version": 2})
+    with pytest.raises(DataError, match="NativeCheckpointableIterator"):
+        four.setstate(NativeCheckpointableIterator([1]).getstate())
+    with pytest.raises(DataError, match="damaged"):
+        four.setstate({**four.getstate(), "shards": []})
+    with pytest.raises(ConfigError, match="3 shards for 2 workers"):
+        CheckpointableLoader(shares, 2, shards=3)
+    with pytest.raises(ConfigError, match="cannot be shared out"):
+        CheckpointableLoader(whole(), num_instances=2)
+    with pytest.raises(ConfigError, match="source is of type list"):
+        CheckpointableLoader([1, 2])
+    with pytest.raises(ConfigError, match="source is of type list"):
+        IterableCheckpointedDataset([1, 2])

@@ -1,0 +1,233 @@
+"""Threads and processes: they end, they fail in their turn, they never leave anybody waiting."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures.process import BrokenProcessPool
+from itertools import count, islice
+
+import pytest
+
+from pipeal.data.iterators import (
+    BlockwiseShuffleIterator,
+    FixedBatchIterator,
+    MapIterator,
+    NativeCheckpointableIterator,
+    ParallelMapIterator,
+    PrefetchIterator,
+)
+from pipeal.errors import ConfigError, ScheduleError
+from tests.data.iterators.pipelines import Endless, tag
+
+
+class Odd(Exception):
+    """An exception that cannot be unpickled."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one}{two}")
+
+
+def numbers(many=20):
+    return NativeCheckpointableIterator(range(many))
+
+
+def raise_at_7(item):
+    if item == 7:
+        raise FileNotFoundError("no file 7")
+    return item
+
+
+def raise_odd(item):
+    raise Odd("o", "dd")
+
+
+def stop(item):
+    raise StopIteration
+
+
+def die_of_13(item):
+    if item == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def late_first(item):
+    time.sleep(0.3 if item == 0 else 0.0)
+    return item, os.getpid()
+
+
+def forked(source, transform, processes=2, size=4):
+    return ParallelMapIterator(source, transform, processes, size, start_method="fork")
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "pipeal-prefetch"]
+
+
+def until_gone(left):
+    deadline = time.monotonic() + 10
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left()
+
+
+def notes(error):
+    return " ".join(getattr(error, "__notes__", []))
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing():
+    yield
+    assert until_gone(multiprocessing.active_children) == []
+    assert until_gone(threads) == []
+
+
+def test_parallel_is_in_order_over_all_processes_and_without_a_barrier():
+    seen = []
+
+    def watched():
+        for number in count():
+            seen.append(number)
+            yield number
+
+    class Stream:
+        def __iter__(self):
+            return watched()
+
+    with forked(NativeCheckpointableIterator(Stream()), late_first, 2, 4) as mapped:
+        items = [next(mapped)]
+        assert len(seen) <= 2 * 4, "the look-ahead is bounded"
+        items += islice(mapped, 29)
+        assert [number for number, _ in items] == list(range(30))
+        # While item 0 holds up one process, the other one works on.
+        assert len({process for _, process in items}) == 2
+
+
+@pytest.mark.parametrize("wrap", [lambda pipeline: pipeline, lambda pipeline: PrefetchIterator(pipeline, 3)])
+def test_an_exception_of_a_process_comes_in_its_turn_with_its_position(wrap):
+    with wrap(forked(numbers(), raise_at_7)) as mapped:
+        assert list(islice(mapped, 7)) == list(range(7))
+        with pytest.raises(FileNotFoundError, match="no file 7") as caught:
+            next(mapped)
+        assert "item 7 of ParallelMapIterator" in notes(caught.value)
+        assert "raise_at_7" in notes(caught.value), "the trace of the other process"
+        with pytest.raises(FileNotFoundError):
+            next(mapped)
+        with pytest.raises(ScheduleError, match="no state after a failure"):
+            mapped.getstate()
+        mapped.setstate(None)
+        assert next(mapped) == 0
+
+
+def test_the_position_counts_from_the_beginning_after_a_resume_too():
+    with forked(numbers(), raise_at_7) as mapped, PrefetchIterator(MapIterator(numbers(), raise_at_7), 4) as fetched:
+        for pipeline, kind in ((mapped, "ParallelMapIterator"), (fetched, "PrefetchIterator")):
+            list(islice(pipeline, 5))
+            pipeline.setstate(json.loads(json.dumps(pipeline.getstate())))
+            assert list(islice(pipeline, 2)) == [5, 6]
+            with pytest.raises(FileNotFoundError) as caught:
+                next(pipeline)
+            assert f"item 7 of {kind}" in notes(caught.value)
+
+
+def test_an_exception_of_the_source_comes_in_its_turn():
+    with forked(MapIterator(numbers(), raise_at_7), tag, 2, 8) as mapped:
+        assert [item for _, item in islice(mapped, 4)] == [0, 1, 2, 3], "those of the whole chunks before it"
+        with pytest.raises(FileNotFoundError):
+            list(mapped)
+
+
+def test_an_exception_that_cannot_travel_and_a_stop_iteration_arrive_all_the_same():
+    with forked(numbers(), raise_odd) as mapped, pytest.raises(RuntimeError, match="Odd: odd"):
+        next(mapped)
+    # Let through, it would have ended the stream early, without a word.
+    for pipeline in (forked(numbers(), stop), MapIterator(numbers(), stop)):
+        with pipeline, pytest.raises(ValueError, match="stop raised StopIteration"):
+            next(pipeline)
+
+
+def test_a_process_that_dies_is_an_error():
+    with forked(numbers(), die_of_13) as mapped:
+        assert [next(mapped) for _ in range(2)] == [0, 1]
+        with pytest.raises(BrokenProcessPool) as caught:
+            list(mapped)
+        assert "ParallelMapIterator" in notes(caught.value)
+        mapped.setstate(None)
+        assert next(mapped) == 0, "with another pool"
+
+
+def test_a_function_that_cannot_go_to_another_process_is_refused():
+    mapped = ParallelMapIterator(numbers(), lambda item: item, 1, 1, start_method="spawn")
+    with mapped, pytest.raises(ConfigError, match="transform cannot be pickled"):
+        next(mapped)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 20])
+@pytest.mark.parametrize("end", ["close", "with", "garbage", "state"])
+def test_ending_a_pipeline_ends_its_threads_and_processes(taken, end):
+    pipeline = PrefetchIterator(FixedBatchIterator(PrefetchIterator(forked(numbers(60), tag), 3), 2), 2)
+    list(islice(pipeline, taken))
+    if end == "close":
+        pipeline.close()
+        pipeline.close()
+        with pytest.raises(ScheduleError, match="closed"):
+            next(pipeline)
+        with pytest.raises(ScheduleError, match="closed"):
+            pipeline.setstate(None)
+    elif end == "with":
+        with pipeline:
+            next(pipeline)
+    elif end == "state":
+        pipeline.setstate(None)
+        assert threads() == []
+        pipeline.close()
+    del pipeline
+    gc.collect()
+    assert until_gone(threads) == []
+    assert until_gone(multiprocessing.active_children) == []
+
+
+def test_a_prefetch_over_an_endless_source_reads_no_further_than_its_buffer():
+    with PrefetchIterator(NativeCheckpointableIterator(Endless()), 5) as fetched:
+        assert next(fetched) == 0
+        deadline = time.monotonic() + 5
+        while len(fetched._channel) < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert len(fetched._channel) == 5
+        assert list(islice(fetched, 20)) == list(range(1, 21))
+
+
+def test_a_prefetch_warns_of_an_empty_buffer_if_asked(caplog):
+    slow = MapIterator(numbers(3), late_first)
+    with caplog.at_level(logging.WARNING), PrefetchIterator(slow, 2, log_empty_buffer_warning=True) as fetched:
+        next(fetched)
+    assert "buffer is empty" in caplog.text
+
+
+def test_parallel_before_prefetch_and_shuffle_does_not_lock():
+    # infinibatch: a pool made before a prefetching process forks has no workers in the child, which waits for ever.
+    for _ in range(3):
+        with PrefetchIterator(BlockwiseShuffleIterator(forked(numbers(), tag), 5), 4) as pipeline:
+            assert sorted(item for _, item in pipeline) == list(range(20))
+
+
+def test_an_interpreter_ends_with_a_pipeline_left_open():
+    code = """
+from pipeal.data.iterators import *
+numbers = InfinitePermutationSourceIterator([1, 2])
+left = PrefetchIterator(ParallelMapIterator(numbers, str, 1, 2, start_method="fork"), 3)
+print(next(left) in "12")
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout == "True\n"
+    assert found.stderr == ""
