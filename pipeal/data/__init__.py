@@ -1,15 +1,74 @@
 """Data sets, words, vectors and batches; works with a plain PyTorch ``DataLoader`` and no engine."""
 
 from pipeal.data.augment import Augment, Augmentation
+from pipeal.data.bounds import find_thresholds, length_bounds, round_up
 from pipeal.data.cleaning import STOP_WORDS, clean
 from pipeal.data.corpus import Corpus
 from pipeal.data.download import Progress, download
 from pipeal.data.embeddings import VectorTable, find_vectors, load_vectors, vectors_from_torchtext
+from pipeal.data.grouping import (
+    FEATURES,
+    Annotated,
+    AnnotatedModule,
+    CDimPadder,
+    DataCollection,
+    Grouped,
+    Grouper,
+    LengthThresholdGrouper,
+    Padder,
+    PredefinedConsecutiveGrouper,
+    PredefinedGrouper,
+    TensorData,
+    UniGrouper,
+    ValuePadder,
+    ZeroPadder,
+)
 from pipeal.data.imagecache import OnBroken
 from pipeal.data.imageloader import ImageBatches
 from pipeal.data.images import ImageDataset, canonical_image_name, load_images
 from pipeal.data.imagesplit import ImageSplit
+from pipeal.data.iterators import (
+    BlockwiseShuffleIterator,
+    BucketedReadaheadBatchIterator,
+    BufferedShuffleIterator,
+    CheckpointableIterator,
+    CheckpointableLoader,
+    ChunkedSourceIterator,
+    FixedBatchIterator,
+    InfinitePermutationSourceIterator,
+    IterableCheckpointedDataset,
+    MapIterator,
+    MultiplexIterator,
+    NativeCheckpointableIterator,
+    ParallelMapIterator,
+    PrefetchIterator,
+    RandomIterator,
+    RecurrentIterator,
+    SamplingRandomMapIterator,
+    SelectManyIterator,
+    ShardIterator,
+    WindowedIterator,
+    ZipIterator,
+    chunked_dataset_iterator,
+    create_source_iterator,
+)
 from pipeal.data.loader import Batch, BatchLoader, BatchSampler
+from pipeal.data.memory import MemoryModel, fit_memory_model, max_batch_cost, probe_memory
+from pipeal.data.packing import SizeTypeError
+from pipeal.data.passes import PassSampler
+from pipeal.data.peaks import (
+    CudaPeak,
+    PeakMeter,
+    ResidentPeak,
+    collect_cuda_peak_alloc,
+    collect_peaks,
+    device_memory,
+    is_out_of_memory,
+    meter_for,
+)
+from pipeal.data.plan import PlannedBatchSampler
+from pipeal.data.ranks import EvenBatches, even_batches, steps_of
+from pipeal.data.reread import CheckpointableSource
 from pipeal.data.samplers import (
     EpochSampler,
     FixedBatchSampler,
@@ -17,42 +76,113 @@ from pipeal.data.samplers import (
     TokenBudgetBatchSampler,
     padding_share,
 )
+from pipeal.data.sizeaware import SizeAwareBatchSampler, size_aware_batching
+from pipeal.data.sizebuckets import BucketBatchSampler, Buckets, EmptyBucketsError, create_buckets
 from pipeal.data.sources import SOURCES, Source, unpack_imdb, unpack_members
+from pipeal.data.stream import BinnedBatchIterator, StreamBatch
 from pipeal.data.text import TextDataset, TextSplit, canonical_text_name, load_text
 from pipeal.data.vocab import Vocab
 
 __all__ = [
+    "FEATURES",
     "SOURCES",
     "STOP_WORDS",
+    "Annotated",
+    "AnnotatedModule",
     "Augment",
     "Augmentation",
     "Batch",
     "BatchLoader",
     "BatchSampler",
+    "BinnedBatchIterator",
+    "BlockwiseShuffleIterator",
+    "BucketBatchSampler",
+    "BucketedReadaheadBatchIterator",
+    "Buckets",
+    "BufferedShuffleIterator",
+    "CDimPadder",
+    "CheckpointableIterator",
+    "CheckpointableLoader",
+    "CheckpointableSource",
+    "ChunkedSourceIterator",
     "Corpus",
+    "CudaPeak",
+    "DataCollection",
+    "EmptyBucketsError",
     "EpochSampler",
+    "EvenBatches",
+    "FixedBatchIterator",
     "FixedBatchSampler",
+    "Grouped",
+    "Grouper",
     "ImageBatches",
     "ImageDataset",
     "ImageSplit",
+    "InfinitePermutationSourceIterator",
+    "IterableCheckpointedDataset",
     "LengthGroupedBatchSampler",
+    "LengthThresholdGrouper",
+    "MapIterator",
+    "MemoryModel",
+    "MultiplexIterator",
+    "NativeCheckpointableIterator",
     "OnBroken",
+    "Padder",
+    "ParallelMapIterator",
+    "PassSampler",
+    "PeakMeter",
+    "PlannedBatchSampler",
+    "PredefinedConsecutiveGrouper",
+    "PredefinedGrouper",
+    "PrefetchIterator",
     "Progress",
+    "RandomIterator",
+    "RecurrentIterator",
+    "ResidentPeak",
+    "SamplingRandomMapIterator",
+    "SelectManyIterator",
+    "ShardIterator",
+    "SizeAwareBatchSampler",
+    "SizeTypeError",
     "Source",
+    "StreamBatch",
+    "TensorData",
     "TextDataset",
     "TextSplit",
     "TokenBudgetBatchSampler",
+    "UniGrouper",
+    "ValuePadder",
     "VectorTable",
     "Vocab",
+    "WindowedIterator",
+    "ZeroPadder",
+    "ZipIterator",
     "canonical_image_name",
     "canonical_text_name",
+    "chunked_dataset_iterator",
     "clean",
+    "collect_cuda_peak_alloc",
+    "collect_peaks",
+    "create_buckets",
+    "create_source_iterator",
+    "device_memory",
     "download",
+    "even_batches",
+    "find_thresholds",
     "find_vectors",
+    "fit_memory_model",
+    "is_out_of_memory",
+    "length_bounds",
     "load_images",
     "load_text",
     "load_vectors",
+    "max_batch_cost",
+    "meter_for",
     "padding_share",
+    "probe_memory",
+    "round_up",
+    "size_aware_batching",
+    "steps_of",
     "unpack_imdb",
     "unpack_members",
     "vectors_from_torchtext",

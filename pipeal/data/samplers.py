@@ -22,17 +22,17 @@ _Indices: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """The batches of an epoch: batch ``b`` is ``order[starts[b]:ends[b]]``."""
 
     order: _Indices
     starts: _Indices
     ends: _Indices
 
-    def shuffled(self, random: np.random.Generator) -> _Plan:
+    def shuffled(self, random: np.random.Generator) -> Plan:
         """The same batches in another order."""
         turn = random.permutation(len(self.starts))
-        return _Plan(self.order, self.starts[turn], self.ends[turn])
+        return Plan(self.order, self.starts[turn], self.ends[turn])
 
 
 class EpochSampler(ABC):
@@ -51,9 +51,9 @@ class EpochSampler(ABC):
     def __init__(self, lengths: Lengths, *, shuffle: bool, seed: int) -> None:
         self.lengths = _checked(lengths)
         self.shuffle = shuffle
-        self.seed = _at_least("seed", seed, 0)
+        self.seed = at_least("seed", seed, 0)
         self.epoch = 0
-        self._planned: tuple[int, _Plan] | None = None
+        self._planned: tuple[int, Plan] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that the next iterator (and ``len``) is for; begun iterators go on as they are.
@@ -61,7 +61,7 @@ class EpochSampler(ABC):
         Raises:
             ConfigError: An epoch below 0.
         """
-        self.epoch = _at_least("epoch", epoch, 0)
+        self.epoch = at_least("epoch", epoch, 0)
 
     def __len__(self) -> int:
         """The number of batches in the chosen epoch."""
@@ -72,7 +72,7 @@ class EpochSampler(ABC):
         for start, end in zip(plan.starts.tolist(), plan.ends.tolist(), strict=True):
             yield plan.order[start:end].tolist()
 
-    def _current(self) -> _Plan:
+    def _current(self) -> Plan:
         planned = self._planned
         if planned is None or planned[0] != self.epoch:
             planned = self.epoch, self._plan(np.random.default_rng((self.seed, self.epoch)))
@@ -80,7 +80,7 @@ class EpochSampler(ABC):
         return planned[1]
 
     @abstractmethod
-    def _plan(self, random: np.random.Generator) -> _Plan:
+    def _plan(self, random: np.random.Generator) -> Plan:
         """Plans an epoch; all randomness comes from ``random``."""
 
     def _longest_first(self, random: np.random.Generator) -> _Indices:
@@ -99,13 +99,13 @@ class FixedBatchSampler(EpochSampler):
 
     def __init__(self, lengths: Lengths, batch_size: int, shuffle: bool = True, seed: int = 0) -> None:
         super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.batch_size = _at_least("batch_size", batch_size, 1)
+        self.batch_size = at_least("batch_size", batch_size, 1)
 
-    def _plan(self, random: np.random.Generator) -> _Plan:
+    def _plan(self, random: np.random.Generator) -> Plan:
         count = len(self.lengths)
         starts = np.arange(0, count, self.batch_size)
         order = random.permutation(count) if self.shuffle else np.arange(count)
-        return _Plan(order, starts, np.minimum(starts + self.batch_size, count))
+        return Plan(order, starts, np.minimum(starts + self.batch_size, count))
 
 
 class LengthGroupedBatchSampler(EpochSampler):
@@ -119,16 +119,16 @@ class LengthGroupedBatchSampler(EpochSampler):
 
     def __init__(self, lengths: Lengths, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> None:
         super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.batch_size = _at_least("batch_size", batch_size, 1)
+        self.batch_size = at_least("batch_size", batch_size, 1)
 
-    def _plan(self, random: np.random.Generator) -> _Plan:
+    def _plan(self, random: np.random.Generator) -> Plan:
         order = self._longest_first(random)
         whole, rest = divmod(len(order), self.batch_size)
         sizes = np.full(whole + bool(rest), self.batch_size)
         if rest:
             sizes[random.integers(len(sizes)) if self.shuffle else -1] = rest
         ends = np.cumsum(sizes)
-        plan = _Plan(order, ends - sizes, ends)
+        plan = Plan(order, ends - sizes, ends)
         return plan.shuffled(random) if self.shuffle else plan
 
 
@@ -164,8 +164,8 @@ class TokenBudgetBatchSampler(EpochSampler):
         seed: int = 0,
     ) -> None:
         super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.budget_tokens = _at_least("budget_tokens", budget_tokens, 1)
-        self.max_samples = None if max_samples is None else _at_least("max_samples", max_samples, 1)
+        self.budget_tokens = at_least("budget_tokens", budget_tokens, 1)
+        self.max_samples = None if max_samples is None else at_least("max_samples", max_samples, 1)
         longest = int(np.argmax(self.lengths))
         if self.lengths[longest] > self.budget_tokens:
             raise DataError(
@@ -173,7 +173,7 @@ class TokenBudgetBatchSampler(EpochSampler):
                 f"{self.budget_tokens} tokens; raise budget_tokens or cut the samples (max_len)"
             )
 
-    def _plan(self, random: np.random.Generator) -> _Plan:
+    def _plan(self, random: np.random.Generator) -> Plan:
         order = self._longest_first(random)
         fits = self.budget_tokens // self.lengths[order]
         if self.max_samples is not None:
@@ -187,7 +187,7 @@ class TokenBudgetBatchSampler(EpochSampler):
             cuts.append(cuts[-1] + takes[cuts[-1]])
         cuts[-1] = count
         edges = np.array(cuts, dtype=np.int64)
-        plan = _Plan(order, edges[:-1], edges[1:])
+        plan = Plan(order, edges[:-1], edges[1:])
         return plan.shuffled(random) if self.shuffle else plan
 
 
@@ -223,7 +223,12 @@ def _checked(lengths: Lengths) -> npt.NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-def _at_least(name: str, value: int, least: int) -> int:
+def at_least(name: str, value: int, least: int) -> int:
+    """A whole number, checked.
+
+    Raises:
+        ConfigError: It is not one, or below ``least``.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ConfigError(f"{name} is {value!r}; wanted a whole number of at least {least}")
     return int(value)

@@ -101,7 +101,7 @@ class ExitTable:
 
 
 def exit_table(
-    pipe: Pipeline, test: Iterable[Any], calibration: Calibration, *, timed_samples: int = 2048, rounds: int = 3
+    pipe: Pipeline, test: Iterable[Any], calibration: Calibration, *, timed_samples: int = 2048, rounds: int = 2
 ) -> ExitTable:
     """Measures every exit and the calibrated policy.
 
