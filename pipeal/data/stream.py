@@ -127,6 +127,10 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
 
     def __next__(self) -> StreamBatch[T]:
         while not self._ended:
+            # Before the next one is read: a batch of a full bin may have gone first.
+            oldest = next(iter(self._waiting), self._read)
+            if self._read - oldest >= self.max_wait:
+                return self._take(*self._least_wasteful(self._waiting[oldest]))
             self._mark()
             try:
                 sample = next(self._reader)
@@ -150,10 +154,8 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
             self._waiting[position] = number
             if len(self._bins[number]) >= self._fits_list[number]:
                 return self._take(number, self._fits_list[number])
-            oldest = next(iter(self._waiting))
-            if len(self._waiting) >= self.buffer_samples or self._read - oldest >= self.max_wait:
-                must = self._waiting[oldest] if self._read - oldest >= self.max_wait else None
-                return self._take(*self._least_wasteful(must))
+            if len(self._waiting) >= self.buffer_samples:
+                return self._take(*self._least_wasteful(None))
         if not self._waiting:
             raise StopIteration
         return self._take(*self._first_of_the_rest())

@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeal.data.bounds import length_bounds
@@ -62,6 +62,10 @@ class Counting:
 
 
 @given(LENGTHS, OPTIONS)
+@example(  # a full bin went first, and the oldest sample waited for one more
+    lengths=[1, 1, 6, 6, 1, 1],
+    options={"budget": 20, "buffer_samples": 4, "max_wait": 4, "max_samples": None, "pad_to": "bound"},
+)
 def test_every_sample_once_within_budget_bound_and_buffer(lengths, options):
     source = Counting(lengths)
     given_out = 0
