@@ -125,34 +125,6 @@ class ImageBridge(nn.Sequential):
         )  # fmt: skip
 
 
-class FlatBridge(nn.Sequential):
-    """The published bridge of images: every place of every channel, and a sigmoid after the hidden layer.
-
-    Args:
-        channels: ``C`` of ``(B, C, H, W)``.
-        height: ``H``; it is fixed.
-        width: ``W``; it is fixed.
-        code: The width of the code.
-        hidden: The width of the hidden layer; None for none.
-        ending: Makes the activation of the codes.
-    """
-
-    draws_from_default = False
-
-    def __init__(
-        self,
-        channels: int,
-        height: int,
-        width: int,
-        code: int,
-        hidden: int | None = None,
-        *,
-        ending: Activation = nn.Sigmoid,
-    ) -> None:
-        flat = channels * height * width
-        super().__init__(nn.Flatten(), *_hidden(flat, hidden, nn.Sigmoid), nn.Linear(hidden or flat, code), ending())
-
-
 class VectorBridge(nn.Sequential):
     """Vectors to codes, after a pool where the layer gives something else.
 
@@ -179,6 +151,34 @@ class VectorBridge(nn.Sequential):
     ) -> None:
         before = [] if pool is None else [pool if isinstance(pool, nn.Module) else Pooling(pool)]
         super().__init__(*before, *_hidden(width, hidden, activation), nn.Linear(hidden or width, code), ending())
+
+
+class FlatBridge(VectorBridge):
+    """The published bridge of images: every place of every channel, and a sigmoid after the hidden layer.
+
+    Args:
+        channels: ``C`` of ``(B, C, H, W)``.
+        height: ``H``; it is fixed.
+        width: ``W``; it is fixed.
+        code: The width of the code.
+        hidden: The width of the hidden layer; None for none.
+        ending: Makes the activation of the codes.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self,
+        channels: int,
+        height: int,
+        width: int,
+        code: int,
+        hidden: int | None = None,
+        *,
+        ending: Activation = nn.Sigmoid,
+    ) -> None:
+        flat = channels * height * width
+        super().__init__(flat, code, hidden, pool=nn.Flatten(), activation=nn.Sigmoid, ending=ending)
 
 
 class MaskedMean(nn.Module):

@@ -16,8 +16,9 @@ from pipeal.data.download import Progress
 from pipeal.data.imagecache import Decoded, OnBroken, cached, in_memory
 from pipeal.data.imagefiles import Layout, Listing, class_folders, open_files, tiny_imagenet
 from pipeal.data.imagesplit import ImageSplit
+from pipeal.data.names import canonical_name
 from pipeal.data.sources import SOURCES, Source, fetch
-from pipeal.errors import ConfigError, DataError, unknown_name
+from pipeal.errors import ConfigError, DataError
 
 Colour: TypeAlias = tuple[float, float, float]
 
@@ -105,10 +106,7 @@ def canonical_image_name(name: str) -> str:
     Raises:
         DataError: Nobody knows the name; the message holds the nearest known one.
     """
-    known = _SPELLINGS.get(name.lower().translate({ord(mark): None for mark in "_- "}))
-    if known is None:
-        raise DataError(unknown_name("data set", name, set(_SPELLINGS.values())))
-    return known
+    return canonical_name(name, _SPELLINGS)
 
 
 def load_images(

@@ -11,9 +11,10 @@ import numpy as np
 from pipeal.data import embedded
 from pipeal.data.download import Progress
 from pipeal.data.lines import read_lines
+from pipeal.data.names import canonical_name
 from pipeal.data.rows import SENTIMENTS, read_labelled, read_reviews
 from pipeal.data.sources import SOURCES, Source, fetch, unpack_present
-from pipeal.errors import DataError, unknown_name
+from pipeal.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,7 @@ def canonical_text_name(name: str) -> str:
     Raises:
         DataError: Nobody knows the name; the message holds the nearest known one.
     """
-    known = _SPELLINGS.get(name.lower().translate({ord(mark): None for mark in "_- "}))
-    if known is None:
-        raise DataError(unknown_name("data set", name, set(_SPELLINGS.values())))
-    return known
+    return canonical_name(name, _SPELLINGS)
 
 
 def load_text(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 import pytest
 
@@ -14,3 +16,13 @@ def run_command(command: click.Command, capsys: pytest.CaptureFixture[str], *arg
         entry.run(command, list(arguments))
     out, err = capsys.readouterr()
     return int(end.value.code or 0), out, err
+
+
+def told_one_line(line: str, code: int, out: str, err: str) -> None:
+    """A user's mistake: exit code 2, no output, and one line that matches the pattern ``line``."""
+    assert code == 2
+    assert out == ""
+    told = [said for said in err.splitlines() if said.startswith("pipeal: ")]
+    assert len(told) == 1
+    assert re.search(line, told[0])
+    assert "Traceback" not in err
