@@ -1,6 +1,7 @@
 """Data sets, words, vectors and batches; works with a plain PyTorch ``DataLoader`` and no engine."""
 
 from pipeal.data.augment import Augment, Augmentation
+from pipeal.data.binned import BinnedBatchSampler
 from pipeal.data.bounds import find_thresholds, length_bounds, round_up
 from pipeal.data.cleaning import STOP_WORDS, clean
 from pipeal.data.corpus import Corpus
@@ -95,6 +96,7 @@ __all__ = [
     "BatchLoader",
     "BatchSampler",
     "BinnedBatchIterator",
+    "BinnedBatchSampler",
     "BlockwiseShuffleIterator",
     "BucketBatchSampler",
     "BucketedReadaheadBatchIterator",

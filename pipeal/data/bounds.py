@@ -107,13 +107,13 @@ def round_up(lengths: Lengths, bounds: Lengths) -> _Ints:
         bounds: ``(K,)`` whole numbers, rising.
 
     Raises:
-        DataError: Bounds that do not rise, or a length above the last one.
+        DataError: Bounds that do not rise, lengths that are not whole numbers, or one above the last bound.
 
     >>> round_up([1, 5, 4], [4, 8])
     array([4, 8, 4])
     """
     rising = checked_bounds(bounds)
-    found = np.asarray(lengths, dtype=np.int64)
+    found = _whole(np.asarray(lengths)) if len(lengths) else np.zeros(0, dtype=np.int64)
     above = np.flatnonzero(found > rising[-1])
     if above.size:
         raise DataError(
@@ -126,15 +126,19 @@ def round_up(lengths: Lengths, bounds: Lengths) -> _Ints:
 def checked_bounds(bounds: Lengths) -> _Ints:
     """The bounds as an array.
 
+    They are not sorted for the caller: what made bounds that do not rise has made a mistake. Only
+    :class:`pipeal.data.sizebuckets.BucketBatchSampler` sorts, as the document says that it follows.
+
     Raises:
         DataError: No bounds, bounds that are not whole numbers of at least 1, or ones that do not rise.
     """
     found = np.asarray(bounds)
     if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
         raise DataError(f"bounds of shape {found.shape} and type {found.dtype}; wanted at least 1 whole number")
-    if found[0] < 1 or (np.diff(found.astype(np.int64)) <= 0).any():
+    rising = _whole(found)
+    if rising[0] < 1 or (np.diff(rising) <= 0).any():
         raise DataError(f"bounds {found.tolist()}; wanted whole numbers of at least 1, each above the one before it")
-    return found.astype(np.int64)
+    return rising
 
 
 def counted(lengths: Lengths | Counted) -> tuple[_Ints, _Floats]:
@@ -156,12 +160,10 @@ def counted(lengths: Lengths | Counted) -> tuple[_Ints, _Floats]:
     values = np.asarray(lengths)
     if values.ndim != 1 or not values.size:
         raise DataError(f"lengths of shape {values.shape}; wanted one length for each of at least 1 sample")
-    if not np.issubdtype(values.dtype, np.integer):
-        raise DataError(f"lengths of type {values.dtype}; wanted whole numbers")
+    values = _whole(values)
     shortest = int(np.argmin(values))
     if values[shortest] < 1:
         raise DataError(f"sample {shortest} has length {values[shortest]}; wanted at least 1")
-    values = values.astype(np.int64)
     if weights is not None:
         if weights.shape != values.shape or not np.isfinite(weights).all() or (weights < 0).any():
             raise DataError(
@@ -178,6 +180,14 @@ def counted(lengths: Lengths | Counted) -> tuple[_Ints, _Floats]:
         return distinct.astype(np.int64), sums[distinct].astype(np.float64)
     distinct, which = np.unique(values, return_inverse=True)
     return distinct, np.bincount(which, weights).astype(np.float64)
+
+
+def _whole(found: npt.NDArray[np.generic]) -> _Ints:
+    if not np.issubdtype(found.dtype, np.integer):
+        raise DataError(f"lengths of type {found.dtype}; wanted whole numbers")
+    if found.dtype == np.uint64 and found.max() > np.iinfo(np.int64).max:
+        raise DataError(f"lengths up to {found.max()}; wanted whole numbers below 2**63")
+    return found.astype(np.int64)
 
 
 def _costs(cost_fn: CostFn, values: _Ints) -> _Floats:

@@ -118,17 +118,20 @@ class Corpus:
         tokens = np.concatenate([self.tokens[:0], *pieces])
         return Corpus(tokens, ends, self.labels[rows], self.classes, self.pad_index)
 
-    def batch(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Collects samples, padded on the right to the longest of them.
+    def batch(
+        self, indices: Sequence[int] | npt.NDArray[np.int64], padded_length: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Collects samples, padded on the right.
 
         Args:
             indices: Which samples, ``(B,)``, in any order.
+            padded_length: ``T``, at least the longest of them, which is the default.
 
         Returns:
             ``x`` of shape ``(B, T)`` and ``y`` of shape ``(B,)``, both int64.
 
         Raises:
-            DataError: No index.
+            DataError: No index, or a sample that is longer than ``padded_length``.
             IndexError: An index not in ``0..N-1``.
         """
         rows = np.asarray(indices, dtype=np.int64)
@@ -138,7 +141,12 @@ class Corpus:
         if rows.min() < 0 or rows.max() >= len(self):
             raise IndexError(f"index out of range in {rows.min()}..{rows.max()}, wanted 0..{len(self) - 1}")
         lengths = self.lengths[rows]
-        step = np.arange(lengths.max())
+        longest = int(lengths.max())
+        if padded_length is not None and padded_length < longest:
+            raise DataError(
+                f"a sample of length {longest} in a batch of length {padded_length}; wanted at least {longest}"
+            )
+        step = np.arange(padded_length or longest)
         # Places behind a sample's end read its first word: an address that is always good, replaced anyway.
         inside = step < lengths[:, None]
         places = self.offsets[rows, None] + np.where(inside, step, 0)

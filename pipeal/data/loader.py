@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -35,7 +37,7 @@ class Batch:
 
 
 class BatchSampler(Protocol):
-    """What a loader needs of a sampler; those of :mod:`pipeal.data.samplers` have it."""
+    """What a loader needs of a sampler; all batch samplers of :mod:`pipeal.data` have it."""
 
     def __iter__(self) -> Iterator[list[int]]:
         """The indices of each batch."""
@@ -55,7 +57,8 @@ class BatchLoader:
 
     Args:
         corpus: The samples.
-        sampler: Which of them form a batch.
+        sampler: Which of them form a batch. If it has ``padded_lengths``, one for each sample, a batch is padded to the
+            largest of these among its samples, else to the longest of its samples.
         pin_memory: Put the tensors into page-locked memory, for copies that do not block. Without a CUDA
             device there is nothing to copy to and the switch has no effect.
     """
@@ -63,6 +66,7 @@ class BatchLoader:
     def __init__(self, corpus: Corpus, sampler: BatchSampler, *, pin_memory: bool = False) -> None:
         self.corpus = corpus
         self.sampler = sampler
+        self.padded_lengths: npt.NDArray[np.int64] = getattr(sampler, "padded_lengths", corpus.lengths)
         self.pin_memory = pin_memory and torch.cuda.is_available()
 
     def set_epoch(self, epoch: int) -> None:
@@ -78,7 +82,7 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for indices in self.sampler:
-            x, y = self.corpus.batch(indices)
+            x, y = self.corpus.batch(indices, int(self.padded_lengths[indices].max()))
             if self.pin_memory:
                 x, y = x.pin_memory(), y.pin_memory()
             yield Batch(x, y, indices, int(self.corpus.lengths[indices].sum()), x.numel())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -55,8 +56,11 @@ class MemoryModel:
         """The most samples of a length whose :meth:`bound` is within a budget; 0 if not even one.
 
         Raises:
-            ConfigError: The model says that samples of this length need no memory, so that any number would do.
+            ConfigError: Any number would do: the budget has no end, or the model says that samples of this length need
+                no memory.
         """
+        if not math.isfinite(budget_bytes):
+            raise ConfigError(f"budget_bytes is {budget_bytes}; wanted a finite number")
         each = longest * (self.c1 + self.c2 * longest)
         if not each > 0:
             raise ConfigError(f"by this model samples of length {longest} need no memory; measure with longer ones")
@@ -137,9 +141,15 @@ def probe_memory(
     if not todo:
         raise DataError("no shapes to measure; wanted at least 3")
     for _ in range(warm_up):
-        step(*todo[0])
-        if cleanup is not None:
-            cleanup()
+        try:
+            step(*todo[0])
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise DataError(f"even the smallest of the shapes, {todo[0]}, runs out of memory") from error
+        finally:
+            if cleanup is not None:
+                cleanup()
 
     def work(shape: tuple[int, int]) -> tuple[int, int]:
         step(*shape)
@@ -188,8 +198,8 @@ def max_batch_cost(
         ConfigError: Arguments out of range; ``low`` does not fit; no limit was found without ``high``; the peaks cannot
             be measured here.
     """
-    if not 0 < share <= 1 or not tolerance >= 0:
-        raise ConfigError(f"share is {share} and tolerance {tolerance}; wanted 0 < share <= 1 and tolerance >= 0")
+    if not 0 < share <= 1 or not 0 <= tolerance <= 1:
+        raise ConfigError(f"share is {share} and tolerance {tolerance}; wanted 0 < share <= 1 and 0 <= tolerance <= 1")
     if low < 1 or (high is not None and high < low):
         raise ConfigError(f"low is {low} and high {high}; wanted 1 <= low <= high")
     measured = _Trials(step, meter or meter_for(device), cleanup)

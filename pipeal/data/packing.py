@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pipeal.errors import ConfigError, DataError
@@ -73,8 +75,6 @@ class Packer:
         if cost not in ("sum", "padded") and not callable(cost):
             raise ConfigError(f"cost is {cost!r}; wanted 'sum', 'padded' or a function of (n, longest)")
         self.cost = cost
-        # None stands for the sum, which needs no call per sample.
-        self._grown = None if cost == "sum" else _padded if cost == "padded" else _checked_cost(cost)
 
     @property
     def options(self) -> tuple[object, ...]:
@@ -88,13 +88,14 @@ class Packer:
         >>> Packer(9, "padded").cost_of([1, 2, 3])
         9
         """
-        numbers = [as_size(size, position) for position, size in enumerate(sizes)]
-        return sum(numbers) if self._grown is None else self._grown(len(numbers), max(numbers))
+        if self.cost == "sum":
+            return sum(size if type(size) in _PLAIN else as_size(size, place) for place, size in enumerate(sizes))
+        return self._cost_of(len(sizes), as_size(max(sizes), "of the largest size"))
 
     def pack(
         self,
         data: Iterable[_T],
-        size_of: Callable[[_T], Any],
+        sizes: Iterable[Any],
         tally: Tally,
         *,
         by_position: bool = False,
@@ -105,7 +106,7 @@ class Packer:
 
         Args:
             data: The samples, or their indices.
-            size_of: The size of one.
+            sizes: The size of each.
             tally: Kept up to date.
             by_position: Messages name a sample by its position in the stream, not by itself.
             info: Is told at the end what was cut.
@@ -116,7 +117,7 @@ class Packer:
             SizeTypeError: A size that is no number.
         """
         try:
-            yield from self._cut(data, size_of, tally, by_position, warn)
+            yield from self._cut(data, sizes, tally, by_position, warn)
         finally:
             if tally.dropped and warn is None:
                 warnings.warn(f"{tally.dropped} samples were dropped, the first: {tally.first_dropped}", stacklevel=2)
@@ -124,23 +125,32 @@ class Packer:
                 info(str(tally))
 
     def _cut(
-        self, data: Iterable[_T], size_of: Callable[[_T], Any], tally: Tally, by_position: bool, warn: Log | None
+        self, data: Iterable[_T], sizes: Iterable[Any], tally: Tally, by_position: bool, warn: Log | None
     ) -> Iterator[list[_T]]:
-        limit, grown_by = self.limit, self._grown
+        # A loop for millions of samples: what it reads is local, and it calls nothing that it need not.
+        limit, plain, infinite = self.limit, _PLAIN, math.inf
+        summed, grown_by = self.cost == "sum", self.cost if callable(self.cost) else None
         batch: list[_T] = []
         cost: float = 0
         longest: float = 0
-        for position, sample in enumerate(data):
-            size = size_of(sample)
-            if type(size) not in _PLAIN or not 0 <= size < math.inf:
+        for position, (sample, size) in enumerate(zip(data, sizes, strict=True)):
+            if type(size) not in plain or not 0 <= size < infinite:
                 size = as_size(size, position if by_position else sample)
             taller = size if size > longest else longest
-            grown = cost + size if grown_by is None else grown_by(len(batch) + 1, taller)
+            if summed:
+                grown = cost + size
+            elif grown_by is None:
+                grown = (len(batch) + 1) * taller
+            else:
+                grown = grown_by(len(batch) + 1, taller)
+                if type(grown) not in plain or not grown >= 0:
+                    grown = as_cost(grown, len(batch) + 1, taller)
             if grown <= limit:
                 batch.append(sample)
-                cost, longest = grown, taller
+                cost = grown
+                longest = taller
                 continue
-            alone = grown if not batch else size if grown_by is None else grown_by(1, size)
+            alone = grown if not batch else self._cost_of(1, size)
             if alone > limit and self.oversize != "single":
                 self._refuse(position if by_position else sample, size, alone, tally, warn)
                 continue
@@ -155,8 +165,12 @@ class Packer:
             tally.samples += len(batch)
             yield batch
 
+    def _cost_of(self, n: int, longest: float) -> float:
+        """The cost of ``n`` samples; of one if it is the sum."""
+        return as_cost(self.cost(n, longest), n, longest) if callable(self.cost) else n * longest
+
     def _refuse(self, name: object, size: float, alone: float, tally: Tally, warn: Log | None) -> None:
-        costs = "" if self._grown is None or alone == size else f" and costs {alone} alone"
+        costs = "" if alone == size else f" and costs {alone} alone"
         found = f"sample {name} has size {size}{costs}, more than the limit of {self.limit}"
         if self.oversize == "raise":
             raise DataError(f"{found}; raise the limit, cut the sample, or choose oversize='drop' or 'single'")
@@ -166,29 +180,64 @@ class Packer:
             warn(f"{found}: dropped")
 
 
-def size_lookup(sizeof: SizeOf) -> Callable[[Any], Any]:
-    """The size of a sample as a call, from a function, a mapping, a sequence or an array.
+class Sizes:
+    """The sizes of samples, from a function, a mapping, a sequence or an array.
 
     Raises:
         SizeTypeError: It is none of these.
     """
-    if callable(sizeof):
-        return sizeof
-    if isinstance(sizeof, (np.ndarray, Tensor)):
-        if sizeof.ndim != 1:
-            raise SizeTypeError(f"sizeof is an array of shape {tuple(sizeof.shape)}; wanted one size per sample, (N,)")
-        sizeof = sizeof.tolist()  # Python's numbers, read once: many times faster to look up one by one
-    if not isinstance(sizeof, (Mapping, Sequence)) or isinstance(sizeof, (str, bytes)):
-        raise SizeTypeError(f"sizeof is a {type(sizeof).__name__}; wanted a function, a mapping or a sequence of sizes")
-    table = sizeof
 
-    def look_up(sample: Any) -> Any:
+    def __init__(self, sizeof: SizeOf) -> None:
+        self._array: np.ndarray[Any, Any] | None = None
+        self._table: Mapping[Any, Any] | Sequence[Any] | None = None
+        if callable(sizeof):
+            self._get: Callable[[Any], Any] = sizeof
+        elif isinstance(sizeof, (np.ndarray, Tensor)):
+            if sizeof.ndim != 1:
+                shape = tuple(sizeof.shape)
+                raise SizeTypeError(f"sizeof is an array of shape {shape}; wanted one size per sample, (N,)")
+            self._array = sizeof if isinstance(sizeof, np.ndarray) else _as_array(sizeof)
+            self._get = self._array.item
+        elif isinstance(sizeof, (Mapping, Sequence)) and not isinstance(sizeof, (str, bytes)):
+            self._table, self._get = sizeof, sizeof.__getitem__
+        else:
+            kind = type(sizeof).__name__
+            raise SizeTypeError(f"sizeof is a {kind}; wanted a function, a mapping or a sequence of sizes")
+
+    def of(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """The size of each, as it is asked for.
+
+        Raises:
+            DataError: A mapping, sequence or array has none for a sample.
+        """
+        if self._array is None and self._table is None:
+            return map(self._get, samples)
+        return map(self._looked_up, samples)
+
+    def of_all(self, indices: list[int]) -> Iterator[Any]:
+        """The same for indices that are all known, which are looked up at once where that runs no code of others.
+
+        An array is not made into a list of Python's numbers beforehand: each of many buckets that share it would.
+        """
+        with suppress(LookupError):  # looked up one by one, the one that has no size is named
+            if self._array is not None:
+                return iter(self._array[np.fromiter(indices, np.int64, len(indices))].tolist())
+            if isinstance(self._table, (list, tuple, dict)):
+                return iter([*map(self._get, indices)])
+        return self.of(indices)
+
+    def _looked_up(self, sample: Any) -> Any:
         try:
-            return table[sample]
+            return self._get(sample)
         except LookupError as error:
-            raise DataError(f"no size for sample {sample!r} among {len(table)}; sizeof must cover all") from error
+            count = len(self._array if self._table is None else self._table)  # type: ignore[arg-type]  # not both None
+            raise DataError(f"no size for sample {sample!r} among {count}; sizeof must cover all") from error
 
-    return look_up
+
+def _as_array(found: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as numpy has it; what numpy has no type for (bfloat16) becomes a wider one."""
+    found = found.detach().cpu()
+    return found.double().numpy() if found.dtype == torch.bfloat16 else found.numpy()
 
 
 def as_size(size: Any, name: object) -> float:
@@ -222,6 +271,18 @@ def as_number(value: Any) -> float | None:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
+def as_cost(found: Any, n: int, longest: float) -> float:
+    """What a cost function gave for ``n`` samples, checked.
+
+    Raises:
+        ConfigError: It is no number of at least 0.
+    """
+    number = as_number(found)
+    if number is None or math.isnan(number) or number < 0:
+        raise ConfigError(f"cost({n}, {longest}) gave {found!r}; wanted a number of at least 0")
+    return number
+
+
 _PLAIN = frozenset((int, float))
 
 
@@ -230,17 +291,3 @@ def _limit(limit: Any) -> float:
     if number is None or not number > 0:
         raise ConfigError(f"the limit of a batch (max_total_size) is {limit!r}; wanted a number above 0")
     return number
-
-
-def _padded(n: int, longest: float) -> float:
-    return n * longest
-
-
-def _checked_cost(cost: Callable[[int, float], float]) -> Callable[[int, float], float]:
-    def checked(n: int, longest: float) -> float:
-        number = as_number(cost(n, longest))
-        if number is None or math.isnan(number) or number < 0:
-            raise ConfigError(f"cost({n}, {longest}) gave {number}; wanted a number of at least 0")
-        return number
-
-    return checked

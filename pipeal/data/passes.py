@@ -6,6 +6,7 @@ import heapq
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from struct import pack
 from typing import Any
 from zlib import crc32
 
@@ -52,8 +53,7 @@ class PassSampler(Sampler[list[int]], ABC):
     ) -> None:
         check_ranks(rank, world_size, uneven)
         self.seed = at_least("seed", seed, 0)
-        self.rank = rank
-        self.world_size = world_size
+        self.rank, self.world_size = int(rank), int(world_size)
         self.uneven = uneven
         self.largest_first = largest_first
         self.epoch = 0
@@ -96,19 +96,20 @@ class PassSampler(Sampler[list[int]], ABC):
                 is too many where a ``DataLoader`` with workers has fetched ahead: say the number there.
 
         Raises:
-            ConfigError: More than were handed out.
+            ConfigError: More than were handed out, or fewer than a pass that was restored and has not begun.
         """
         if self._restored is not None:
             epoch, handed = self._restored["epoch"], self._restored["batch"]
-            checks: Mapping[int, int] = {handed: self._restored["check"]}
+            checks: Mapping[int, int] | Sequence[int] = {handed: self._restored["check"]}
         elif self._latest is not None:
-            epoch, handed = self._latest.epoch, len(self._latest.checks) - 1
-            checks = dict(enumerate(self._latest.checks)) if consumed is not None else {handed: self._latest.checks[-1]}
+            epoch, handed, checks = self._latest.epoch, len(self._latest.checks) - 1, self._latest.checks
         else:
-            epoch, handed, checks = self.epoch, 0, {0: 0}
-        batch = handed if consumed is None else consumed
-        if batch not in checks:
+            epoch, handed, checks = self.epoch, 0, [0]
+        batch = handed if consumed is None else at_least("consumed", consumed, 0)
+        if batch > handed:
             raise ConfigError(f"consumed is {consumed}, but {handed} batches of the pass begun last were handed out")
+        if isinstance(checks, Mapping) and batch not in checks:
+            raise ConfigError(f"consumed is {consumed}, but the pass resumes after {handed} batches and has not begun")
         return {
             "version": _VERSION,
             "sampler": type(self).__name__,
@@ -194,8 +195,8 @@ class PassSampler(Sampler[list[int]], ABC):
         """How many batches :meth:`_batches` will give, or TypeError."""
 
     @abstractmethod
-    def _cost(self, batch: Sequence[int]) -> float:
-        """What a batch costs, for finding the costliest."""
+    def _costs(self, batches: Sequence[list[int]]) -> Sequence[float]:
+        """What each of some batches costs, for finding the costliest."""
 
 
 class _Opening(Iterator[list[int]]):
@@ -229,7 +230,7 @@ class _Pass(Iterator[list[int]]):
         step = next(self._steps)
         check = self.checks[-1]
         for batch in step:
-            check = crc32(array("q", [len(batch), *batch]).tobytes(), check)
+            check = crc32(pack(f"{len(batch) + 1}q", len(batch), *batch), check)
         self.checks.append(check)
         return step[self.rank]
 
@@ -254,7 +255,7 @@ class _Pass(Iterator[list[int]]):
         self.repeated, self.left_out = even.repeated, even.left_out
         order: list[list[int]] = even.batches
         if sampler.largest_first:
-            costs = [sampler._cost(batch) for batch in order]
+            costs = sampler._costs(order)
             first = heapq.nlargest(ranks, range(len(order)), key=costs.__getitem__)
             taken = set(first)
             order = [order[i] for i in first] + [batch for i, batch in enumerate(order) if i not in taken]

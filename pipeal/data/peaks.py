@@ -40,13 +40,16 @@ class CudaPeak:
     The context, other libraries and the allocator's own gaps are not in it: leave them a share of the memory.
 
     Raises:
-        ConfigError: The device is no CUDA device.
+        ConfigError: The device is no CUDA device, or not there.
     """
 
     def __init__(self, device: torch.device | str) -> None:
-        self.device = torch.device(device)
+        self.device = _device(device)
         if self.device.type != "cuda":
             raise ConfigError(f"device is {str(device)!r}; wanted a CUDA device, such as 'cuda:0'")
+        count = torch.cuda.device_count()
+        if (self.device.index or 0) >= count:
+            raise ConfigError(f"device is {str(device)!r}, but there are {count} CUDA devices here")
 
     def start(self) -> None:
         """Gives unused blocks back, and forgets the peak so far."""
@@ -108,7 +111,7 @@ def meter_for(device: torch.device | str) -> PeakMeter:
     Raises:
         ConfigError: Neither a CUDA device nor the CPU.
     """
-    kind = torch.device(device).type
+    kind = _device(device).type
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device is {str(device)!r}; wanted a CUDA device or the CPU")
     return CudaPeak(device) if kind == "cuda" else ResidentPeak()
@@ -178,7 +181,7 @@ def collect_peaks(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: Python's, PyTorch's on any device, cuBLAS's.
+    """Whether an error says that memory ran out: Python's, PyTorch's on any device, cuBLAS's and its like.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes do not match"))
     (True, False)
@@ -189,7 +192,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in said for words in _OUT_OF_MEMORY)
 
 
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cublas_status_alloc_failed")
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
 """As PyTorch words it on the CPU (a plain RuntimeError), and libraries beneath it."""
 
 
@@ -204,6 +207,13 @@ def device_memory(device: torch.device | str) -> int:
         if path.exists() and (said := path.read_text().strip()).isdecimal():
             total = min(total, int(said))
     return total
+
+
+def _device(device: torch.device | str) -> torch.device:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device is {device!r}; wanted a CUDA device, such as 'cuda:0', or the CPU") from error
 
 
 def _reset_peak() -> bool:

@@ -84,8 +84,10 @@ class PlannedBatchSampler(EpochSampler):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.budget = float(budget) if cost is not None else at_least("budget", budget, 1)  # type: ignore[arg-type]
+        super().__init__(lengths, shuffle=bool(shuffle), seed=seed)
+        if int(self.lengths.max()) * len(self.lengths) > np.iinfo(np.int64).max:
+            raise DataError(f"{len(self.lengths)} lengths up to {self.lengths.max()}; wanted a padded sum below 2**63")
+        self.budget = budget if cost is not None else at_least("budget", budget, 1)  # type: ignore[arg-type]
         self.cost = cost
         self.max_samples = None if max_samples is None else at_least("max_samples", max_samples, 1)
         self.shapes = None if shapes is None else at_least("shapes", shapes, 1)
@@ -93,9 +95,9 @@ class PlannedBatchSampler(EpochSampler):
             raise ConfigError(f"oversize is {oversize!r}; wanted one of {', '.join(get_args(Oversize))}")
         self.oversize = oversize
         self.spare_batches = at_least("spare_batches", spare_batches, 0)
-        self.largest_first = largest_first
+        self.largest_first = bool(largest_first)
         check_ranks(rank, world_size, "split")
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size = int(rank), int(world_size)
         self._fit_to_budget()
         self._resume = 0
         self._newest: PlannedBatches | None = None
@@ -207,9 +209,9 @@ class PlannedBatchSampler(EpochSampler):
             DataError: A state of another version, of other lengths, or of other options.
         """
         wanted = self.state_dict()
-        if set(state) != set(wanted) or state["version"] != _VERSION:
+        if not isinstance(state, Mapping) or set(state) != set(wanted) or state["version"] != _VERSION:
             raise DataError(
-                f"a state with {dict(state)!r:.200}; wanted {', '.join(wanted)} with version {_VERSION}: "
+                f"a state with {state!r:.200}; wanted {', '.join(wanted)} with version {_VERSION}: "
                 "this is not the state of an epoch plan of this version"
             )
         if state["fingerprint"] != wanted["fingerprint"]:

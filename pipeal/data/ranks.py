@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import chain, cycle, islice, pairwise
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from pipeal.errors import ConfigError
 
 Uneven: TypeAlias = Literal["split", "repeat", "drop"]
@@ -72,7 +74,7 @@ def check_ranks(rank: int, world_size: int, uneven: str) -> None:
         ConfigError: ``world_size`` below 1, ``rank`` not below it, or an unknown way to even out.
     """
     for name, value in (("rank", rank), ("world_size", world_size)):
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
             raise ConfigError(f"{name} is {value!r}; wanted a whole number")
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} of world_size {world_size}; wanted 0 <= rank < world_size")

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from pipeal.errors import DataError
+
 T = TypeVar("T")
 
 
@@ -26,17 +28,21 @@ class CheckpointableSource(Protocol):
         ...
 
 
-class Reread(Iterator[T]):
-    """An iterable that is read from the beginning again, passing over what was read before."""
+def read_from(source: Iterable[T], start: int) -> Iterator[T]:
+    """The items from ``start`` on: of a sequence at once; of anything else, those before are read again.
 
-    def __init__(self, source: Iterable[T], position: int) -> None:
-        if isinstance(source, Sequence):
-            self._iterator: Iterator[T] = (source[place] for place in range(position, len(source)))
-        else:
-            self._iterator = islice(source, position, None)
-
-    def __next__(self) -> T:
-        return next(self._iterator)
+    Raises:
+        DataError: From ``next``: the source ends before ``start``.
+    """
+    if isinstance(source, Sequence):
+        passed = min(start, len(source))
+        items: Iterator[T] = (source[place] for place in range(start, len(source)))
+    else:
+        items = iter(source)
+        passed = sum(1 for _ in islice(items, start))
+    if passed < start:
+        raise DataError(f"the data ends before item {start}, where the state was taken; wanted the same data")
+    yield from items
 
 
 def reader_at(source: Iterable[T], place: Any) -> Iterator[T]:
@@ -48,7 +54,7 @@ def reader_at(source: Iterable[T], place: Any) -> Iterator[T]:
         source.setstate(place)
         return source
     iterator = iter(source)
-    return iterator if iterator is source else Reread(source, place or 0)
+    return iterator if iterator is source else read_from(source, place or 0)
 
 
 def place_of(reader: Iterator[T], read: int) -> Any:

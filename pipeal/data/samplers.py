@@ -43,6 +43,9 @@ class EpochSampler(ABC):
         shuffle: False gives the same batches in the same order in every epoch.
         seed: At least 0.
 
+    Attributes:
+        padded_lengths: ``(N,)`` int64: a batch is to be padded to the largest of these among its samples.
+
     Raises:
         DataError: No samples, or lengths that are not whole numbers of at least 1.
         ConfigError: A seed below 0.
@@ -50,6 +53,7 @@ class EpochSampler(ABC):
 
     def __init__(self, lengths: Lengths, *, shuffle: bool, seed: int) -> None:
         self.lengths = _checked(lengths)
+        self.padded_lengths = self.lengths
         self.shuffle = shuffle
         self.seed = at_least("seed", seed, 0)
         self.epoch = 0
@@ -220,6 +224,9 @@ def _checked(lengths: Lengths) -> npt.NDArray[np.int64]:
     shortest = int(np.argmin(found))
     if found[shortest] < 1:
         raise DataError(f"sample {shortest} has length {found[shortest]}; wanted at least 1")
+    longest = int(np.argmax(found))
+    if found[longest] > np.iinfo(np.int64).max:
+        raise DataError(f"sample {longest} has length {found[longest]}; wanted less than 2^63")
     return found.astype(np.int64)
 
 

@@ -7,6 +7,7 @@ of padded size, a policy for samples over the limit, epochs, ranks, exact resumi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain, islice, tee
 from operator import index as as_index
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Sampler, SequentialSampler
 
-from pipeal.data.packing import Cost, Log, Oversize, Packer, SizeOf, SizeTypeError, Tally, size_lookup
+from pipeal.data.packing import Cost, Log, Oversize, Packer, SizeOf, Sizes, SizeTypeError, Tally
 from pipeal.data.passes import PassSampler
 from pipeal.data.ranks import Uneven
 from pipeal.errors import ConfigError, DataError
@@ -63,8 +64,9 @@ def size_aware_batching(
     """
     if not isinstance(dataset, Iterable):
         raise SizeTypeError(f"dataset is a {type(dataset).__name__}; wanted something to iterate over")
-    packer, size_of = Packer(max_total_size, cost, oversize), size_lookup(sizeof)
-    batches = packer.pack(dataset, size_of, Tally(), by_position=True, info=info_logger, warn=warn_logger)
+    packer, sizes = Packer(max_total_size, cost, oversize), Sizes(sizeof)
+    samples, sized = tee(dataset)
+    batches = packer.pack(samples, sizes.of(sized), Tally(), by_position=True, info=info_logger, warn=warn_logger)
     return batches if collate_fn is None else _collated(batches, collate_fn)
 
 
@@ -113,7 +115,7 @@ class SizeAwareBatchSampler(PassSampler):
     ) -> None:
         if not isinstance(sampler, (Sampler, Iterable)):
             raise SizeTypeError(f"sampler is a {type(sampler).__name__}; wanted a Sampler or an iterable of indices")
-        self._size_of = size_lookup(sizeof)
+        self._sizes = Sizes(sizeof)
         self._packer = Packer(max_total_size, cost, oversize)
         super().__init__(seed=seed, rank=rank, world_size=world_size, uneven=uneven, largest_first=largest_first)
         self.sampler = sampler
@@ -139,9 +141,15 @@ class SizeAwareBatchSampler(PassSampler):
         return self._tally.dropped
 
     def _batches(self, epoch: int) -> Iterable[list[int]]:
+        self._tally = tally = Tally()
+        return self._packed(epoch, tally, self._info, self._warn)
+
+    def _packed(self, epoch: int, tally: Tally, info: Log | None, warn: Log | None) -> Iterator[list[int]]:
         order = self._order(epoch)
-        self._tally = Tally()
-        return self._packer.pack(order, self._size_of, self._tally, info=self._info, warn=self._warn)
+        if isinstance(order, list):
+            return self._packer.pack(order, self._sizes.of_all(order), tally, info=info, warn=warn)
+        indices, sized = tee(order)
+        return self._packer.pack(indices, self._sizes.of(sized), tally, info=info, warn=warn)
 
     def _count(self, epoch: int) -> int:
         if not self._repeatable():
@@ -151,15 +159,15 @@ class SizeAwareBatchSampler(PassSampler):
             )
         decided_by = (self.seed, epoch) if self.shuffle else (0, 0)
         if self._counted is None or self._counted[0] != decided_by or not _fixed(self.sampler):
-            packed = self._packer.pack(self._order(epoch), self._size_of, Tally(), warn=_silent)
-            self._counted = decided_by, sum(1 for _ in packed)
+            self._counted = decided_by, sum(1 for _ in self._packed(epoch, Tally(), None, _silent))
         return self._counted[1]
 
     def _options(self) -> tuple[object, ...]:
         return self.shuffle, *self._packer.options
 
-    def _cost(self, batch: Sequence[int]) -> float:
-        return self._packer.cost_of([self._size_of(index) for index in batch])
+    def _costs(self, batches: Sequence[list[int]]) -> Sequence[float]:
+        sizes = self._sizes.of_all([*chain.from_iterable(batches)])
+        return [self._packer.cost_of([*islice(sizes, len(batch))]) for batch in batches]
 
     def _enter(self, epoch: int) -> None:
         super()._enter(epoch)

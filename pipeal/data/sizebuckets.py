@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -21,6 +21,8 @@ from pipeal.data.packing import SizeTypeError
 from pipeal.data.passes import PassSampler
 from pipeal.data.ranks import Uneven
 from pipeal.errors import ConfigError, DataError
+
+_MOST_BUCKETS = 10**7
 
 
 class EmptyBucketsError(DataError, RuntimeError):
@@ -70,6 +72,11 @@ def create_buckets(sizes: Tensor, max_width: int, min_bucket_count: int) -> Buck
     # Python's numbers: a distance between two int64 need not be one.
     values, counts = (part.tolist() for part in np.unique(found, return_counts=True))
     width, enough = int(max_width), int(min_bucket_count)
+    if (values[-1] - values[0]) // width > _MOST_BUCKETS:
+        raise DataError(
+            f"sizes from {values[0]} to {values[-1]} need more than {_MOST_BUCKETS} buckets of width {width}, most of "
+            "them empty; raise max_width, or cut the sizes"
+        )
     if values[-1] >= np.iinfo(np.int64).max:
         raise DataError(f"sizes up to {values[-1]}; wanted less than 2**63 - 1, to have room for a bound above")
     bounds, held = [values[0]], []
@@ -97,8 +104,9 @@ class BucketBatchSampler(PassSampler):
 
     Args:
         sizes: ``(N,)`` of any integer or floating type.
-        bucket_boundaries: ``(K + 1,)`` likewise, in any order, none twice; sorted they bound ``K`` ranges, each with
-            its lower bound and without its upper one. Samples outside all of them are left out, with a warning.
+        bucket_boundaries: ``(K + 1,)`` likewise, none twice; sorted they bound ``K`` ranges, each with its lower bound
+            and without its upper one. Here, and nowhere else in pipeal, they may come in any order, since the document
+            says so. Samples outside all ranges are left out, with a warning.
         base_batch_sampler_class: Makes the batches of a range; called anew in every pass as
             ``base_batch_sampler_class(indices, **shared, **individual)`` with the list of the range's indices. Ranges
             without samples need none.
@@ -154,7 +162,7 @@ class BucketBatchSampler(PassSampler):
                 raise SizeTypeError(f"generator is a {type(generator).__name__}; wanted a torch.Generator")
             seed = int(torch.randint(2**53, (), generator=generator, device=generator.device))
         super().__init__(seed=seed, rank=rank, world_size=world_size, uneven=uneven, largest_first=largest_first)
-        self.shuffle = shuffle is not False
+        self.shuffle = shuffle is None or bool(shuffle)
         self._base = base_batch_sampler_class
         self._kwargs = _kwargs_per_bucket(
             base_batch_sampler_shared_kwargs, base_batch_sampler_individual_kwargs, len(bounds) - 1
@@ -182,7 +190,7 @@ class BucketBatchSampler(PassSampler):
 
     def _batches(self, epoch: int) -> Iterable[list[int]]:
         self._latest_bases = bases = self._bases(epoch)
-        batches = ([int(index) for index in batch] for base in bases for batch in base)
+        batches = ([*map(int, batch)] for base in bases for batch in base)
         return self._in_random_order(batches, epoch) if self.shuffle else batches
 
     def _in_random_order(self, batches: Iterable[list[int]], epoch: int) -> Iterable[list[int]]:
@@ -213,8 +221,9 @@ class BucketBatchSampler(PassSampler):
         ]
         return self.shuffle, self._base.__qualname__, self._bounds, crc32(self._sizes.tobytes()), plain
 
-    def _cost(self, batch: Sequence[int]) -> float:
-        return len(batch) * self._sizes[batch].max().item()
+    def _costs(self, batches: Sequence[list[int]]) -> Sequence[float]:
+        sizes = iter(self._sizes[np.fromiter(chain.from_iterable(batches), np.int64)].tolist())
+        return [len(batch) * max(islice(sizes, len(batch))) for batch in batches]
 
 
 def _numbers(name: str, found: Tensor, error: type[ConfigError] | type[DataError]) -> npt.NDArray[Any]:

@@ -8,6 +8,7 @@ bounds come from a sample of the lengths, by :func:`pipeal.data.bounds.length_bo
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 from pipeal.data.bounds import checked_bounds
 from pipeal.data.budget import BatchCost, fitting
 from pipeal.data.cuts import SortedSamples
-from pipeal.data.packing import Oversize
+from pipeal.data.packing import Oversize, as_number
 from pipeal.data.reread import CheckpointableSource, place_of, reader_at
 from pipeal.data.samplers import Lengths, at_least
 from pipeal.errors import ConfigError, DataError
@@ -26,6 +27,7 @@ from pipeal.errors import ConfigError, DataError
 T = TypeVar("T")
 PadTo = Literal["bound", "longest"]
 _VERSION = 1
+_STATE = frozenset(("version", "fingerprint", "read", "waiting", "dropped", "mark", "source"))
 
 _OVERHEAD = 1 / 8
 """What a batch costs besides its tokens, as a share of a full one: weighs fewer batches against less padding."""
@@ -76,7 +78,8 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         dropped: How many over-size samples were left out so far.
 
     Raises:
-        DataError: Bounds that do not rise; while iterating, an over-size sample under ``raise``.
+        DataError: Bounds that do not rise; while iterating, a length that is no whole number, or an over-size sample
+            under ``raise``.
         ConfigError: An option out of range, or a budget that does not hold one sample of the last bound.
 
     >>> [batch.samples for batch in BinnedBatchIterator(["a", "bbbb", "cc", "d"], [2, 4], budget=4)]
@@ -116,6 +119,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         self.oversize = oversize
         self._length = length
         self._source = source
+        self._can_return = isinstance(source, CheckpointableSource) or not isinstance(source, Iterator)
         self._bound_list = self.bounds.tolist()
         self._fits_list = self._fits.tolist()
         self._mark_every = max(1, self.buffer_samples // 8)
@@ -138,8 +142,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
                 self._ended = True
                 break
             position, self._read = self._read, self._read + 1
-            length = int(self._length(sample))
-            number = int(np.searchsorted(self.bounds, length))
+            length, number = self._measured(sample, position)
             if number == len(self.bounds):
                 if self.oversize == "raise":
                     raise DataError(
@@ -166,11 +169,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         Raises:
             ConfigError: The source is an iterator without ``getstate``: it cannot be read again.
         """
-        if not self._can_return:
-            raise ConfigError(
-                f"the source, a {type(self._source).__name__}, cannot be read again; wanted an iterable that is not "
-                "its own iterator, or an iterator with getstate and setstate"
-            )
+        self._check_return()
         self._forget_marks()
         mark, place = self._marks[0] if self._marks else (self._read, place_of(self._reader, self._read))
         return {
@@ -188,15 +187,19 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
 
         Raises:
             DataError: A state of another version or of other options, or a source that ends too early for it.
+            ConfigError: The source is an iterator without ``setstate``, which stands where it stands.
         """
         state = checkpoint or {"read": 0, "waiting": [], "dropped": 0, "mark": 0, "source": None}
-        if checkpoint and (checkpoint.get("version") != _VERSION or checkpoint.get("fingerprint") != self._fingerprint):
+        if checkpoint is not None and not (isinstance(checkpoint, Mapping) and set(checkpoint) == _STATE):
+            raise DataError(f"a state with {checkpoint!r:.200}; wanted {', '.join(sorted(_STATE))}, or None")
+        if checkpoint and (checkpoint["version"] != _VERSION or checkpoint["fingerprint"] != self._fingerprint):
             raise DataError(
-                f"a state of version {checkpoint.get('version')} and options {checkpoint.get('fingerprint')}; wanted "
+                f"a state of version {checkpoint['version']} and options {checkpoint['fingerprint']}; wanted "
                 f"version {_VERSION} and options {self._fingerprint}: bounds, budget or another option differ"
             )
+        if checkpoint or self._read:
+            self._check_return()
         self._reader = reader_at(self._source, state["source"])
-        self._can_return = isinstance(self._reader, CheckpointableSource) or self._reader is not self._source
         self._bins: list[deque[tuple[int, int, T]]] = [deque() for _ in self._bound_list]
         # By falling age: samples are added in the order of their positions.
         self._waiting: dict[int, int] = {}
@@ -215,17 +218,36 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
                     "is it the same source?"
                 ) from None
             if self._read in wanted:
-                length = int(self._length(sample))
-                number = int(np.searchsorted(self.bounds, length))
+                length, number = self._measured(sample, self._read)
+                if number == len(self.bounds):
+                    raise DataError(
+                        f"sample {self._read} of the stream has length {length}, above the last bound "
+                        f"{self._bound_list[-1]}, but was within it when the state was taken; is it the same source?"
+                    )
                 self._bins[number].append((self._read, length, sample))
                 self._waiting[self._read] = number
             self._read += 1
+
+    def _check_return(self) -> None:
+        if not self._can_return:
+            raise ConfigError(
+                f"the source, a {type(self._source).__name__}, cannot be read again; wanted an iterable that is not "
+                "its own iterator, or an iterator with getstate and setstate"
+            )
 
     def close(self) -> None:
         """Closes the source, where it can be closed."""
         close = getattr(self._source, "close", None)
         if callable(close):
             close()
+
+    def _measured(self, sample: T, position: int) -> tuple[int, int]:
+        """The length of a sample, and the number of its bin: behind the last one for an over-size sample."""
+        found = self._length(sample)
+        length = as_number(found)
+        if not isinstance(length, int) or length < 0:
+            raise DataError(f"sample {position} of the stream has length {found!r}; wanted a whole number")
+        return length, bisect_left(self._bound_list, length)
 
     def _take(self, number: int, count: int) -> StreamBatch[T]:
         """So many samples, those that waited longest, from this bin and then from the ones below it."""

@@ -2,10 +2,17 @@
 
     python scripts/bench/batching.py --data-root DIR [--datasets wikitext-2 agnews imdb]
     python scripts/bench/batching.py --lengths FILE
+    python scripts/bench/batching.py --made 1000000
 
 A lengths file holds one whole number in each line, or is a numpy ``.npy`` array. Of the data sets, lengths are the
-words between spaces of each training text (WikiText-2: lines of more than 2 characters once stripped). Rows are means
-over the epochs, speeds are medians; all methods take turns in one process, and are timed in its CPU seconds.
+words between spaces of each training text (WikiText-2: lines of more than 2 characters once stripped); made ones are
+log-normal, with a median of 60.
+
+Every method gives every sample once an epoch, which is checked, and all take turns in one process. Padding, batches
+and shapes are means over the epochs. "Largest" is the most padded tokens in a batch: methods that count samples or
+add up lengths keep no padded budget. "Plan ms" is the time from nothing to the first batch, in CPU seconds, and the
+speed is that of all further batches: what a method plans as it goes, window by window say, slows it down there. The
+two are medians.
 """
 
 from __future__ import annotations
@@ -14,39 +21,42 @@ import argparse
 import gzip
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from time import process_time
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch.utils.data import BatchSampler
 
-from pipeal.data.bounds import length_bounds
-from pipeal.data.plan import PlannedBatchSampler
-from pipeal.data.samplers import (
-    EpochSampler,
+from pipeal.data import (
+    BinnedBatchIterator,
+    BucketBatchSampler,
+    BucketedReadaheadBatchIterator,
     FixedBatchSampler,
     LengthGroupedBatchSampler,
+    NativeCheckpointableIterator,
+    PlannedBatchSampler,
+    SizeAwareBatchSampler,
+    StreamBatch,
     TokenBudgetBatchSampler,
+    create_buckets,
+    find_thresholds,
+    length_bounds,
+    load_text,
 )
-from pipeal.data.stream import BinnedBatchIterator, PadTo
-from pipeal.data.text import load_text
 from pipeal.train.environment import environment
 from pipeal.train.tables import print_table
 
 Lengths = npt.NDArray[np.int64]
-
-
-@dataclass
-class Epoch:
-    """What one epoch was: its batches' sizes and padded lengths, and the CPU seconds it took."""
-
-    sizes: list[int]
-    longest: list[int]
-    plan_s: float
-    iterate_s: float
+Batches = Iterable[list[int] | StreamBatch[int]]
 
 
 @dataclass
@@ -54,23 +64,41 @@ class Method:
     """One way to batch; its figures are collected epoch by epoch."""
 
     name: str
-    run: Callable[[int], Epoch]
+    build: Callable[[int], Batches]
     padding: list[float] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     shapes: list[int] = field(default_factory=list)
+    largest: list[int] = field(default_factory=list)
     plan_s: list[float] = field(default_factory=list)
     samples_per_s: list[float] = field(default_factory=list)
 
     def turn(self, epoch: int, lengths: Lengths) -> None:
-        found = self.run(epoch)
-        sizes, longest = np.array(found.sizes), np.array(found.longest)
-        if sizes.sum() != len(lengths):
-            raise SystemExit(f"{self.name}: gave {sizes.sum()} of {len(lengths)} samples")
-        self.padding.append(1 - int(lengths.sum()) / int((sizes * longest).sum()))
-        self.batches.append(len(sizes))
-        self.shapes.append(len(set(zip(found.sizes, found.longest, strict=True))))
-        self.plan_s.append(found.plan_s)
-        self.samples_per_s.append(len(lengths) / found.iterate_s)
+        """One epoch, from nothing."""
+        begin = process_time()
+        source = self.build(epoch)
+        iterator = iter(source)
+        first = next(iterator)
+        planned = process_time()
+        found = [first, *iterator]
+        iterate_s = process_time() - planned
+
+        indices = [batch.samples if isinstance(batch, StreamBatch) else batch for batch in found]
+        times = np.bincount(np.concatenate(indices), minlength=len(lengths))
+        if (times != 1).any():
+            raise SystemExit(f"{self.name}: gave {(times == 0).sum()} samples never, {(times > 1).sum()} repeatedly")
+        padded = source.padded_lengths if isinstance(source, PlannedBatchSampler) else lengths
+        longest = [
+            batch.padded_length if isinstance(batch, StreamBatch) else int(padded[batch].max()) for batch in found
+        ]
+        sizes = list(map(len, indices))
+        tokens = np.array(sizes) * np.array(longest)
+        self.padding.append(1 - int(lengths.sum()) / int(tokens.sum()))
+        self.batches.append(len(found))
+        self.shapes.append(len(set(zip(sizes, longest, strict=True))))
+        self.largest.append(int(tokens.max()))
+        self.plan_s.append(planned - begin)
+        if len(found) > 1 and iterate_s > 0:
+            self.samples_per_s.append((len(lengths) - sizes[0]) / iterate_s)
 
     @property
     def row(self) -> list[str | int]:
@@ -79,92 +107,106 @@ class Method:
             f"{100 * mean(self.padding):.2f}",
             f"{mean(self.batches):,.0f}",
             f"{mean(self.shapes):,.0f}",
-            f"{median(self.samples_per_s) / 1e6:.2f}",
+            f"{max(self.largest):,}",
+            f"{median(self.samples_per_s) / 1e6:.2f}" if self.samples_per_s else "-",
             f"{1000 * median(self.plan_s):.1f}",
         ]
 
 
-def sampled(name: str, build: Callable[[], EpochSampler], lengths: Lengths) -> Method:
-    """A sampler: planning is building it and taking its first batch, iterating is taking them all once planned."""
-
-    def run(epoch: int) -> Epoch:
-        begin = process_time()
-        sampler = build()
-        sampler.set_epoch(epoch)
-        next(iter(sampler))
-        planned = process_time()
-        batches = list(sampler)
-        done = process_time()
-        padded = sampler.padded_lengths if isinstance(sampler, PlannedBatchSampler) else lengths
-        longest = [int(padded[batch].max()) for batch in batches]
-        return Epoch([len(batch) for batch in batches], longest, planned - begin, done - planned)
-
-    return Method(name, run)
-
-
-def streamed(name: str, lengths: Lengths, budget: int, bounds: int, sample: int, pad_to: PadTo) -> Method:
-    """Bins whose bounds come from the first samples alone; indices of a shuffled order stand for the samples."""
-
-    def run(epoch: int) -> Epoch:
-        order = np.random.default_rng(epoch).permutation(len(lengths)).tolist()
-        length = lengths.tolist().__getitem__
-        begin = process_time()
-        found = length_bounds(lengths[order[:sample]], bounds)
-        planned = process_time()
-        stream = BinnedBatchIterator(order, found, budget, length=length, pad_to=pad_to, oversize="single")
-        batches = list(stream)
-        done = process_time()
-        sizes, longest = [len(batch) for batch in batches], [batch.padded_length for batch in batches]
-        return Epoch(sizes, longest, planned - begin, done - planned)
-
-    return Method(name, run)
-
-
-def read_ahead(lengths: Lengths, order: list[int], budget: int, window: int) -> Iterator[list[int]]:
-    """Windows of samples, each sorted by length and cut from the longest on; what is left of a window is a batch."""
-    for begin in range(0, len(order), window):
-        part = sorted(order[begin : begin + window], key=lambda index: -lengths[index])
-        while part:
-            take = max(1, budget // int(lengths[part[0]]))
-            yield part[:take]
-            part = part[take:]
-
-
-def windowed(name: str, lengths: Lengths, budget: int, window: int) -> Method:
-    def run(epoch: int) -> Epoch:
-        order = np.random.default_rng(epoch).permutation(len(lengths)).tolist()
-        begin = process_time()
-        batches = list(read_ahead(lengths, order, budget, window))
-        done = process_time()
-        longest = [int(lengths[batch].max()) for batch in batches]
-        return Epoch([len(batch) for batch in batches], longest, 0.0, done - begin)
-
-    return Method(name, run)
-
-
 def methods(lengths: Lengths, options: argparse.Namespace) -> list[Method]:
-    budget, size = options.budget, options.batch_size
+    budget, size, window, bounds = options.budget, options.batch_size, options.window, options.bounds
+    sizes, of = torch.from_numpy(lengths), lengths.tolist()
+
+    def sampler(name: str, build: Callable[[], Any]) -> Method:
+        def begin(epoch: int) -> Batches:
+            made = build()
+            made.set_epoch(epoch)
+            return made
+
+        return Method(name, begin)
+
+    def bucket(name: str, base: type[Any], **arguments: Any) -> Method:
+        def build() -> BucketBatchSampler:
+            buckets = create_buckets(sizes, options.bucket_width, options.bucket_count)
+            return BucketBatchSampler(sizes, buckets.bucket_boundaries, base, arguments)
+
+        return sampler(name, build)
+
+    def size_aware(cost: Any) -> Method:
+        return sampler(
+            f"size-aware, {cost} cost",
+            lambda: SizeAwareBatchSampler(range(len(of)), of, budget, cost=cost, shuffle=True),
+        )
+
+    def plan(name: str, **arguments: Any) -> Method:
+        return sampler(name, lambda: PlannedBatchSampler(lengths, budget, **arguments))
+
+    def shuffled(epoch: int) -> list[int]:
+        return np.random.default_rng(epoch).permutation(len(of)).tolist()
+
+    def read_ahead(name: str, carry: bool) -> Method:
+        return Method(
+            name,
+            lambda epoch: BucketedReadaheadBatchIterator(
+                NativeCheckpointableIterator(shuffled(epoch)),
+                window,
+                key=of.__getitem__,
+                batch_size=lambda longest: budget // of[longest],
+                seed=epoch,
+                carry=carry,
+            ),
+        )
+
+    def stream(name: str, pad_to: Any) -> Method:
+        """Bounds come from the first samples alone; indices of a shuffled order stand for the samples."""
+
+        def build(epoch: int) -> Batches:
+            order = shuffled(epoch)
+            found = length_bounds(lengths[order[: options.sample]], bounds)
+            return BinnedBatchIterator(order, found, budget, length=of.__getitem__, pad_to=pad_to, oversize="single")
+
+        return Method(name, build)
+
     return [
-        sampled(f"random, {size} each", lambda: FixedBatchSampler(lengths, size), lengths),
-        sampled(f"grouped by length, {size} each", lambda: LengthGroupedBatchSampler(lengths, size), lengths),
-        windowed(f"read-ahead of {options.window:,}", lengths, budget, options.window),
-        sampled("token budget", lambda: TokenBudgetBatchSampler(lengths, budget), lengths),
-        sampled("plan", lambda: PlannedBatchSampler(lengths, budget), lengths),
-        sampled("plan, not shuffled", lambda: PlannedBatchSampler(lengths, budget, shuffle=False), lengths),
-        sampled(
-            f"plan, {options.bounds} lengths",
-            lambda: PlannedBatchSampler(lengths, budget, shapes=options.bounds),
-            lengths,
-        ),
-        streamed(f"stream, {options.bounds} bounds", lengths, budget, options.bounds, options.sample, "bound"),
-        streamed("stream, padded to longest", lengths, budget, options.bounds, options.sample, "longest"),
+        sampler(f"random, {size} each", lambda: FixedBatchSampler(lengths, size)),
+        sampler(f"grouped by length, {size} each", lambda: LengthGroupedBatchSampler(lengths, size)),
+        bucket(f"bucket, {size} each", BatchSampler, batch_size=size, drop_last=False),
+        bucket("bucket, size-aware", SizeAwareBatchSampler, sizeof=of, max_total_size=budget, cost="padded"),
+        size_aware("sum"),
+        size_aware("padded"),
+        read_ahead(f"read-ahead of {window:,}, as in seed 4", carry=False),
+        read_ahead(f"read-ahead of {window:,}, rest carried on", carry=True),
+        sampler("token budget", lambda: TokenBudgetBatchSampler(lengths, budget)),
+        plan("plan"),
+        plan("plan, not shuffled", shuffle=False),
+        plan(f"plan, {bounds} lengths", shapes=bounds),
+        stream(f"stream, {bounds} bounds", "bound"),
+        stream("stream, padded to longest", "longest"),
     ]
+
+
+def counting(lengths: Lengths, k: int) -> str:
+    """How long thresholds take: counting the lengths, and then choosing among the distinct ones."""
+    begin = process_time()
+    values, counts = np.unique(lengths, return_counts=True)
+    counted = process_time()
+    k = min(k, len(values))
+    find_thresholds((values, counts), float, k)
+    done = process_time()
+    return (
+        f"{len(lengths):,} lengths up to {values[-1]:,}: counted in {1000 * (counted - begin):.1f} ms, "
+        f"{k} thresholds of {len(values):,} distinct ones in {1000 * (done - counted):.1f} ms"
+    )
 
 
 def read_lengths(path: Path) -> Lengths:
     if path.suffix == ".npy":
         return np.load(path).astype(np.int64)
     return np.array(path.read_text(encoding="utf-8").split(), dtype=np.int64)
+
+
+def made_lengths(count: int) -> Lengths:
+    return np.maximum(1, np.random.default_rng(0).lognormal(np.log(60), 1, count)).astype(np.int64)
 
 
 def real_lengths(name: str, root: Path) -> Lengths:
@@ -176,44 +218,61 @@ def real_lengths(name: str, root: Path) -> Lengths:
     return np.array([max(1, len(text.split())) for text in texts])
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=Path, nargs="+", default=[], metavar="FILE")
+    parser.add_argument("--made", type=int, nargs="+", default=[], metavar="N", help="make so many lengths")
     parser.add_argument("--data-root", type=Path, help="the folder of the data sets")
     parser.add_argument("--datasets", nargs="+", default=["wikitext-2", "agnews", "imdb"])
     parser.add_argument("--max-len", type=int, default=512, help="longer samples are cut")
-    parser.add_argument("--budget", type=int, default=16_384, help="padded tokens in a batch")
+    parser.add_argument("--budget", type=int, default=16_384, help="padded tokens in a batch; at least --max-len")
     parser.add_argument("--batch-size", type=int, default=32, help="of the methods that count samples")
     parser.add_argument("--bounds", type=int, default=64)
+    parser.add_argument("--bucket-width", type=int, default=16, help="the widest range of lengths of a bucket")
+    parser.add_argument("--bucket-count", type=int, default=1_000, help="samples that are enough for a bucket")
     parser.add_argument("--window", type=int, default=10_000, help="of the read-ahead")
     parser.add_argument("--sample", type=int, default=5_000, help="lengths that the stream's bounds are made of")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
-    options = parser.parse_args()
-    if not options.lengths and options.data_root is None:
-        parser.error("nothing to batch; give --lengths FILE or --data-root DIR")
+    options = parser.parse_args(arguments)
+    if not (options.lengths or options.made or options.data_root):
+        parser.error("nothing to batch; give --lengths FILE, --made N or --data-root DIR")
+    if options.budget < options.max_len:
+        parser.error(f"a budget of {options.budget} does not hold one sample of {options.max_len}; raise one, cut more")
 
-    every = {path.name: read_lengths(path) for path in options.lengths}
-    if options.data_root is not None:
-        every |= {name: real_lengths(name, options.data_root) for name in options.datasets}
+    sources: dict[str, Callable[[], Lengths]] = {path.name: partial(read_lengths, path) for path in options.lengths}
+    sources |= {f"{count:,} made": partial(made_lengths, count) for count in options.made}
+    if options.data_root:
+        sources |= {name: partial(real_lengths, name, options.data_root) for name in options.datasets}
     facts = environment()
     print("  ".join(f"{key} {value}" for key, value in facts.items()))
     print(f"load average {os.getloadavg()[0]:.1f}; CPU seconds")
     figures = {}
-    for name, found in every.items():
-        lengths = np.minimum(found, options.max_len)
-        rows = methods(lengths, options)
-        for epoch in range(options.epochs):
-            for method in rows:
-                method.turn(epoch, lengths)
+    for name, load in sources.items():
+        # Drawn between the turns: a thread beside them would spend CPU seconds in them.
+        with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
+            task = progress.add_task(f"{name}: reading", total=None)
+            progress.refresh()
+            found = load()
+            lengths = np.minimum(found, options.max_len)
+            rows = methods(lengths, options)
+            progress.update(task, total=options.epochs * len(rows), refresh=True)
+            for epoch in range(options.epochs):
+                for method in rows:
+                    progress.update(task, description=f"{name}, epoch {epoch + 1}: {method.name}", refresh=True)
+                    method.turn(epoch, lengths)
+                    progress.advance(task)
         least = -(-int(lengths.sum()) // options.budget)
         title = (
-            f"{name}: {len(lengths):,} samples, {lengths.sum():,} tokens, longest {lengths.max()}; "
+            f"\n{name}: {len(lengths):,} samples, {lengths.sum():,} tokens, longest {lengths.max()}; "
             f"budget {options.budget:,}, so {least:,} batches at least"
         )
-        columns = ["method", "padding %", "batches", "shapes", "million samples/s", "plan ms"]
+        columns = ["method", "padding %", "batches", "shapes", "largest", "million samples/s", "plan ms"]
         print_table(title, columns, [method.row for method in rows])
-        figures[name] = [{key: value for key, value in vars(method).items() if key != "run"} for method in rows]
+        print(counting(lengths, options.bounds))
+        if found.max() > options.max_len:
+            print(counting(found, options.bounds))
+        figures[name] = [{key: value for key, value in vars(method).items() if key != "build"} for method in rows]
     if options.json is not None:
         record = {"machine": facts, "load": os.getloadavg(), "options": {k: str(v) for k, v in vars(options).items()}}
         options.json.write_text(json.dumps(record | {"datasets": figures}, indent=1) + "\n", encoding="utf-8")

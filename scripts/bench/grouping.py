@@ -17,8 +17,8 @@ import argparse
 import copy
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -27,22 +27,26 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.progress import Progress
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from pipeal.data.bounds import find_thresholds
-from pipeal.data.grouping import AnnotatedModule, DataCollection, Grouped, LengthThresholdGrouper, UniGrouper
+from pipeal.data import AnnotatedModule, DataCollection, Grouped, LengthThresholdGrouper, UniGrouper, find_thresholds
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.threads import cores
 from pipeal.models import TextDims, build_text
 from pipeal.train.environment import environment
+from pipeal.train.tables import print_table
 
 LENGTHS = (1, 4, 16, 64)
+SHARES = 1 / np.array(LENGTHS) / sum(1 / np.array(LENGTHS))
 WORDS = 8
 VOCABULARY = 1000
 
+Batch = tuple[list[Tensor], Tensor]
 Forward = Callable[["Texts", list[Tensor]], Tensor]
+Seconds = list[tuple[float, float]]
+"""Wall and CPU seconds of every turn."""
 
 
 class Texts(AnnotatedModule):
@@ -66,32 +70,6 @@ class Texts(AnnotatedModule):
         return ["seq"]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One way of training: seconds per run over all batches, and what it computes."""
-
-    way: str
-    positions: int
-    padding: float
-    median_s: float
-    least_s: float
-    most_s: float
-    cpu_s: float
-
-
-@dataclass(frozen=True)
-class LayersRow:
-    """An AL model with its layers plain and grouped; medians, in seconds per batch."""
-
-    model: str
-    lengths: str
-    thresholds: list[int]
-    plain_s: float
-    grouped_s: float
-    plain_cpu_s: float
-    grouped_cpu_s: float
-
-
 def ungrouped(model: Texts, xs: list[Tensor]) -> Tensor:
     """One batch, padded to the longest."""
     lengths = torch.tensor([len(x) for x in xs], device=xs[0].device)
@@ -113,74 +91,61 @@ def grouped_by(thresholds: Sequence[int]) -> Forward:
     return grouped
 
 
-def make_batches(count: int, size: int, device: str) -> list[tuple[list[Tensor], Tensor]]:
+def in_turns(
+    ways: Mapping[str, Callable[[], Callable[[], object]]], turns: int, tell: Callable[[], None]
+) -> dict[str, Seconds]:
+    """Times each way so many times, after a turn that warms up; who begins changes from turn to turn.
+
+    Args:
+        ways: Each makes ready what is then called and timed.
+        turns: How often.
+        tell: Called after every run.
+    """
+    seconds: dict[str, Seconds] = {way: [] for way in ways}
+    for turn in range(turns + 1):
+        for way in ways if turn % 2 else reversed(list(ways)):
+            run = ways[way]()
+            wall, cpu = perf_counter(), process_time()
+            run()
+            if turn:
+                seconds[way].append((perf_counter() - wall, process_time() - cpu))
+            tell()
+    return seconds
+
+
+def medians(seconds: Seconds) -> tuple[float, float]:
+    """Of wall and of CPU seconds."""
+    return median(wall for wall, _ in seconds), median(cpu for _, cpu in seconds)
+
+
+def make_batches(count: int, size: int, device: str) -> list[Batch]:
     """Texts and their labels, 0 or 1; the share of a length is inverse to it."""
     draw = np.random.default_rng(0)
-    weights = 1 / np.array(LENGTHS)
     made = []
     for _ in range(count):
-        lengths = draw.choice(LENGTHS, size, p=weights / weights.sum())
+        lengths = draw.choice(LENGTHS, size, p=SHARES)
         xs = [torch.from_numpy(draw.integers(0, WORDS, length)).to(device) for length in lengths]
         made.append((xs, torch.from_numpy(draw.integers(0, 2, size)).to(device, torch.float32)))
     return made
 
 
-def train(start: Texts, forward: Forward, batches: Sequence[tuple[list[Tensor], Tensor]]) -> tuple[float, float]:
-    """Wall and CPU seconds of one pass over all batches, from a copy of the same weights."""
+def training(start: Texts, forward: Forward, batches: Sequence[Batch]) -> Callable[[], None]:
+    """One pass over all batches, from a copy of the same weights; ready to run."""
     model = copy.deepcopy(start)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     wait(model.proj.weight)
-    wall, cpu = perf_counter(), process_time()
-    for xs, y in batches:
-        (y - forward(model, xs)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    wait(model.proj.weight)
-    return perf_counter() - wall, process_time() - cpu
+
+    def run() -> None:
+        for xs, y in batches:
+            (y - forward(model, xs)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        wait(model.proj.weight)
+
+    return run
 
 
-def measure_layers(model: str, spread: str, turns: int) -> LayersRow:
-    """Seconds per batch of an AL model, plain and grouped, in turns."""
-    batches = word_batches(spread)
-    lengths = [int(length) for x, _ in batches for length in x.ne(0).sum(1)]
-    thresholds = find_thresholds(lengths, lambda length: length, 3)
-    packages = []
-    for grouped in (False, True):
-        torch.manual_seed(0)
-        dims = TextDims(embedding=96, hidden=96, code=64, blocks=2)
-        package = build_text(model, "al", vocab_size=VOCABULARY, classes=4, dims=dims)  # type: ignore[arg-type]
-        for layer in list(package)[1:] if grouped else []:
-            layer.enc.f = Grouped(layer.enc.f, thresholds)
-        packages.append(package)
-    seconds: list[list[tuple[float, float]]] = [[], []]
-    for turn in range(turns + 1):
-        for way in (0, 1) if turn % 2 else (1, 0):
-            wall, cpu = perf_counter(), process_time()
-            for x, y in batches:
-                packages[way](x, y)
-                packages[way].backward()
-                packages[way].update()
-            if turn:
-                seconds[way].append((perf_counter() - wall, process_time() - cpu))
-    plain, grouped_s = ([median(column) / len(batches) for column in zip(*took, strict=True)] for took in seconds)
-    return LayersRow(model, spread, thresholds, plain[0], grouped_s[0], plain[1], grouped_s[1])
-
-
-def word_batches(spread: str, count: int = 3, rows: int = 64) -> list[tuple[Tensor, Tensor]]:
-    """``(B, T)`` words, padded with 0, and labels of four classes."""
-    draw = np.random.default_rng(0)
-    made = []
-    for _ in range(count):
-        if spread == "demo":
-            lengths = draw.choice(LENGTHS, rows, p=1 / np.array(LENGTHS) / sum(1 / np.array(LENGTHS)))
-        else:
-            lengths = draw.lognormal(np.log(25), 0.7, rows).astype(int).clip(1, 200)
-        x = draw.integers(2, VOCABULARY, (rows, lengths.max())) * (np.arange(lengths.max()) < lengths[:, None])
-        made.append((torch.from_numpy(x), torch.from_numpy(draw.integers(0, 4, rows))))
-    return made
-
-
-def gradients(model: Texts, forward: Forward, batch: tuple[list[Tensor], Tensor]) -> list[Tensor]:
+def gradients(model: Texts, forward: Forward, batch: Batch) -> list[Tensor]:
     """Of the loss of one batch."""
     (batch[1] - forward(model, batch[0])).square().mean().backward()
     found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
@@ -193,82 +158,75 @@ def wait(tensor: Tensor) -> None:
         torch.cuda.synchronize(tensor.device)
 
 
-def computed(batches: Sequence[tuple[list[Tensor], Tensor]], thresholds: Sequence[int]) -> int:
-    """How many positions the batches have once they are grouped and padded."""
+def positions(batches: Sequence[Batch], thresholds: Sequence[int]) -> int:
+    """How many the batches have once they are grouped and padded."""
     total = 0
     for xs, _ in batches:
         lengths = np.array([len(x) for x in xs])
-        for group in np.unique(np.searchsorted(thresholds, lengths)):
-            own = lengths[np.searchsorted(thresholds, lengths) == group]
-            total += int(own.max()) * len(own)
+        group = np.searchsorted(thresholds, lengths)
+        total += sum(int(lengths[group == number].max()) * int((group == number).sum()) for number in np.unique(group))
     return total
 
 
-def measure(width: int, count: int, size: int, turns: int, device: str) -> tuple[list[Row], dict[str, Any]]:
-    """Both ways, in turns; and the largest difference of a gradient, as it is and as a share of the largest one."""
+def measure(width: int, count: int, turns: int, device: str, tell: Callable[[], None]) -> dict[str, Any]:
+    """The demo both ways, and the largest difference of a gradient, as it is and as a share of the largest one."""
     torch.manual_seed(0)
-    model, batches = Texts(width).to(device), make_batches(count, size, device)
+    model, batches = Texts(width).to(device), make_batches(count, 256, device)
     lengths = [len(x) for xs, _ in batches for x in xs]
     thresholds = find_thresholds(lengths, lambda length: length, 3)
-    ways: dict[str, tuple[Forward, list[int]]] = {
-        "ungrouped": (ungrouped, []),
-        "grouped": (grouped_by(thresholds), thresholds),
-    }
-    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for turn in range(turns + 1):
-        for way in list(ways) if turn % 2 else reversed(ways):
-            took = train(model, ways[way][0], batches)
-            if turn:
-                seconds[way].append(took)
-    rows = []
-    for way, (_, limits) in ways.items():
-        positions, wall = computed(batches, limits), [took for took, _ in seconds[way]]
-        padding = 1 - sum(lengths) / positions
-        cpu_s = median(took for _, took in seconds[way])
-        rows.append(Row(way, positions, padding, median(wall), min(wall), max(wall), cpu_s))
-    pairs = [
-        (one, other)
-        for batch in batches
-        for one, other in zip(*(gradients(model, forward, batch) for forward, _ in ways.values()), strict=True)
-    ]
-    differences = {
-        "thresholds": thresholds,
-        "largest_difference": max(float((one - other).abs().max()) for one, other in pairs),
-        "relative_difference": max(float((one - other).abs().max() / one.abs().max()) for one, other in pairs),
-    }
-    return rows, differences
+    ways: dict[str, Forward] = {"ungrouped": ungrouped, "grouped": grouped_by(thresholds)}
+    took = in_turns({way: partial(training, model, f, batches) for way, f in ways.items()}, turns, tell)
+    found: dict[str, Any] = {"thresholds": thresholds, "absolute": 0.0, "relative": 0.0}
+    for batch in batches:
+        for one, other in zip(*(gradients(model, forward, batch) for forward in ways.values()), strict=True):
+            apart = float((one - other).abs().max())
+            found["absolute"] = max(found["absolute"], apart)
+            found["relative"] = max(found["relative"], apart / float(one.abs().max()))
+    for way, limits in zip(ways, ([], thresholds), strict=True):
+        padded = positions(batches, limits)
+        found[way] = {"positions": padded, "padding": 1 - sum(lengths) / padded, "seconds": took[way]}
+    return found
 
 
-def table(rows: Sequence[Row], title: str) -> Table:
-    shown = Table(title=title, title_justify="left", box=None)
-    for column in ("", "positions", "padding", "median s", "least", "most", "×", "CPU s", "CPU ×"):
-        shown.add_column(column, justify="right" if column else "left")
-    for row in rows:
-        shown.add_row(
-            row.way,
-            f"{row.positions:,}",
-            f"{row.padding:.1%}",
-            *(f"{value:.3f}" for value in (row.median_s, row.least_s, row.most_s)),
-            f"{rows[0].median_s / row.median_s:.2f}",
-            f"{row.cpu_s:.3f}",
-            f"{rows[0].cpu_s / row.cpu_s:.2f}",
-        )
-    return shown
+def word_batches(spread: str, count: int = 3, rows: int = 64) -> list[tuple[Tensor, Tensor]]:
+    """``(B, T)`` words, padded with 0, and labels of four classes."""
+    draw = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        if spread == "demo":
+            lengths = draw.choice(LENGTHS, rows, p=SHARES)
+        else:
+            lengths = draw.lognormal(np.log(25), 0.7, rows).astype(int).clip(1, 200)
+        x = draw.integers(2, VOCABULARY, (rows, lengths.max())) * (np.arange(lengths.max()) < lengths[:, None])
+        made.append((torch.from_numpy(x), torch.from_numpy(draw.integers(0, 4, rows))))
+    return made
 
 
-def layers_table(rows: Sequence[LayersRow]) -> Table:
-    shown = Table(title="2. AL models, 64 texts a batch; seconds per batch", title_justify="left", box=None)
-    for column in ("model", "lengths", "thresholds", "plain s", "grouped s", "×", "CPU s", "grouped CPU s", "CPU ×"):
-        shown.add_column(column, justify="left" if column in ("model", "lengths", "thresholds") else "right")
-    for row in rows:
-        shown.add_row(
-            row.model,
-            row.lengths,
-            " ".join(map(str, row.thresholds)),
-            *(f"{row.plain_s:.3f}", f"{row.grouped_s:.3f}", f"{row.plain_s / row.grouped_s:.2f}"),
-            *(f"{row.plain_cpu_s:.3f}", f"{row.grouped_cpu_s:.3f}", f"{row.plain_cpu_s / row.grouped_cpu_s:.2f}"),
-        )
-    return shown
+def measure_layers(model: str, spread: str, turns: int, tell: Callable[[], None]) -> dict[str, Any]:
+    """An AL model, its layers plain and grouped."""
+    batches = word_batches(spread)
+    lengths = [int(length) for x, _ in batches for length in x.ne(0).sum(1)]
+    thresholds = find_thresholds(lengths, lambda length: length, 3)
+
+    def pass_of(grouped: bool) -> Callable[[], None]:
+        torch.manual_seed(0)
+        dims = TextDims(embedding=96, hidden=96, code=64, blocks=2)
+        package = build_text(model, "al", vocab_size=VOCABULARY, classes=4, dims=dims)
+        for enc in [layer.get_submodule("enc") for layer in package[1:]] if grouped else []:
+            enc.f = Grouped(enc.get_submodule("f"), thresholds)
+
+        def run() -> None:
+            for x, y in batches:
+                package(x, y)
+                package.backward()
+                package.update()
+
+        return run
+
+    passes = {"plain": pass_of(grouped=False), "grouped": pass_of(grouped=True)}
+    took = in_turns({way: partial(passes.__getitem__, way) for way in passes}, turns, tell)
+    per_batch = {way: [value / len(batches) for value in medians(own)] for way, own in took.items()}
+    return {"model": model, "lengths": spread, "thresholds": thresholds, **per_batch}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -282,30 +240,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    width, batches, turns = (256, 2, 2) if options.quick else (options.width, 4, options.turns)
-    console = Console(width=120, highlight=False)
+    width, count, turns = (256, 2, 2) if options.quick else (options.width, 4, options.turns)
+    cases = [(model, spread) for model in ("lstm", "transformer") for spread in ("demo", "log-normal")]
+    cases = cases[::2] if options.quick else cases
     facts = environment()
-    console.print("  ".join(f"{key}: {value}" for key, value in facts.items()), "\n", markup=False)
-    console.print(f"load average: {os.getloadavg()[0]:.1f}; intra-op threads: {options.threads}\n")
-    rows, found = measure(width, batches, 256, turns, options.device)
-    title = f"1. {batches} batches of 256 texts, width {width}, SGD; in turns, median of {turns}"
-    console.print(table(rows, title), "")
-    console.print(
-        f"thresholds {found['thresholds']}; largest difference of a gradient {found['largest_difference']:.1e}, "
-        f"as a share of the largest of its tensor {found['relative_difference']:.1e}",
-        markup=False,
+    print("  ".join(f"{key} {value}" for key, value in facts.items()))
+    print(f"load average {os.getloadavg()[0]:.1f}; intra-op threads: {options.threads}\n")
+    # Drawn between the runs, never by a thread beside them.
+    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
+        task = progress.add_task("demo", total=2 * (turns + 1) * (1 + len(cases)))
+        demo = measure(width, count, turns, options.device, lambda: progress.update(task, advance=1, refresh=True))
+        layers = []
+        for model, spread in cases:
+            progress.update(task, description=f"{model}, {spread}")
+            layers.append(measure_layers(model, spread, turns, lambda: progress.update(task, advance=1, refresh=True)))
+
+    first_wall, first_cpu = medians(demo["ungrouped"]["seconds"])
+    rows = []
+    for way in ("ungrouped", "grouped"):
+        own, (wall, cpu) = demo[way], medians(demo[way]["seconds"])
+        walls = [f"{value:.3f}" for value in (wall, min(own["seconds"])[0], max(own["seconds"])[0])]
+        speed = [f"{first_wall / wall:.2f}", f"{cpu:.3f}", f"{first_cpu / cpu:.2f}"]
+        rows.append([way, f"{own['positions']:,}", f"{own['padding']:.1%}", *walls, *speed])
+    print_table(
+        f"1. {count} batches of 256 texts, width {width}, SGD; in turns, median of {turns}",
+        ["way", "positions", "padding", "median s", "least", "most", "×", "CPU s", "CPU ×"],
+        rows,
     )
-    layers = [
-        measure_layers(model, spread, turns)
-        for model in ("lstm", "transformer")
-        for spread in (["demo"] if options.quick else ["demo", "log-normal"])
-    ]
-    console.print()
-    console.print(layers_table(layers))
+    print(
+        f"thresholds {demo['thresholds']}; largest difference of a gradient {demo['absolute']:.1e}, "
+        f"as a share of the largest of its tensor {demo['relative']:.1e}\n"
+    )
+    rows = []
+    for row in layers:
+        pairs = [
+            cell
+            for plain, grouped in zip(row["plain"], row["grouped"], strict=True)
+            for cell in (f"{plain:.3f}", f"{grouped:.3f}", f"{plain / grouped:.2f}")
+        ]
+        rows.append([row["model"], row["lengths"], " ".join(map(str, row["thresholds"])), *pairs])
+    print_table(
+        f"2. AL models, 64 texts a batch; seconds per batch, median of {turns}",
+        ["model", "lengths", "thresholds", "plain s", "grouped s", "×", "CPU s", "grouped CPU s", "CPU ×"],
+        rows,
+    )
     if options.json is not None:
-        figures = {"machine": facts, "demo": [asdict(row) for row in rows], **found}
-        figures["layers"] = [asdict(row) for row in layers]
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+        figures = {"machine": facts, "demo": demo, "layers": layers}
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -129,6 +129,7 @@ def test_sixty_four_thresholds_over_a_million_lengths():
         ([[1, 2]], r"lengths of shape \(1, 2\)"),
         ([1.5, 2], "lengths of type float64; wanted whole numbers"),
         ([3, 0], "sample 1 has length 0; wanted at least 1"),
+        (np.array([3, 2**63], dtype=np.uint64), "lengths up to 9223372036854775808; wanted whole numbers below 2"),
         (([1, 2], [1]), r"counts of shape \(1,\) for lengths of shape \(2,\)"),
         (([1, 2], [1, -1]), "wanted one finite count of at least 0"),
         (([1, 2], [1, float("nan")]), "wanted one finite count of at least 0"),
@@ -160,6 +161,12 @@ def test_other_bad_input():
     for bounds in ([], [2.5], [[1]]):
         with pytest.raises(DataError, match="wanted at least 1 whole number"):
             round_up([1], bounds)
+    with pytest.raises(DataError, match="lengths of type float64; wanted whole numbers"):
+        round_up([1.5], [4])  # was cut to 1
+    for far in ((np.array([2**63], dtype=np.uint64), [4]), ([1], np.array([2**63], dtype=np.uint64))):
+        with pytest.raises(DataError, match="lengths up to 9223372036854775808; wanted whole numbers below 2"):
+            round_up(*far)  # was taken for a negative one
+    assert round_up([], [4]).tolist() == []
     for bounds in ([2, 1], [1, 1], [0, 1]):
         with pytest.raises(DataError, match="each above the one before it"):
             round_up([1], bounds)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeal.data import BatchLoader, Corpus, TokenBudgetBatchSampler, Vocab, clean, load_text
+from pipeal.data import BatchLoader, Corpus, PlannedBatchSampler, TokenBudgetBatchSampler, Vocab, clean, load_text
+from pipeal.errors import DataError
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +39,19 @@ def test_the_epoch_reaches_the_sampler(corpus):
     assert [batch.indices for batch in loader] == first
     loader.set_epoch(1)
     assert [batch.indices for batch in loader] != first
+
+
+def test_batches_are_padded_to_the_lengths_that_the_sampler_rounds_up_to(corpus):
+    sampler = PlannedBatchSampler(corpus.lengths, 512, shapes=3)
+    batches = list(BatchLoader(corpus, sampler))
+    assert len({batch.x.shape[1] for batch in batches}) == 3
+    for batch, (samples, length) in zip(batches, sampler.batch_shapes().tolist(), strict=True):
+        assert batch.x.shape == (samples, length)
+        x, _ = corpus.batch(batch.indices)
+        assert torch.equal(batch.x[:, : x.shape[1]], x)
+        assert bool((batch.x[:, x.shape[1] :] == corpus.pad_index).all())
+
+
+def test_a_batch_cannot_be_shorter_than_its_samples(corpus):
+    with pytest.raises(DataError, match="a sample of length"):
+        corpus.batch([0], int(corpus.lengths[0]) - 1)

@@ -163,6 +163,10 @@ class TestFit:
         with pytest.raises(DataError, match=message):
             fit_memory_model(samples, lengths, peaks)
 
+    def test_a_budget_without_end(self):
+        with pytest.raises(ConfigError, match="budget_bytes is inf; wanted a finite number"):
+            MemoryModel(10.0, 1.0, 0.0, 0.0, 0.0, 3).max_samples(5, float("inf"))
+
     def test_samples_that_need_nothing(self):
         with pytest.raises(ConfigError, match="samples of length 5 need no memory"):
             MemoryModel(10.0, 0.0, 0.0, 0.0, 0.0, 3).max_samples(5, 100)
@@ -201,6 +205,22 @@ class TestSearch:
         options = {"share": 1, "total_bytes": 10**9, "tolerance": 0, "meter": memory}
         assert max_batch_cost(memory.step(lambda cost: 7 * cost), **options, cleanup=memory.free) == 142
         assert max(memory.trials) > 142
+
+    @given(st.integers(100, 10**6), st.floats(0.5, 1), st.sampled_from([0.0, 0.02, 1.0]), st.integers(0, 99))
+    def test_noise_does_not_keep_it_going_or_take_it_over_the_budget(self, total, share, tolerance, seed):
+        """The same cost may need more the next time, and run out only sometimes."""
+        random, seen = np.random.default_rng(seed), {}
+        memory = FakeAllocator(10**15)
+
+        def step(cost):
+            memory.peak = int((10 + 7 * cost) * random.uniform(0.8, 1.2))
+            if memory.peak > 1.05 * total:
+                raise MemoryError
+            seen.setdefault(cost, []).append(memory.peak)
+
+        found = max_batch_cost(step, share=share, total_bytes=total, meter=memory, tolerance=tolerance)
+        assert min(seen[found]) <= share * total
+        assert sum(map(len, seen.values())) < 60
 
     def test_the_limit_may_be_one_of_bytes_only(self):
         memory = FakeAllocator(10**15)
@@ -258,7 +278,16 @@ class TestSearch:
             max_batch_cost(memory.step(lambda cost: 12 * cost), total_bytes=100, meter=memory, low=9)
 
     @pytest.mark.parametrize(
-        "options", [{"share": 0}, {"share": 1.1}, {"tolerance": -1}, {"low": 0}, {"low": 5, "high": 4}]
+        "options",
+        [
+            {"share": 0},
+            {"share": 1.1},
+            {"share": float("nan")},
+            {"tolerance": -1},
+            {"tolerance": float("inf")},
+            {"low": 0},
+            {"low": 5, "high": 4},
+        ],
     )
     def test_arguments(self, options):
         with pytest.raises(ConfigError, match="wanted"):
@@ -372,6 +401,8 @@ class TestCollecting:
     def test_which_errors_count(self):
         for error in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), cpu_error()):
             assert is_out_of_memory(error)
+        for library in ("CUBLAS", "CUSOLVER", "CUDNN"):
+            assert is_out_of_memory(RuntimeError(f"CUDA error: {library}_STATUS_ALLOC_FAILED when calling `create`"))
         for error in (RuntimeError("nan"), ValueError("out of memory"), OSError("out of memory")):
             assert not is_out_of_memory(error)
         with pytest.raises(RuntimeError) as caught:
@@ -380,14 +411,38 @@ class TestCollecting:
 
     def test_devices(self):
         assert isinstance(meter_for("cpu"), ResidentPeak)
-        with pytest.raises(ConfigError, match="device is 'meta'"):
-            meter_for("meta")
+        for unknown in ("meta", "gpu", None):
+            with pytest.raises(ConfigError, match=f"device is {unknown!r}; wanted a CUDA device"):
+                meter_for(unknown)
+        with pytest.raises(ConfigError, match=r"device is 'cuda:99', but there are [0-9]+ CUDA devices here"):
+            CudaPeak("cuda:99")
         with pytest.raises(ValueError, match="device is 'cpu'; wanted a CUDA device"):
             collect_cuda_peak_alloc([1], lambda x: x, torch.device("cpu"))
 
     def test_probing_needs_shapes(self):
         with pytest.raises(DataError, match="no shapes to measure"):
             probe_memory(lambda n, length: None, [])
+
+    def test_probing_where_not_even_the_smallest_fits(self):
+        memory, cleaned = FakeAllocator(10), []
+        with pytest.raises(DataError, match=r"even the smallest of the shapes, \(1, 20\), runs out of memory"):
+            probe_memory(
+                lambda n, length: memory.allocate(n * length), [(2, 30), (1, 20)], meter=memory,
+                cleanup=lambda: cleaned.append(1),
+            )  # fmt: skip
+        assert cleaned == [1]
+        with pytest.raises(ZeroDivisionError):
+            probe_memory(lambda n, length: n // 0, [(1, 20)], meter=memory)
+
+    def test_probing_goes_on_where_the_largest_do_not_fit(self):
+        memory = FakeAllocator(1100)
+        shapes = [(4, 8), (1, 8), (1, 16), (9, 99), (2, 64)]
+        with pytest.warns(UserWarning, match="is left out of the peaks: it ran out of memory") as warned:
+            model = probe_memory(
+                lambda n, length: memory.allocate(1000 + n * length), shapes, meter=memory, cleanup=memory.free
+            )
+        assert (model.points, len(warned)) == (3, 2)
+        assert (round(model.c0), round(model.c1, 6)) == (1000, 1)
 
     def test_warm_up_steps_do_not_count(self):
         memory, seen = FakeAllocator(10**9), []

@@ -261,7 +261,7 @@ def test_a_state_of_other_data_or_options_is_refused(lengths, options):
 def test_a_state_of_another_kind_or_version_is_refused():
     sampler = PlannedBatchSampler(VARIED, 400)
     state = sampler.state_dict()
-    for wrong in ({}, {"version": 1}, state | {"version": 2}, state | {"more": 1}):
+    for wrong in ({}, {"version": 1}, state | {"version": 2}, state | {"more": 1}, None, 5, "state"):
         with pytest.raises(DataError, match="wanted version, seed, epoch, batch, fingerprint with version 1"):
             sampler.load_state_dict(wrong)
     for wrong in ({"batch": 1000}, {"epoch": -1}, {"seed": "3"}):
@@ -284,6 +284,59 @@ def test_over_size_samples():
     assert rounded.padded_lengths.tolist() == [5, 99, 5, 70, 5]
     with pytest.raises(DataError, match="all 5 samples are over the budget of 2"):
         PlannedBatchSampler(lengths, 2, oversize="drop")
+
+
+@pytest.mark.parametrize("budget", [2**70, 2**63 - 1])
+def test_a_budget_beyond_64_bits_holds_everything(budget):
+    assert list(PlannedBatchSampler([3, 9, 2], budget, shuffle=False)) == [[1, 0, 2]]
+    assert list(PlannedBatchSampler([3, 9, 2], float("inf"), cost=quadratic, shuffle=False)) == [[1, 0, 2]]
+
+
+def test_options_may_be_numbers_of_numpy():
+    """The state could not be taken: JSON knows none of them."""
+    ours = {"shuffle": False, "largest_first": True, "rank": 1, "world_size": 2, "seed": 3}
+    theirs = {key: np.bool_(value) if isinstance(value, bool) else np.int64(value) for key, value in ours.items()}
+    state = PlannedBatchSampler(VARIED, 400, **theirs).state_dict()
+    assert json.loads(json.dumps(state)) == PlannedBatchSampler(VARIED, 400, **ours).state_dict()
+
+
+@given(FEW, st.integers(1, 30), st.data())
+def test_all_options_together_are_still_the_best(lengths, budget, data):
+    options = {
+        "cost": data.draw(st.sampled_from([None, quadratic, lambda n, longest: max(n * longest, 9)])),
+        "oversize": data.draw(st.sampled_from(["drop", "single"])),
+        "shapes": data.draw(st.sampled_from([None, 1, 2])),
+        "max_samples": data.draw(st.sampled_from([None, 1, 3])),
+        "spare_batches": data.draw(st.integers(0, 2)),
+    }
+    cost = options["cost"] or (lambda n, longest: n * longest)
+    alone = {place for place, length in enumerate(lengths) if cost(1, length) > budget}
+    kept = [place for place in range(len(lengths)) if place not in alone or options["oversize"] == "single"]
+    if not kept:
+        with pytest.raises(DataError, match="are over the budget"):
+            PlannedBatchSampler(lengths, budget, **options)
+        return
+    calm = PlannedBatchSampler(lengths, budget, shuffle=False, **options)
+    rounded = calm.padded_lengths.tolist()
+
+    def fits(batch):
+        over = len(batch) == 1 and batch[0] in alone
+        largest = max(rounded[place] for place in batch)
+        return over or (cost(len(batch), largest) <= budget and len(batch) <= (options["max_samples"] or 99))
+
+    fitting = [batches for batches in partitions(kept) if all(map(fits, batches))]
+    count = min(min(map(len, fitting)) + options["spare_batches"], len(kept))
+    assert sorted(chain.from_iterable(calm)) == kept
+    assert all(map(fits, calm))
+    assert len(calm) == count
+    assert padded(rounded, list(calm)) == min(padded(rounded, some) for some in fitting if len(some) == count)
+    for drawn in (PlannedBatchSampler(lengths, budget, largest_first=True, seed=seed, **options) for seed in range(2)):
+        batches = list(drawn)
+        costs = [cost(len(batch), max(rounded[place] for place in batch)) for batch in batches]
+        assert sorted(chain.from_iterable(batches)) == kept
+        assert all(map(fits, batches))
+        assert len(batches) == count
+        assert costs[0] == max(costs)
 
 
 def test_spare_batches_pad_less():
@@ -318,6 +371,12 @@ def test_any_whole_number_type(kind):
     [
         ({"budget": 0}, "budget is 0; wanted a whole number of at least 1"),
         ({"budget": 9.5}, "budget is 9.5"),
+        ({"budget": 0, "cost": quadratic, "oversize": "single"}, "budget is 0; wanted a number above 0"),
+        ({"budget": -1.5, "cost": quadratic}, "budget is -1.5"),
+        ({"budget": float("nan"), "cost": quadratic, "oversize": "single"}, "budget is nan"),
+        ({"budget": "30", "cost": quadratic}, "budget is '30'"),
+        ({"cost": lambda n, longest: float("nan")}, r"cost\(1, 9\) gave nan; wanted a number of at least 0"),
+        ({"cost": lambda n, longest: n - 5}, r"cost\(1, 9\) gave -4"),
         ({"max_samples": 0}, "max_samples is 0"),
         ({"shapes": 0}, "shapes is 0"),
         ({"oversize": "hide"}, "oversize is 'hide'; wanted one of raise, drop, single"),
@@ -332,7 +391,15 @@ def test_bad_options(options, message):
         PlannedBatchSampler([1, 2, 9], **({"budget": 30} | options))
 
 
-@pytest.mark.parametrize(("lengths", "message"), [([], "wanted one length"), ([1.5], "float64"), ([0], "at least 1")])
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([], "wanted one length"),
+        ([1.5], "float64"),
+        ([0], "at least 1"),
+        ([2**62, 2**62, 1], "3 lengths up to 4611686018427387904; wanted a padded sum below 2"),
+    ],
+)
 def test_bad_lengths(lengths, message):
     with pytest.raises(DataError, match=message):
         PlannedBatchSampler(lengths, 10)

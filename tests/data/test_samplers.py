@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from pipeal.data import FixedBatchSampler, LengthGroupedBatchSampler, TokenBudgetBatchSampler, padding_share
+from pipeal.data import (
+    BinnedBatchIterator,
+    BinnedBatchSampler,
+    FixedBatchSampler,
+    LengthGroupedBatchSampler,
+    TokenBudgetBatchSampler,
+    padding_share,
+)
 from pipeal.errors import ConfigError, DataError
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
@@ -20,6 +27,9 @@ MAKERS = {
     "grouped": lambda lengths, **options: LengthGroupedBatchSampler(lengths, 4, **options),
     "budget": lambda lengths, **options: TokenBudgetBatchSampler(lengths, 200, **options),
     "budget of few": lambda lengths, **options: TokenBudgetBatchSampler(lengths, 200, max_samples=3, **options),
+    "binned": lambda lengths, **options: BinnedBatchSampler(
+        lengths, [8, 16, 24, 40], 200, buffer_samples=50, **options
+    ),
 }
 each = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 VARIED = np.random.default_rng(0).integers(1, 40, 300)
@@ -223,3 +233,31 @@ def test_a_million_lengths_are_planned_in_about_a_second():
     len(TokenBudgetBatchSampler(lengths, 16_384))
     # It takes a quarter of a second; the rest is for machines that are busy.
     assert time.perf_counter() - begin < 2
+
+
+@given(LENGTHS, st.integers(0, 3), st.sampled_from(["bound", "longest"]), st.integers(1, 30))
+def test_a_binned_sampler_gives_what_the_stream_gives_and_says_what_to_pad_to(lengths, epoch, pad_to, buffer_samples):
+    options = {"bounds": [4, 20, 30], "budget": 100, "buffer_samples": buffer_samples, "pad_to": pad_to}
+    sampler = BinnedBatchSampler(lengths, **options, oversize="single", seed=5)
+    sampler.set_epoch(epoch)
+    batches = list(sampler)
+    order = list(np.random.default_rng((5, epoch)).permutation(len(lengths)))
+    stream = list(BinnedBatchIterator(order, **options, length=lengths.__getitem__, oversize="single"))
+    assert batches == [batch.samples for batch in stream]
+    assert [sampler.padded_lengths[batch].max() for batch in batches] == [batch.padded_length for batch in stream]
+
+
+def test_a_binned_sampler_settles_what_is_over_its_bounds_before_the_first_epoch():
+    with pytest.raises(DataError, match=r"sample 1 has length 9, above the last bound 8"):
+        BinnedBatchSampler([3, 9], [4, 8], 16)
+    dropping = BinnedBatchSampler([3, 9], [4, 8], 16, oversize="drop")
+    assert (list(dropping), dropping.dropped) == ([[0]], 1)
+    with pytest.raises(DataError, match=r"all 1 samples"):
+        BinnedBatchSampler([9], [4, 8], 16, oversize="drop")
+    with pytest.raises(ConfigError, match=r"over the budget of 7"):
+        BinnedBatchSampler([3], [4, 8], 7)
+
+
+def test_a_length_that_no_signed_number_holds_does_not_turn_negative():
+    with pytest.raises(DataError, match=r"sample 0 has length 9223372036854775813; wanted less than"):
+        FixedBatchSampler(np.array([2**63 + 5, 3], dtype=np.uint64), 1)

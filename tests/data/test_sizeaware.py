@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections import Counter
 from fractions import Fraction
+from inspect import Parameter, signature
 from itertools import chain, pairwise
 
 import numpy as np
@@ -25,7 +26,9 @@ from torch.utils.data import (
     default_collate,
 )
 
+from pipeal.data.bounds import round_up
 from pipeal.data.packing import SizeTypeError
+from pipeal.data.peaks import collect_cuda_peak_alloc
 from pipeal.data.ranks import even_batches, steps_of
 from pipeal.data.sizeaware import SizeAwareBatchSampler, size_aware_batching
 from pipeal.data.sizebuckets import BucketBatchSampler, Buckets, EmptyBucketsError, create_buckets
@@ -196,6 +199,21 @@ def test_no_type_of_sizes_overflows(dtype, cost):
     for sizeof in kinds:
         assert list(SizeAwareBatchSampler(range(1000), sizeof, 1000, cost=cost)) == wanted
         assert list(SizeAwareBatchSampler(range(1000), sizeof, dtype(100), cost=cost))[:2] == [[0], [1]]
+
+
+def test_an_array_that_buckets_share_is_not_made_into_a_list_for_each():
+    """100 buckets made 100 lists of all sizes: 3 GB and more than a second for a million samples, in every pass."""
+    made = []
+
+    class Counting(np.ndarray):
+        def tolist(self):
+            made.append(self.size)
+            return super().tolist()
+
+    sizes = (np.arange(1000) % 100 + 1).view(Counting)
+    sampler = nested(sizes, torch.arange(1, 102), limit=500)
+    assert sorted(flat(sampler)) == list(range(1000))
+    assert sum(made) == 1000
 
 
 def test_other_kinds_of_numbers():
@@ -560,6 +578,19 @@ class TestResume:
         with pytest.raises(DataError, match="a state with version 5"):
             sampler.load_state_dict(5)
 
+    def test_a_restored_pass_that_has_not_begun_knows_only_its_own_place(self):
+        sampler = aware()
+        running = iter(sampler)
+        for _ in range(3):
+            next(running)
+        fresh = aware()
+        fresh.load_state_dict(sampler.state_dict())
+        assert fresh.state_dict(consumed=3) == sampler.state_dict()
+        with pytest.raises(ConfigError, match="consumed is 2, but the pass resumes after 3 batches and has not begun"):
+            fresh.state_dict(consumed=2)
+        next(iter(fresh))
+        assert fresh.state_dict(consumed=2) == sampler.state_dict(consumed=2)
+
     def test_more_than_were_handed_out(self):
         sampler = aware()
         next(iter(sampler))
@@ -611,6 +642,10 @@ class TestRanks:
         assert even_batches([[0], [1, 2, 3, 4, 5], [6, 7]], 4).batches == [[0], [1, 2, 3], [4, 5], [6, 7]]
         assert even_batches([[0], [1, 2, 3, 4, 5]], 4).batches == [[0], [1, 2], [3], [4, 5]]
 
+    def test_ranks_may_be_numbers_of_numpy(self):
+        sampler = aware(rank=np.int64(1), world_size=np.int64(2))
+        assert json.loads(json.dumps(sampler.state_dict())) == aware(rank=1, world_size=2).state_dict()
+
     @pytest.mark.parametrize("values", [(2, 2), (-1, 2), (0, 0), (True, 2), (0, 1.0)])
     def test_ranks_that_do_not_exist(self, values):
         for make in (aware, bucketed):
@@ -660,6 +695,41 @@ def test_buckets_are_as_narrow_as_the_count_allows(sizes, max_width, enough, dty
         assert high in sizes or high - low == max_width or high == bounds[-1] == max(sizes) + 1
 
 
+def test_bounds_of_buckets_are_sorted_as_the_document_says():
+    """Its own example, ``[10, 5, 0, 16]``; the bounds of pipeal's own functions must rise instead."""
+    orders = [[10, 5, 0, 16], [0, 5, 10, 16]]
+    batches = [list(bucketed(torch.arange(16), torch.tensor(bounds), shuffle=False)) for bounds in orders]
+    assert batches[0] == batches[1]
+    held = [min(bucket[0] for bucket in ((0, 5), (5, 10), (10, 16)) if batch[0] < bucket[1]) for batch in batches[0]]
+    assert Counter(held) == {0: 2, 5: 2, 10: 2}
+    with pytest.raises(DataError, match="each above the one before it"):
+        round_up([1], orders[0])
+
+
+def test_signatures_are_those_of_the_document():
+    def named(function):
+        parameters = signature(function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self"}
+
+    empty = Parameter.empty
+    logs = {"info_logger": None, "warn_logger": None}
+    assert list(named(size_aware_batching).items()) == [
+        *dict.fromkeys(("dataset", "sizeof", "max_total_size"), empty).items(), ("collate_fn", None), *logs.items()
+    ]  # fmt: skip
+    assert list(named(SizeAwareBatchSampler.__init__).items()) == [
+        *dict.fromkeys(("sampler", "sizeof", "max_total_size"), empty).items(), *logs.items()
+    ]  # fmt: skip
+    assert list(named(BucketBatchSampler.__init__).items()) == [
+        *dict.fromkeys(("sizes", "bucket_boundaries", "base_batch_sampler_class"), empty).items(),
+        ("base_batch_sampler_shared_kwargs", None), ("base_batch_sampler_individual_kwargs", None),
+        ("shuffle", True), ("generator", None),
+    ]  # fmt: skip
+    assert list(named(create_buckets)) == ["sizes", "max_width", "min_bucket_count"]
+    assert list(named(collect_cuda_peak_alloc).items()) == [
+        *dict.fromkeys(("dataset", "work", "device"), empty).items(), ("cleanup", None)
+    ]  # fmt: skip
+
+
 class TestBucketErrors:
     @pytest.mark.parametrize(
         "sizes",
@@ -670,6 +740,14 @@ class TestBucketErrors:
         with pytest.raises(ValueError, match="wanted") as caught:
             create_buckets(sizes, 5, 5)
         assert isinstance(caught.value, DataError)
+
+    def test_a_gap_of_too_many_empty_buckets(self):
+        """It took all memory to make them."""
+        with pytest.raises(
+            DataError, match=r"sizes from 1 to 1000000000000 need more than 10000000 buckets of width 1"
+        ):
+            create_buckets(torch.tensor([1, 10**12]), 1, 1)
+        assert len(create_buckets(torch.tensor([1, 10**12]), 10**9, 1).bucket_sizes) == 1000
 
     @pytest.mark.parametrize("value", [0, -1, 2.0, True, "3"])
     def test_widths_and_counts(self, value):
@@ -720,6 +798,11 @@ class TestBucketErrors:
     def test_keyword_arguments(self, shared, individual, message):
         with pytest.raises(ValueError, match=message):
             BucketBatchSampler(torch.arange(3), BOUNDS, BatchSampler, shared, individual)
+
+    @pytest.mark.parametrize(("value", "shuffles"), [(None, True), (0, False), (1, True), (np.False_, False)])
+    def test_shuffle_may_be_left_open_or_a_number(self, value, shuffles):
+        """0 is False in Python, but was taken for True."""
+        assert bucketed(shuffle=value).shuffle is shuffles
 
     def test_other_arguments(self):
         with pytest.raises(ValueError, match="shuffle is 'no'"):
@@ -836,6 +919,16 @@ class TestErrors:
     def test_what_sizeof_raises_comes_as_it_is(self):
         with pytest.raises(ZeroDivisionError):
             list(SizeAwareBatchSampler([0], lambda index: 1 // index, 1))
+        with pytest.raises(KeyError):
+            list(SizeAwareBatchSampler([0], lambda index: {}[index], 1))
+
+    def test_a_sizeof_that_ends_does_not_end_the_pass_unnoticed(self):
+        left = iter([1, 1])
+        with pytest.raises(ValueError, match="shorter"):
+            list(SizeAwareBatchSampler([0, 1, 2], lambda index: next(left), 1))
+        left = iter([1, 1])
+        with pytest.raises(ValueError, match="shorter"):
+            list(size_aware_batching([0, 1, 2], lambda index: next(left), 1))
 
     @pytest.mark.parametrize(
         "options", [{"cost": "max"}, {"cost": 3}, {"oversize": "keep"}, {"seed": -1}, {"seed": 0.5}]

@@ -8,6 +8,7 @@ from itertools import chain, islice
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -176,6 +177,37 @@ def test_an_iterator_that_cannot_be_read_again_gives_batches_but_no_state():
     assert list(once) == whole
 
 
+def test_an_iterator_that_cannot_be_read_again_does_not_pretend_to_go_back():
+    """It read on from where it stood, and gave other samples under the positions of the state."""
+    running = stream(VARIED)
+    next(running)
+    once = stream(iter(VARIED))
+    with pytest.raises(ConfigError, match="a list_iterator, cannot be read again"):
+        once.setstate(running.getstate())
+    once.setstate(None)
+    begun = [next(once)]
+    with pytest.raises(ConfigError, match="a list_iterator, cannot be read again"):
+        once.setstate(None)
+    assert begun + list(once) == list(stream(VARIED))
+
+
+@pytest.mark.parametrize("found", [1.5, 2.0, -1, None, "3", True])
+def test_a_length_is_a_whole_number(found):
+    """A length of 2.7 was cut to 2, and its batch passed the budget."""
+    with pytest.raises(DataError, match=r"sample 1 of the stream has length .*; wanted a whole number"):
+        list(BinnedBatchIterator([3, found], BOUNDS, 80, length=lambda sample: sample))
+
+
+def test_any_kind_of_whole_number_is_a_length():
+    for kind in (np.array(VARIED, dtype=np.uint8), torch.tensor(VARIED, dtype=torch.int32)):
+        batches = list(BinnedBatchIterator(kind, BOUNDS, 80, length=lambda sample: sample))
+        assert [batch.positions for batch in batches] == [batch.positions for batch in stream(VARIED)]
+
+
+def test_a_budget_without_end_leaves_the_number_of_samples():
+    assert [len(batch) for batch in stream(VARIED, budget=float("inf"), max_samples=50, bounds=[20])] == [50] * 8
+
+
 def test_closing_closes_the_source():
     source = Counting(VARIED)
     stream(source).close()
@@ -190,16 +222,25 @@ def test_states_of_other_options_versions_and_sources_are_refused():
     for other in ({"budget": 79}, {"bounds": [5, 20]}, {"buffer_samples": 9}, {"pad_to": "longest"}):
         with pytest.raises(DataError, match="bounds, budget or another option differ"):
             stream(VARIED, **other).setstate(state)
-    for wrong in (state | {"version": 7}, {"epoch": 1}):
-        with pytest.raises(DataError, match="a state of version"):
+    with pytest.raises(DataError, match="a state of version 7"):
+        running.setstate(state | {"version": 7})
+    for wrong in ({"epoch": 1}, {}, [1], {"version": 1, "fingerprint": state["fingerprint"]}):
+        with pytest.raises(DataError, match=r"a state with .*; wanted dropped, fingerprint, mark, read, source"):
             running.setstate(wrong)
     with pytest.raises(DataError, match="the source ended after 3 samples, but the state was taken after"):
         stream(VARIED[:3]).setstate(state)
+    with pytest.raises(DataError, match="has length 21, above the last bound 20, but was within it when the state"):
+        stream([21] * 400).setstate(state)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"budget": 0}, "budget is 0; wanted a number above 0"),
+        ({"budget": -80}, "budget is -80"),
+        ({"budget": float("nan")}, "budget is nan"),
+        ({"budget": "80"}, "budget is '80'"),
+        ({"cost": lambda n, longest: float("nan")}, r"cost\(1, 20\) gave nan; wanted a number of at least 0"),
         ({"budget": 19}, "one sample of the last bound, 20, is over the budget of 19"),
         ({"buffer_samples": 0}, "buffer_samples is 0"),
         ({"max_wait": 0}, "max_wait is 0"),

@@ -2,7 +2,7 @@
 
 from pipeal.data.grouping.annotated import Annotated, AnnotatedModule
 from pipeal.data.grouping.collection import DataCollection, TensorData
-from pipeal.data.grouping.grouped import FEATURES, Grouped
+from pipeal.data.grouping.grouped import EMBEDDED, FEATURES, TOKENS, Grouped
 from pipeal.data.grouping.groupers import (
     Grouper,
     LengthThresholdGrouper,
@@ -13,7 +13,9 @@ from pipeal.data.grouping.groupers import (
 from pipeal.data.grouping.padders import CDimPadder, Padder, ValuePadder, ZeroPadder
 
 __all__ = [
+    "EMBEDDED",
     "FEATURES",
+    "TOKENS",
     "Annotated",
     "AnnotatedModule",
     "CDimPadder",

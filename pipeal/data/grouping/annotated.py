@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from torch import nn
@@ -63,6 +64,8 @@ class Annotated(AnnotatedModule):
         input_annot: See :meth:`AnnotatedModule.get_input_annot`.
         output_annot: See :meth:`AnnotatedModule.get_output_annot`.
         mask_hint: See :meth:`AnnotatedModule.get_mask_hint`.
+
+    Its ``state_dict`` is that of the module.
     """
 
     draws_from_default = False
@@ -72,6 +75,7 @@ class Annotated(AnnotatedModule):
     ) -> None:
         super().__init__()
         self.module = module
+        leave_out_of_names(self, "module")
         self.input_annot = input_annot
         self.output_annot = output_annot
         self.mask_hint = mask_hint
@@ -91,3 +95,24 @@ class Annotated(AnnotatedModule):
     def get_mask_hint(self) -> MaskHint:
         """As given."""
         return self.mask_hint
+
+
+def leave_out_of_names(wrapper: nn.Module, child: str) -> None:
+    """Makes the ``state_dict`` of a module that wraps another one that of the other one.
+
+    Args:
+        wrapper: Has nothing to save of its own.
+        child: The name of the module in it.
+    """
+    wrapper.register_state_dict_post_hook(partial(_leave_out, f"{child}."))
+    wrapper.register_load_state_dict_pre_hook(partial(_put_in, f"{child}."))
+
+
+def _leave_out(step: str, _wrapper: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key in [key for key in state if key.startswith(prefix + step)]:
+        state[prefix + key.removeprefix(prefix + step)] = state.pop(key)
+
+
+def _put_in(step: str, _wrapper: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[prefix + step + key.removeprefix(prefix)] = state.pop(key)

@@ -160,7 +160,7 @@ class DataCollection:
 
         Raises:
             ScheduleError: They are in groups already.
-            ConfigError: Padding was given twice, or a size is no whole number.
+            ConfigError: No grouper, padding that was given twice, or a size that is no whole number.
             DataError: The grouper does not suit the data, or there is no such length.
         """
         if self.is_grouped:
@@ -237,8 +237,8 @@ class DataCollection:
                 mask = groups.mask(number, hint)
                 arguments.append(renamed(mask, input_key_conv, "input_key_conv") if hint == "copy" else mask)
             found = tensors_of(given, module(*arguments), f"the output of {who}")
-            groups.check(found, given, number, f"the output of {who}")
             outputs.append(found)
+            groups.check(found, outputs[0], given, number, f"the output of {who}")
         kept = {name: groups.lengths[name] for name in length_names(given)}
         return self._like(Groups(layout, outputs, groups.partition, kept), None)
 
@@ -271,6 +271,8 @@ class DataCollection:
 
     def _form(self, grouper: Grouper, padding: Any, forget_order: bool, padded_to: Mapping[str, int]) -> None:
         held = self._held
+        if not isinstance(grouper, Grouper):
+            raise ConfigError(f"the grouper is {grouper!r}; wanted a Grouper, such as UniGrouper()")
         if padding is not None and self._padding is not None:
             raise ConfigError("the collection has a padding of its own; leave out that of group()")
         padders = padders_of(held.layout, self._padding if padding is None else padding)

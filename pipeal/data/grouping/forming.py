@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from pipeal.data.grouping.annotation import Shape
 from pipeal.data.grouping.padders import Padder
+from pipeal.errors import DataError
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
@@ -42,6 +43,22 @@ def inside(shape: Shape, size: Sequence[int], lengths: Mapping[str, Indices], de
         within = position < ends
         mask = within if mask is None else mask & within
     return mask
+
+
+def check_alike(tensor: Tensor, name: str, first: Tensor, first_name: str, shape: Shape) -> None:
+    """Makes sure that two samples, or groups, differ in nothing but lengths and the number of samples.
+
+    Raises:
+        DataError: They do.
+    """
+    free = {place for place, dim in enumerate(shape.dims) if dim.kind in ("batch", "length")}
+    sizes = zip(tensor.shape, first.shape, strict=True)
+    equal = all(size == other for place, (size, other) in enumerate(sizes) if place not in free)
+    if not equal or tensor.dtype != first.dtype or tensor.device != first.device:
+        raise DataError(
+            f"{name} has {_described(tensor)} for {shape}, {first_name} has {_described(first)}; only lengths (L_…) "
+            "may differ"
+        )
 
 
 def stack(samples: Sequence[Tensor], shape: Shape, sizes: Mapping[str, int], padder: Padder) -> Tensor:
@@ -114,6 +131,10 @@ def _resized(tensor: Tensor, shape: Shape, sizes: Mapping[str, int], fill: float
         # F.pad counts dimensions from the last.
         room[2 * (tensor.dim() - place) - 1] = max(0, missing)
     return F.pad(tensor, room, value=fill) if any(room) else tensor
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
 
 
 def _rows(group: Tensor, dim: int, rows: Indices) -> Tensor:

@@ -12,33 +12,43 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from pipeal.data.grouping.annotated import Annotated, AnnotatedModule
+from pipeal.data.grouping.annotated import Annotated, AnnotatedModule, leave_out_of_names
 from pipeal.data.grouping.annotation import Dim, Layout, Shape, length_names, parse, shapes_of, tensors_of
 from pipeal.data.grouping.collection import DataCollection
 from pipeal.data.grouping.groupers import LengthThresholdGrouper, UniGrouper
 from pipeal.data.grouping.nesting import build
+from pipeal.data.grouping.padders import ValuePadder
 from pipeal.errors import ConfigError, DataError, unknown_name
 
 FEATURES = ("(b, l_word, ..)", "(b, l_word)")
 """Features with their mask, what text layers hand on: ``(B, T, D)`` and ``(B, T)`` bool."""
+
+TOKENS = "(b, l_word)"
+"""What an embedding takes: ``(B, T)``. It gives ``EMBEDDED``, which is :data:`FEATURES` of a width of its own."""
+
+EMBEDDED = ("(b, l_word, m_vector)", "(b, l_word)")
+"""What an embedding gives: ``(B, T, D)`` and ``(B, T)`` bool."""
 
 
 class Grouped(nn.Module):
     """Calls a module on groups of similar length, each cut to its own longest sample.
 
     In the place of an AL layer's forward block (``enc.f = Grouped(enc.f, thresholds)``) it makes the layer run
-    grouped: nothing else of the layer, the pipeline or the schedule needs to know. What it gives has zeros on the
+    grouped: nothing else of the layer, the pipeline or the schedule needs to know, and the names in its
+    ``state_dict`` stay those of the block, so that checkpoints move between both. What it gives has zeros on the
     padding. Dropout inside draws group by group: other masks than ungrouped, and the same under every schedule.
 
     Which rows go together must be known where Python runs: on a GPU, reading the lengths from the mask waits for it
     once per call. So grouping a layer pays there only where it saves more than the pipeline loses to the wait.
 
     Args:
-        module: Annotated; or any module that takes and gives :data:`FEATURES`.
+        module: Annotated; or any module that takes and gives :data:`FEATURES`, or, with ``pad_index``, that takes
+            :data:`TOKENS` and gives :data:`EMBEDDED`.
         thresholds: See :class:`LengthThresholdGrouper`.
         by: The name of the length that decides, in the module's annotation; its first by default.
-        pad_index: The token that pads, for a module that takes tokens ``(B, T)`` and no mask.
+        pad_index: The token that pads, for a module that takes tokens and no mask.
 
     Raises:
         ConfigError: Thresholds that are not increasing, an annotation without a length, or no length of that name.
@@ -50,7 +60,11 @@ class Grouped(nn.Module):
         self, module: nn.Module, thresholds: Sequence[int], *, by: str | None = None, pad_index: int | None = None
     ) -> None:
         super().__init__()
-        self.module = module if isinstance(module, AnnotatedModule) else Annotated(module, FEATURES, FEATURES)
+        if not isinstance(module, AnnotatedModule):
+            takes, gives = (FEATURES, FEATURES) if pad_index is None else (TOKENS, EMBEDDED)
+            module = Annotated(module, takes, gives)
+        self.module = module
+        leave_out_of_names(self, "module")
         self.pad_index = pad_index
         self._layout: Layout = parse(self.module.get_input_annot(), module=True)
         names = length_names(self._layout)
@@ -78,7 +92,7 @@ class Grouped(nn.Module):
             for tensor, shape in zip(tensors, shapes, strict=True)
             for place, name in shape.lengths
         }
-        batch.regroup(self.grouper)
+        batch.regroup(self.grouper, None if self.pad_index is None else _TokenPadder(self.pad_index))
         out = batch.apply(self.module)
         out.regroup(UniGrouper(), padded_to={name: whole[name] for name in out.length_info})
         return out.data_groups[0].value
@@ -91,7 +105,7 @@ class Grouped(nn.Module):
                 continue
             if tensor.dtype == torch.bool:
                 return _ends(tensor)
-            if self.pad_index is not None and not tensor.is_floating_point():
+            if self.pad_index is not None and _holds_tokens(tensor):
                 return _ends(tensor != self.pad_index)
         raise DataError(
             f"the input has no bool mask {plain} that says where samples end; add one to it and to the annotation, "
@@ -103,6 +117,17 @@ class Grouped(nn.Module):
         return f"thresholds={self.grouper.thresholds}"
 
 
+class _TokenPadder(ValuePadder):
+    """The token that pads where there are tokens; zeros in features and masks."""
+
+    def fill(self, shape: Shape, like: Tensor) -> float | Tensor:
+        return super().fill(shape, like) if _holds_tokens(like) else 0
+
+
+def _holds_tokens(tensor: Tensor) -> bool:
+    return tensor.dtype != torch.bool and not tensor.is_floating_point()
+
+
 def _ends(mask: Tensor) -> list[int]:
     """Behind the last true position of each row; at least 1, since some modules have no answer for an empty text.
 
@@ -110,4 +135,4 @@ def _ends(mask: Tensor) -> list[int]:
     [3, 1]
     """
     position = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    return (mask * position).amax(1).clamp(min=min(1, mask.shape[1])).tolist()
+    return F.pad(mask * position, (1, 0)).amax(1).clamp(min=min(1, mask.shape[1])).tolist()

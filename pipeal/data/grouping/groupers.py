@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from pipeal.errors import ConfigError, DataError, unknown_name
 
@@ -145,10 +146,12 @@ def checked(partition: Sequence[Sequence[int]], count: int) -> Partition:
     """A partition without its empty groups.
 
     Raises:
-        ConfigError: An index that is no whole number of at least 0.
+        ConfigError: No list of groups, or an index that is no whole number of at least 0.
         DataError: Not every one of ``0..count-1`` is in exactly one group.
     """
-    parts = [whole("a group", part, 0) for part in partition if len(part)]
+    if not isinstance(partition, Iterable):
+        raise ConfigError(f"a grouper gave {partition!r}; wanted a list of groups, each a list of indices")
+    parts = [part for part in (whole("a group", found, 0) for found in partition) if part]
     indices = np.array([index for part in parts for index in part], dtype=np.int64)
     if (indices >= count).any():
         raise DataError(f"a group holds sample {indices.max()}; the batch has 0..{count - 1}")
@@ -159,15 +162,16 @@ def checked(partition: Sequence[Sequence[int]], count: int) -> Partition:
     return parts
 
 
-def whole(name: str, numbers: Sequence[int], least: int) -> list[int]:
-    """The numbers as they are.
+def whole(name: str, numbers: Iterable[Any], least: int) -> list[int]:
+    """The numbers as they are, of a list, an array or a tensor.
 
     Raises:
         ConfigError: They are no list, or not whole, or below ``least``.
     """
     if not isinstance(numbers, Iterable):
         raise ConfigError(f"{name} is {numbers!r}; wanted a list of whole numbers")
-    for number in numbers:
+    found = numbers.tolist() if isinstance(numbers, (np.ndarray, Tensor)) else list(numbers)
+    for number in found:
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
             raise ConfigError(f"{name}: {number!r} found; wanted whole numbers of at least {least}")
-    return [int(number) for number in numbers]
+    return list(map(int, found))

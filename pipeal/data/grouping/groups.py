@@ -67,7 +67,7 @@ class Groups:
                 lengths[name][part] = own
         made = cls(layout, tensors, parts, lengths)
         for number, group in enumerate(tensors):
-            made.check(group, layout, number, f"group {number}")
+            made.check(group, tensors[0], layout, number, f"group {number}")
         return made
 
     @property
@@ -85,20 +85,21 @@ class Groups:
         """The lengths of the samples of a group, ``(B,)`` each, by name."""
         return {name: lengths[self.partition[i]] for name, lengths in self.lengths.items()}
 
-    def check(self, tensors: Sequence[Tensor], layout: Layout, i: int, who: str) -> None:
-        """Makes sure that tensors have the rows and the padded sizes of a group.
+    def check(self, tensors: Sequence[Tensor], first: Sequence[Tensor], layout: Layout, i: int, who: str) -> None:
+        """Makes sure that tensors have the rows and the padded sizes of a group, and the type of the first group's.
 
         Raises:
             DataError: They have not, or a sample is longer than its group.
         """
         sizes, rows = self.sizes(i), len(self.partition[i])
-        for tensor, shape in zip(tensors, shapes_of(layout), strict=True):
+        for tensor, other, shape in zip(tensors, first, shapes_of(layout), strict=True):
             wanted = {shape.batch: rows} | {place: sizes[name] for place, name in shape.lengths}
             if any(tensor.shape[place] != size for place, size in wanted.items()):
                 raise DataError(
                     f"{who} has the shape {tuple(tensor.shape)} for {shape}, in a group of {rows} samples padded to "
                     f"{sizes}; the two must agree"
                 )
+            forming.check_alike(tensor, who, other, "group 0", shape)
         for name, own in self.own_lengths(i).items():
             if own.max() > sizes[name]:
                 raise DataError(f"{who} has {sizes[name]} positions of {name!r}, but a sample of {own.max()}")

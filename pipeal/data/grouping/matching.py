@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeal.data.grouping.annotated import MaskHint
@@ -55,10 +56,13 @@ class Match:
         """A module's mask hint, in the collection's names.
 
         Raises:
+            ConfigError: It is none.
             DataError: It names a length that the module does not take.
         """
         if hint is None or hint == "copy":
             return hint
+        if not isinstance(hint, Sequence):
+            raise ConfigError(f"the mask hint of {who} is {hint!r}; wanted None, 'copy' or a list of names of lengths")
         names = [hint] if isinstance(hint, str) else list(hint)
         for name in names:
             if name not in self.lengths:

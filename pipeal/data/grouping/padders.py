@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from pipeal.data.grouping.annotation import Annotation, Layout, Shape
@@ -37,10 +39,13 @@ class ValuePadder(Padder):
         """The number.
 
         Raises:
-            DataError: It is a fraction, or not finite, and the tensor is of whole numbers.
+            DataError: The tensor's type has no such number.
         """
-        if isinstance(self.value, float) and not self.value.is_integer() and not like.is_floating_point():
-            raise DataError(f"padding with {self.value} does not fit a tensor of {like.dtype}; use a whole number")
+        if not _holds(like.dtype, self.value):
+            raise DataError(
+                f"padding with {self.value} does not fit a tensor of {like.dtype}, which has no such number; "
+                "choose another number, or another type"
+            )
         return self.value
 
 
@@ -96,6 +101,14 @@ def padders_of(layout: Layout, padding: Annotation) -> list[Padder]:
             chosen = chosen.get(key) if isinstance(chosen, dict) else chosen
         found.append(ZeroPadder() if chosen is None else chosen)
     return found
+
+
+def _holds(dtype: torch.dtype, value: float) -> bool:
+    if dtype.is_floating_point or dtype.is_complex:
+        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    limits = None if dtype == torch.bool else torch.iinfo(dtype)
+    low, high = (limits.min, limits.max) if limits else (0, 1)
+    return low <= value <= high and value == int(value)
 
 
 def _check_names(layout: Layout, padding: Annotation) -> None:

@@ -47,11 +47,7 @@ class Samples:
         shapes = shapes_of(single)
         for number, sample in enumerate(tensors):
             for tensor, first, shape in zip(sample, tensors[0], shapes, strict=True):
-                if not _alike(tensor, first, shape):
-                    raise DataError(
-                        f"sample {number} has {_described(tensor)} for {shape}, sample 0 has {_described(first)}; "
-                        "only lengths (L_…) may differ"
-                    )
+                forming.check_alike(tensor, f"sample {number}", first, "sample 0", shape)
         found = [_lengths(sample, shapes, number) for number, sample in enumerate(tensors)]
         names = length_names(layout)
         return cls(layout, tensors, {name: np.array([own[name] for own in found], dtype=np.int64) for name in names})
@@ -85,15 +81,3 @@ def _lengths(sample: Sequence[Tensor], shapes: Sequence[Shape], number: int) -> 
                     "give lengths that differ names that differ"
                 )
     return own
-
-
-def _alike(tensor: Tensor, other: Tensor, shape: Shape) -> bool:
-    """Whether the two can be stacked once they are padded."""
-    if tensor.dtype != other.dtype or tensor.device != other.device:
-        return False
-    lengths = dict(shape.lengths)
-    return all(place in lengths or size == other.shape[place] for place, size in enumerate(tensor.shape))
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, State
-from pipeal.data.iterators.checks import apply, at_least, check_callable
+from pipeal.data.iterators.checks import apply, at_least, check_callable, shorter
 from pipeal.data.iterators.windows import WindowStage
 from pipeal.errors import DataError
 
@@ -30,7 +31,7 @@ class BucketedReadaheadBatchIterator(WindowStage[list[T]]):
     Args:
         source_iterator: The items.
         read_ahead: How many to read at a time, at least 1.
-        key: What to sort by, the length say; None sorts nothing.
+        key: What to sort by, the length say; None sorts nothing. Called once for each item that is read.
         batch_size: Items in a batch: a number, or a function of the first item of a batch, which has its largest
             key. ``lambda longest: budget // len(longest)`` keeps a padded budget.
         boundary_key: A batch also ends where the value of this function changes in the sorted order.
@@ -53,7 +54,7 @@ class BucketedReadaheadBatchIterator(WindowStage[list[T]]):
     _here: State
     _carried: int
     _wait: int
-    _waiting: list[T] | None
+    _waiting: list[tuple[Any, T]] | None
 
     def __init__(
         self,
@@ -75,15 +76,17 @@ class BucketedReadaheadBatchIterator(WindowStage[list[T]]):
         self._key = key
         self._batch_size = batch_size if callable(batch_size) else at_least("batch_size", batch_size, 1)
         self._boundary_key = boundary_key
-        self._shuffle = shuffle
-        self._carry = carry
+        self._shuffle, self._carry = bool(shuffle), bool(carry)
         self._take_seed(seed)
         self._finish()
 
     def _read(self) -> Iterable[list[T]]:
         waited = self._waiting
         if waited is None:  # restored: read the window before, which left them
-            _, waited = self._split(self._read_window(), self._carried)
+            before = self._read_window()
+            if len(before) < self._read_ahead:
+                raise shorter(type(self).__name__, f"window {self._window}")
+            _, waited = self._split(before, self._carried)
         self._here = self._sources[0].getstate()
         fresh = self._read_window()
         if not fresh and not waited:
@@ -95,19 +98,18 @@ class BucketedReadaheadBatchIterator(WindowStage[list[T]]):
             self._random(self._window).shuffle(batches)
         return batches
 
-    def _read_window(self) -> list[T]:
-        return list(islice(self._sources[0], self._read_ahead))
+    def _read_window(self) -> list[tuple[Any, T]]:
+        """Each item behind its key: a window may be cut several times, and a key may be costly."""
+        items = islice(self._sources[0], self._read_ahead)
+        return [(0 if self._key is None else apply(self._key, item), item) for item in items]
 
-    def _split(self, items: list[T], count: int) -> tuple[list[T], list[T]]:
+    def _split(self, items: list[tuple[Any, T]], count: int) -> tuple[list[tuple[Any, T]], list[tuple[Any, T]]]:
         """The items without the ``count`` last ones of the sorted order, and those; both as they came."""
-        places = list(range(len(items)))
-        if self._key is not None:
-            keys = [apply(self._key, item) for item in items]
-            places.sort(key=keys.__getitem__, reverse=True)
+        places = sorted(range(len(items)), key=lambda place: items[place][0], reverse=True)
         cut = len(items) - count
         return [items[place] for place in sorted(places[:cut])], [items[place] for place in sorted(places[cut:])]
 
-    def _cut_full(self, waited: list[T], fresh: list[T]) -> tuple[list[list[T]], int]:
+    def _cut_full(self, waited: list[tuple[Any, T]], fresh: list[tuple[Any, T]]) -> tuple[list[list[T]], int]:
         """Cuts so that the last batch is full, if leaving out some of the fresh items does it; and how many those are.
 
         Items that have waited stay in: the next window gets fresh ones only.
@@ -123,29 +125,26 @@ class BucketedReadaheadBatchIterator(WindowStage[list[T]]):
             cut, lacking = self._cut(waited, self._split(fresh, wait)[0])
         return (cut, wait) if not lacking else (plain, 0)
 
-    def _cut(self, waited: list[T], fresh: list[T]) -> tuple[list[list[T]], bool]:
+    def _cut(self, waited: list[tuple[Any, T]], fresh: list[tuple[Any, T]]) -> tuple[list[list[T]], bool]:
         """The batches of a window, and whether the last one is part-filled."""
-        items = waited + fresh
-        if self._key is not None:
-            key = self._key
-            items.sort(key=lambda item: apply(key, item), reverse=True)
+        items = sorted(waited + fresh, key=itemgetter(0), reverse=True)
         batches: list[list[T]] = []
         room, boundary = 0, None
-        for item in items:
+        for key, item in items:
             here = None if self._boundary_key is None else apply(self._boundary_key, item)
             if not room or here != boundary:
                 batches.append([])
-                room, boundary = self._size_for(item), here
+                room, boundary = self._size_for(item, key), here
             batches[-1].append(item)
             room -= 1
         return batches, room > 0
 
-    def _size_for(self, first: T) -> int:
+    def _size_for(self, first: T, key: Any) -> int:
         if not callable(self._batch_size):
             return self._batch_size
         size = apply(self._batch_size, first)
         if isinstance(size, bool) or not hasattr(size, "__index__") or size.__index__() < 1:
-            of = "" if self._key is None else f" for an item with key {self._key(first)!r}"
+            of = "" if self._key is None else f" for an item with key {key!r}"
             raise DataError(
                 f"batch_size gave {size!r}{of} in window {self._window}; wanted a whole number of at least 1: "
                 "drop or cut items that are larger than the budget, or raise the budget"

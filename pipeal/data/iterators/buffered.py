@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import at_least
+from pipeal.data.iterators.checks import at_least, shorter
 
 T = TypeVar("T")
 
@@ -53,6 +53,8 @@ class BufferedShuffleIterator(Stage[T]):
             (read, served), self._resume = self._resume, None
             while self._read < read:
                 self._step()
+                if self._flushing:
+                    raise shorter(type(self).__name__, f"item {read}")
             self._outputs, self._served = [], 0
             while self._served < served:
                 self._advance()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pipeal.errors import ConfigError, DataError
@@ -22,15 +22,16 @@ def at_least(name: str, value: Any, least: int) -> int:
     return int(value.__index__())
 
 
-def check_instance(num_instances: int, instance_rank: int) -> None:
-    """Refuses a rank that does not exist.
+def check_instance(num_instances: Any, instance_rank: Any) -> tuple[int, int]:
+    """Both as whole numbers of Python, which a state can hold; refuses a rank that does not exist.
 
     Raises:
         ConfigError: Not ``0 <= instance_rank < num_instances``.
     """
-    at_least("num_instances", num_instances, 1)
-    if at_least("instance_rank", instance_rank, 0) >= num_instances:
-        raise ConfigError(f"instance_rank is {instance_rank}; wanted less than num_instances, which is {num_instances}")
+    instances, rank = at_least("num_instances", num_instances, 1), at_least("instance_rank", instance_rank, 0)
+    if rank >= instances:
+        raise ConfigError(f"instance_rank is {rank}; wanted less than num_instances, which is {instances}")
+    return instances, rank
 
 
 def check_callable(name: str, function: Callable[..., Any]) -> None:
@@ -56,9 +57,9 @@ def apply(function: Callable[..., T], *arguments: Any) -> T:
         raise DataError(f"{name} raised StopIteration, which would end the stream; it must return a value") from stop
 
 
-def rest_of(items: Sequence[T], start: int) -> Iterator[T]:
-    """The items from ``start`` on, without a copy."""
-    return (items[index] for index in range(start, len(items)))
+def shorter(kind: str, wanted: str) -> DataError:
+    """The error of a restored iterator whose source ends before it comes to where the state was taken."""
+    return DataError(f"{kind} stood at {wanted}, but its source ends before; restore a state with the same data")
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -35,7 +35,8 @@ class IterableCheckpointedDataset(IterableDataset[T]):
     Args:
         source: The pipeline. Without workers the data set iterates over it, and ``source.getstate()`` is the state.
         should_reset: Begin anew, where the source stood at construction, on each pass; else go on. To train
-            without end, go on; to validate, begin anew.
+            without end, go on; to validate, begin anew. In workers it goes on in their copies, which end with
+            the pass: ``source`` stays where it is.
     """
 
     def __init__(self, source: CheckpointableIterator[T], should_reset: bool = False) -> None:
@@ -52,7 +53,10 @@ class IterableCheckpointedDataset(IterableDataset[T]):
         worker = get_worker_info()
         if worker is None or worker.num_workers == 1:
             return self._source
-        return _strided(self._source, worker.num_workers, worker.id)
+        state = self._source.getstate()
+        share = _strided(self._source, worker.num_workers, worker.id)
+        self._source.setstate(state)  # to build over a pipeline has sent it to its beginning
+        return share
 
 
 class CheckpointableLoader(Generic[T]):
@@ -62,10 +66,10 @@ class CheckpointableLoader(Generic[T]):
     stood; what ended begins anew in any case. After ``setstate`` the next pass goes on from there.
 
     Args:
-        source: Either a pipeline, which each shard runs whole to serve every n-th item of it; items then come in
-            the order of the pipeline. Or, to share out the work, a function ``(num_instances, instance_rank) ->
-            pipeline`` that gives a share, such as one with a :func:`create_source_iterator` of these arguments.
-            Worker processes get it by fork or by pickling.
+        source: Either a pipeline, which each shard runs whole, from its beginning, to serve every n-th item of it;
+            items then come in the order of the pipeline. Or, to share out the work, a function ``(num_instances,
+            instance_rank) -> pipeline`` that gives a share, such as one with a :func:`create_source_iterator` of
+            these arguments. Worker processes get it by fork or by pickling.
         num_workers: Processes; 0 works in this one.
         shards: How many pipelines there are, a multiple of ``num_workers``; by default as many as workers. With
             the same number of shards the order and the states are the same for any number of workers.
@@ -104,7 +108,7 @@ class CheckpointableLoader(Generic[T]):
         shards = max(1, workers) if shards is None else at_least("shards", shards, 1)
         if shards % max(1, workers):
             raise ConfigError(f"{shards} shards for {workers} workers; wanted a multiple of the workers")
-        check_instance(num_instances, instance_rank)
+        num_instances, instance_rank = check_instance(num_instances, instance_rank)
         if isinstance(source, CheckpointableIterator):
             if num_instances > 1:
                 raise ConfigError(
@@ -120,7 +124,7 @@ class CheckpointableLoader(Generic[T]):
         self._options: dict[str, Any] = {
             "num_workers": workers,
             "pin_memory": pin_memory,
-            "prefetch_factor": prefetch_factor,
+            "prefetch_factor": prefetch_factor if workers else None,
             "multiprocessing_context": multiprocessing_context if workers else None,
             "timeout": timeout_s,
         }
@@ -181,12 +185,21 @@ class CheckpointableLoader(Generic[T]):
         served = _Shards(self._source, self._setup, self._next, list(self._states))
         # Without batches of its own, and with what arrives handed on as it is.
         arriving = iter(DataLoader(served, batch_size=None, collate_fn=_as_it_is, **self._options))
+        due = 0
         try:
-            for shard, state, item in arriving:
+            while True:
+                try:
+                    shard, state, item = next(arriving)
+                except StopIteration:
+                    break
+                except Exception as failure:
+                    add_note(failure, f"raised when item {due} of this pass of CheckpointableLoader was due, from 0")
+                    raise
                 if number != self._runs:
                     raise ScheduleError("another pass over this loader has begun; one at a time: it has one state")
                 if state is not None:
                     self._states[shard], self._next = state, (shard + 1) % self._shards
+                    due += 1
                     yield item
         finally:
             # Left to garbage collection, the workers would live as long as the traceback of an exception.
@@ -266,5 +279,7 @@ def _check(found: Any, own: State) -> None:
         raise DataError(
             f"a state of {found.get('setup')}; the loader has {own['setup']}; build it with the settings of the state"
         )
-    if found.keys() != own.keys() or len(found["shards"]) != len(own["shards"]):
+    shards, turn = found.get("shards"), found.get("next")
+    whole = isinstance(shards, list) and len(shards) == len(own["shards"]) and type(found.get("ended")) is bool
+    if not whole or type(turn) is not int or not 0 <= turn < len(own["shards"]):
         raise DataError(f"a damaged state of {own['kind']}; wanted {', '.join(own)}, and a state for each shard")

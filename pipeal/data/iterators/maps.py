@@ -159,7 +159,7 @@ class MultiplexIterator(Stage[T]):
     def _next(self) -> T:
         index = next(self._sources[0])
         count = len(self._sources) - 1
-        if not 0 <= index < count:
+        if not hasattr(index, "__index__") or not 0 <= index < count:
             raise DataError(f"control_iterator gave the index {index!r}; wanted one of 0 to {count - 1}")
         item: T = next(self._sources[1 + index])
         return item

@@ -14,19 +14,23 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import add_note, apply, at_least, check_callable
+from pipeal.data.iterators.checks import add_note, apply, at_least, check_callable, shorter
 from pipeal.errors import ConfigError
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+GRACE_S = 5.0
+"""How long a process may take over the chunk under way when nobody wants it any more."""
 
 
 @dataclass(slots=True)
@@ -36,6 +40,8 @@ class _Chunk:
     state: list[State]
     first: int
     answer: Future[_Answer]
+    source_failure: Exception | None = None
+    """What the source raised after the items of this chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,8 @@ class ParallelMapIterator(Stage[Out]):
     while the first of them is worked on, later results wait. An exception arrives in its turn, after the results
     before it, as its own type, with a note that says which item it was. A process that dies is an error, too.
 
-    Processes start with the first item and end with ``close`` and with the iterator itself. Within a process that
+    Processes start with the first item and end with ``close``, with the iterator itself and with their parent;
+    whichever is not done with its chunk after ``GRACE_S`` seconds is killed. Within a process that
     may have no children, such as a worker of a ``DataLoader``, the function runs in place.
 
     Args:
@@ -119,7 +126,8 @@ class ParallelMapIterator(Stage[Out]):
             self._owner = os.getpid()
             self._end = weakref.finalize(self, _end, self._pool, self._owner)
             # The pool starts its processes with the first task.
-            self._pool.submit(_answer, []).result()
+            with self._dying():
+                self._pool.submit(_answer, []).result()
 
     def _next(self) -> Out:
         self.prepare()
@@ -129,54 +137,66 @@ class ParallelMapIterator(Stage[Out]):
                 self._send()
             if not self._flying:
                 raise StopIteration
-            try:
-                answer = self._flying[0].answer.result()
-            except BrokenProcessPool as failure:
-                add_note(failure, f"a process died with item {self._count} or a later one of ParallelMapIterator")
-                self._drop_pool()  # it stays broken; after restoring a state, another one starts
-                raise
-            place = self._served - self._flying[0].first
+            chunk = self._flying[0]
+            with self._dying():
+                answer = chunk.answer.result()
+            place = self._served - chunk.first
             if place < len(answer.results):
                 self._served += 1
                 self._count += 1
                 result: Out = answer.results[place]
                 return result
-            if answer.failure is not None:
-                add_note(answer.failure, f"raised for item {self._count} of ParallelMapIterator, from 0")
+            failure = answer.failure or chunk.source_failure
+            if failure is not None:
+                add_note(failure, f"raised for item {self._count} of ParallelMapIterator, from 0")
                 if answer.trace:
-                    add_note(answer.failure, f"in its process:\n{answer.trace}")
-                raise answer.failure
+                    add_note(failure, f"in its process:\n{answer.trace}")
+                raise failure
             self._flying.popleft()
             self._served = 0
 
     def _send(self) -> None:
         """Reads a chunk and gives it to the pool; what a restored iterator has served is not worked on again."""
         state = super()._source_states()
+        items: list[Any] = []
+        source_failure = None
         try:
-            items = list(islice(self._sources[0], self._chunk))
+            for item in islice(self._sources[0], self._chunk):
+                items.append(item)  # one by one: what came before a failure is kept
         except Exception as failure:  # noqa: BLE001  raised in its turn, after the results before it
-            items, self._source_ended = [], True
-            answer: Future[_Answer] = Future()
-            answer.set_result(_Answer([], failure))
-            self._flying.append(_Chunk(state, 0, answer))
-            return
+            source_failure = failure
         self._source_ended = len(items) < self._chunk
-        first = min(self._skip, len(items))
-        self._skip = 0
-        if first == len(items):
+        first, self._skip = self._skip, 0
+        if len(items) < first and source_failure is None:
+            raise shorter("ParallelMapIterator", f"item {self._count}")
+        if first >= len(items) and source_failure is None:
             self._served = 0
             return
-        if self._pool is None:
-            answer = Future()
+        if self._pool is None or first >= len(items):
+            answer: Future[_Answer] = Future()
             answer.set_result(_answers(self._transform, items[first:]))
         else:
-            answer = self._pool.submit(_answer, items[first:])
-        self._flying.append(_Chunk(state, first, answer))
+            with self._dying():
+                answer = self._pool.submit(_answer, items[first:])
+        self._flying.append(_Chunk(state, first, answer, source_failure))
+
+    @contextmanager
+    def _dying(self) -> Iterator[None]:
+        """Says where the consumer stood when a process died, or when items or results could not travel."""
+        try:
+            yield
+        except BrokenProcessPool as failure:
+            add_note(failure, f"a process died with item {self._count} or a later one of ParallelMapIterator")
+            self._drop_pool()  # it stays broken; after restoring a state, another one starts
+            raise
+        except Exception as failure:
+            add_note(failure, f"raised between processes for item {self._count} of ParallelMapIterator or a later one")
+            raise
 
     def _stop(self) -> None:
+        # What is in flight stays listed: the first chunk says where the consumer stood, of a closed iterator too.
         for chunk in self._flying:
             chunk.answer.cancel()
-        self._flying.clear()
         if self._closed:
             self._drop_pool()
 
@@ -208,6 +228,15 @@ def _learn(transform: Callable[[Any], Any]) -> None:
     """Runs once in each process: the function travels once, not with each chunk."""
     global _transform
     _transform = transform
+    # Killed, the parent could not end its processes: they would wait for work for ever.
+    threading.Thread(target=_follow_parent, name="pipeal-follow-parent", daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _answer(items: list[Any]) -> _Answer:
@@ -250,6 +279,15 @@ def _portable(failure: BaseException) -> BaseException:
 def _end(pool: ProcessPoolExecutor, process: int) -> None:
     if os.getpid() != process:
         return
-    # Garbage collection may run anywhere, on the thread that manages the pool too, which cannot wait for itself.
+    # Private names: until Python 3.14 no public one ends a process that is stuck.
     manager = getattr(pool, "_executor_manager_thread", None)
-    pool.shutdown(wait=threading.current_thread() is not manager, cancel_futures=True)
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    # Garbage collection may run anywhere, on the thread that manages the pool too, which cannot wait for itself.
+    if manager is None or threading.current_thread() is manager:
+        return
+    manager.join(GRACE_S)
+    if manager.is_alive():
+        for each in processes:
+            each.kill()
+        manager.join(GRACE_S)

@@ -11,11 +11,12 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.channel import Channel
-from pipeal.data.iterators.checks import add_note, at_least
+from pipeal.data.iterators.checks import add_note, at_least, shorter
 
 T = TypeVar("T")
 
@@ -73,9 +74,9 @@ class PrefetchIterator(Stage[T]):
         self._finish()
 
     def _next(self) -> T:
-        channel = self._channel
-        if channel is None:
-            channel = self._start()
+        if self._owner != os.getpid():
+            self._go_to(self.getstate())  # a forked copy: it has the channel, but not the thread
+        channel = self._start() if self._channel is None else self._channel
         if self._warn and not len(channel):
             _log.warning("item %d is wanted, but the prefetch buffer is empty", self._count)
         read: _Read = channel.get()
@@ -117,6 +118,7 @@ class PrefetchIterator(Stage[T]):
         self._offset, self._count = (state["offset"], state["position"]) if state else (0, 0)
         self._channel = None
         self._end = None
+        self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         # The source cannot be copied while the thread draws from it: what was read ahead is read again.
@@ -133,8 +135,8 @@ class PrefetchIterator(Stage[T]):
 def _read_ahead(source: CheckpointableIterator[Any], skip: int, every: int, channel: Channel[_Read]) -> None:
     """What the thread does until the source ends, fails, or nobody wants more."""
     try:
-        for _ in range(skip):
-            next(source)
+        if sum(1 for _ in islice(source, skip)) < skip:
+            raise shorter("PrefetchIterator", f"item {skip} after a state")
         count = skip
         while True:
             item = next(source)

@@ -39,8 +39,7 @@ class ShardIterator(Stage[T]):
         uneven: Uneven = "drop",
     ) -> None:
         super().__init__(source_iterator)
-        check_instance(num_instances, instance_rank)
-        self._instances, self._rank = num_instances, instance_rank
+        self._instances, self._rank = check_instance(num_instances, instance_rank)
         self._uneven = check_uneven(uneven)
         self._finish()
 

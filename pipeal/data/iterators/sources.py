@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import check_instance, rest_of
-from pipeal.errors import ConfigError, DataError
+from pipeal.data.iterators.checks import check_instance
+from pipeal.data.reread import read_from
+from pipeal.errors import ConfigError
 
 T = TypeVar("T")
 Uneven: TypeAlias = Literal["keep", "drop", "repeat"]
@@ -18,10 +18,11 @@ class NativeCheckpointableIterator(Stage[T]):
     """Any iterable with a state. A sequence is restored in constant time; of anything else the start is read again.
 
     Args:
-        iterable: The data. An iterator is refused: it could not begin anew.
+        iterable: The data. An iterator is refused: it could not begin anew. So is a set: another process would
+            have it in another order.
 
     Raises:
-        ConfigError: An iterator, or no iterable at all.
+        ConfigError: An iterator, a set, or no iterable at all.
 
     >>> it = NativeCheckpointableIterator("abc")
     >>> next(it), it.getstate()["yielded"], list(it)
@@ -36,6 +37,11 @@ class NativeCheckpointableIterator(Stage[T]):
         super().__init__()
         if not isinstance(iterable, Iterable):
             raise ConfigError(f"iterable is of type {type(iterable).__name__}, over which nobody can iterate")
+        if isinstance(iterable, (set, frozenset)):
+            raise ConfigError(
+                f"iterable is a {type(iterable).__name__}, whose order differs between processes; "
+                "wanted a list, such as sorted(iterable)"
+            )
         if iter(iterable) is iterable:
             raise ConfigError(
                 f"iterable is an iterator ({type(iterable).__name__}), which cannot begin anew; "
@@ -46,18 +52,10 @@ class NativeCheckpointableIterator(Stage[T]):
 
     def _next(self) -> T:
         if self._items is None:
-            self._items = self._from(self._yielded)
+            self._items = read_from(self._iterable, self._yielded)
         item = next(self._items)
         self._yielded += 1
         return item
-
-    def _from(self, start: int) -> Iterator[T]:
-        if isinstance(self._iterable, Sequence):
-            return rest_of(self._iterable, start)
-        items = iter(self._iterable)
-        if sum(1 for _ in islice(items, start)) < start:
-            raise DataError(f"the data ends before item {start}, where the state was taken; wanted the same data")
-        return items
 
     def _begin(self, state: State | None) -> None:
         self._yielded = state["yielded"] if state else 0
@@ -94,16 +92,17 @@ class ChunkedSourceIterator(NativeCheckpointableIterator[T]):
     def __init__(
         self, source_items: Sequence[T], num_instances: int = 1, instance_rank: int = 0, *, uneven: Uneven = "keep"
     ) -> None:
-        check_instance(num_instances, instance_rank)
-        self._share = [num_instances, instance_rank, check_uneven(uneven)]
+        instances, rank = check_instance(num_instances, instance_rank)
+        self._share = [instances, rank, check_uneven(uneven)]
         items = _sequence(source_items)
-        each, more = divmod(len(items), num_instances)
+        each, more = divmod(len(items), instances)
         if uneven == "drop":
             more = 0
-        begin = instance_rank * each + min(instance_rank, more)
-        part = list(items[begin : begin + each + (instance_rank < more)])
-        if uneven == "repeat" and more and instance_rank >= more:
-            part.append(part[-1] if part else items[-1])
+        begin = rank * each + min(rank, more)
+        # One by one: a data set has places, but need not have slices.
+        part = [items[place] for place in range(begin, begin + each + (rank < more))]
+        if uneven == "repeat" and more and rank >= more:
+            part.append(part[-1] if part else items[len(items) - 1])
         self._of = len(items)
         super().__init__(part)
 
@@ -147,17 +146,17 @@ class InfinitePermutationSourceIterator(Stage[T]):
         instance_rank: int = 0,
     ) -> None:
         super().__init__()
-        check_instance(num_instances, instance_rank)
-        if shuffle and seed is None and num_instances > 1:
+        self._instances, self._rank = check_instance(num_instances, instance_rank)
+        if shuffle and seed is None and self._instances > 1:
             raise ConfigError(
-                f"seed is None with {num_instances} instances, whose shares would overlap; "
+                f"seed is None with {self._instances} instances, whose shares would overlap; "
                 "pass one seed, the same to all of them"
             )
-        self._items = list(_sequence(source_items))
+        items = _sequence(source_items)
+        self._items = [items[place] for place in range(len(items))]
         if not self._items:
             raise ConfigError("source_items is empty; wanted at least one item")
-        self._shuffle = shuffle
-        self._instances, self._rank = num_instances, instance_rank
+        self._shuffle = bool(shuffle)
         self._take_seed(seed)
         self._finish()
 
@@ -255,7 +254,7 @@ def check_uneven(uneven: Any) -> Uneven:
 
 
 def _sequence(items: Any) -> Sequence[Any]:
-    if not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
+    if isinstance(items, Mapping) or not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
         raise ConfigError(f"source_items is of type {type(items).__name__}; wanted a list")
     found: Sequence[Any] = items
     return found

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import ClassVar, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import apply, at_least, check_callable
+from pipeal.data.iterators.checks import apply, at_least, check_callable, shorter
 from pipeal.errors import DataError
 
 T = TypeVar("T")
@@ -172,7 +172,10 @@ class WindowedIterator(Stage[tuple[T, ...]]):
 
     def _next(self) -> tuple[T, ...]:
         while self._skip:
-            self._take()
+            try:
+                self._take()
+            except StopIteration:
+                raise shorter(type(self).__name__, f"item {self._first} of a stretch") from None
             self._skip -= 1
         while len(self._held) < self._width:
             self._take()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipeal.data.grouping import (
     AnnotatedModule,
     CDimPadder,
     DataCollection,
+    Grouper,
     LengthThresholdGrouper,
     PredefinedConsecutiveGrouper,
     PredefinedGrouper,
@@ -92,6 +94,48 @@ def test_padding_with_a_value_reaches_every_grouping() -> None:
     batch.regroup(UniGrouper(), padded_to={"t": 3})
     assert batch.data_groups[0].value.tolist() == [[1, 9, 9], [2, 3, 9]]
     assert batch.data_groups[0].value.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.uint8, -1),
+        (torch.int8, 128),
+        (torch.int64, 2.0**70),
+        (torch.int64, 0.5),
+        (torch.int64, -math.inf),
+        (torch.int64, math.nan),
+        (torch.bool, 2),
+        (torch.float16, 1e9),
+    ],
+)
+def test_padding_that_the_type_does_not_have_is_named(dtype: torch.dtype, value: float) -> None:
+    """Symptom: -1 in uint8 was an error of the operator at the first group, and 255 at the next."""
+    batch = DataCollection("(B, L_t)", [torch.ones(1, dtype=dtype), torch.ones(2, dtype=dtype)])
+    with pytest.raises(DataError, match=r"does not fit a tensor of torch"):
+        batch.group(UniGrouper(), ValuePadder(value))
+    batch.group(PredefinedGrouper([[0], [1]]))
+    with pytest.raises(DataError, match=r"does not fit a tensor of torch"):
+        batch.regroup(UniGrouper(), ValuePadder(value))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(torch.float16, -math.inf), (torch.bfloat16, 1e30), (torch.uint8, 255.0), (torch.bool, True), (torch.int8, -128)],
+)
+def test_padding_at_the_ends_of_a_type(dtype: torch.dtype, value: float) -> None:
+    batch = DataCollection("(B, L_t)", [torch.ones(1, dtype=dtype), torch.ones(2, dtype=dtype)])
+    batch.group(UniGrouper(), ValuePadder(value))
+    assert_equal(batch.data_groups[0].value[0, 1], torch.tensor(value, dtype=dtype))
+
+
+def test_samples_without_any_position() -> None:
+    batch = DataCollection("(B, L_t)", [torch.ones(0), torch.ones(2), torch.ones(0)])
+    batch.group(LengthThresholdGrouper("t", [1]))
+    assert [tuple(group.value.shape) for group in batch.data_groups] == [(2, 0), (1, 2)]
+    assert batch.get_mask(0).shape == (2, 0)
+    batch.regroup(UniGrouper())
+    assert batch.data_groups[0].value.tolist() == [[0, 0], [1, 1], [0, 0]]
 
 
 def test_the_batch_may_be_any_dimension() -> None:
@@ -204,6 +248,23 @@ class Convolution(Linear):
         return "(b, l_seq, m_out)"
 
 
+class Given(Grouper):
+    """Gives anything."""
+
+    def __init__(self, gives: Any) -> None:
+        self.gives = gives
+
+    def partition(self, lengths: Any, count: int) -> Any:
+        return self.gives
+
+
+class Uneven(nn.Module):
+    """Gives as many features as there are positions: another width in every group."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_ones(x.shape[:2])
+
+
 def annotated(takes: Any, gives: Any = "(b)", hint: Any = None) -> Annotated:
     return Annotated(nn.Identity(), takes, gives, hint)
 
@@ -252,6 +313,19 @@ MISTAKES = {
         ConfigError,
         "3.5 found; wanted whole",
     ),
+    "widths of groups": (
+        lambda: DataCollection("(B, M_x)", data_groups=[torch.ones(1, 2), torch.ones(3, 4)]),
+        DataError,
+        r"group 1 has \(3, 4\) float32 on cpu for \(B, M_x\), group 0 has \(1, 2\)",
+    ),
+    "types of groups": (
+        lambda: DataCollection("(B)", data_groups=[torch.ones(1), torch.tensor([1])]),
+        DataError,
+        "group 1 has .* int64",
+    ),
+    "no grouper": (lambda: texts([1]).group(UniGrouper), ConfigError, "wanted a Grouper"),  # type: ignore[arg-type]
+    "no groups": (lambda: texts([1]).group(Given(None)), ConfigError, "gave None; wanted a list of groups"),
+    "no indices": (lambda: texts([1]).group(Given([0])), ConfigError, "a group is 0; wanted a list"),
     "early": (lambda: texts([1]).apply(Linear()), ScheduleError, r"call group\(\) first"),
     "early groups": (lambda: texts([1]).data_groups, ScheduleError, "not in groups"),
 }
@@ -275,8 +349,16 @@ APPLIED = {
     "no such input": (annotated({"x": "(b, ..)"}), DataError, "no dict but a Shape"),
     "new length": (annotated("(b, ..)", "(b, l_new)"), ConfigError, r"takes no \(l_new\)"),
     "mask": (annotated("(b, l_seq, m_x)", "(b)", ["sequence"]), DataError, "mask of Identity.*'seq'"),
-    "output": (annotated("(b, ..)", "(b)"), DataError, r"the output of Identity has the shape \(2, 2, 4\)"),
-    "shorter": (Convolution(), DataError, r"\(2, 1, 3\).*2 samples padded to {'sequence': 2}"),
+    "mask of 3": (annotated("(b, ..)", "(b, ..)", 3), ConfigError, "mask hint of Identity is 3"),
+    "widths": (
+        Annotated(Uneven(), "(b, l_seq, ..)", "(b, m_x)"),
+        DataError,
+        r"the output of Uneven has \(1, 2\) float32 on cpu for \(B, M_x\), group 0 has \(1, 1\)",
+    ),
+    "no tuple": (annotated("(b, ..)", ("(b, ..)", "(b)")), DataError, "output of Identity is no tuple but a Tensor"),
+    "a dict": (annotated("(b, ..)", {"x": "(b, ..)"}), DataError, "output of Identity is no dict but a Tensor"),
+    "output": (annotated("(b, ..)", "(b)"), DataError, r"the output of Identity has the shape \(1, 1, 4\)"),
+    "shorter": (Convolution(), DataError, r"\(1, 0, 3\).*1 samples padded to {'sequence': 1}"),
 }
 
 
@@ -284,7 +366,7 @@ APPLIED = {
 def test_a_module_that_does_not_suit_is_named(name: str) -> None:
     module, kind, message = APPLIED[name]
     batch = texts([1, 2])
-    batch.group(UniGrouper())
+    batch.group(PredefinedGrouper([[0], [1]]))
     with pytest.raises(kind, match=message):
         batch.apply(module)
 

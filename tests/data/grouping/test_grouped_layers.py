@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import ALPackage, Pipeline
@@ -13,6 +15,9 @@ from pipeal.data.grouping import Annotated, AnnotatedModule, DataCollection, Gro
 from pipeal.engine import SCHEDULES
 from pipeal.errors import ConfigError, DataError
 from pipeal.models import TextDims, build_text
+from pipeal.models.features import TokenEmbedding
+from pipeal.models.lstm import LSTMBlock
+from pipeal.models.transformer import TransformerBlock
 from pipeal.random import may_draw
 
 WORDS, CLASSES, THRESHOLDS = 40, 3, [2, 5]
@@ -39,9 +44,7 @@ def package(model: str, *, grouped: bool, dropout: float = 0.0) -> ALPackage:
     assert isinstance(built, ALPackage)
     if grouped:
         first, *others = built
-        first.enc.f = Grouped(
-            Annotated(first.enc.f, "(b, l_t)", ("(b, l_t, m_d)", "(b, l_t)")), THRESHOLDS, pad_index=0
-        )
+        first.enc.f = Grouped(first.enc.f, THRESHOLDS, pad_index=0)
         for layer in others:
             layer.enc.f = Grouped(layer.enc.f, THRESHOLDS)
     return built
@@ -87,6 +90,129 @@ def test_a_grouped_layer_has_the_gradients_and_answers_of_the_ungrouped(model: s
                 each.zero_grad()
             inputs = after
         torch.testing.assert_close(grouped.infer(x), plain.infer(x), rtol=1e-5, atol=1e-5)
+
+
+BLOCKS = {"lstm": lambda: LSTMBlock(6, 4), "transformer": lambda: TransformerBlock(6, 8, 2)}
+
+
+def features(lengths: list[int], beyond: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    size = max(1, *lengths) + beyond
+    mask = torch.arange(size) < torch.tensor(lengths).clamp(min=1).unsqueeze(1)  # an empty text is one padding token
+    return torch.randn(len(lengths), size, 6, generator=torch.Generator().manual_seed(0)).to(dtype), mask
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@given(
+    lengths=st.lists(st.integers(0, 7), min_size=1, max_size=6),
+    beyond=st.integers(0, 2),
+    thresholds=st.sets(st.integers(1, 8), min_size=1, max_size=3).map(sorted),
+)
+def test_a_grouped_block_is_the_block(block: str, lengths: list[int], beyond: int, thresholds: list[int]) -> None:
+    """All lengths above the last threshold, one sample, one group, columns that no text reaches."""
+    torch.manual_seed(0)
+    module = BLOCKS[block]()
+    gradients = []
+    for each in (module, Grouped(module, thresholds)):
+        x, mask = features(lengths, beyond)
+        out, out_mask = each((x.requires_grad_(), mask))
+        assert torch.equal(out_mask, mask)
+        real = torch.where(mask.unsqueeze(-1), out, 0)
+        module.zero_grad()
+        (real * torch.linspace(-1, 1, real.numel()).view(real.shape)).sum().backward()
+        gradients.append([real, x.grad, *(parameter.grad for parameter in module.parameters())])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_grouped_block_in_other_types_and_without_gradients(block: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    module = BLOCKS[block]().to(dtype)
+    x, mask = features([6, 3, 1, 1], 1, dtype)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            wanted, found = (each((x, mask))[0] for each in (module, Grouped(module, THRESHOLDS)))
+        assert found.dtype == dtype
+        torch.testing.assert_close(found[mask], wanted[mask])
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = module.float()
+        wanted, found = (each((x.float(), mask))[0] for each in (plain, Grouped(plain, THRESHOLDS)))
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found[mask], wanted[mask], rtol=2e-2, atol=2e-2)
+
+
+class ReadsTokens(nn.Module):
+    """An embedding, then a block: what it gives for a word depends on which other tokens it takes for words."""
+
+    def __init__(self, pad_index: int) -> None:
+        super().__init__()
+        self.embedding, self.block = TokenEmbedding(WORDS, 6, pad_index=pad_index), BLOCKS["transformer"]()
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return self.block(self.embedding(tokens))
+
+
+@pytest.mark.parametrize("pad_index", [0, 5])
+def test_cut_tokens_are_padded_with_the_token_that_pads(pad_index: int) -> None:
+    """Symptom: with a padding token other than 0, answers of texts shorter than their group's longest were wrong.
+
+    Cause: groups were padded with zeros, and token 0 was a word. Now they are padded with ``pad_index``.
+    """
+    torch.manual_seed(0)
+    module = ReadsTokens(pad_index)
+    tokens = torch.randint(6, WORDS, (5, 7))
+    tokens[torch.arange(7) >= torch.tensor([[6], [3], [5], [0], [1]])] = pad_index
+    wanted, mask = module(tokens)
+    written_out = Annotated(module, "(b, l_t)", ("(b, l_t, m_d)", "(b, l_t)"))
+    for each in (module, written_out):
+        found, found_mask = Grouped(each, THRESHOLDS, pad_index=pad_index)(tokens)
+        assert torch.equal(found_mask, mask)
+        torch.testing.assert_close(found[mask], wanted[mask], rtol=1e-5, atol=1e-5)
+
+
+class Both(AnnotatedModule):
+    """Takes tokens together with their mask, and gives what it got, for the test to look at."""
+
+    def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        tokens, mask = x
+        assert torch.equal(mask, tokens != 1)
+        return x
+
+    def get_input_annot(self) -> Any:
+        return ("(b, l_t)", "(b, l_t)")
+
+    def get_output_annot(self) -> Any:
+        return ("(b, l_t)", "(b, l_t)")
+
+
+def test_the_padding_token_is_for_tokens_only() -> None:
+    """A mask beside them, in which token 1 would read as True, is padded with False."""
+    tokens = torch.tensor([[4, 4, 4], [4, 1, 1], [4, 4, 1]])
+    Grouped(Both(), [1], pad_index=1)((tokens, tokens != 1))
+
+
+def test_a_batch_without_columns_stays_one() -> None:
+    x, mask = torch.zeros(2, 0, 6), torch.zeros(2, 0, dtype=torch.bool)
+    found, found_mask = Grouped(BLOCKS["transformer"](), [1])((x, mask))
+    assert (found.shape, found_mask.shape) == (x.shape, mask.shape)
+
+
+@pytest.mark.parametrize("model", ["lstm", "transformer"])
+def test_checkpoints_move_between_grouped_and_not(model: str) -> None:
+    """Symptom: a model trained grouped could not be loaded without grouping, its keys having ``module.module.``."""
+    plain, grouped = package(model, grouped=False), package(model, grouped=True)
+    with torch.no_grad():
+        for parameter in grouped.parameters():
+            parameter.add_(0.01)
+    assert list(grouped.state_dict()) == list(plain.state_dict())
+    plain.load_state_dict(grouped.state_dict())
+    x, _ = batches()[0]
+    torch.testing.assert_close(plain.infer(x), grouped.infer(x), rtol=1e-5, atol=1e-5)
+    again = package(model, grouped=True)
+    again.load_state_dict(plain.state_dict())
+    assert torch.equal(again.infer(x), grouped.infer(x))
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        Grouped(nn.Linear(1, 1), [1]).load_state_dict({"weight": torch.ones(1, 1), "bias": torch.ones(1), "no": x})
 
 
 class UsersBlock(AnnotatedModule):

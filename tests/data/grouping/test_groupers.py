@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,12 +57,21 @@ def test_what_is_given_is_taken() -> None:
     assert PredefinedConsecutiveGrouper([1, 0, 2]).partition({}, 3) == [[0], [], [1, 2]]
 
 
+def test_numbers_may_come_in_any_list() -> None:
+    for numbers in ((1, 4), np.array([1, 4]), torch.tensor([1, 4]), (n for n in (1, 4))):
+        assert LengthThresholdGrouper("t", numbers).thresholds == [1, 4]  # type: ignore[arg-type]
+    for parts in (np.array([[1], [0]]), torch.tensor([[1], [0]]), [torch.tensor([1]), torch.tensor([0])]):
+        assert PredefinedGrouper(parts).partition({}, 2) == [[1], [0]]  # type: ignore[arg-type]
+        assert checked(parts, 2) == [[1], [0]]  # type: ignore[arg-type]
+
+
 MISTAKES = {
     "no thresholds": (lambda: LengthThresholdGrouper("t", []), ConfigError, "no thresholds"),
     "not sorted": (lambda: LengthThresholdGrouper("t", [4, 1]), ConfigError, "4 before 1"),
     "repeated": (lambda: LengthThresholdGrouper("t", [1, 4, 4]), ConfigError, "4 before 4"),
     "fraction": (lambda: LengthThresholdGrouper("t", [1, 2.5]), ConfigError, "2.5"),  # type: ignore[list-item]
     "below 1": (lambda: LengthThresholdGrouper("t", [0, 2]), ConfigError, "at least 1"),
+    "tensor": (lambda: LengthThresholdGrouper("t", torch.tensor([1.5])), ConfigError, "1.5"),  # type: ignore[arg-type]
     "a number": (lambda: LengthThresholdGrouper("t", 4), ConfigError, "a list"),  # type: ignore[arg-type]
     "bool": (lambda: LengthThresholdGrouper("t", [True]), ConfigError, "whole"),
     "above": (lambda: LengthThresholdGrouper("t", [1], above="rise"), ConfigError, "raise"),  # type: ignore[arg-type]

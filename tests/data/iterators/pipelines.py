@@ -7,35 +7,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipeal.data.iterators import (
-    BlockwiseShuffleIterator,
-    BucketedReadaheadBatchIterator,
-    BufferedShuffleIterator,
-    CheckpointableIterator,
-    ChunkedSourceIterator,
-    FixedBatchIterator,
-    InfinitePermutationSourceIterator,
-    MapIterator,
-    MultiplexIterator,
-    NativeCheckpointableIterator,
-    ParallelMapIterator,
-    PrefetchIterator,
-    RandomIterator,
-    RecurrentIterator,
-    SamplingRandomMapIterator,
-    SelectManyIterator,
-    ShardIterator,
-    WindowedIterator,
-    ZipIterator,
-)
+from pipeal.data import iterators as its
 
 Spec = tuple[Any, ...]
 
 
-class Take(CheckpointableIterator[Any]):
+class Take(its.CheckpointableIterator[Any]):
     """The first ``count`` items; an iterator of a user's own, with a state of its own form."""
 
-    def __init__(self, source: CheckpointableIterator[Any], count: int) -> None:
+    def __init__(self, source: its.CheckpointableIterator[Any], count: int) -> None:
         self.source, self.count, self.taken = source, count, 0
         self.setstate(None)
 
@@ -103,7 +83,7 @@ def parity(item: Any) -> int:
     return weight(item) % 2
 
 
-def build(spec: Spec) -> CheckpointableIterator[Any]:
+def build(spec: Spec) -> its.CheckpointableIterator[Any]:
     """The pipeline that ``(source, stage, stage, ...)`` describes."""
     (kind, *arguments), *stages = spec
     pipeline = source(kind, *arguments)
@@ -112,39 +92,43 @@ def build(spec: Spec) -> CheckpointableIterator[Any]:
     return pipeline
 
 
-def source(kind: str, count: int, seed: int) -> CheckpointableIterator[Any]:
+def source(kind: str, count: int, seed: int) -> its.CheckpointableIterator[Any]:
     items = [f"i{number}" for number in range(count)]
     if kind == "native":
-        return NativeCheckpointableIterator(items)
+        return its.NativeCheckpointableIterator(items)
     if kind == "endless":
-        return Take(NativeCheckpointableIterator(Endless()), count)
+        return Take(its.NativeCheckpointableIterator(Endless()), count)
     if kind == "chunked":
-        return ChunkedSourceIterator(items, 2, seed % 2, uneven=("keep", "drop", "repeat")[seed % 3])
+        return its.ChunkedSourceIterator(items, 2, seed % 2, uneven=("keep", "drop", "repeat")[seed % 3])
     if kind == "permuted":
         few_items = items[: count // 2 + 1] or ["i0"]
-        return Take(InfinitePermutationSourceIterator(few_items, seed, seed % 4 > 0, 2, seed % 2), count)
+        return Take(its.InfinitePermutationSourceIterator(few_items, seed, seed % 4 > 0, 2, seed % 2), count)
     if kind == "random":
-        return Take(RandomIterator(seed), count)
+        return Take(its.RandomIterator(seed), count)
     assert kind == "multiplex"
-    control = NativeCheckpointableIterator([number % 2 for number in range(2 * count)])
-    return MultiplexIterator(control, [NativeCheckpointableIterator(items), Take(RandomIterator(seed), count)])
+    control = its.NativeCheckpointableIterator([number % 2 for number in range(2 * count)])
+    return its.MultiplexIterator(
+        control, [its.NativeCheckpointableIterator(items), Take(its.RandomIterator(seed), count)]
+    )
 
 
-def stage(pipeline: CheckpointableIterator[Any], kind: str, size: int, seed: int) -> CheckpointableIterator[Any]:
+def stage(
+    pipeline: its.CheckpointableIterator[Any], kind: str, size: int, seed: int
+) -> its.CheckpointableIterator[Any]:
     makers = {
-        "map": lambda: MapIterator(pipeline, tag),
-        "recurrent": lambda: RecurrentIterator(pipeline, add, 0),
-        "random map": lambda: SamplingRandomMapIterator(pipeline, draw, seed),
-        "zip": lambda: ZipIterator(pipeline, RandomIterator(seed)),
-        "window": lambda: WindowedIterator(pipeline, size),
-        "batch": lambda: FixedBatchIterator(pipeline, size),
-        "select": lambda: SelectManyIterator(pipeline, few),
-        "lazy select": lambda: SelectManyIterator(pipeline, lazily),
-        "blocks": lambda: BlockwiseShuffleIterator(pipeline, size, seed),
-        "buffer": lambda: BufferedShuffleIterator(pipeline, size, seed),
-        "prefetch": lambda: PrefetchIterator(pipeline, size * 20 if seed % 2 else size),
-        "shard": lambda: ShardIterator(pipeline, size, seed % size, ("keep", "drop", "repeat")[seed % 3]),
-        "buckets": lambda: BucketedReadaheadBatchIterator(
+        "map": lambda: its.MapIterator(pipeline, tag),
+        "recurrent": lambda: its.RecurrentIterator(pipeline, add, 0),
+        "random map": lambda: its.SamplingRandomMapIterator(pipeline, draw, seed),
+        "zip": lambda: its.ZipIterator(pipeline, its.RandomIterator(seed)),
+        "window": lambda: its.WindowedIterator(pipeline, size),
+        "batch": lambda: its.FixedBatchIterator(pipeline, size),
+        "select": lambda: its.SelectManyIterator(pipeline, few),
+        "lazy select": lambda: its.SelectManyIterator(pipeline, lazily),
+        "blocks": lambda: its.BlockwiseShuffleIterator(pipeline, size, seed),
+        "buffer": lambda: its.BufferedShuffleIterator(pipeline, size, seed),
+        "prefetch": lambda: its.PrefetchIterator(pipeline, size * 20 if seed % 2 else size),
+        "shard": lambda: its.ShardIterator(pipeline, size, seed % size, ("keep", "drop", "repeat")[seed % 3]),
+        "buckets": lambda: its.BucketedReadaheadBatchIterator(
             pipeline,
             2 * size,
             weight if seed % 5 else None,
@@ -154,7 +138,7 @@ def stage(pipeline: CheckpointableIterator[Any], kind: str, size: int, seed: int
             seed,
             carry=bool(seed % 2),
         ),
-        "parallel": lambda: ParallelMapIterator(pipeline, tag, 2, size),
+        "parallel": lambda: its.ParallelMapIterator(pipeline, tag, 2, size),
     }
     return makers[kind]()
 

@@ -12,20 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeal.data.iterators import (
-    BlockwiseShuffleIterator,
-    BucketedReadaheadBatchIterator,
-    BufferedShuffleIterator,
-    InfinitePermutationSourceIterator,
-    MapIterator,
-    NativeCheckpointableIterator,
-    ParallelMapIterator,
-    PrefetchIterator,
-    RandomIterator,
-    SamplingRandomMapIterator,
-    SelectManyIterator,
-    WindowedIterator,
-)
+from pipeal.data import iterators as its
 from tests.data.iterators.pipelines import STAGES, build, draw, fits, remainders, specs, weight
 
 EACH = [(("native", 11, seed), (kind, size, seed)) for kind in STAGES for size, seed in ((1, 5), (3, 9), (4, 14))]
@@ -131,8 +118,8 @@ def test_in_a_fresh_process():
     ]
     walks = [(spec, *walk(spec)) for spec in chosen]
     cases = [(spec, json.loads(json.dumps(state))) for spec, _, states in walks for state in states]
-    with ParallelMapIterator(
-        NativeCheckpointableIterator([cases]), remainders, 1, 1, start_method="spawn"
+    with its.ParallelMapIterator(
+        its.NativeCheckpointableIterator([cases]), remainders, 1, 1, start_method="spawn"
     ) as elsewhere:
         (found,) = elsewhere
     assert found == [items[place:] for _, items, states in walks for place in range(len(states))]
@@ -140,12 +127,12 @@ def test_in_a_fresh_process():
 
 def random_ones(seed):
     items = list(range(20))
-    yield InfinitePermutationSourceIterator(items, seed)
-    yield RandomIterator(seed)
-    yield BlockwiseShuffleIterator(NativeCheckpointableIterator(items), 20, seed)
-    yield BufferedShuffleIterator(NativeCheckpointableIterator(items), 5, seed)
-    yield SamplingRandomMapIterator(NativeCheckpointableIterator(items), draw, seed)
-    yield BucketedReadaheadBatchIterator(NativeCheckpointableIterator(items), 20, None, 2, seed=seed)
+    yield its.InfinitePermutationSourceIterator(items, seed)
+    yield its.RandomIterator(seed)
+    yield its.BlockwiseShuffleIterator(its.NativeCheckpointableIterator(items), 20, seed)
+    yield its.BufferedShuffleIterator(its.NativeCheckpointableIterator(items), 5, seed)
+    yield its.SamplingRandomMapIterator(its.NativeCheckpointableIterator(items), draw, seed)
+    yield its.BucketedReadaheadBatchIterator(its.NativeCheckpointableIterator(items), 20, None, 2, seed=seed)
 
 
 def test_without_a_seed_one_is_drawn_and_the_state_remembers_it():
@@ -171,9 +158,9 @@ def test_seeds_decide_and_stages_of_one_seed_do_not_agree():
 
 
 def test_a_state_is_small_however_large_the_window():
-    lines = NativeCheckpointableIterator(range(100_000))
-    shuffled = BufferedShuffleIterator(BlockwiseShuffleIterator(lines, 5000), 5000)
-    batches = BucketedReadaheadBatchIterator(shuffled, 10_000, weight, fits)
+    lines = its.NativeCheckpointableIterator(range(100_000))
+    shuffled = its.BufferedShuffleIterator(its.BlockwiseShuffleIterator(lines, 5000), 5000)
+    batches = its.BucketedReadaheadBatchIterator(shuffled, 10_000, weight, fits)
     list(islice(batches, 3000))
     assert len(json.dumps(batches.getstate())) < 1500
 
@@ -188,8 +175,8 @@ def test_restoring_repeats_upstream_work_once_per_window_at_most(carry):
         return item
 
     def pipeline():
-        data = MapIterator(NativeCheckpointableIterator(range(100)), costly)
-        return BucketedReadaheadBatchIterator(data, 20, weight, 6, carry=carry)
+        data = its.MapIterator(its.NativeCheckpointableIterator(range(100)), costly)
+        return its.BucketedReadaheadBatchIterator(data, 20, weight, 6, carry=carry)
 
     batches = pipeline()
     list(islice(batches, 9))
@@ -211,7 +198,7 @@ def test_restoring_parallel_and_prefetched_work_starts_at_the_item():
         return item
 
     def pipeline():
-        return PrefetchIterator(MapIterator(NativeCheckpointableIterator(range(100)), costly), 8)
+        return its.PrefetchIterator(its.MapIterator(its.NativeCheckpointableIterator(range(100)), costly), 8)
 
     with pipeline() as reader:
         list(islice(reader, 37))
@@ -230,7 +217,7 @@ def test_what_a_parallel_map_served_is_not_mapped_again(tmp_path):
         return item
 
     def pipeline():
-        return ParallelMapIterator(NativeCheckpointableIterator(range(12)), costly, 1, 8, start_method="fork")
+        return its.ParallelMapIterator(its.NativeCheckpointableIterator(range(12)), costly, 1, 8, start_method="fork")
 
     with pipeline() as reader:
         assert list(islice(reader, 6)) == list(range(6))
@@ -253,7 +240,7 @@ def test_a_sequence_is_restored_without_reading_its_beginning():
             return super().__getitem__(index)
 
     data = Watched(range(1000))
-    it = NativeCheckpointableIterator(data)
+    it = its.NativeCheckpointableIterator(data)
     list(islice(it, 900))
     state = it.getstate()
     data.read = 0
@@ -264,7 +251,7 @@ def test_a_sequence_is_restored_without_reading_its_beginning():
 
 def test_a_sliding_window_and_a_lazy_collection_resume_with_data_that_is_no_sequence():
     def pipeline():
-        return WindowedIterator(SelectManyIterator(NativeCheckpointableIterator({"abc": 0, "de": 1})), 2)
+        return its.WindowedIterator(its.SelectManyIterator(its.NativeCheckpointableIterator({"abc": 0, "de": 1})), 2)
 
     items = list(pipeline())
     assert items == [("a", "b"), ("b", "c"), ("c", "d"), ("d", "e")]

@@ -7,6 +7,7 @@ import json
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pipeal.data.iterators import (
     NativeCheckpointableIterator,
     ParallelMapIterator,
     PrefetchIterator,
+    parallel,
 )
 from pipeal.errors import ConfigError, ScheduleError
 from tests.data.iterators.pipelines import Endless, tag
@@ -57,6 +59,15 @@ def stop(item):
 def die_of_13(item):
     if item == 13:
         os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def make_local(item):
+    return lambda: item
+
+
+def stuck_at_2(item):
+    time.sleep(600 if item == 2 else 0)
     return item
 
 
@@ -140,10 +151,15 @@ def test_the_position_counts_from_the_beginning_after_a_resume_too():
 
 
 def test_an_exception_of_the_source_comes_in_its_turn():
-    with forked(MapIterator(numbers(), raise_at_7), tag, 2, 8) as mapped:
-        assert [item for _, item in islice(mapped, 4)] == [0, 1, 2, 3], "those of the whole chunks before it"
-        with pytest.raises(FileNotFoundError):
-            list(mapped)
+    # The items before it in its chunk were lost, and the note named the first of them in place of item 7.
+    for skipped in (0, 6, 7):
+        with forked(MapIterator(numbers(), raise_at_7), tag, 2, 8) as mapped:
+            list(islice(mapped, skipped))
+            mapped.setstate(mapped.getstate())
+            assert [item for _, item in islice(mapped, 7 - skipped)] == list(range(skipped, 7))
+            with pytest.raises(FileNotFoundError) as caught:
+                list(mapped)
+        assert "item 7 of ParallelMapIterator" in notes(caught.value)
 
 
 def test_an_exception_that_cannot_travel_and_a_stop_iteration_arrive_all_the_same():
@@ -163,6 +179,53 @@ def test_a_process_that_dies_is_an_error():
         assert "ParallelMapIterator" in notes(caught.value)
         mapped.setstate(None)
         assert next(mapped) == 0, "with another pool"
+
+
+def test_a_process_that_dies_idle_is_an_error_once():
+    # The pool noticed when it was given the next chunk; that place neither said where nor gave up the broken pool.
+    with forked(numbers(40), tag) as mapped:
+        first = next(mapped)
+        time.sleep(0.1)
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, signal.SIGKILL)
+        assert not until_gone(lambda: not mapped._pool._broken), "the pool has noticed"
+        with pytest.raises(BrokenProcessPool) as caught:
+            list(mapped)
+        assert "ParallelMapIterator" in notes(caught.value)
+        mapped.setstate(None)
+        assert [first, *islice(mapped, 3)] == [("m", 0), *[("m", item) for item in range(3)]]
+
+
+def test_what_cannot_travel_says_where_it_was():
+    for mapped in (forked(numbers(), make_local, 1), forked(NativeCheckpointableIterator([1, lambda: 1]), tag, 1)):
+        with mapped, pytest.raises((AttributeError, pickle.PicklingError), match="pickle") as caught:
+            list(mapped)
+        assert "item 0 of ParallelMapIterator or a later one" in notes(caught.value)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 20])
+def test_a_closed_pipeline_still_says_where_its_consumer_stood(taken):
+    # Closing dropped the chunks in flight, and with them the place: a state saved behind the with block, the most
+    # natural place for it, skipped what had been read ahead.
+    make = (
+        forked,
+        lambda *args: PrefetchIterator(forked(*args), 3),
+        lambda *args: FixedBatchIterator(forked(*args), 3),
+    )
+    for wrap in make:
+        with wrap(numbers(), tag) as pipeline:
+            list(islice(pipeline, taken))
+            state = pipeline.getstate()
+        assert pipeline.getstate() == state
+
+
+def test_a_process_that_is_stuck_is_killed(monkeypatch):
+    monkeypatch.setattr(parallel, "GRACE_S", 0.2)
+    mapped = forked(numbers(), stuck_at_2, 1, 2)
+    assert list(islice(mapped, 2)) == [0, 1]
+    started = time.monotonic()
+    mapped.close()
+    assert time.monotonic() - started < 30
 
 
 def test_a_function_that_cannot_go_to_another_process_is_refused():
@@ -231,3 +294,17 @@ print(next(left) in "12")
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout == "True\n"
     assert found.stderr == ""
+
+
+def test_processes_do_not_outlive_a_parent_that_is_killed():
+    # They waited for work for ever. The pipe stays open, and the call waits, while one of them lives.
+    code = """
+import os
+from pipeal.data.iterators import *
+numbers = InfinitePermutationSourceIterator([1, 2])
+print(next(ParallelMapIterator(numbers, str, 2, 2, start_method="fork")) in "12", flush=True)
+os.kill(os.getpid(), 9)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert found.returncode == -signal.SIGKILL
+    assert found.stdout == "True\n"
