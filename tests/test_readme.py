@@ -43,6 +43,12 @@ def test_a_model_of_ones_own_is_trained_and_exported(tmp_path: Path, monkeypatch
     torch.testing.assert_close(exported(names["images"]), names["package"].infer(names["images"]))
 
 
+def test_the_feed_stands_alone() -> None:
+    names = run(EXAMPLES[2])
+    assert names["state"]["epoch"] == 1
+    assert names["state"]["batch"] == len(names["sampler"])
+
+
 def test_the_commands_are_there() -> None:
     makefile = (Path(__file__).parents[1] / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make (\w+)", README, flags=re.MULTILINE):

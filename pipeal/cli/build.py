@@ -30,6 +30,11 @@ class Experiment(Protocol):
         """What the data turned out to be, for the summary."""
         ...
 
+    @property
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        """``(N,)`` of the training samples; None where they have no length."""
+        ...
+
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model; ``mode`` is ``al`` or ``bp``."""
         ...

@@ -13,23 +13,22 @@ import torch
 from pipeal.al import ALPackage
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, hold_out, rates
-from pipeal.config import BatchingConfig, TextConfig, TextModelConfig
+from pipeal.cli.build_batches import batch_sampler
+from pipeal.config import GroupingConfig, TextConfig, TextModelConfig
 from pipeal.data import (
     BatchLoader,
     Corpus,
-    EpochSampler,
-    FixedBatchSampler,
-    LengthGroupedBatchSampler,
-    TokenBudgetBatchSampler,
+    PlannedBatchSampler,
     Vocab,
     canonical_text_name,
     clean,
+    find_thresholds,
     find_vectors,
     load_text,
     load_vectors,
 )
 from pipeal.errors import ConfigError
-from pipeal.models import TextDims, build_text, canonical_text_model
+from pipeal.models import TextDims, build_text, canonical_text_model, group_layers
 from pipeal.train.trainer import EpochBatches
 
 PUBLISHED_MAX_LEN = {"agnews": 128, "dbpedia": 128, "imdb": 256}
@@ -47,13 +46,14 @@ class TextExperiment:
     test: Corpus
     vocab: Vocab
     pretrained: npt.NDArray[np.float32] | None
+    thresholds: list[int]
     facts: dict[str, int | float | str]
 
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model of the configured name and widths."""
         torch.manual_seed(seed)
         model = self.config.model
-        return build_text(
+        package = build_text(
             model.name,
             "bp" if mode == "bp" else "al",
             vocab_size=len(self.vocab),
@@ -63,10 +63,19 @@ class TextExperiment:
             pad_index=self.vocab.pad_index,
             pretrained=self.pretrained,
         )
+        if not self.thresholds:
+            return package
+        return group_layers(package, self.thresholds, model.grouping.layers, pad_index=self.vocab.pad_index)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """The lengths of the training samples."""
+        return self.train.lengths
 
     def train_batches(self, seed: int) -> EpochBatches:
         """Shuffled batches as configured."""
-        sampler = _sampler(self.train.lengths, self.config.data.batching, seed)
+        data = self.config.data
+        sampler = batch_sampler(self.train.lengths, data.batching, data.max_len or int(self.train.lengths.max()), seed)
         return BatchLoader(self.train, sampler, pin_memory=True)
 
     def save(self, folder: Path) -> None:
@@ -130,6 +139,7 @@ def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExper
         "vocabulary": len(vocab),
         "mean_length": round(float(train.lengths.mean()), 2),
         "longest": int(train.lengths.max()),
+        "batching": data.batching.kind,
     }
     pretrained = None
     if config.model.pretrained == "none":
@@ -138,7 +148,10 @@ def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExper
     else:
         pretrained, found = _pretrained(config.model, root, vocab, config.train.seed, say)
         facts["words_with_pretrained_vectors"] = found
-    return TextExperiment(config, train, held, test, vocab, pretrained, facts)
+    thresholds = _thresholds(train.lengths, config.model.grouping)
+    if thresholds:
+        facts["grouped_at"] = " ".join(map(str, thresholds))
+    return TextExperiment(config, train, held, test, vocab, pretrained, thresholds, facts)
 
 
 def _pretrained(
@@ -163,14 +176,17 @@ def _dims(model: TextModelConfig) -> TextDims:
     )
 
 
-def _sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, seed: int) -> EpochSampler:
-    if batching.kind == "fixed":
-        return FixedBatchSampler(lengths, batching.batch_size, seed=seed)
-    if batching.kind == "length":
-        return LengthGroupedBatchSampler(lengths, batching.batch_size, seed=seed)
-    return TokenBudgetBatchSampler(lengths, batching.budget_tokens, max_samples=batching.max_samples, seed=seed)
+def _thresholds(lengths: npt.NDArray[np.int64], grouping: GroupingConfig) -> list[int]:
+    power = 1 if grouping.cost == "length" else 2
+    distinct = len(np.unique(lengths))
+    if grouping.thresholds > distinct:
+        raise ConfigError(
+            f"model.grouping.thresholds: found {grouping.thresholds}, but the training samples have {distinct} "
+            "different lengths; expected at most as many"
+        )
+    return find_thresholds(lengths, lambda length: length**power, grouping.thresholds) if grouping.thresholds else []
 
 
 def _in_order(corpus: Corpus) -> EpochBatches:
     budget = max(EVALUATION_BUDGET, int(corpus.lengths.max()))
-    return BatchLoader(corpus, TokenBudgetBatchSampler(corpus.lengths, budget, shuffle=False), pin_memory=True)
+    return BatchLoader(corpus, PlannedBatchSampler(corpus.lengths, budget, shuffle=False), pin_memory=True)

@@ -46,6 +46,10 @@ class VisionExperiment:
         )
         return package.to(memory_format=torch.channels_last) if model.channels_last else package
 
+    @property
+    def lengths(self) -> None:
+        """Images have no length."""
+
     def train_batches(self, seed: int) -> EpochBatches:
         """Shuffled, augmented batches as configured."""
         data = self.config.data

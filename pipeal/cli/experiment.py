@@ -92,7 +92,7 @@ def _train(experiment: Experiment, config: RunConfig, folder: Path) -> Outcome:
     )
     package = experiment.package(form, config.train.seed)
     parameters = package.effective_parameters(), package.affiliated_parameters()
-    outcome = Outcome(config, [], Totals(), experiment.facts, parameters, folder)
+    outcome = Outcome(config, [], Totals(), experiment.facts, experiment.lengths, parameters, folder)
     try:
         with (
             CsvRecorder(folder / "epochs.csv") as recorder,

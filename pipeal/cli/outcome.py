@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+import numpy as np
+import numpy.typing as npt
+
 from pipeal.config import RunConfig
+from pipeal.train.batches import Batches
 from pipeal.train.environment import environment
 from pipeal.train.exits import ExitTable
 from pipeal.train.plots import draw_curves
@@ -25,6 +29,7 @@ class Outcome:
         rows: One per epoch and turn; at least one.
         totals: Of all turns together.
         facts: What the data turned out to be.
+        lengths: ``(N,)`` of the training samples; None where they have no length.
         parameters: Effective and affiliated parameters.
         folder: Where its files are.
         exits: What each exit is worth after the last turn; None where that is not measured.
@@ -34,9 +39,15 @@ class Outcome:
     rows: list[EpochRow]
     totals: Totals
     facts: dict[str, int | float | str]
+    lengths: npt.NDArray[np.int64] | None
     parameters: tuple[int, int]
     folder: Path
     exits: ExitTable | None = None
+
+    @property
+    def batches(self) -> Batches:
+        """What was trained on."""
+        return Batches(self.totals.shapes, self.lengths)
 
     @property
     def form(self) -> str:
@@ -74,6 +85,8 @@ class Outcome:
             "tokens_per_s": totals.tokens / totals.seconds,
             "padding_share": totals.padding_share,
             "samples_per_batch": totals.samples / totals.batches,
+            "batches_per_epoch": totals.batches / len(self.rows),
+            "batches": self.batches.summary(),
             "schedule": engine.schedule,
             "devices": list(engine.devices),
             "sizes": list(engine.sizes or ()),
@@ -95,9 +108,12 @@ class Outcome:
         }
 
     def write(self) -> None:
-        """Writes ``summary.json`` and ``curves.png`` into the folder."""
+        """Writes ``summary.json``, ``curves.png`` and, where samples have lengths, ``batches.png``."""
         write_json(self.folder / "summary.json", self.summary())
         write_curves([self], self.folder)
+        if self.lengths is not None:
+            title = f"{self.config.dataset} {self.config.model.name} {self.form}: batches"
+            self.batches.draw(self.folder / "batches.png", title, self.totals.padding_share)
 
 
 def write_curves(outcomes: Sequence[Outcome], folder: Path) -> None:
@@ -135,8 +151,13 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
         if outcome.exits is not None:
             outcome.exits.show(f"{outcome.form} exits on {outcome.exits.samples:,} test samples")
             print(f"exits:    {outcome.folder / 'exits.png'}")
-    if tokens:
-        print(f"padding:  {outcomes[0].totals.padding_share:.1%} of the tokens trained on")
     print(f"files:    {folder}")
     print(f"curves:   {folder / 'curves.png'}")
     print(f"timeline: {outcomes[0].folder / 'timeline.png'}")
+    if tokens:
+        first = outcomes[0]
+        print(f"batches:  {first.folder / 'batches.png'}")
+        print(
+            f"padding:  {first.totals.padding_share:.1%} of the tokens trained on; "
+            f"{first.batches.padding_of_random:.1%} in random batches of as many samples"
+        )

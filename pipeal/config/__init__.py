@@ -2,13 +2,14 @@
 
 from pipeal.config.load import dump_config, find_config, load_config
 from pipeal.config.schema import DataConfig, EngineConfig, LrConfig, ModelConfig, RunConfig, TrainConfig
-from pipeal.config.text import BatchingConfig, TextConfig, TextDataConfig, TextModelConfig
+from pipeal.config.text import BatchingConfig, GroupingConfig, TextConfig, TextDataConfig, TextModelConfig
 from pipeal.config.vision import ImageDataConfig, VisionConfig, VisionModelConfig
 
 __all__ = [
     "BatchingConfig",
     "DataConfig",
     "EngineConfig",
+    "GroupingConfig",
     "ImageDataConfig",
     "LrConfig",
     "ModelConfig",

@@ -5,7 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeal.config.schema import Count, DataConfig, Flag, ModelConfig, RunConfig, Share, Text
+from pipeal.config.schema import Count, Counts, DataConfig, Flag, ModelConfig, RunConfig, Share, Text, Whole
+
+
+@dataclass(frozen=True)
+class GroupingConfig:
+    """Whether layers compute a batch in groups of similar length, each cut to its own longest sample.
+
+    It saves where the samples of a batch differ in length, as under ``batching.kind: fixed``.
+
+    Attributes:
+        thresholds: So many lengths, the best for the training samples, divide a batch; 0 does not divide it.
+        cost: What grows with the length a sample is padded to: its ``length`` (linear layers), or its ``square``
+            (attention over long texts).
+        layers: Which layers, counted from 1, the embedding being the first; None for all above it. Under
+            backpropagation these are the same blocks.
+    """
+
+    thresholds: Whole = 0
+    cost: Literal["length", "square"] = "length"
+    layers: Counts | None = None
 
 
 @dataclass(frozen=True)
@@ -21,6 +40,7 @@ class TextModelConfig(ModelConfig):
         dropout: The share of activations that training drops.
         pretrained: Where the word vectors come from; ``none`` learns them from scratch.
         vectors: The text file of those vectors; None looks for the usual name under the data folder.
+        grouping: Whether layers compute a batch in groups of similar length.
     """
 
     name: Text = "transformer"
@@ -31,24 +51,53 @@ class TextModelConfig(ModelConfig):
     dropout: Share = 0.3
     pretrained: Literal["none", "glove", "fasttext"] = "none"
     vectors: Text | None = None
+    grouping: GroupingConfig = field(default_factory=GroupingConfig)
 
 
 @dataclass(frozen=True)
 class BatchingConfig:
-    """How texts are joined into batches.
+    """How texts are joined into batches. An option is for the kinds named beside it.
 
     Attributes:
-        kind: ``fixed``: ``batch_size`` samples in random order. ``length``: as many, of similar length.
-            ``token-budget``: samples of similar length, as many as the budget holds once padded.
-        batch_size: Samples per batch, for ``fixed`` and ``length``.
-        budget_tokens: Longest length × samples of a batch is at most this, for ``token-budget``.
-        max_samples: The most samples in a batch under ``token-budget``, however short; None for no limit.
+        kind: ``fixed``: samples in random order. ``bucket``: samples from one range of lengths each. ``size-aware``: in
+            random order, as many as the budget holds. ``token-budget``: of similar length, as many as the budget holds
+            once padded. ``plan``: the fewest batches that the budget allows, and the least padding in them.
+            ``stream``: what can be done without knowing any length beforehand.
+        batch_size: Samples per batch; ``fixed``, ``bucket``.
+        budget_tokens: The most tokens of a batch, padding included; ``size-aware``, ``token-budget``, ``plan``,
+            ``stream``.
+        max_samples: The most samples of a batch, however short; None for no limit; ``token-budget``, ``plan``,
+            ``stream``.
+        bucket_width: The widest range of lengths; ``bucket``.
+        bucket_samples: A range ends where it holds so many samples; ``bucket``.
+        cost: What the budget counts: tokens with their padding (``padded``) or without (``sum``); ``size-aware``.
+        oversize: What to do with a sample that is over the budget by itself: ``raise`` an error, ``drop`` it, or make
+            it a ``single`` batch; ``size-aware``, ``plan``.
+        largest_first: Begin each epoch with the costliest batch, so that what does not fit into memory fails at once;
+            ``bucket``, ``size-aware``, ``plan``.
+        shapes: Pad to at most so many different lengths, for compiled kernels; None for any; ``plan``.
+        spare_batches: So many batches more than the fewest, for less padding; ``plan``.
+        bounds: The number of different lengths to pad to; ``stream``.
+        pad_to: The ``bound`` of the longest sample of a batch, or the ``longest`` sample; ``stream``.
+        buffer_samples: The most samples that wait for others of their length; ``stream``.
+        max_wait: The most samples that pass by while one waits; None for eight buffers; ``stream``.
     """
 
-    kind: Literal["fixed", "length", "token-budget"] = "token-budget"
+    kind: Literal["fixed", "bucket", "size-aware", "token-budget", "plan", "stream"] = "plan"
     batch_size: Count = 256
     budget_tokens: Count = 8192
     max_samples: Count | None = 512
+    bucket_width: Count = 16
+    bucket_samples: Count = 1024
+    cost: Literal["padded", "sum"] = "padded"
+    oversize: Literal["raise", "drop", "single"] = "raise"
+    largest_first: Flag = False
+    shapes: Count | None = None
+    spare_batches: Whole = 0
+    bounds: Count = 64
+    pad_to: Literal["bound", "longest"] = "bound"
+    buffer_samples: Count = 10_000
+    max_wait: Count | None = None
 
 
 @dataclass(frozen=True)

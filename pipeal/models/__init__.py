@@ -2,6 +2,7 @@
 
 from pipeal.models.convolution import BasicBlock, ConvBN, ResidualStage, VGGStage
 from pipeal.models.features import Blocks, Features, TokenEmbedding
+from pipeal.models.grouping import group_layers
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.registry import (
     TEXT_MODELS,
@@ -41,4 +42,5 @@ __all__ = [
     "build_vision",
     "canonical_text_model",
     "canonical_vision_model",
+    "group_layers",
 ]

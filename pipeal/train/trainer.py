@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -75,13 +75,17 @@ class Course:
 
 @dataclass
 class Totals:
-    """What a training amounted to; seconds are of training alone, without evaluation."""
+    """What a training amounted to; seconds are of training alone, without evaluation.
+
+    ``shapes`` counts batches by their samples and padded length.
+    """
 
     seconds: float = 0.0
     batches: int = 0
     samples: int = 0
     tokens: int = 0
     padded: int = 0
+    shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
     stages: list[StageTimes] = field(default_factory=list)
 
     def add(self, report: RunReport, batches: _Counted) -> None:
@@ -91,6 +95,7 @@ class Totals:
         self.samples += report.samples
         self.tokens += batches.tokens
         self.padded += batches.padded
+        self.shapes += batches.shapes
         self.stages = [a + b for a, b in zip(self.stages, report.stages, strict=True)] if self.stages else report.stages
 
     @property
@@ -191,10 +196,12 @@ class _Counted:
         self.watcher = watcher
         self.tokens = 0
         self.padded = 0
+        self.shapes: Counter[tuple[int, int]] = Counter()
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.batches:
             yield batch
             self.tokens += batch.tokens
             self.padded += batch.padded
+            self.shapes[len(batch), batch.padded // len(batch)] += 1
             self.watcher.advance(samples=len(batch), tokens=batch.tokens)

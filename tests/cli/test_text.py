@@ -16,6 +16,7 @@ import pytest
 from pipeal.cli.options import device_names
 from pipeal.cli.text import command
 from pipeal.config import TextConfig, load_config
+from pipeal.data import Grouped
 from pipeal.errors import PlacementError
 from tests.cli.running import run_command, told_one_line
 
@@ -44,6 +45,12 @@ def agnews(folder: Path, *rows: str, count: int = 5) -> Path:
     return folder
 
 
+def varied(folder: Path) -> Path:
+    """An AG News whose texts have 1 to 40 words."""
+    rows = (f'"{1 + n % 4}","{"word" + str(n)}","{"news " * (n * n % 40)}"' for n in range(200))
+    return agnews(folder, *rows, count=1)
+
+
 @pytest.mark.parametrize("model", ["lstm", "transformer"])
 def test_a_comparison_leaves_tables_rows_and_pictures(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -66,7 +73,7 @@ def test_a_comparison_leaves_tables_rows_and_pictures(
         assert 0 <= summary["padding_share"] < 0.5
         assert len(summary["stages"]) == (2 if form == "al" else 1)
         assert all(0 < stage["busy_share"] <= 1.01 for stage in summary["stages"])
-        for picture in ("curves.png", "timeline.png"):
+        for picture in ("curves.png", "timeline.png", "batches.png"):
             assert (folder / form / picture).read_bytes().startswith(b"\x89PNG")
         again = load_config(TextConfig, folder / form / "config.yaml")
         assert (again.train.mode, len(again.engine.devices)) == (form, 2 if form == "al" else 1)
@@ -90,6 +97,66 @@ def test_the_same_seed_gives_the_same_accuracies_under_every_schedule(
         (row,) = csv.DictReader((tmp_path / schedule / "agnews-transformer-al-001" / "epochs.csv").open())
         found.append({key: value for key, value in row.items() if key.startswith(("loss", "train_acc", "test_acc"))})
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("fixed", ["batch_size=16"]),
+        ("bucket", ["batch_size=16", "bucket_width=4", "bucket_samples=8", "largest_first=true"]),
+        ("size-aware", ["cost=sum", "oversize=single"]),
+        ("token-budget", ["max_samples=16"]),
+        ("plan", ["shapes=3", "spare_batches=2"]),
+        ("stream", ["bounds=4", "buffer_samples=50", "max_wait=80", "pad_to=longest"]),
+    ],
+)
+def test_every_kind_of_batching_trains_on_all_samples_and_says_what_its_batches_were(
+    kind: str, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = varied(tmp_path / "data")
+    code, out, err = leaves(
+        capsys, "agnews", "transformer", "--epochs", "2", "--devices", "cpu", "--data-root", str(root),
+        "--out", str(tmp_path), *SMALL, f"--set=data.batching.kind={kind}",
+        *(f"--set=data.batching.{option}" for option in options),
+    )  # fmt: skip
+    assert code == 0, err
+    folder = tmp_path / "agnews-transformer-al-001"
+    summary = json.loads((folder / "summary.json").read_text())
+    samples, batches = summary["data"]["train_samples"], summary["batches"]
+    assert summary["data"]["batching"] == kind
+    assert summary["batches_per_epoch"] * summary["samples_per_batch"] == pytest.approx(samples)
+    assert 1 <= batches["samples"]["least"] <= batches["samples"]["most"]
+    assert batches["padded_length"]["most"] <= 40
+    assert 0 < batches["padding_share_of_random_batches"] < 0.8
+    if kind in ("bucket", "plan", "stream"):
+        assert summary["padding_share"] < batches["padding_share_of_random_batches"] / 2
+    if kind == "plan":
+        assert batches["padded_lengths"] == 3
+    assert "padding:" in out
+    assert (folder / "batches.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("form", ["al", "bp"])
+def test_layers_run_grouped_where_the_configuration_says_so(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, found, calls = varied(tmp_path / "data"), [], []
+    forward = Grouped.forward
+    monkeypatch.setattr(Grouped, "forward", lambda self, x: calls.append(self) or forward(self, x))
+    for grouping in ("0", "3"):
+        code, _, err = leaves(
+            capsys, "agnews", "lstm", "--mode", form, "--epochs", "1", "--devices", "cpu", "--data-root", str(root),
+            "--out", str(tmp_path), "--set=data.batching.kind=fixed", "--set=data.batching.batch_size=16", *SMALL,
+            f"--set=model.grouping.thresholds={grouping}", "--set=model.dropout=0", "--set=train.precision=fp32",
+        )  # fmt: skip
+        assert code == 0, err
+        folder = tmp_path / f"agnews-lstm-{form}-00{len(found) + 1}"
+        thresholds = json.loads((folder / "summary.json").read_text())["data"].get("grouped_at", "").split()
+        assert len(thresholds) == int(grouping)
+        assert len(set(calls)) == int(grouping), "three blocks above the embedding"
+        (row,) = csv.DictReader((folder / "epochs.csv").open())
+        found.append([float(value) for key, value in row.items() if key.startswith("loss")])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
 def test_texts_have_exits_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +193,19 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
         (["toynews", "lstm", "--mode", "apl"], r"train.mode: found 'apl', expected al, bp or compare"),
         (["toynews", "lstm", "--set=model.vectors=glove.txt"], r"model.vectors: found a file"),
         (["toynews", "lstm", "--set=data.batching.budget_tokens=20", "--devices=cpu"], r"budget"),
+        (["toynews", "lstm", "--set=data.batching.kind=length"], r"batching.kind: found 'length', expected fixed, "),
+        (
+            ["toynews", "lstm", "--set=data.batching={kind: fixed, shapes: 4}", "--devices=cpu"],
+            r"data.batching.shapes: found 4, but kind fixed does not have it; it is for plan$",
+        ),
+        (
+            ["toynews", "lstm", "--set=model.grouping.thresholds=900"],
+            r"thresholds: found 900, but .* lengths",
+        ),
+        (
+            ["toynews", "lstm", "--set=model.grouping={thresholds: 2, layers: [5]}", "--devices=cpu"],
+            r"no layer 5 to group; wanted layers from 1 to 4",
+        ),
         (["toynews", "lstm", "--devices", "cpu*5"], r"5 devices for 4 layers"),
         (["toynews", "lstm", "--mode", "bp", "--devices", "cpu,cpu"], r"2 devices for 1 layer of the BP form"),
         (["toynews", "lstm", "--devices", "cuda:99"], r"device 'cuda:99' does not exist"),

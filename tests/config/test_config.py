@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pipeal.config import (
     BatchingConfig,
     EngineConfig,
+    GroupingConfig,
     ImageDataConfig,
     LrConfig,
     TextConfig,
@@ -68,6 +69,12 @@ text_configs = st.builds(
         dropout=share,
         pretrained=st.sampled_from(["none", "glove", "fasttext"]),
         vectors=st.none() | text,
+        grouping=st.builds(
+            GroupingConfig,
+            thresholds=st.integers(0, 2**31 - 1),
+            cost=st.sampled_from(["length", "square"]),
+            layers=st.none() | st.lists(count, min_size=1, max_size=4).map(tuple),
+        ),
     ),
     data=st.builds(
         TextDataConfig,
@@ -76,7 +83,11 @@ text_configs = st.builds(
         held_out=share,
         max_len=st.none() | count,
         batching=st.builds(
-            BatchingConfig, kind=st.sampled_from(["fixed", "length", "token-budget"]), max_samples=st.none() | count
+            BatchingConfig,
+            kind=st.sampled_from(["fixed", "bucket", "size-aware", "token-budget", "plan", "stream"]),
+            max_samples=st.none() | count,
+            oversize=st.sampled_from(["raise", "drop", "single"]),
+            shapes=st.none() | count,
         ),
     ),
 )
@@ -319,4 +330,4 @@ def test_every_key_is_documented():
             assert f"        {name}: " in words, f"{section.__name__}.{name} has no words"
             if is_dataclass(kind):
                 sections.append(kind)
-    assert len(set(sections)) == 10
+    assert len(set(sections)) == 11

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal.al import ALPackage, set_device
+from pipeal.data import Grouped
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.models import (
     LSTM,
@@ -23,6 +24,7 @@ from pipeal.models import (
     TransformerAL,
     build_text,
     canonical_text_model,
+    group_layers,
 )
 from pipeal.random import keyed, may_draw
 
@@ -281,3 +283,34 @@ def test_a_wrong_wish_gets_one_clear_line(name: str, mode: str, changes: dict[st
 def test_impossible_sizes_are_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(changes))} is .*; expected"):
         TextDims(**changes)
+
+
+@pytest.mark.parametrize("form", ["al", "bp"])
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("layers", [None, [1, 2, 3], [2]])
+def test_grouped_layers_have_the_gradients_and_answers_of_plain_ones(name, form, layers):
+    dims = TextDims(embedding=12, hidden=8, code=6, heads=2, blocks=2, dropout=0.0)
+    draw = torch.Generator().manual_seed(0)
+    ends = torch.randint(1, 20, (24,), generator=draw)
+    x = torch.randint(1, 50, (24, 20), generator=draw) * (torch.arange(20) < ends[:, None])
+    y = torch.randint(4, (24,), generator=draw)
+    packages = []
+    for grouped in (False, True):
+        torch.manual_seed(1)
+        package = build_text(name, form, vocab_size=50, classes=4, dims=dims)
+        if grouped:
+            group_layers(package, [2, 9], layers)
+            assert sum(isinstance(module, Grouped) for module in package.modules()) == len(layers or [2, 3])
+        package(x, y)
+        package.backward()
+        packages.append(package)
+    plain, grouped = packages
+    for one, other in zip(plain.parameters(), grouped.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=1e-5)
+    torch.testing.assert_close(plain.eval().infer(x), grouped.eval().infer(x), rtol=0, atol=1e-5)
+
+
+def test_a_layer_that_there_is_not_cannot_be_grouped():
+    package = build_text("lstm", vocab_size=9, classes=2, dims=TextDims(4, 4, 4, heads=1, blocks=1))
+    with pytest.raises(ConfigError, match="no layer 3 to group; wanted layers from 1 to 2"):
+        group_layers(package, [2], [3])

@@ -1,0 +1,115 @@
+"""Where ``data.batching`` becomes a sampler."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import BatchSampler as TorchBatchSampler
+
+from pipeal.config import BatchingConfig
+from pipeal.data import (
+    BatchSampler,
+    BinnedBatchSampler,
+    BucketBatchSampler,
+    FixedBatchSampler,
+    PlannedBatchSampler,
+    SizeAwareBatchSampler,
+    TokenBudgetBatchSampler,
+    create_buckets,
+    length_bounds,
+)
+from pipeal.errors import ConfigError
+
+_BOUNDS_FROM = 5_000
+"""How many lengths the bounds of a stream are made of: what one would look at before reading it."""
+
+_ONLY_FOR = {
+    "bucket_width": ("bucket",),
+    "bucket_samples": ("bucket",),
+    "cost": ("size-aware",),
+    "oversize": ("size-aware", "plan"),
+    "largest_first": ("bucket", "size-aware", "plan"),
+    "shapes": ("plan",),
+    "spare_batches": ("plan",),
+    "bounds": ("stream",),
+    "pad_to": ("stream",),
+    "buffer_samples": ("stream",),
+    "max_wait": ("stream",),
+}
+"""Options that other kinds would not heed. The rest, sizes and budgets, every configuration has."""
+
+
+def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, longest: int, seed: int) -> BatchSampler:
+    """The sampler that a configuration asks for.
+
+    Args:
+        lengths: ``(N,)``, of the training samples.
+        batching: The configuration.
+        longest: What samples were cut at: all that is known of the lengths of a stream beforehand.
+        seed: What is drawn follows from it and the epoch.
+
+    Raises:
+        ConfigError: An option that the kind does not have, or one that does not fit the others.
+        DataError: A sample that is over the budget.
+    """
+    for option in fields(batching):
+        kinds, value = _ONLY_FOR.get(option.name), getattr(batching, option.name)
+        if kinds and batching.kind not in kinds and value != option.default:
+            raise ConfigError(
+                f"data.batching.{option.name}: found {value}, but kind {batching.kind} does not have it; "
+                f"it is for {' and '.join(kinds)}"
+            )
+    budget, most = batching.budget_tokens, batching.max_samples
+    match batching.kind:
+        case "fixed":
+            return FixedBatchSampler(lengths, batching.batch_size, seed=seed)
+        case "bucket":
+            sizes = torch.from_numpy(lengths)
+            return BucketBatchSampler(
+                sizes,
+                create_buckets(sizes, batching.bucket_width, batching.bucket_samples).bucket_boundaries,
+                TorchBatchSampler,
+                {"batch_size": batching.batch_size, "drop_last": False},
+                seed=seed,
+                largest_first=batching.largest_first,
+            )
+        case "size-aware":
+            return SizeAwareBatchSampler(
+                range(len(lengths)),
+                lengths,
+                budget,
+                cost=batching.cost,
+                oversize=batching.oversize,
+                shuffle=True,
+                seed=seed,
+                largest_first=batching.largest_first,
+            )
+        case "token-budget":
+            return TokenBudgetBatchSampler(lengths, budget, max_samples=most, seed=seed)
+        case "plan":
+            return PlannedBatchSampler(
+                lengths,
+                budget,
+                max_samples=most,
+                shapes=batching.shapes,
+                oversize=batching.oversize,
+                spare_batches=batching.spare_batches,
+                largest_first=batching.largest_first,
+                seed=seed,
+            )
+        case "stream":
+            seen = np.random.default_rng(seed).permutation(lengths)[:_BOUNDS_FROM]
+            bounds = length_bounds(np.append(seen, longest), batching.bounds)
+            return BinnedBatchSampler(
+                lengths,
+                bounds,
+                budget,
+                max_samples=most,
+                buffer_samples=batching.buffer_samples,
+                max_wait=batching.max_wait,
+                pad_to=batching.pad_to,
+                seed=seed,
+            )
