@@ -21,12 +21,14 @@ from pipeal.data import (
     create_buckets,
     length_bounds,
 )
-from pipeal.errors import ConfigError
+from pipeal.errors import ConfigError, DataError
 
 _BOUNDS_FROM = 5_000
 """How many lengths the bounds of a stream are made of: what one would look at before reading it."""
 
 _ONLY_FOR = {
+    "batch_size": ("fixed", "bucket"),
+    "max_samples": ("token-budget", "plan", "stream"),
     "bucket_width": ("bucket",),
     "bucket_samples": ("bucket",),
     "cost": ("size-aware",),
@@ -39,7 +41,7 @@ _ONLY_FOR = {
     "buffer_samples": ("stream",),
     "max_wait": ("stream",),
 }
-"""Options that other kinds would not heed. The rest, sizes and budgets, every configuration has."""
+"""Options that other kinds would not heed. The budget is none of these: the shipped configurations set it."""
 
 
 def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, longest: int, seed: int) -> BatchSampler:
@@ -53,14 +55,14 @@ def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, long
 
     Raises:
         ConfigError: An option that the kind does not have, or one that does not fit the others.
-        DataError: A sample that is over the budget.
+        DataError: A sample that is over the budget, or all of them where such are dropped.
     """
     for option in fields(batching):
         kinds, value = _ONLY_FOR.get(option.name), getattr(batching, option.name)
         if kinds and batching.kind not in kinds and value != option.default:
             raise ConfigError(
                 f"data.batching.{option.name}: found {value}, but kind {batching.kind} does not have it; "
-                f"it is for {' and '.join(kinds)}"
+                f"it is for {', '.join(kinds)}"
             )
     budget, most = batching.budget_tokens, batching.max_samples
     match batching.kind:
@@ -77,16 +79,21 @@ def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, long
                 largest_first=batching.largest_first,
             )
         case "size-aware":
-            return SizeAwareBatchSampler(
+            sampler = SizeAwareBatchSampler(
                 range(len(lengths)),
                 lengths,
                 budget,
+                warn_logger=_unsaid,
                 cost=batching.cost,
                 oversize=batching.oversize,
                 shuffle=True,
                 seed=seed,
                 largest_first=batching.largest_first,
             )
+            # It looks at the sizes in a pass: one here, since later a run would have left files.
+            if not len(sampler):
+                raise DataError(f"all {len(lengths)} samples are over the budget of {budget}; raise the budget")
+            return sampler
         case "token-budget":
             return TokenBudgetBatchSampler(lengths, budget, max_samples=most, seed=seed)
         case "plan":
@@ -101,6 +108,11 @@ def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, long
                 seed=seed,
             )
         case "stream":
+            if budget < longest:
+                raise ConfigError(
+                    f"data.batching.budget_tokens: found {budget}, but a text may have {longest} words, which is all "
+                    "that kind stream knows beforehand; raise the budget or cut the texts (data.max_len)"
+                )
             seen = np.random.default_rng(seed).permutation(lengths)[:_BOUNDS_FROM]
             bounds = length_bounds(np.append(seen, longest), batching.bounds)
             return BinnedBatchSampler(
@@ -113,3 +125,7 @@ def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, long
                 pad_to=batching.pad_to,
                 seed=seed,
             )
+
+
+def _unsaid(message: str) -> None:
+    """What is dropped is told once, by whoever reads the data, not in every pass."""

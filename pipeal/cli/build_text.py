@@ -148,6 +148,11 @@ def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExper
     else:
         pretrained, found = _pretrained(config.model, root, vocab, config.train.seed, say)
         facts["words_with_pretrained_vectors"] = found
+    if data.batching.oversize == "drop":
+        over = int((train.lengths > data.batching.budget_tokens).sum())
+        facts["dropped_samples"] = over
+        if over:
+            say(f"dropping {over:,} of {len(train):,} training samples, which are over the budget by themselves")
     thresholds = _thresholds(train.lengths, config.model.grouping)
     if thresholds:
         facts["grouped_at"] = " ".join(map(str, thresholds))
@@ -177,14 +182,18 @@ def _dims(model: TextModelConfig) -> TextDims:
 
 
 def _thresholds(lengths: npt.NDArray[np.int64], grouping: GroupingConfig) -> list[int]:
+    if not grouping.thresholds:
+        if grouping != GroupingConfig():
+            raise ConfigError("model.grouping: found layers or cost, but thresholds is 0, which groups nothing; set it")
+        return []
     power = 1 if grouping.cost == "length" else 2
     distinct = len(np.unique(lengths))
     if grouping.thresholds > distinct:
         raise ConfigError(
-            f"model.grouping.thresholds: found {grouping.thresholds}, but the training samples have {distinct} "
-            "different lengths; expected at most as many"
+            f"model.grouping.thresholds: found {grouping.thresholds}, but the lengths of the training samples "
+            f"are of {distinct} kinds; expected at most as many"
         )
-    return find_thresholds(lengths, lambda length: length**power, grouping.thresholds) if grouping.thresholds else []
+    return find_thresholds(lengths, lambda length: length**power, grouping.thresholds)
 
 
 def _in_order(corpus: Corpus) -> EpochBatches:

@@ -31,9 +31,11 @@ def group_layers(
         ConfigError: Thresholds that do not rise, or a layer that there is not.
     """
     places = list(_places(package))
-    for number in range(2, len(places) + 1) if layers is None else sorted(set(layers)):
+    chosen = range(2, len(places) + 1) if layers is None else sorted(set(layers))
+    for number in chosen:
         if not 1 <= number <= len(places):
             raise ConfigError(f"no layer {number} to group; wanted layers from 1 to {len(places)}")
+    for number in chosen:
         holder, name = places[number - 1]
         setattr(holder, name, Grouped(getattr(holder, name), thresholds, pad_index=pad_index if number == 1 else None))
     return package

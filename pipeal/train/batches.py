@@ -35,7 +35,9 @@ class Batches:
         """The share of padding in random batches of as many samples, each padded to its longest."""
         assert self.lengths is not None
         size = max(1, round(sum(n * times for (n, _), times in self.shapes.items()) / self.shapes.total()))
-        return padding_share(self.lengths, FixedBatchSampler(self.lengths, size))
+        # What is longer than every batch was over the budget and dropped: it would pad no batch of this run.
+        trained = self.lengths[self.lengths <= max(length for _, length in self.shapes)]
+        return padding_share(trained, FixedBatchSampler(trained, size))
 
     def summary(self) -> dict[str, object]:
         """Sizes and shapes, for ``summary.json``."""

@@ -16,10 +16,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
+from typing import get_args, get_type_hints
 
 from pipeal.cli.build_text import TextExperiment, text_experiment
 from pipeal.cli.choices import choose
-from pipeal.config import TextConfig, find_config, load_config
+from pipeal.config import BatchingConfig, TextConfig, find_config, load_config
 from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.train.environment import environment
@@ -28,10 +29,16 @@ from pipeal.train.recorders import EpochRow
 from pipeal.train.tables import print_table
 from pipeal.train.trainer import Course, Totals, accuracy, fit
 
+COUNTING = ("fixed", "bucket")
+"""The kinds that count samples."""
+
 
 def of_kind(experiment: TextExperiment, kind: str, batch_size: int) -> TextExperiment:
+    """The experiment with its batches joined in that way; ``batch_size`` is for those that count samples."""
     config = experiment.config
-    batching = replace(config.data.batching, kind=kind, batch_size=batch_size)  # type: ignore[arg-type]
+    batching = replace(config.data.batching, kind=kind)  # type: ignore[arg-type]
+    if kind in COUNTING:
+        batching = replace(batching, batch_size=batch_size)
     return replace(experiment, config=replace(config, data=replace(config.data, batching=batching)))
 
 
@@ -53,9 +60,11 @@ def train_in_turns(
                     engine.devices,
                     engine.schedule,
                     sizes=engine.sizes,
+                    queue_depth=engine.queue_depth,
                     seed=seed,
                     threads=engine.threads,
                     precision=chosen.train.precision,  # type: ignore[arg-type]
+                    compile=engine.compile,
                 )
             )
             test = experiments[kind].test_evaluation()
@@ -79,7 +88,8 @@ def main() -> None:
     parser.add_argument("dataset")
     parser.add_argument("model")
     parser.add_argument("--data-root", default="data")
-    parser.add_argument("--kinds", nargs="+", default=["plan", "fixed"])
+    kinds = get_args(get_type_hints(BatchingConfig)["kind"])
+    parser.add_argument("--kinds", nargs="+", default=["plan", "fixed"], choices=kinds)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="by default those of the configuration")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")

@@ -8,19 +8,26 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from pipeal.cli.build_batches import batch_sampler
 from pipeal.cli.options import device_names
 from pipeal.cli.text import command
-from pipeal.config import TextConfig, load_config
+from pipeal.config import BatchingConfig, TextConfig, load_config
 from pipeal.data import Grouped
-from pipeal.errors import PlacementError
+from pipeal.errors import ConfigError, DataError, PlacementError
+from pipeal.train.batches import Batches
 from tests.cli.running import run_command, told_one_line
 
 ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SMALL = (
     "--set=model.embedding_dim=12",
     "--set=model.n_heads=2",
@@ -159,6 +166,84 @@ def test_layers_run_grouped_where_the_configuration_says_so(
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
+OPTIONS = {
+    "batch_size": 9, "budget_tokens": 300, "max_samples": 5, "bucket_width": 3, "bucket_samples": 40, "cost": "sum",
+    "oversize": "single", "largest_first": True, "shapes": 3, "spare_batches": 4, "bounds": 3, "pad_to": "longest",
+    "buffer_samples": 20, "max_wait": 30,
+}  # fmt: skip
+
+
+def documented() -> dict[str, set[str]]:
+    """Kinds and their options, from the table in the README."""
+    rows = re.findall(r"^\| `([a-z-]+)`[^|]*\|[^|`]*\| ((?:`[a-z_]+`(?:, )?)+) \|$", README, flags=re.MULTILINE)
+    return {kind: set(re.findall(r"`(\w+)`", options)) for kind, options in rows}
+
+
+@pytest.mark.parametrize("kind", ["fixed", "bucket", "size-aware", "token-budget", "plan", "stream"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_each_option_of_a_kind_changes_its_batches_and_all_others_are_refused(kind: str, option: str) -> None:
+    """``batch_size`` under ``plan``, and ``max_samples`` under ``size-aware``, were taken and changed nothing."""
+    assert {field.name for field in fields(BatchingConfig)} == {"kind", *OPTIONS}
+    lengths = np.random.default_rng(0).integers(1, 60, 400)
+    own = documented()[kind]
+    usual = {"budget_tokens": 50 if option == "oversize" else 600, "buffer_samples": 100, "bounds": 12}
+    usual = {name: value for name, value in usual.items() if name in own}
+
+    def batches(**options: Any) -> list[tuple[list[int], int]] | str:
+        config = BatchingConfig(kind=kind, **{**usual, **options})
+        try:
+            sampler = batch_sampler(lengths, config, 60, seed=0)
+        except DataError:
+            return "over the budget"
+        padded = getattr(sampler, "padded_lengths", lengths)
+        return [(batch, int(padded[batch].max())) for batch in sampler]
+
+    if option in own:
+        assert batches() != batches(**{option: OPTIONS[option]})
+    elif option != "budget_tokens":
+        with pytest.raises(ConfigError, match=f"{option}: found .*, but kind {kind} does not have it"):
+            batches(**{option: OPTIONS[option]})
+
+
+def test_dropped_samples_pad_no_random_batch_that_a_run_is_compared_with() -> None:
+    """With one sample of 900 words dropped, the run of 3-word texts was said to have saved 97 % of padding."""
+    lengths = np.array([3] * 30 + [900])
+    assert Batches(Counter({(10, 3): 3}), lengths).padding_of_random == 0
+    assert Batches(Counter({(10, 3): 3, (1, 900): 1}), lengths).padding_of_random > 0.5
+
+
+@pytest.mark.parametrize("kind", ["plan", "size-aware"])
+def test_how_many_samples_are_dropped_is_told_and_kept(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    code, _, err = leaves(
+        capsys, "agnews", "lstm", "--epochs", "1", "--devices", "cpu", "--data-root", str(varied(tmp_path / "data")),
+        "--out", str(tmp_path), *SMALL, "--set=data.batching.budget_tokens=20",
+        f"--set=data.batching={{kind: {kind}, oversize: drop}}",
+    )  # fmt: skip
+    assert code == 0, err
+    data = json.loads((tmp_path / "agnews-lstm-al-001" / "summary.json").read_text())["data"]
+    assert 0 < data["dropped_samples"] < data["train_samples"]
+    assert f"dropping {data['dropped_samples']} of {data['train_samples']} training samples" in err
+    assert not [warning for warning in recwarn if "dropped" in str(warning.message)]
+
+
+def test_samples_that_are_all_dropped_are_told_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``size-aware`` packs while it is iterated: a run left files, trained on nothing, divided by no seconds."""
+    root = agnews(tmp_path / "data", count=5)
+    for kind in ("size-aware", "plan"):
+        told_one_line(
+            r"all \d+ samples are over the budget of 1",
+            *leaves(
+                capsys, "agnews", "lstm", "--devices", "cpu", "--data-root", str(root), "--out", str(tmp_path / "runs"),
+                f"--set=data.batching={{kind: {kind}, oversize: drop, budget_tokens: 1}}",
+            ),
+        )  # fmt: skip
+    assert not (tmp_path / "runs").exists()
+
+
 def test_texts_have_exits_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = leaves(
         capsys, "agnews", "lstm", "--epochs", "1", "--devices", "cpu*2", "--set=data.held_out=0.25",
@@ -199,8 +284,28 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
             r"data.batching.shapes: found 4, but kind fixed does not have it; it is for plan$",
         ),
         (
+            ["toynews", "lstm", "--set=data.batching.batch_size=64", "--devices=cpu"],
+            r"data.batching.batch_size: found 64, but kind plan does not have it; it is for fixed, bucket$",
+        ),
+        (
+            ["toynews", "lstm", "--set=data.batching={kind: size-aware, max_samples: 9}", "--devices=cpu"],
+            r"data.batching.max_samples: found 9, but kind size-aware does not have it",
+        ),
+        (
+            ["toynews", "lstm", "--set=data.batching={kind: size-aware, budget_tokens: 20}", "--devices=cpu"],
+            r"sample \d+ has size \d+, more than the limit of 20",
+        ),
+        (
+            ["toynews", "lstm", "--set=data.batching={kind: stream, budget_tokens: 100}", "--devices=cpu"],
+            r"budget_tokens: found 100, but a text may have 128 words.* raise the budget or cut the texts",
+        ),
+        (
             ["toynews", "lstm", "--set=model.grouping.thresholds=900"],
             r"thresholds: found 900, but .* lengths",
+        ),
+        (
+            ["toynews", "lstm", "--set=model.grouping.layers=[2]"],
+            r"model.grouping: found layers or cost, but thresholds",
         ),
         (
             ["toynews", "lstm", "--set=model.grouping={thresholds: 2, layers: [5]}", "--devices=cpu"],

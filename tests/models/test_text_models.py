@@ -313,4 +313,5 @@ def test_grouped_layers_have_the_gradients_and_answers_of_plain_ones(name, form,
 def test_a_layer_that_there_is_not_cannot_be_grouped():
     package = build_text("lstm", vocab_size=9, classes=2, dims=TextDims(4, 4, 4, heads=1, blocks=1))
     with pytest.raises(ConfigError, match="no layer 3 to group; wanted layers from 1 to 2"):
-        group_layers(package, [2], [3])
+        group_layers(package, [2], [2, 3])
+    assert not any(isinstance(module, Grouped) for module in package.modules()), "a refused package stays as it was"
