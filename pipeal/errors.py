@@ -30,6 +30,63 @@ class StallError(PipealError, RuntimeError):
     """No stage made progress for too long; the message names the stage and prints its stack."""
 
 
+class NonFiniteError(PipealError, ArithmeticError):
+    """A layer's loss is not finite, or its weights are not.
+
+    Args:
+        message: What was found, and what to do.
+        layer: The layer's number.
+        batch: The batch's number.
+        losses: The layer's losses on it.
+    """
+
+    def __init__(self, message: str, layer: int, batch: int, losses: tuple[float, ...]) -> None:
+        super().__init__(message, layer, batch, losses)
+        self.layer = layer
+        self.batch = batch
+        self.losses = losses
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class OutOfMemoryError(PipealError, MemoryError):
+    """A stage's memory does not suffice for a batch; what the device said is the cause (``__cause__``).
+
+    Args:
+        message: Where it happened, for what input, and what to lower.
+        stage: The stage's number.
+        layer: The layer's number; None where the batch did not even arrive.
+        batch: The batch's number.
+    """
+
+    def __init__(self, message: str, stage: int, layer: int | None, batch: int) -> None:
+        super().__init__(message, stage, layer, batch)
+        self.stage = stage
+        self.layer = layer
+        self.batch = batch
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class SaveError(PipealError, OSError):
+    """Something a run leaves could not be written; the run itself came to its end."""
+
+
+class Interrupted(PipealError):  # noqa: N818  not a mistake: someone asked for it
+    """A run was asked to end, and did, at a place from which it can go on.
+
+    Args:
+        message: Where, and how it goes on.
+        code: The exit code of a command: 128 and the number of the signal.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:
     """Words the one line for a name nobody knows, with the nearest known one first.
 

@@ -64,7 +64,6 @@ from pipeal.data.peaks import (
     collect_cuda_peak_alloc,
     collect_peaks,
     device_memory,
-    is_out_of_memory,
     meter_for,
 )
 from pipeal.data.plan import PlannedBatchSampler
@@ -83,6 +82,7 @@ from pipeal.data.sources import SOURCES, Source, unpack_imdb, unpack_members
 from pipeal.data.stream import BinnedBatchIterator, StreamBatch
 from pipeal.data.text import TextDataset, TextSplit, canonical_text_name, load_text
 from pipeal.data.vocab import Vocab
+from pipeal.outofmemory import is_out_of_memory
 
 __all__ = [
     "FEATURES",

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +110,14 @@ class Corpus:
     def lengths(self) -> npt.NDArray[np.int64]:
         """``(N,)`` int64: the words of each sample, at least 1."""
         return np.diff(self.offsets)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells corpora apart: a check sum of all tokens, lengths and labels."""
+        check = 0
+        for part in (self.tokens, self.offsets, self.labels):
+            check = crc32(np.ascontiguousarray(part).view(np.uint8).data, check)
+        return f"{check:08x}"
 
     def subset(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> Corpus:
         """A corpus of some of the samples, in the order given."""

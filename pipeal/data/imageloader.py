@@ -81,17 +81,19 @@ class ImageBatches:
         self._sampler = FixedBatchSampler(np.ones(len(split), np.int64), batch_size, shuffle, seed)
         self._maker = _Maker(split, augment)
         self._crew: _Crew | None = None
+        self._first = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iterator is for."""
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Chooses the epoch that the next iterators are for, and the batch they begin with, counted from 0."""
         self._sampler.set_epoch(epoch)
+        self._first = first
 
     def __len__(self) -> int:
         """The number of batches in the chosen epoch."""
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, orders = self._sampler.epoch, list(self._sampler)
+        epoch, orders = self._sampler.epoch, list(self._sampler)[self._first :]
         if self.workers:
             return self._by_workers([(epoch, indices) for indices in orders])
         return self._by_caller(epoch, orders)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,15 @@ class ImageSplit:
     def size(self) -> int:
         """The side of the square images, in pixels."""
         return self.pixels.shape[1]
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells splits apart: a check sum of the labels, of which stored images, and of a few of these."""
+        check = crc32(np.ascontiguousarray(self.labels).view(np.uint8).data)
+        if self.rows is not None:
+            check = crc32(np.ascontiguousarray(self.rows).view(np.uint8).data, check)
+        few = np.linspace(0, len(self) - 1, min(64, len(self))).astype(np.int64)
+        return f"{crc32(self.images(few).tobytes(), check):08x}"
 
     def images(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """A copy of the images of those samples, ``(B, S, S, 3)``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -68,10 +69,12 @@ class BatchLoader:
         self.sampler = sampler
         self.padded_lengths: npt.NDArray[np.int64] = getattr(sampler, "padded_lengths", corpus.lengths)
         self.pin_memory = pin_memory and torch.cuda.is_available()
+        self._first = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iterator is for."""
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Chooses the epoch that the next iterators are for, and the batch they begin with, counted from 0."""
         self.sampler.set_epoch(epoch)
+        self._first = first
 
     def __len__(self) -> int:
         """The number of batches in the chosen epoch."""
@@ -81,7 +84,7 @@ class BatchLoader:
         """Nothing runs that would have to end; other loaders have workers."""
 
     def __iter__(self) -> Iterator[Batch]:
-        for indices in self.sampler:
+        for indices in islice(self.sampler, self._first, None):
             x, y = self.corpus.batch(indices, int(self.padded_lengths[indices].max()))
             if self.pin_memory:
                 x, y = x.pin_memory(), y.pin_memory()

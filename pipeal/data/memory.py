@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeal.data.peaks import PeakMeter, collect_peaks, device_memory, is_out_of_memory, meter_for
+from pipeal.data.peaks import PeakMeter, collect_peaks, device_memory, meter_for
 from pipeal.errors import ConfigError, DataError
+from pipeal.outofmemory import is_out_of_memory
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 

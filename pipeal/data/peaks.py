@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from pipeal.errors import ConfigError
+from pipeal.outofmemory import is_out_of_memory
 
 _Data = TypeVar("_Data")
 _Feature = TypeVar("_Feature")
@@ -178,22 +179,6 @@ def collect_peaks(
             features.append(found[0])
             peaks.append(peak)
     return features, peaks
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: Python's, PyTorch's on any device, cuBLAS's and its like.
-
-    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes do not match"))
-    (True, False)
-    """
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in said for words in _OUT_OF_MEMORY)
-
-
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
-"""As PyTorch words it on the CPU (a plain RuntimeError), and libraries beneath it."""
 
 
 def device_memory(device: torch.device | str) -> int:

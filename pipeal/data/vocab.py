@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,11 @@ class Vocab:
         self.indices: Mapping[str, int] = MappingProxyType(indices)
         self.pad_index = indices[pad]
         self.unk_index = indices[unk]
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells vocabularies apart: a check sum of the words in their order."""
+        return f"{crc32(chr(0).join(self.words).encode()):08x}"
 
     @classmethod
     def build(

@@ -2,6 +2,8 @@
 
 from pipeal.engine.device import open_device, parse_device
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
+from pipeal.engine.fence import Fence, LayerState
+from pipeal.engine.layer_state import layer_state, load_layer_state
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance
 from pipeal.engine.report import RunReport
@@ -14,6 +16,8 @@ __all__ = [
     "Action",
     "EarlyExits",
     "ExitPolicy",
+    "Fence",
+    "LayerState",
     "Pipeline",
     "RunReport",
     "Schedule",
@@ -21,6 +25,8 @@ __all__ = [
     "Task",
     "Window",
     "balance",
+    "layer_state",
+    "load_layer_state",
     "open_device",
     "parse_device",
     "schedule_named",

@@ -16,16 +16,19 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 
 import torch
 
+from pipeal.engine.blame import add_note
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.gate import GATE, Abandoned
 from pipeal.engine.inference import Arrived, Trip, Visit, make
-from pipeal.engine.stage import Stage, add_note
-from pipeal.engine.worker import TICK_S, Stopped, stall_report, wait_for_end
+from pipeal.engine.stage import Stage
+from pipeal.engine.stall import stall_report, wait_for_end
+from pipeal.engine.worker import TICK_S, Stopped
 from pipeal.errors import StallError
 
 
@@ -36,13 +39,17 @@ class Crew:
         stages: The stages that the trips lead to.
         threads: Intra-op threads of each thread on a CPU.
         stall_timeout_s: How long all may stand still while the caller waits for them.
+        dump_folder: Where the watchdog then leaves a file; None for none.
 
     Attributes:
         stopped: Set once the threads are to end; also ends a visit's wait for the compiler.
     """
 
-    def __init__(self, stages: Sequence[Stage], *, threads: int, stall_timeout_s: float) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], *, threads: int, stall_timeout_s: float, dump_folder: Path | None = None
+    ) -> None:
         self.stall_timeout_s = stall_timeout_s
+        self.dump_folder = dump_folder
         self.stopped = threading.Event()
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
@@ -122,7 +129,7 @@ class Crew:
                     waiting_since = perf_counter()
                 still = perf_counter() - max(self._changed_at, waiting_since)
                 if still > self.stall_timeout_s and number not in self._arrived:
-                    raise stall_report(self._drivers.values(), self.stall_timeout_s)
+                    raise stall_report(self._drivers.values(), self.stall_timeout_s, self.dump_folder, ["predicting"])
             return self._arrived.pop(number)
 
     def _put(self, number: int, trip: Trip, visit: Visit) -> None:

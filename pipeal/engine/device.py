@@ -13,6 +13,7 @@ CUDA rules kept here (see also the CUDA semantics notes of PyTorch):
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -43,7 +44,13 @@ _NOTHING = nullcontext()
 
 
 class Device:
-    """A CPU: everything is ready as soon as it is returned."""
+    """A CPU: everything is ready as soon as it is returned.
+
+    Attributes:
+        lags: Whether work has yet to be done when the host has given it.
+    """
+
+    lags = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -55,6 +62,14 @@ class Device:
     def mark_ready(self, tree: Tree) -> Ready:  # noqa: ARG002
         """A mark after the work given so far, for the reader of ``tree``."""
         return None
+
+    def mark(self) -> Ready:
+        """A mark after the work given so far."""
+        return None
+
+    def snapshot(self, tensor: Tensor) -> Tensor:
+        """A copy on the CPU of a tensor, as the work given so far leaves it; there once a later mark has passed."""
+        return tensor.detach().to("cpu", copy=True)
 
     def receive(self, tree: Tree, ready: Ready) -> Tree:
         """Brings what another stage (or a loader) produced to this device, ready to be used here."""
@@ -86,12 +101,24 @@ class Device:
     def synchronize(self) -> None:
         """Waits until all work given to this device has ended."""
 
+    def free_bytes(self) -> int | None:
+        """The memory that nobody uses; None where the system does not say."""
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, OSError, ValueError):
+            return None
+
+    def give_memory_back(self) -> None:
+        """Gives what the allocator keeps for later back to the device."""
+
     def __str__(self) -> str:
         return str(self.device)
 
 
 class CudaDevice(Device):
     """One stage's share of a GPU. Several may live on one GPU."""
+
+    lags = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -112,11 +139,25 @@ class CudaDevice(Device):
 
     def mark_ready(self, tree: Tree) -> Ready:
         """Records an event on the compute stream."""
-        if not any(tensor.is_cuda for tensor in tensors(tree)):
-            return None
+        return self.mark() if any(tensor.is_cuda for tensor in tensors(tree)) else None
+
+    def mark(self) -> Ready:
+        """Records an event on the compute stream."""
         event = torch.cuda.Event()
         event.record(self.compute)
         return event
+
+    def snapshot(self, tensor: Tensor) -> Tensor:
+        """Copies to pinned memory on the compute stream, so before any later update; the host waits for nothing."""
+        if not tensor.is_cuda or tensor.layout is not torch.strided:
+            return super().snapshot(tensor)
+        source = tensor.detach()
+        copy = torch.empty_like(source, device="cpu", pin_memory=True)
+        if copy.stride() != source.stride():
+            # One with gaps would be copied by way of memory that is not pinned, before it has arrived there.
+            source = source.contiguous()
+            copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+        return copy.copy_(source, non_blocking=True)
 
     def receive(self, tree: Tree, ready: Ready) -> Tree:
         """Copies on the copy stream and lets the compute stream wait for it; the host waits for nothing."""
@@ -210,6 +251,16 @@ class CudaDevice(Device):
         """Waits for both streams, in steps that Ctrl-C can end."""
         while not (self.copy.query() and self.compute.query()):
             time.sleep(_POLL_S)
+
+    def free_bytes(self) -> int | None:
+        """As the driver has it."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def give_memory_back(self) -> None:
+        """Waits for both streams: what they still use cannot be given back."""
+        self.synchronize()
+        with torch.cuda.device(self.device):
+            torch.cuda.empty_cache()
 
 
 def ready_now(tree: Tree) -> Ready:

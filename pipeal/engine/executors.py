@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
 import torch
 
+from pipeal.engine.fence import Fence
 from pipeal.engine.gate import GATE
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.worker import TICK_S, Ledger, Link, Stopped, Worker, stall_report, wait_for_end
+from pipeal.engine.stall import stall_report, wait_for_end
+from pipeal.engine.worker import TICK_S, Ledger, Link, Stopped, Worker
 
 STOP_S = 2.0
 """How long a stop waits for the workers' current actions."""
@@ -25,8 +28,12 @@ class Executor(Protocol):
         """Gives the next parcel to the first stage; waits while there is no space."""
         ...
 
+    def fence(self, fence: Fence) -> None:
+        """Sends a fence after what was submitted, as :meth:`submit` does a parcel."""
+        ...
+
     def drain(self) -> None:
-        """Waits until everything submitted has been updated on."""
+        """Waits until everything submitted has been updated on, and every stage has done with every fence."""
         ...
 
     def stop(self) -> None:
@@ -56,6 +63,16 @@ class InlineExecutor:
             self._failure = error
             raise
 
+    def fence(self, fence: Fence) -> None:
+        """Takes the states at once."""
+        self.drain()
+        try:
+            for stage in self.stages:
+                stage.save(fence, _nothing)
+        except BaseException as error:
+            fence.give_up(error)
+            raise
+
     def drain(self) -> None:
         """Nothing is ever left to do."""
         if self._failure is not None:
@@ -75,6 +92,7 @@ class ThreadedExecutor:
         queue_depth: How many parcels may wait before each stage.
         threads: Intra-op threads of each worker on a CPU; None leaves PyTorch's setting.
         stall_timeout_s: How long the pipeline may stand still while the caller waits for it.
+        dump_folder: Where the watchdog then leaves a file; None for none.
     """
 
     def __init__(
@@ -85,9 +103,12 @@ class ThreadedExecutor:
         queue_depth: int,
         threads: int | None,
         stall_timeout_s: float,
+        dump_folder: Path | None = None,
     ) -> None:
+        self.schedule = schedule
         self.stall_timeout_s = stall_timeout_s
-        self._submitted = 0
+        self.dump_folder = dump_folder
+        self._submitted = self._fences = 0
         links = [Link(queue_depth) for _ in stages]
         self.ledger = Ledger(len(stages), links)
         self._inlet = links[0]
@@ -114,8 +135,16 @@ class ThreadedExecutor:
         self._wait(lambda: self._inlet.put(parcel, TICK_S))
         self._submitted = parcel.sequence + 1
 
+    def fence(self, fence: Fence) -> None:
+        """Puts the fence into the first link; raises as :meth:`submit`."""
+        self.ledger.expect(fence)
+        self._wait(lambda: self._inlet.put(fence, TICK_S))
+        self._fences += 1
+
     def drain(self) -> None:
-        """Waits for the last update of every stage; raises as :meth:`submit`."""
+        """Waits for the last update of every stage, and the last fence; raises as :meth:`submit`."""
+        if self._fences:
+            self._wait(lambda: self.ledger.wait_for_fences(self._fences, TICK_S))
         if self._submitted:
             last = tuple(Task(self._submitted - 1, worker.stage.number, Action.UPDATE) for worker in self.workers)
             self._wait(lambda: self.ledger.wait(last, TICK_S))
@@ -141,10 +170,15 @@ class ThreadedExecutor:
                     waiting_since = perf_counter()  # a compilation may take minutes, and others wait for it
                 still = perf_counter() - max(self.ledger.changed_at, waiting_since)
                 if still > self.stall_timeout_s:
-                    raise stall_report(self.workers, self.stall_timeout_s)
+                    state = f"schedule {self.schedule.name}; {self._submitted} batches submitted", self.ledger
+                    raise stall_report(self.workers, self.stall_timeout_s, self.dump_folder, state)
             return
         assert self.ledger.failure is not None  # else nobody would have stopped us
         raise self.ledger.failure
+
+
+def _nothing() -> None:
+    """Nobody watches who works in the caller's own thread."""
 
 
 class Attempt(Protocol):

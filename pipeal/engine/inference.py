@@ -23,9 +23,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from pipeal.engine.blame import add_note
 from pipeal.engine.device import Ready
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy, decide
-from pipeal.engine.stage import Stage, add_note
+from pipeal.engine.stage import Stage
 from pipeal.errors import ConfigError
 from pipeal.packet import Path, TrainableLayer, Tree, batch_size, describe, map_tensors, shapes_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeAlias, overload
@@ -10,16 +11,19 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
+from pipeal.engine.blame import ON_OOM, OnOom, add_note
 from pipeal.engine.compiling import Compile, check_compile
 from pipeal.engine.device import Precision, open_device, ready_now
 from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
+from pipeal.engine.fence import Fence
+from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite, raise_first
 from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.sharing import refuse_shared
-from pipeal.engine.stage import Parcel, Stage, add_note
+from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.threads import threads_each
 from pipeal.engine.trace import Span, Window
 from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
@@ -59,6 +63,13 @@ class Pipeline:
             once for all sizes, ``none`` not at all. What cannot be compiled runs as it is, under a
             :class:`~pipeal.engine.compiling.CompileWarning`. It is a numeric setting: fused operators round
             differently. While one stage compiles, the others wait.
+        on_non_finite: What happens on a loss that is not finite: ``raise`` ends the run, on a GPU some batches late,
+            but not after a fence or a drain; ``skip`` leaves out that layer's update on that batch, as if it had not
+            been; ``ignore`` goes on. See :mod:`pipeal.engine.finite`.
+        on_oom: What happens on a batch that does not fit into a stage's memory: ``raise`` ends the run; ``split`` has
+            the layer learn from it in parts, which gives the update of the whole batch up to rounding where losses are
+            means over the samples. See :mod:`pipeal.engine.rescue`.
+        dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Raises:
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
@@ -80,6 +91,9 @@ class Pipeline:
         stall_timeout_s: float = 300.0,
         trace: Window | None = None,
         compile: Compile = "none",
+        on_non_finite: OnNonFinite = "raise",
+        on_oom: OnOom = "raise",
+        dump_folder: str | Path | None = None,
     ) -> None:
         self.model = model
         self.schedule = schedule_named(schedule)
@@ -87,6 +101,10 @@ class Pipeline:
         refuse_shared(layers)
         if precision not in ("fp32", "bf16"):
             raise ConfigError(unknown_name("precision", str(precision), ("fp32", "bf16")))
+        if on_non_finite not in ON_NON_FINITE:
+            raise ConfigError(unknown_name("on_non_finite", str(on_non_finite), ON_NON_FINITE))
+        if on_oom not in ON_OOM:
+            raise ConfigError(unknown_name("on_oom", str(on_oom), ON_OOM))
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         if queue_depth < 1:
@@ -112,12 +130,15 @@ class Pipeline:
                 precision=precision,
                 window=trace or Window(0, 0),
                 compile=compile,
+                on_non_finite=on_non_finite,
+                on_oom=on_oom,
             )
             for number, (handle, start, size) in enumerate(zip(handles, starts, self.sizes, strict=True))
         ]
         self.queue_depth = queue_depth
         self.threads = threads_each(devices, self.schedule) if threads is None else threads
         self.stall_timeout_s = stall_timeout_s
+        self.dump_folder = None if dump_folder is None else Path(dump_folder)
         self.next_batch = first_batch
         self._sequence = 0
         self._executor: Executor | None = None
@@ -128,6 +149,7 @@ class Pipeline:
             queue_depth=queue_depth,
             stall_timeout_s=stall_timeout_s,
             rest=self._rest,
+            dump_folder=self.dump_folder,
         )
         self._begin: float | None = None
         self._batches = 0
@@ -153,6 +175,7 @@ class Pipeline:
                 queue_depth=self.queue_depth,
                 threads=self.threads,
                 stall_timeout_s=self.stall_timeout_s,
+                dump_folder=self.dump_folder,
             )
         return self
 
@@ -201,6 +224,24 @@ class Pipeline:
         self._batches += 1
         self._samples += batch_size(x)
 
+    def fence(self) -> Fence:
+        """Asks every stage for what its layers have learnt from the batches submitted so far, and from no later one.
+
+        The fence travels with the batches, and each stage copies as it comes by; a serial schedule copies at once.
+        Waits while the first stage has ``queue_depth`` packets waiting. Call it on the thread that submits, such as in
+        the ``on_batch`` of :meth:`run`, and :meth:`Fence.wait <pipeal.engine.fence.Fence.wait>` on another, or later.
+
+        Raises:
+            Exception: As :meth:`submit`.
+        """
+        executor = self._open()
+        if self._begin is None:
+            for stage in self.stages:
+                stage.device.follow_caller()
+        fence = Fence(self.next_batch, sum(self.sizes))
+        executor.fence(fence)
+        return fence
+
     def drain(self) -> RunReport:
         """Waits until every batch submitted has been learnt from, and reports on them; raises as :meth:`submit`."""
         self._open().drain()
@@ -212,6 +253,7 @@ class Pipeline:
             seconds,
             self._take_losses(),
             [stage.clock.take_times() for stage in self.stages],
+            [count for stage in self.stages for count in stage.take_splits().values()],
         )
         self._begin, self._batches, self._samples = None, 0, 0
         return report
@@ -307,6 +349,7 @@ class Pipeline:
     def _synchronize(self) -> None:
         for stage in self.stages:
             stage.device.synchronize()
+        raise_first(stage.finite.settle() for stage in self.stages)
 
     def _take_losses(self) -> list[Tensor]:
         by_layer: dict[int, Tensor] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ class Predictor:
         queue_depth: How many batches per stage may be under way.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
         rest: Called before a prediction begins; ends what the stages are at.
+        dump_folder: Where the watchdog leaves a file when nothing moves; None for none.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class Predictor:
         queue_depth: int,
         stall_timeout_s: float,
         rest: Callable[[], None],
+        dump_folder: Path | None = None,
     ) -> None:
         self.stages = stages
         self.serial = serial
         self.threads = threads
         self.queue_depth = queue_depth
         self.stall_timeout_s = stall_timeout_s
+        self.dump_folder = dump_folder
         self._rest = rest
         self._under_way = False
 
@@ -106,11 +110,14 @@ class Predictor:
                             arrived = drive(trip)
                         yield take_over(*arrived)
                 else:
-                    with Crew(way, threads=self.threads, stall_timeout_s=self.stall_timeout_s) as crew:
+                    with self._crew(way) as crew:
                         for arrived in crew.drive(trips(crew.stopped), self.queue_depth * len(way)):
                             yield take_over(*arrived)
         finally:
             self._under_way = False
+
+    def _crew(self, way: Sequence[Stage]) -> Crew:
+        return Crew(way, threads=self.threads, stall_timeout_s=self.stall_timeout_s, dump_folder=self.dump_folder)
 
     def _begin(self, depth: int) -> list[Stage]:
         """The stages on the way to an exit, which from now on see what the caller has given to its own streams."""

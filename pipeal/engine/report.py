@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ class RunReport:
         losses: For each layer, ``(batches, losses)`` float32 on the CPU: for an AL layer the associated loss and
             the autoencoder loss. A layer that reports none has no row.
         stages: For each stage, how it spent the time.
+        splits: For each layer of the model, how many batches did not fit into memory and were learnt from in parts.
     """
 
     batches: int
@@ -27,6 +28,12 @@ class RunReport:
     seconds: float
     losses: list[Tensor]
     stages: list[StageTimes]
+    splits: list[int] = field(default_factory=list)
+
+    @property
+    def non_finite(self) -> list[int]:
+        """For each row of ``losses``, on how many batches one was not finite: with ``skip``, those left out."""
+        return [int((~layer.isfinite()).any(dim=1).sum()) for layer in self.losses]
 
     @property
     def busy_share(self) -> list[float]:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from pipeal.engine.blame import OnOom, add_note, does_not_fit
 from pipeal.engine.compiling import Compile, CompiledLayer
 from pipeal.engine.device import Device, Precision, Ready
+from pipeal.engine.fence import Fence, LayerState
+from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of, raise_first
+from pipeal.engine.forward import Passed, go_forward
+from pipeal.engine.gate import Abandoned
+from pipeal.engine.layer_state import layer_state
+from pipeal.engine.losses import LossLog
+from pipeal.engine.rescue import LearnPart, Rescue
 from pipeal.engine.schedule import Action
+from pipeal.engine.settings import autocast, settings
 from pipeal.engine.trace import StageClock, Window
-from pipeal.errors import ScheduleError
-from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, describe, module_of, shapes_of, tensors
+from pipeal.errors import NonFiniteError, OutOfMemoryError, PipealError
+from pipeal.outofmemory import is_out_of_memory
+from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, describe, module_of, shapes_of
 from pipeal.random import keyed, may_draw, updates_may_draw
 
 
@@ -36,38 +45,6 @@ class Parcel:
     ready: Ready = None
 
 
-class LossLog:
-    """The local losses of a stage's layers, batch by batch, on their device until the caller takes them.
-
-    Written by the stage's thread, taken while it rests. Kept as one block per thousand batches: a scalar of its own
-    takes a GPU's allocator 512 bytes.
-    """
-
-    def __init__(self) -> None:
-        self._single: dict[int, list[list[Tensor]]] = {}
-        self._blocks: dict[int, list[Tensor]] = {}
-
-    def add(self, layer: int, losses: list[Tensor]) -> None:
-        """Keeps one batch's losses of one layer."""
-        single = self._single.setdefault(layer, [])
-        single.append(losses)
-        if len(single) == 1000:
-            self._join(layer)
-
-    def take(self) -> dict[int, Tensor]:
-        """By layer, ``(batches, losses)`` float32 on the CPU; forgets them."""
-        for layer in list(self._single):
-            self._join(layer)
-        taken = {layer: torch.cat(blocks).cpu() for layer, blocks in self._blocks.items()}
-        self._single, self._blocks = {}, {}
-        return taken
-
-    def _join(self, layer: int) -> None:
-        rows = self._single.pop(layer)
-        block = torch.stack([loss.float() for row in rows for loss in row]).view(len(rows), -1)
-        self._blocks.setdefault(layer, []).append(block)
-
-
 class Stage:
     """Runs the layers of one stage. Knows nothing of threads or of other stages.
 
@@ -79,6 +56,8 @@ class Stage:
         precision: ``bf16`` runs forwards under autocast.
         window: The batches whose spans are kept.
         compile: Whether, and for which shapes, forwards and inferences are compiled.
+        on_non_finite: What happens on a loss that is not finite.
+        on_oom: What happens on a batch that does not fit into memory.
     """
 
     def __init__(
@@ -91,6 +70,8 @@ class Stage:
         precision: Precision,
         window: Window,
         compile: Compile = "none",
+        on_non_finite: OnNonFinite = "raise",
+        on_oom: OnOom = "raise",
     ) -> None:
         self.number = number
         self.layers = list(layers)
@@ -99,6 +80,9 @@ class Stage:
         self.precision = precision
         self.clock = StageClock(device, number, window)
         self.losses = LossLog()
+        self.finite = FiniteWatch(device, on_non_finite)
+        self.on_oom = on_oom
+        self._rescues: dict[int, Rescue] = {}
         self._in_hand: Parcel | None = None
         self._had: dict[int, Shapes] = {}
         self._draws: dict[int, dict[Action, bool]] = {}
@@ -113,6 +97,8 @@ class Stage:
                 Action.BACKWARD: draws,
                 Action.UPDATE: updates_may_draw(module),
             }
+            if on_non_finite == "skip" or on_oom == "split":
+                self._rescues[index] = Rescue(index, layer, device, self.finite, splits=on_oom == "split")
             if compile != "none":
                 name = f"layer {index} ({type(layer).__name__})"
                 self._compiled[index] = CompiledLayer(layer, name, compile, draws=draws)
@@ -121,8 +107,15 @@ class Stage:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
         self._in_hand = None
         self._abandoned.clear()
+        self.finite.forget()
+        for rescue in self._rescues.values():
+            rescue.forget()
         self.losses.take()
         self.clock.forget()
+
+    def take_splits(self) -> dict[int, int]:
+        """By layer, how many batches were learnt from in parts; forgets them."""
+        return {index: self._rescues[index].take_splits() if self._rescues else 0 for index, _ in self.layers}
 
     def abandon(self) -> None:
         """Ends a wait for the compiler: the pipeline is about to stop."""
@@ -137,15 +130,55 @@ class Stage:
         assert held is not None  # the executors keep the order F, B, U
         with self.device.active(), self._settings(action):
             for index, layer in self.layers:
-                with self._admitted(action, index):
+                update = partial(_update, layer, held.packet.lr_scale)
+                whole = partial(self._act, action, index, held, layer.backward if action is Action.BACKWARD else update)
+                rescue = self._rescues.get(index)
+                if rescue is None:
+                    whole()
+                    continue
+                with self._blaming(action, index, held.packet.batch):
                     if action is Action.BACKWARD:
-                        self._act(action, index, layer, held, layer.backward)
+                        rescue.backward(whole, self._part(action, index, layer, held))
                     else:
-                        self._act(action, index, layer, held, partial(_update, layer, held.packet.lr_scale))
+                        rescue.update(whole)
         if action is Action.UPDATE:
             self._in_hand = None
             self.device.end_batch()
         return None
+
+    def save(self, fence: Fence, moved: Callable[[], None]) -> None:
+        """Copies what the layers have learnt into a fence, between two batches; ``moved`` is called after each layer.
+
+        What goes wrong is told to whoever waits for the fence; training goes on.
+        """
+        raise_first([self.finite.settle()])
+        for index, layer in self.layers:
+            sources: list[Tensor] = []
+
+            def snapshot(tensor: Tensor, sources: list[Tensor] = sources) -> Tensor:
+                sources.append(tensor)
+                return self.device.snapshot(tensor)
+
+            try:
+                # A worker's turn like an update's: nobody compiles meanwhile.
+                with self._admitted(Action.UPDATE, index), self.device.active():
+                    begin = self.device.stamp()
+                    state = layer_state(layer, snapshot)
+                    losses = self.losses.so_far(index)
+                    found = LayerState(state, None if losses is None else snapshot(losses))
+                    fence.add(index, found, self.device.mark(), sources)
+                    self.clock.add_saving(begin)
+            except Abandoned:
+                raise
+            except Exception as error:  # noqa: BLE001  handed on, whatever a user's module raises
+                add_note(
+                    error,
+                    f"in the {fence}, of stage {self.number}, layer {index} ({type(layer).__name__}), "
+                    f"device {self.device}",
+                )
+                fence.give_up(error)
+                return
+            moved()
 
     def _forward(self, parcel: Parcel) -> Parcel:
         number, scale = parcel.packet.batch, parcel.packet.lr_scale
@@ -157,31 +190,43 @@ class Stage:
             try:
                 x, y = self.device.receive((parcel.packet.x, parcel.packet.y), parcel.ready)
             except BaseException as error:
-                had = describe(shapes_of((parcel.packet.x, parcel.packet.y)))
-                add_note(
-                    error, f"in the forward of stage {self.number}, batch {number}, device {self.device}; input {had}"
-                )
+                self._explain(error, Action.FORWARD, None, number, shapes_of((parcel.packet.x, parcel.packet.y)))
                 raise
             for index, layer in self.layers:
                 self._had[index] = shapes_of((x, y))
-                with self._admitted(Action.FORWARD, index, (x, y)):
-                    x, y = self._act(Action.FORWARD, index, layer, parcel, partial(self._climb, index, layer, x, y))
+                x, y = self._climb(index, layer, parcel, x, y)
             return Parcel(parcel.sequence, Packet(number, x, y, scale), self.device.mark_ready((x, y)))
 
-    def _climb(self, index: int, layer: TrainableLayer, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+    def _climb(self, index: int, layer: TrainableLayer, parcel: Parcel, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """One layer's forward, and what it leaves behind."""
-        versions = _versions((x, y))
-        onward = layer(x, y)
-        losses = layer.loss()
-        if _versions((x, y)) != versions:
-            raise ScheduleError(
-                "the forward changed its input in place, which the layer before still needs for its backward; "
-                "use operators that do not (such as inplace=False) on what a layer receives"
-            )
-        if losses is not None:
-            # A user's own loss() may hold a graph, or be numbers already.
-            self.losses.add(index, [torch.as_tensor(loss).detach() for loss in losses])
-        return onward
+        whole = partial(self._act, Action.FORWARD, index, parcel, partial(go_forward, layer, x, y), (x, y))
+        rescue = self._rescues.get(index)
+        passed: Passed
+        with self._blaming(Action.FORWARD, index, parcel.packet.batch):
+            if rescue is None:
+                passed = whole()
+            else:
+                passed = rescue.forward(x, y, whole, self._part(Action.FORWARD, index, layer, parcel))
+            if passed.losses is not None:
+                self.losses.add(index, passed.losses)
+                cause = partial(cause_of, x, y, module_of(layer))
+                self.finite.look(index, parcel.packet.batch, passed.losses, cause)
+        return passed.onward
+
+    def _part(self, action: Action, index: int, layer: TrainableLayer, parcel: Parcel) -> LearnPart:
+        """What goes, within an action, forward and backward with some samples of a batch, under keys of their own."""
+
+        def learn(x: Tree, y: Tree, rows: range) -> Passed:
+            batch, begin = parcel.packet.batch, self.device.stamp()
+            with self._settings(Action.FORWARD), self._admitted(Action.FORWARD, index, (x, y)):
+                key = (3, rows.start, rows.stop)
+                passed: Passed = self._do(Action.FORWARD, index, batch, key, partial(go_forward, layer, x, y))
+            with self._settings(Action.BACKWARD), self._admitted(Action.BACKWARD, index):
+                self._do(Action.BACKWARD, index, batch, (4, rows.start, rows.stop), layer.backward)
+            self.clock.add(index, action, batch, parcel.sequence, begin)
+            return passed
+
+        return learn
 
     def infer(
         self,
@@ -204,33 +249,11 @@ class Stage:
         return found.inference(x, path, abandoned, compiled=compiled)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of forwards, whatever the caller's is.
-
-        Without autocast's cache, which all threads of the process would share.
-        """
-        kind = self.device.device.type
-        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+        """The precision of forwards, whatever the caller's is."""
+        return autocast(self.device, self.precision)
 
     def _settings(self, action: Action) -> AbstractContextManager[Any]:
-        """What is local to a thread and decides what an action computes: set, where it is not so already."""
-        wanted: list[AbstractContextManager[Any]] = []
-        forward = action is Action.FORWARD
-        if forward and self.precision == "bf16":
-            wanted.append(self.autocast())
-        elif torch.is_autocast_enabled(self.device.device.type):  # the caller's
-            wanted.append(torch.autocast(self.device.device.type, enabled=False))
-        if forward and not torch.is_grad_enabled():
-            wanted.append(torch.enable_grad())
-        if action is Action.BACKWARD:
-            # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead
-            # of on the one thread that autograd has for that GPU, and the key, which is thread-local, holds there too.
-            wanted.append(torch.autograd.set_multithreading_enabled(False))
-        if len(wanted) == 1:
-            return wanted[0]
-        stack = ExitStack()
-        for setting in wanted:
-            stack.enter_context(setting)
-        return stack
+        return settings(action, self.device, self.precision)
 
     def _admitted(self, action: Action, index: int, inputs: Tree = None) -> AbstractContextManager[None]:
         """The layer's turn to act: at once, unless something is being compiled or it may compile something itself."""
@@ -241,22 +264,56 @@ class Stage:
             return compiled.forward(inputs, self._abandoned)
         return compiled.after_forward(action is Action.BACKWARD, self._abandoned)
 
-    def _act(self, action: Action, index: int, layer: TrainableLayer, parcel: Parcel, work: Callable[[], Any]) -> Any:
-        """Keys and times an action, and says where it was if it fails."""
-        batch = parcel.packet.batch
-        begin = self.device.stamp()
-        try:
-            with keyed(self.seed, index, batch, *_KEY[action], whole_default=self._draws[index][action]):
-                result = work()
-        except BaseException as error:
-            add_note(
-                error,
-                f"in the {_NAMES[action]} of stage {self.number}, layer {index} ({type(layer).__name__}), "
-                f"batch {batch}, device {self.device}; input {describe(self._had[index])}",
-            )
-            raise
-        self.clock.add(index, action, batch, parcel.sequence, begin)
+    def _act(
+        self,
+        action: Action,
+        index: int,
+        parcel: Parcel,
+        work: Callable[[], Any],
+        inputs: Tree = None,
+    ) -> Any:
+        """Waits for the layer's turn, carries an action out and times it."""
+        with self._admitted(action, index, inputs):
+            begin = self.device.stamp()
+            result = self._do(action, index, parcel.packet.batch, _KEY[action], work)
+            self.clock.add(index, action, parcel.packet.batch, parcel.sequence, begin)
         return result
+
+    def _do(self, action: Action, index: int, batch: int, key: tuple[int, ...], work: Callable[[], Any]) -> Any:
+        """Keys an action, and says where it was if it fails."""
+        try:
+            with keyed(self.seed, index, batch, *key, whole_default=self._draws[index][action]):
+                return work()
+        except BaseException as error:
+            self._explain(error, action, index, batch)
+            raise
+
+    @contextmanager
+    def _blaming(self, action: Action, index: int, batch: int) -> Iterator[None]:
+        """For what goes wrong around an action: within it, :meth:`_do` has said it already."""
+        try:
+            yield
+        except (MemoryError, RuntimeError, NonFiniteError) as error:
+            late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
+            if not (late or isinstance(error, OutOfMemoryError) or getattr(error, "__notes__", None)):
+                self._explain(error, action, index, batch)
+            raise
+
+    def _explain(
+        self, error: BaseException, action: Action, index: int | None, batch: int, had: Shapes | None = None
+    ) -> None:
+        """Adds to an error where it was; of one that says memory ran out, makes one that says what to do.
+
+        Raises:
+            OutOfMemoryError: It was one of those.
+        """
+        kind = "" if index is None else f", layer {index} ({type(dict(self.layers)[index]).__name__})"
+        where = f"in the {_NAMES[action]} of stage {self.number}{kind}, batch {batch}, device {self.device}"
+        shapes = describe((had or []) if index is None else self._had[index])
+        if is_out_of_memory(error) and not isinstance(error, PipealError):
+            place = self.number, index, batch
+            raise does_not_fit(error, where, shapes, self.device, self.on_oom, place) from error
+        add_note(error, f"{where}; input {shapes}")
 
 
 _AT_ONCE = nullcontext()
@@ -270,16 +327,3 @@ _KEY: dict[Action, tuple[int, ...]] = {Action.FORWARD: (), Action.BACKWARD: (1,)
 def _update(layer: TrainableLayer, lr_scale: float) -> None:
     layer.scale_lr(lr_scale)
     layer.update()
-
-
-def _versions(tree: Tree) -> list[int]:
-    """How often each tensor was written to; tensors made in inference mode do not count."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors(tree)]
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """``error.add_note`` for every supported Python; 3.10 has no such method, and keeps the note as 3.11 would."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", []), note]

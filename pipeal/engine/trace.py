@@ -6,10 +6,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 
 from pipeal.engine.device import Device, Stamp
 from pipeal.engine.schedule import Action
+
+_REASONS = ("input", "space", "join", "saving")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,8 @@ class StageTimes:
         busy: By action, on the stage's device. On a CPU it is wall-clock time: a stage that shares its core with
             others is busy while it waits for its turn.
         waiting: By reason: ``input`` (the stage before), ``space`` (the stage after), ``join`` (the schedule). It is
-            the time of the stage's thread, which on a GPU runs ahead of the device.
+            the time of the stage's thread, which on a GPU runs ahead of the device. And ``saving``: the time in which
+            the device copied the layers' states for fences instead.
     """
 
     busy: dict[Action, float]
@@ -64,7 +68,7 @@ class StageTimes:
 @dataclass(slots=True)
 class _Raw:
     layer: int
-    action: Action
+    action: Action | None  # None for saving
     batch: int
     begin: Stamp
     end: Stamp
@@ -78,16 +82,22 @@ class StageClock:
     device: Device
     stage: int
     window: Window
-    _since: float = 0.0
+    _since: float = inf  # at rest, nothing counts
     _pending: deque[_Raw] = field(default_factory=deque)
     _spans: list[Span] = field(default_factory=list)
     _busy: dict[Action, float] = field(default_factory=lambda: dict.fromkeys(Action, 0.0))
-    _waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("input", "space", "join"), 0.0))
+    _waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0.0))
 
     def add(self, layer: int, action: Action, batch: int, sequence: int, begin: Stamp) -> None:
         """Counts an action that ends now; ``sequence`` decides whether its span is kept."""
         self._pending.append(_Raw(layer, action, batch, begin, self.device.stamp(), sequence in self.window))
         self._settle()
+
+    def add_saving(self, begin: Stamp) -> None:
+        """Counts the saving of a layer's state that ends now."""
+        if self._since != inf:
+            self._pending.append(_Raw(-1, None, -1, begin, self.device.stamp(), keep=False))
+            self._settle()
 
     @contextmanager
     def waiting(self, reason: str) -> Iterator[None]:
@@ -97,12 +107,13 @@ class StageClock:
         self._waiting[reason] += max(0.0, perf_counter() - max(begin, self._since))
 
     def restart(self) -> None:
-        """Leaves out of the times whatever wait is going on: nothing had been asked of the stage."""
+        """Times from now on, and leaves out what went on before: nothing had been asked of the stage."""
         self._since = perf_counter()
 
     def take_times(self) -> StageTimes:
-        """The times since the last call."""
+        """The times since :meth:`restart`; ends them."""
         self._settle()
+        self._since = inf
         times = StageTimes(self._busy, self._waiting)
         self._busy, self._waiting = dict.fromkeys(self._busy, 0.0), dict.fromkeys(self._waiting, 0.0)
         return times
@@ -128,6 +139,9 @@ class StageClock:
             begin = self.device.seconds(raw.begin)
             assert begin is not None  # recorded before the end on the same stream
             self._pending.popleft()
+            if raw.action is None:
+                self._waiting["saving"] += max(0.0, end - max(begin, self._since))
+                continue
             self._busy[raw.action] += self.device.between(raw.begin, raw.end)
             if raw.keep:
                 self._spans.append(Span(self.stage, raw.layer, raw.action, raw.batch, begin, end))

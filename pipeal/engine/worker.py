@@ -11,21 +11,18 @@ Every wait in this module ends: by what it waits for, or because :meth:`Ledger.s
 
 from __future__ import annotations
 
-import sys
 import threading
-import traceback
 from collections import deque
-from collections.abc import Iterable, Sized
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Protocol
 
 import torch
 
-from pipeal.engine.gate import GATE
+from pipeal.engine.fence import Fence
+from pipeal.engine.gate import Abandoned
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.errors import StallError
+from pipeal.errors import ScheduleError
 
 ACTIONS = (Action.FORWARD, Action.BACKWARD, Action.UPDATE)
 
@@ -46,15 +43,15 @@ class Link:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self._parcels: deque[Parcel] = deque()
+        self._parcels: deque[Parcel | Fence] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._parcels)
 
-    def put(self, parcel: Parcel, timeout_s: float | None = None) -> bool:
-        """Adds a parcel as soon as there is space; False if there was none in time.
+    def put(self, parcel: Parcel | Fence, timeout_s: float | None = None) -> bool:
+        """Adds a parcel or a fence as soon as there is space; False if there was none in time.
 
         Raises:
             Stopped: The link was closed.
@@ -68,8 +65,8 @@ class Link:
                 self._changed.notify_all()
             return there
 
-    def get(self) -> Parcel:
-        """Takes the oldest parcel as soon as there is one.
+    def get(self) -> Parcel | Fence:
+        """Takes the oldest as soon as there is one.
 
         Raises:
             Stopped: The link was closed.
@@ -102,6 +99,8 @@ class Ledger:
         self.changed_at = perf_counter()
         self._links = links
         self._ended = {(stage, action): 0 for stage in range(stages) for action in ACTIONS}
+        self._passed = [0] * stages
+        self._fences: list[Fence] = []
         self._waiters = 0
         self._stopped = False
         self._changed = threading.Condition()
@@ -134,6 +133,46 @@ class Ledger:
                 raise Stopped
             return there
 
+    def moved(self) -> None:
+        """Notes that something goes on that takes time, and is no task."""
+        self.changed_at = perf_counter()
+
+    def expect(self, fence: Fence) -> None:
+        """Takes note of a fence on its way, which :meth:`stop` is to end."""
+        with self._changed:
+            self._fences = [other for other in self._fences if other.is_open]
+            self._fences.append(fence)
+            if self._stopped:
+                fence.give_up(self._why(fence))
+
+    def end_fence(self, stage: int) -> None:
+        """Notes that a stage has done with a fence."""
+        with self._changed:
+            self._passed[stage] += 1
+            self.changed_at = perf_counter()
+            self._changed.notify_all()
+
+    def wait_for_fences(self, count: int, timeout_s: float) -> bool:
+        """Waits until every stage has done with ``count`` fences; otherwise as :meth:`wait`."""
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._stopped or min(self._passed) >= count, timeout_s)
+            if self._stopped:
+                raise Stopped
+            return there
+
+    def __str__(self) -> str:
+        """How far each stage is, for a person who looks for why nothing moves."""
+        # Without the lock: whoever holds it may be what stands still.
+        lines = []
+        for stage in range(self.stages):
+            ended = ", ".join(f"{action} of {self._ended[stage, action]}" for action in ACTIONS)
+            lines.append(f"stage {stage} has ended {ended} batches, and passed {self._passed[stage]} fences")
+        lines.append(f"told to stop: {self._stopped}; waiting for tasks: {self._waiters}; failure: {self.failure!r}")
+        return "\n".join(lines)
+
+    def _why(self, fence: Fence) -> BaseException:
+        return self.failure or ScheduleError(f"the pipeline was stopped before every stage had come by the {fence}")
+
     def fail(self, error: BaseException) -> None:
         """Keeps the first failure, and stops everyone."""
         with self._changed:
@@ -146,6 +185,8 @@ class Ledger:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+            for fence in self._fences:
+                fence.give_up(self._why(fence))
         for link in self._links:
             link.close()
 
@@ -188,9 +229,15 @@ class Worker(threading.Thread):
                 torch.set_num_threads(self.threads)
             while True:
                 with self._waiting("input"):
-                    parcels = [self.inbox.get()]
-                self._work_on(parcels)
-        except Stopped:
+                    item = self.inbox.get()
+                if isinstance(item, Fence):
+                    self._pass_on(item)
+                    del item
+                else:
+                    parcels = [item]
+                    del item
+                    self._work_on(parcels)
+        except (Stopped, Abandoned):
             pass
         except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
             self.ledger.fail(error)
@@ -207,6 +254,14 @@ class Worker(threading.Thread):
         self._do(Action.BACKWARD, sequence)
         self._do(Action.UPDATE, sequence)
 
+    def _pass_on(self, fence: Fence) -> None:
+        self.doing = (f"saving in the {fence}", perf_counter())
+        self.stage.save(fence, self.ledger.moved)
+        self.ledger.end_fence(self.stage.number)
+        if self.outbox is not None:
+            with self._waiting("space"):
+                self.outbox.put(fence)
+
     def _do(self, action: Action, sequence: int, parcel: Parcel | None = None) -> Parcel | None:
         task = Task(sequence, self.stage.number, action)
         before = self.schedule.after(task, self.ledger.stages)
@@ -221,77 +276,3 @@ class Worker(threading.Thread):
     def _waiting(self, reason: str) -> AbstractContextManager[None]:
         self.doing = (f"waiting for {reason}", perf_counter())
         return self.stage.clock.waiting(reason)
-
-
-class Watched(Protocol):
-    """A thread of a stage, as whoever waits for it sees it."""
-
-    @property
-    def stage(self) -> Stage:
-        """Whose thread it is."""
-        ...
-
-    @property
-    def doing(self) -> tuple[str, float]:
-        """What it does, and since when."""
-        ...
-
-    @property
-    def inbox(self) -> Sized:
-        """What waits for it."""
-        ...
-
-    @property
-    def ident(self) -> int | None:
-        """The thread's number; None before it has started."""
-        ...
-
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for its end."""
-        ...
-
-
-def wait_for_end(threads: Iterable[Watched], timeout_s: float) -> None:
-    """Waits for threads that were told to stop; for as long as one compiles, which may take minutes, at no charge.
-
-    Args:
-        threads: Those that have started.
-        timeout_s: How long all may take together.
-
-    Raises:
-        StallError: A thread did not come back; it is left behind, as a daemon.
-    """
-    started = [thread for thread in threads if thread.ident is not None]
-    until = perf_counter() + timeout_s
-    for thread in started:
-        while thread.is_alive() and perf_counter() < until:
-            thread.join(min(TICK_S, max(0.0, until - perf_counter())))
-            if GATE.busy():
-                until = perf_counter() + timeout_s
-    left = [thread for thread in started if thread.is_alive()]
-    if left:
-        raise stall_report(left, timeout_s)
-
-
-def stall_report(threads: Iterable[Watched], timeout_s: float) -> StallError:
-    """Names the stage that stands still and shows where every thread is."""
-    now = perf_counter()
-    workers = list(threads)
-    acting = [worker for worker in workers if not worker.doing[0].startswith("waiting")]
-    oldest = min(acting or workers, key=lambda worker: worker.doing[1])
-    frames = sys._current_frames()
-    lines = [
-        f"stage {oldest.stage.number} stands still: {oldest.doing[0]} for {now - oldest.doing[1]:.1f} s on "
-        f"{oldest.stage.device} (limit {timeout_s:g} s without progress)"
-    ]
-    for worker in workers:
-        what, since = worker.doing
-        lines.append(f"stage {worker.stage.number}: {what}, for {now - since:.1f} s, {len(worker.inbox)} waiting")
-        frame = frames.get(worker.ident or 0)
-        if frame is not None:
-            lines += ["".join(traceback.format_stack(frame)).rstrip()]
-    return StallError("\n".join(lines))

@@ -1,0 +1,131 @@
+"""A fence between two batches: it travels with the packets, and each stage copies its layers as it comes by.
+
+::
+
+    caller ─► batch 8 ─ fence ─ batch 7 ─► [stage 0] ─► batch 6 ─► [stage 1] ─► …
+                          └ after its update on batch 7 and before its forward on batch 8, a stage copies what its
+                            layers have learnt, and hands the fence on; it waits for no other stage
+
+Written by the stages' threads, waited for by any other, such as one that writes checkpoints.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from time import perf_counter
+
+from torch import Tensor
+
+from pipeal.engine.device import Ready
+from pipeal.engine.layer_state import State
+from pipeal.errors import StallError
+
+_POLL_S = 1e-3
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """What a fence found of one layer; all tensors are on the CPU.
+
+    Attributes:
+        state: What the layer has learnt (:mod:`pipeal.engine.layer_state`).
+        losses: Its local losses since the last report of the pipeline, ``(batches, losses)`` float32; None where there
+            are none. A report of the batches from here on continues them.
+    """
+
+    state: State
+    losses: Tensor | None
+
+
+class Fence:
+    """The states of all layers between two batches, as soon as every stage has come by.
+
+    Args:
+        batch: How many batches the model was trained on before it.
+        layers: How many layers the model has.
+
+    Attributes:
+        batch: As given: the ``first_batch`` of a pipeline that goes on from here.
+    """
+
+    def __init__(self, batch: int, layers: int) -> None:
+        self.batch = batch
+        self._layers = layers
+        self._states: dict[int, LayerState] = {}
+        self._copying: list[tuple[Ready, object]] = []
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` has nothing left to wait for."""
+        with self._changed:
+            copied = all(ready is None or ready.query() for ready, _ in self._copying)
+            return self._failure is not None or (len(self._states) == self._layers and copied)
+
+    def wait(self, timeout_s: float | None = None) -> dict[int, LayerState]:
+        """Waits until every stage has come by and its copies are on the CPU. Not on a thread that others wait for.
+
+        Args:
+            timeout_s: How long; None for as long as the pipeline runs.
+
+        Returns:
+            The states, by the layers' numbers. The fence keeps them as long as it lives.
+
+        Raises:
+            StallError: They were not there in time.
+            ScheduleError: The pipeline was stopped before.
+            Exception: What a stage raised before, or what kept the states from being copied.
+        """
+        until = None if timeout_s is None else perf_counter() + timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_open, timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            left = [layer for layer in range(self._layers) if layer not in self._states]
+            copying = list(self._copying)
+        while not left and not all(ready is None or ready.query() for ready, _ in copying):
+            if until is not None and perf_counter() > until:
+                left = sorted(self._states)
+                break
+            time.sleep(_POLL_S)
+        if left:
+            raise StallError(
+                f"the states of layers {left} before batch {self.batch} were not there after {timeout_s:g} s; give the "
+                "stages more time, or see where they stand still"
+            )
+        with self._changed:
+            self._copying = []
+            return dict(sorted(self._states.items()))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are stages that have yet to come by."""
+        return self._failure is None and len(self._states) < self._layers
+
+    def add(self, layer: int, state: LayerState, ready: Ready, sources: object) -> None:
+        """Adds one layer's state.
+
+        Args:
+            layer: The layer's number.
+            state: The state.
+            ready: When the copies will have been made; None where they have.
+            sources: What is copied; held until then.
+        """
+        with self._changed:
+            if self.is_open:
+                self._states[layer] = state
+                self._copying.append((ready, sources))
+                self._changed.notify_all()
+
+    def give_up(self, error: BaseException) -> None:
+        """Lets whoever waits know that there will be no more; too late where all stages have come by."""
+        with self._changed:
+            if self.is_open:
+                self._failure = error
+                self._states, self._copying = {}, []
+                self._changed.notify_all()
+
+    def __str__(self) -> str:
+        return f"fence before batch {self.batch}"
