@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from pipeal.data.atomic import replacing
 
@@ -40,6 +41,22 @@ class EpochRow:
     samples_per_s: float
     tokens_per_s: float
     losses: tuple[tuple[float, ...], ...] = ()
+
+
+class Recorder(Protocol):
+    """Where the rows of a run go: :class:`CsvRecorder`, :class:`JsonLinesRecorder` and
+    :class:`pipeal.train.tensorboard.TensorBoardRecorder` are three.
+
+    What an earlier recorder left at the same place is lost: a run that goes on writes its rows again.
+    """
+
+    def write(self, row: EpochRow) -> None:
+        """Keeps a row; it is on the disk when the call returns."""
+        ...
+
+    def close(self) -> None:
+        """Ends the recording; a second time does nothing."""
+        ...
 
 
 class CsvRecorder:
@@ -88,11 +105,52 @@ class CsvRecorder:
         self.close()
 
 
+class JsonLinesRecorder:
+    """Writes one JSON object per epoch and line: the fields of :class:`EpochRow` by name.
+
+    JSON knows no NaN and no infinity; both become ``null``. Each row is on the disk when :meth:`write` returns.
+
+    Args:
+        path: The file; what it held is lost. Its folder is made if need be.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: one write call per row, so that a kill falls between rows.
+        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115
+
+    def write(self, row: EpochRow) -> None:
+        """Appends a row."""
+        fields: dict[str, Any] = {name: _json_value(value) for name, value in asdict(row).items()}
+        self._file.write(f"{json.dumps(fields, allow_nan=False)}\n".encode())
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Ends the file; a second time does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> JsonLinesRecorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 def write_json(path: str | Path, mapping: Mapping[str, Any]) -> None:
     """Writes a mapping as indented JSON; a reader sees the old file or the new one, never a part."""
     text = json.dumps(mapping, indent=2, ensure_ascii=False) + "\n"
     with replacing(Path(path)) as aside:
         aside.write_text(text, encoding="utf-8")
+
+
+def _json_value(value: Any) -> Any:
+    """A value that JSON has: ``_json_value((0.5, float("nan")))`` is ``[0.5, None]``."""
+    if isinstance(value, tuple):
+        return [_json_value(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cells(row: EpochRow) -> dict[str, float]:

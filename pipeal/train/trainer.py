@@ -1,20 +1,23 @@
-"""The loop over epochs: train, evaluate, record. The same for AL and BP: both are layers in a pipeline."""
+"""The loop over epochs: train, evaluate, record, save. The same for AL and BP: both are layers in a pipeline."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from pipeal.data import Batch
-from pipeal.engine import Pipeline, RunReport
-from pipeal.engine.trace import StageTimes
+from pipeal.engine import Pipeline
+from pipeal.errors import DataError
 from pipeal.packet import Tree, pair_of
 from pipeal.train.learning_rate import Decay, Per, epoch_scale
+from pipeal.train.position import Part, Position, joined
 from pipeal.train.recorders import EpochRow
 
 
@@ -29,8 +32,8 @@ class EpochBatches(Protocol):
         """How many they are."""
         ...
 
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch."""
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Chooses the epoch, and the batch that iterators begin with."""
         ...
 
     def close(self) -> None:
@@ -42,7 +45,7 @@ class Watcher(Protocol):
     """Someone who watches the training go; :class:`pipeal.train.progress.Progress` is one."""
 
     def begin_epoch(self, epoch: int, *, batches: int, turn: int) -> None:
-        """An epoch begins; both it and the turn count from 1."""
+        """An epoch begins, or goes on, with so many batches to come; it and the turn count from 1."""
         ...
 
     def advance(self, *, samples: int, tokens: int) -> None:
@@ -73,40 +76,24 @@ class Course:
     warmup: int = 0
 
 
-@dataclass
-class Totals:
-    """What a training amounted to; seconds are of training alone, without evaluation.
+class Keeper(Protocol):
+    """Someone who saves a training as it goes; :class:`pipeal.train.keeper.CheckpointKeeper` is one."""
 
-    ``shapes`` counts batches by their samples and padded length.
-    """
+    def after_batch(self, pipe: Pipeline, position: Position) -> bool:
+        """Between two batches; says whether training is to end here."""
+        ...
 
-    seconds: float = 0.0
-    batches: int = 0
-    samples: int = 0
-    tokens: int = 0
-    padded: int = 0
-    shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
-    stages: list[StageTimes] = field(default_factory=list)
+    def after_epoch(self, pipe: Pipeline, position: Position) -> None:
+        """An epoch was trained, evaluated and counted."""
+        ...
 
-    def add(self, report: RunReport, batches: _Counted) -> None:
-        """Adds one epoch."""
-        self.seconds += report.seconds
-        self.batches += report.batches
-        self.samples += report.samples
-        self.tokens += batches.tokens
-        self.padded += batches.padded
-        self.shapes += batches.shapes
-        self.stages = [a + b for a, b in zip(self.stages, report.stages, strict=True)] if self.stages else report.stages
+    def leave(self, pipe: Pipeline, position: Position) -> NoReturn:
+        """Training ends here, because :meth:`after_batch` said so or an evaluation raised :class:`Leave`."""
+        ...
 
-    @property
-    def padding_share(self) -> float:
-        """The share of padding among all tokens trained on."""
-        return 1 - self.tokens / self.padded if self.padded else 0.0
 
-    @property
-    def busy_share(self) -> list[float]:
-        """For each stage, the share of the training time in which it worked."""
-        return [stage.busy_s / self.seconds if self.seconds else 0.0 for stage in self.stages]
+class Leave(Exception):  # noqa: N818  the way out of an evaluation
+    """The training is to end before the evaluation under way has."""
 
 
 def fit(
@@ -115,51 +102,69 @@ def fit(
     evaluate: Callable[[Pipeline], tuple[float, float]],
     course: Course,
     watcher: Watcher,
-    totals: Totals,
-    *,
-    turn: int = 1,
+    position: Position,
+    keeper: Keeper | None = None,
 ) -> Iterator[EpochRow]:
-    """Trains epoch by epoch and yields a row after each.
+    """Trains one turn epoch by epoch from where it stands, and yields a row after each.
 
     Args:
-        pipe: An open pipeline.
+        pipe: An open pipeline, whose next batch is ``position.batches``.
         train: The training batches.
         evaluate: Gives the training and the test accuracy of the model as it stands.
         course: How long, and with what learning rates.
         watcher: Told of every batch and epoch.
-        totals: Added to.
-        turn: The number of this training among repeats, from 1, for the rows.
+        position: Where the training stands; moved along.
+        keeper: Saves it now and then.
     """
-    trained_s = 0.0
-    for epoch in range(course.epochs):
-        train.set_epoch(epoch)
-        watcher.begin_epoch(epoch + 1, batches=len(train), turn=turn)
-        counted = _Counted(train, watcher)
+    while position.epoch < course.epochs:
+        part, done = position.part, position.part.batches
+        train.set_epoch(position.epoch, done)
+        watcher.begin_epoch(position.epoch + 1, batches=len(train) - done, turn=position.turn)
         scale = epoch_scale(
             course.decay,
             course.per,
             end_over_base=course.end_over_base,
             warmup=course.warmup,
-            epoch=epoch,
+            epoch=position.epoch,
             epochs=course.epochs,
             batches=len(train),
-            first_batch=pipe.next_batch,
+            first_batch=position.batches - done,
         )
-        report = pipe.run(counted, lr_scale=scale)
-        totals.add(report, counted)
-        trained_s += report.seconds
-        train_acc, test_acc = evaluate(pipe)
+        before_s = part.seconds
+        passing = _Passing(train, watcher, position, None if keeper is None else partial(keeper.after_batch, pipe))
+        report = pipe.run(passing, lr_scale=scale)
+        if not part.batches:
+            raise DataError(f"epoch {position.epoch + 1} has no batches; every sample was left out")
+        part.seconds = before_s + report.seconds
+        position.losses = joined(position.losses, report.losses)
+        position.totals.watched(report)
+        position.totals.splits += sum(report.splits)
+        try:
+            if passing.left:
+                raise Leave
+            train_acc, test_acc = evaluate(pipe)
+        except Leave:
+            assert keeper is not None  # nobody else makes anyone leave
+            keeper.leave(pipe, position)
+        position.trained_s += part.seconds
+        kept = [(layer, layer.isfinite().all(1)) for layer in position.losses]
+        position.totals.non_finite += sum(int((~finite).sum()) for _, finite in kept)
         row = EpochRow(
-            turn=turn,
-            epoch=epoch + 1,
+            turn=position.turn,
+            epoch=position.epoch + 1,
             train_acc=train_acc,
             test_acc=test_acc,
-            train_time=trained_s,
-            epoch_time=report.seconds,
-            samples_per_s=report.samples / report.seconds,
-            tokens_per_s=counted.tokens / report.seconds,
-            losses=tuple(tuple(layer.mean(0).tolist()) for layer in report.losses),
+            train_time=position.trained_s,
+            epoch_time=part.seconds,
+            samples_per_s=part.samples / part.seconds,
+            tokens_per_s=part.tokens / part.seconds,
+            losses=tuple(tuple(layer[finite].mean(0).tolist()) for layer, finite in kept),
         )
+        position.rows.append(row)
+        position.totals.add(part)
+        position.epoch, position.part, position.losses = position.epoch + 1, Part(), []
+        if keeper is not None:
+            keeper.after_epoch(pipe, position)
         watcher.end_epoch(row)
         yield row
 
@@ -188,20 +193,36 @@ def inputs_of(batches: Iterable[Any], targets: MutableSequence[Tensor]) -> Itera
         yield x
 
 
-class _Counted:
-    """Batches that pass by, counted."""
+class _Passing:
+    """Batches on their way into the pipeline, counted; the keeper may save between two, and end it.
 
-    def __init__(self, batches: EpochBatches, watcher: Watcher) -> None:
+    Attributes:
+        left: Whether the keeper ended it.
+    """
+
+    def __init__(
+        self, batches: EpochBatches, watcher: Watcher, position: Position, keep: Callable[[Position], bool] | None
+    ) -> None:
         self.batches = batches
         self.watcher = watcher
-        self.tokens = 0
-        self.padded = 0
-        self.shapes: Counter[tuple[int, int]] = Counter()
+        self.position = position
+        self.keep = keep
+        self.left = False
 
     def __iter__(self) -> Iterator[Batch]:
+        position, part = self.position, self.position.part
+        before_s, begin = part.seconds, perf_counter()
         for batch in self.batches:
             yield batch
-            self.tokens += batch.tokens
-            self.padded += batch.padded
-            self.shapes[len(batch), batch.padded // len(batch)] += 1
+            # Here again, it has been submitted.
+            position.batches += 1
+            part.batches += 1
+            part.samples += len(batch)
+            part.tokens += batch.tokens
+            part.padded += batch.padded
+            part.shapes[len(batch), batch.padded // len(batch)] += 1
+            part.seconds = before_s + perf_counter() - begin
             self.watcher.advance(samples=len(batch), tokens=batch.tokens)
+            if self.keep is not None and self.keep(position):
+                self.left = True
+                return

@@ -7,8 +7,9 @@ from torch import nn
 
 from pipeal import BP, ALPackage, Pipeline
 from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
+from pipeal.train.position import Position
 from pipeal.train.recorders import EpochRow
-from pipeal.train.trainer import Course, Totals, accuracy, fit
+from pipeal.train.trainer import Course, accuracy, fit
 
 
 class Silent:
@@ -41,13 +42,16 @@ class Bag(nn.Module):
 
 
 def test_rows_hold_each_turns_own_seconds_and_totals_hold_all() -> None:
-    totals, watcher = Totals(), Silent()
-    rows: list[EpochRow] = []
+    position, watcher = Position(), Silent()
     for turn in (1, 2):
         watcher.epochs = 0
         with Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe:
             course = Course(epochs=2, decay="cosine")
-            rows += fit(pipe, loader(), lambda pipe: (0.5, 0.5), course, watcher, totals, turn=turn)
+            found = list(fit(pipe, loader(), lambda pipe: (0.5, 0.5), course, watcher, position))
+        assert found == position.rows[-2:]
+        assert (position.turn, position.epoch, position.batches) == (turn, 2, 6)
+        position.next_turn()
+    rows, totals = position.rows, position.totals
     assert [(row.turn, row.epoch) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     for first, second in (rows[:2], rows[2:]):
         assert first.train_time == first.epoch_time

@@ -1,0 +1,116 @@
+"""The charts of runs: accuracy over epochs and over time, and the losses of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
+from pipeal.train.recorders import EpochRow
+from pipeal.train.report.chart import Line, chart
+from pipeal.train.report.folder import Run
+from pipeal.train.report.markup import Html, tag
+
+# Okabe and Ito's palette.
+_RUNS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B07D00", "#56B4E9", "#333333")
+
+Value = Callable[[EpochRow], float]
+
+
+def run_curves(run: Run) -> Html:
+    """The four charts of one run; several turns are one mean line and the band between their extremes."""
+    accuracies = [*_accuracies(run.rows, "", _RUNS[0])]
+    charts = [
+        chart("Accuracy over epochs", [line for line, _ in accuracies], x="epoch", whole=True, shown=_points),
+        chart("Accuracy over training time", [line for _, line in accuracies], x="seconds of training", shown=_points),
+    ]
+    for part, title in enumerate(("Associated loss by layer", "Autoencoder loss by layer")):
+        lines = _losses(run.rows, part)
+        if len(lines) == 1 and all(len(layer) == 1 for row in run.rows for layer in row.losses):
+            title = "Loss, end to end"
+        if lines or not part:
+            charts.append(chart(title, lines, x="epoch", whole=True))
+    return tag("div", *charts, class_="charts")
+
+
+def compared_curves(runs: Sequence[Run], names: Sequence[str]) -> Html:
+    """Accuracy of several runs in one chart over epochs, and in one over time."""
+    lines = [
+        pair
+        for place, (run, name) in enumerate(zip(runs, names, strict=True))
+        for pair in _accuracies(run.rows, name, _RUNS[place % len(_RUNS)])
+    ]
+    dashes = " (dashed: training samples)"
+    return tag(
+        "div",
+        chart(f"Accuracy over epochs{dashes}", [line for line, _ in lines], x="epoch", whole=True, shown=_points),
+        chart(f"Accuracy over time{dashes}", [line for _, line in lines], x="seconds of training", shown=_points),
+        class_="charts",
+    )
+
+
+def _accuracies(rows: Sequence[EpochRow], name: str, colour: str) -> list[tuple[Line, Line]]:
+    """Test and training accuracy, each over epochs and over time."""
+    found = []
+    for kind, value, dashed in (("test", _test, False), ("train", _train, True)):
+        label = kind if not name else "" if dashed else name  # of several runs, the legend names each once
+        points, band = _means(rows, value)
+        times = [fmean(row.train_time for row in turns) for turns in _by_epoch(rows)]
+        over_time = [(at, y) for at, (_, y) in zip(times, points, strict=True)]
+        band_over_time = [(at, *edges) for at, (_, *edges) in zip(times, band, strict=False)]
+        found.append(
+            (
+                Line(label, points, colour, dashed, band),
+                Line(label, over_time, colour, dashed, [(at, low, high) for at, low, high in band_over_time]),
+            )
+        )
+    return found
+
+
+def _losses(rows: Sequence[EpochRow], part: int) -> list[Line]:
+    layers = max((len(row.losses) for row in rows), default=0)
+    lines = []
+    for layer in range(layers):
+        having = [row for row in rows if len(row.losses) > layer and len(row.losses[layer]) > part]
+        if having:
+            points, band = _means(having, _loss(layer, part))
+            colour = to_hex(colormaps["viridis"](0.88 * layer / max(1, layers - 1)))  # deeper layers are lighter
+            lines.append(Line(f"layer {layer + 1}" if layers > 1 else "all layers", points, colour, band=band))
+    return lines
+
+
+def _means(
+    rows: Sequence[EpochRow], value: Value
+) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
+    """The mean over turns for each epoch, and the band from the least to the greatest if there are several turns."""
+    points, band = [], []
+    for turns in _by_epoch(rows):
+        values = [value(row) for row in turns]
+        points.append((float(turns[0].epoch), fmean(values)))
+        band.append((float(turns[0].epoch), min(values), max(values)))
+    return points, band if len(rows) > len(points) else []
+
+
+def _by_epoch(rows: Sequence[EpochRow]) -> list[list[EpochRow]]:
+    epochs: dict[int, list[EpochRow]] = {}
+    for row in rows:
+        epochs.setdefault(row.epoch, []).append(row)
+    return [epochs[epoch] for epoch in sorted(epochs)]
+
+
+def _test(row: EpochRow) -> float:
+    return row.test_acc
+
+
+def _train(row: EpochRow) -> float:
+    return row.train_acc
+
+
+def _loss(layer: int, part: int) -> Value:
+    return lambda row: row.losses[layer][part]
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:.4g} %"

@@ -1,0 +1,264 @@
+"""A run's folder, read back: configuration, rows, summary and status, and what of it is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from pipeal.config import document
+from pipeal.errors import ConfigError, DataError
+from pipeal.train.recorders import EpochRow
+from pipeal.train.report.rows import read_rows
+from pipeal.train.report.status import Status, inferred_status, told_status
+
+_MARKS = ("config.yaml", "asked.yaml", "status.json", "summary.json", "epochs.csv")
+"""A folder with any of these is a run."""
+
+_FORMS = ("al", "bp")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one form of one run left. Nothing in it is certain to be there: a run may have died at any moment.
+
+    Attributes:
+        folder: Where its files are.
+        name: What people call it: the folder's name, and of a comparison also the form's.
+        status: How it stands.
+        config: The nested configuration; empty if missing.
+        summary: What ``summary.json`` holds; empty if missing.
+        rows: One per epoch and turn.
+        exits: What ``exits.json`` holds; empty if missing.
+        missing: One line for each file that is not there or cannot be read.
+    """
+
+    folder: Path
+    name: str
+    status: Status
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    rows: Sequence[EpochRow]
+    exits: Mapping[str, Any]
+    missing: tuple[str, ...]
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return _text(self.config.get("dataset") or self.summary.get("dataset"))
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return _text(value_at(self.config, "model.name") or self.summary.get("model"))
+
+    @property
+    def form(self) -> str:
+        """``AL`` or ``BP``."""
+        return _text(value_at(self.config, "train.mode") or self.summary.get("form")).upper()
+
+    @property
+    def epochs(self) -> tuple[int, int | None]:
+        """Epochs done and asked for, of all turns together; None where nobody knows."""
+        return len(self.rows), _asked(self.config)
+
+    @property
+    def best(self) -> float | None:
+        """The best test accuracy, averaged over turns."""
+        turns = {row.turn for row in self.rows}
+        if not turns:
+            return number_at(self.summary, "best_test_accuracy")
+        return mean(max(row.test_acc for row in self.rows if row.turn == turn) for turn in turns)
+
+    @property
+    def last(self) -> float | None:
+        """The test accuracy after the last epoch, averaged over turns."""
+        if not self.rows:
+            return number_at(self.summary, "last_test_accuracy")
+        epochs = max(row.epoch for row in self.rows)
+        return mean(row.test_acc for row in self.rows if row.epoch == epochs)
+
+    @property
+    def when(self) -> datetime:
+        """When it began, or else when its oldest file was written last."""
+        try:
+            began = datetime.fromisoformat(self.status.started.replace("Z", "+00:00"))
+            return began if began.tzinfo else began.astimezone()
+        except (ValueError, OverflowError):
+            seconds = [file.stat().st_mtime for file in map(self.folder.joinpath, _MARKS) if file.is_file()]
+            return datetime.fromtimestamp(min(seconds, default=self.folder.stat().st_mtime), timezone.utc).astimezone()
+
+    @property
+    def size_bytes(self) -> int:
+        """What its files take, links not followed."""
+        found = 0
+        for folder, _, files in os.walk(self.folder):
+            for name in files:
+                try:
+                    found += os.lstat(os.path.join(folder, name)).st_size
+                except FileNotFoundError:  # a live run renames and removes files
+                    continue
+        return found
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is what a run leaves."""
+    return _is_marked(folder) or any(_is_marked(folder / form) for form in _FORMS)
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs in a folder, by name; or the folder itself, if it is one.
+
+    Raises:
+        DataError: There is no such folder, or it cannot be read.
+    """
+    with _told_as_data(folder):
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; name the one that training was told as --out (default: runs)")
+        return [folder] if is_run(folder) else sorted(child for child in folder.iterdir() if is_run(child))
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Reads a run's folder; one that compares two forms gives both.
+
+    Raises:
+        DataError: The folder is no run, or cannot be read.
+    """
+    with _told_as_data(folder):
+        return _read_forms(folder)
+
+
+def _is_marked(folder: Path) -> bool:
+    return any((folder / mark).is_file() for mark in _MARKS)
+
+
+@contextmanager
+def _told_as_data(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # no permission, or a name that is too long
+        raise DataError(f"{folder}: cannot be read: {error.strerror or error}") from error
+
+
+def _read_forms(folder: Path) -> list[Run]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; name a run's folder, such as runs/agnews-transformer-al-001")
+    if not is_run(folder):
+        within = runs_in(folder)
+        hint = f"it holds {len(within)}, such as {within[0]}" if within else "name a folder with one"
+        raise DataError(f"{folder}: no run: it has no {', '.join(_MARKS[:-1])} or {_MARKS[-1]}; {hint}")
+    absolute = folder.resolve()
+    whole = _read_status(absolute)
+    forms = [form for form in _FORMS if is_run(absolute / form)]
+    if forms:
+        return [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
+    if absolute.name in _FORMS and is_run(absolute.parent):
+        return [_read(absolute, f"{absolute.parent.name}/{absolute.name}", whole or _read_status(absolute.parent))]
+    return [_read(absolute, absolute.name, whole)]
+
+
+def value_at(mapping: Any, path: str) -> Any:
+    """The value at a dotted path; None where there is none.
+
+    >>> value_at({"train": {"lr": {"base": 0.1}}}, "train.lr.base")
+    0.1
+    """
+    for key in path.split("."):
+        if not isinstance(mapping, Mapping):
+            return None
+        mapping = mapping.get(key)
+    return mapping
+
+
+def number_at(mapping: Any, path: str) -> float | None:
+    """The finite number at a dotted path; None where there is none, or something else."""
+    value = value_at(mapping, path)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+        return None
+    return float(value)
+
+
+def _read(folder: Path, name: str, whole: Status | None) -> Run:
+    """Reads one form; ``whole`` is the status of the run that it is a part of, or None."""
+    missing: list[str] = []
+    begun = (folder / "config.yaml").exists() or not (folder / "asked.yaml").exists()
+    config = _config(folder / ("config.yaml" if begun else "asked.yaml"), missing)
+    summary = _json(folder / "summary.json", missing, "a run writes it when it ends")
+    exits = _json(folder / "exits.json", missing, "") if (folder / "exits.json").exists() else {}
+    rows: list[EpochRow] = []
+    try:
+        rows, broken = read_rows(folder / "epochs.csv")
+        if broken:
+            missing.append(f"epochs.csv: {broken} of {broken + len(rows)} lines cannot be read")
+    except FileNotFoundError:
+        missing.append("epochs.csv: not there; a run adds a row after each epoch")
+    except OSError as error:
+        missing.append(f"epochs.csv: {error.strerror or error}")
+    asked = _asked(config)
+    ended = asked is not None and len(rows) >= asked and bool(summary)
+    if whole is None:
+        status = inferred_status(done=len(rows), asked=asked, summarised=bool(summary))
+    elif ended and whole.state != "finished":  # this form is done, whatever became of the other
+        status = Status("finished", started=whole.started, updated=whole.updated)
+    else:
+        status = whole
+    return Run(folder, name, status, config, summary, rows, exits, tuple(missing))
+
+
+def _read_status(folder: Path) -> Status | None:
+    """The status that a folder tells; None if it tells none."""
+    if not (folder / "status.json").exists():
+        return None
+    told = _json(folder / "status.json", [], "")
+    return told_status(told, folder)
+
+
+def _config(path: Path, missing: list[str]) -> Mapping[str, Any]:
+    try:
+        found = document.parse(path.read_text(encoding="utf-8"), source=path.name)
+    except FileNotFoundError:
+        missing.append(f"{path.name}: not there; a run writes it when it begins")
+        return {}
+    except OSError as error:
+        missing.append(f"{path.name}: {error.strerror or error}")
+        return {}
+    except (ConfigError, UnicodeDecodeError) as error:
+        missing.append(f"{path.name}: cannot be read: {error}")
+        return {}
+    if not isinstance(found, Mapping):
+        missing.append(f"{path.name}: found no mapping in it")
+        return {}
+    return found
+
+
+def _json(path: Path, missing: list[str], why: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        missing.append(f"{path.name}: not there; {why}")
+        return {}
+    except OSError as error:
+        missing.append(f"{path.name}: {error.strerror or error}")
+        return {}
+    except (ValueError, RecursionError) as error:
+        missing.append(f"{path.name}: cannot be read: {error}")
+        return {}
+    if not isinstance(found, Mapping):
+        missing.append(f"{path.name}: found no mapping in it")
+        return {}
+    return found
+
+
+def _asked(config: Mapping[str, Any]) -> int | None:
+    epochs, turns = number_at(config, "train.epochs"), number_at(config, "train.repeat")
+    return round(epochs * (turns or 1)) if epochs else None
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, (str, int, float)) else "?"

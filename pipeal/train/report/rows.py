@@ -1,0 +1,56 @@
+"""The rows of ``epochs.csv``, read back."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeal.train.recorders import EpochRow
+
+_LOSS = re.compile(r"loss_(\d{1,6})(?:_\w+)?")
+
+
+def read_rows(path: Path) -> tuple[list[EpochRow], int]:
+    """Reads what :class:`pipeal.train.recorders.CsvRecorder` wrote.
+
+    Returns:
+        The rows, and how many lines are none: cut off, or not of numbers.
+
+    Raises:
+        OSError: The file is not there or cannot be read.
+    """
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file)
+        try:
+            columns, lines = reader.fieldnames, list(reader)
+        except csv.Error:
+            return [], 1
+    if columns and "turn" not in columns:
+        return [], 1 + len(lines)  # another kind of file
+    rows: list[EpochRow] = []
+    for line in lines:
+        try:
+            rows.append(_row(line))
+        except (ValueError, KeyError, TypeError, OverflowError):  # what a cut or foreign line leads to
+            continue
+    return rows, len(lines) - len(rows)
+
+
+def _row(line: Mapping[str, str]) -> EpochRow:
+    losses: dict[int, list[float]] = {}
+    for column, value in line.items():
+        if match := _LOSS.fullmatch(column):
+            losses.setdefault(int(match[1]), []).append(float(value))
+    return EpochRow(
+        turn=int(line["turn"]),
+        epoch=int(line["epoch"]),
+        train_acc=float(line["train_acc"]),
+        test_acc=float(line["test_acc"]),
+        train_time=float(line["train_time"]),
+        epoch_time=float(line["epoch_time"]),
+        samples_per_s=float(line["samples_per_s"]),
+        tokens_per_s=float(line["tokens_per_s"]),
+        losses=tuple(tuple(losses[layer]) for layer in sorted(losses)),
+    )

@@ -1,0 +1,192 @@
+"""Checkpoints written beside the training, which no failing disk stops."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pipeal.errors import PipealError, StallError, first_line
+from pipeal.train.checkpoint import CheckpointStore
+
+Layers = Mapping[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Job:
+    step: int
+    layers: Callable[[], Layers]
+    position: Mapping[str, Any]
+    state: Mapping[str, Any]
+    best: bool
+
+
+class Saver:
+    """Writes checkpoints on a thread of its own, one after the other. Used with ``with``, outside of the pipeline's.
+
+    While one is written, at most two wait: the newest and the newest best one, so that a slow disk costs checkpoints,
+    not memory. A write that fails is told, counted, and the training goes on: the last good checkpoint stays.
+
+    Args:
+        store: Where to.
+        say: Told in one line, on the saver's thread, of failed writes: the first, second, fourth, eighth … in a row,
+            and of the first that succeeds after them.
+
+    Attributes:
+        written: How many were.
+        failures: How many writes failed; a run in which any did should say so with its exit code.
+        replaced: How many gave way to newer ones before they were begun.
+        last_failure: What the last failed write said.
+    """
+
+    def __init__(self, store: CheckpointStore, say: Callable[[str], None]) -> None:
+        self.written = self.failures = self.replaced = 0
+        self.last_failure: str | None = None
+        self._store = store
+        self._say = say
+        self._in_a_row = 0
+        self._changed = threading.Condition()
+        self._waiting: list[_Job] = []
+        self._busy = False
+        self._closed = False
+        self._crash: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except StallError as stall:
+            if error is None:
+                raise
+            self._say(str(stall))  # what ended the training is the news
+
+    def submit(
+        self,
+        step: int,
+        layers: Callable[[], Layers],
+        position: Mapping[str, Any],
+        state: Mapping[str, Any],
+        *,
+        best: bool = False,
+    ) -> None:
+        """Asks for a checkpoint, and does not wait for it.
+
+        Args:
+            step: See :meth:`pipeal.train.checkpoint.CheckpointStore.save`, as for what follows.
+            layers: Called on the saver's thread; gives the states of the layers, and waits for them if need be. When
+                it raises, there is no checkpoint.
+            position: Where the run stands; what JSON can hold.
+            state: Anything else, likewise.
+            best: It is the best so far.
+
+        Raises:
+            TypeError: The position or the state holds what JSON cannot.
+            RuntimeError: The saver is closed.
+        """
+        # As they are now: the run goes on and changes them.
+        job = _Job(step, layers, json.loads(json.dumps(position)), json.loads(json.dumps(state)), best)
+        with self._changed:
+            self._require_alive()
+            if self._closed:
+                raise RuntimeError(f"the checkpoint of step {step} came after the saver was closed")
+            # A best one is kept waiting beside the newest: what replaced it would not be as good.
+            stay = [] if best else [other for other in self._waiting if other.best]
+            self.replaced += len(self._waiting) - len(stay)
+            self._waiting = [*stay, job]
+            if self._thread is None:
+                # A daemon: a disk that never answers must not keep the process.
+                self._thread = threading.Thread(target=self._run, name="pipeal-saver", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Waits until everything asked for is written, or has failed; False if that took too long."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: not (self._busy or self._waiting), timeout_s)
+            self._require_alive()
+            return done
+
+    def close(self, timeout_s: float = 300.0) -> None:
+        """Writes what waits and ends the thread; a second time does nothing.
+
+        A job that waits for a pipeline ends with it: close that first.
+
+        Raises:
+            StallError: The thread still waits or writes after ``timeout_s``; it is left behind.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is None:
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise StallError(
+                f"a checkpoint is still not written {timeout_s:g} s after the end of the training; "
+                f"look at the disk below {self._store.folder}"
+            )
+        self._thread = None
+        self._require_alive()
+
+    def _require_alive(self) -> None:
+        if self._crash is not None:
+            crash, self._crash = self._crash, None
+            raise crash
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as crash:  # noqa: BLE001  raised in whoever calls next
+            with self._changed:
+                self._crash, self._closed = crash, True
+                self._waiting.clear()
+                self._busy = False
+                self._changed.notify_all()
+
+    def _step(self) -> bool:
+        """Carries out a job; False when none will come. Its states are let go before the next is waited for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if not self._waiting:
+                return False
+            job = self._waiting.pop(0)
+            self._busy = True
+        self._carry_out(job)
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+        return True
+
+    def _carry_out(self, job: _Job) -> None:
+        try:
+            layers = job.layers()
+        except Exception:  # noqa: BLE001
+            # Not a failure of the disk: the pipeline died, and raises this itself where the training runs.
+            return
+        try:
+            self._store.save(job.step, layers, job.position, job.state, job.best)
+        except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
+            self._failed(job.step, error)
+        else:
+            self.written += 1
+            if self._in_a_row:
+                self._in_a_row = 0
+                self._say(f"checkpoints are written again, that of step {job.step} is the first")
+
+    def _failed(self, step: int, error: Exception) -> None:
+        self.failures += 1
+        self._in_a_row += 1
+        known = isinstance(error, PipealError)
+        self.last_failure = str(error) if known else f"the checkpoint of step {step} failed: {first_line(error)}"
+        if self._in_a_row & (self._in_a_row - 1) == 0:
+            row = f" ({self._in_a_row} in a row now)" if self._in_a_row > 1 else ""
+            self._say(f"{self.last_failure}; the training goes on{row}")

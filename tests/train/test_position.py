@@ -1,0 +1,62 @@
+"""Where a training stands, as JSON and back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+from pipeal.engine.schedule import Action
+from pipeal.engine.trace import StageTimes
+from pipeal.train.position import Part, Position, Totals, joined
+from pipeal.train.recorders import EpochRow
+
+
+def position() -> Position:
+    times = StageTimes(dict.fromkeys(Action, 0.1), {"input": 0.3})
+    row = EpochRow(1, 1, 0.1 + 0.2, 0.9, 3.3, 3.3, 7.0, 0.0, losses=((0.1, 1e-17), (0.3,)))
+    return Position(
+        turn=2,
+        epoch=1,
+        batches=7,
+        trained_s=3.3,
+        part=Part(1.5, 3, 12, 40, 50, Counter({(4, 10): 2, (4, 9): 1})),
+        rows=[row],
+        totals=Totals(3.3, 4, 16, 60, 70, Counter({(4, 10): 4}), [times], 3.1),
+    )
+
+
+def test_a_position_comes_back_from_json_as_it_was() -> None:
+    before = position()
+    after = Position.of(json.loads(json.dumps(before.state())), [])
+    assert after == before
+    assert after.step == 7
+    assert isinstance(after.rows[0].losses[0], tuple)
+
+
+def test_what_a_resumed_training_counts_goes_on() -> None:
+    after = Position.of(position().state(), [])
+    after.part.add(Part(0.5, 1, 4, 9, 9, Counter({(4, 9): 1})))
+    assert after.part == Part(2.0, 4, 16, 49, 59, Counter({(4, 10): 2, (4, 9): 2}))
+
+
+def test_the_times_of_other_stages_than_before_begin_anew() -> None:
+    class Report:
+        seconds = 2.0
+        stages = [StageTimes(dict.fromkeys(Action, 0.2), {"input": 0.0})] * 2
+
+    totals = position().totals
+    totals.watched(Report())  # type: ignore[arg-type]
+    assert totals.busy_share == [pytest.approx(0.3)] * 2
+    totals.watched(Report())  # type: ignore[arg-type]
+    assert totals.busy_share == [pytest.approx(0.3)] * 2
+    assert totals.stage_s == 4.0
+
+
+def test_losses_of_two_parts_are_those_of_the_whole() -> None:
+    one, other = torch.rand(3, 2), torch.rand(5, 2)
+    assert torch.equal(joined([one], [other])[0], torch.cat([one, other]))
+    assert joined([], [other]) == [other]
+    assert joined([one], []) == [one]

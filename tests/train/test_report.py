@@ -1,0 +1,300 @@
+"""The page tells what lies in a run's folder: all of it, nothing else, and whatever is missing by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pipeal.errors import DataError
+from pipeal.train.report import read_runs, write_report
+from pipeal.train.report.chart import Line, chart
+from pipeal.train.report.idle import stage_shares
+from pipeal.train.report.markup import table, tag
+from pipeal.train.report.rows import read_rows
+from pipeal.train.report.status import lock_is_held
+from tests.train.run_folders import SUMMARY, held, make_run, rows, tell, write_rows
+
+VOID = ("meta", "img")
+
+
+class Page(HTMLParser):
+    """A page taken apart; fails where an element is not closed in its place."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((name, dict(attributes)))
+        if name not in VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def report(*folders: Path) -> Page:
+    path = folders[0].parent / "page.html"
+    write_report([run for folder in folders for run in read_runs(folder)], path)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_a_run_is_told_with_its_figures(tmp_path):
+    text = report(make_run(tmp_path / "agnews-transformer-al-001")).text
+    for told in (
+        "agnews-transformer-al-001 finished",
+        "best test accuracy 76.0 %",
+        "samples per second 200.0",
+        "tokens per second 5,000",
+        "padding of random batches 43.2 %",
+        "3 to 64, median 40.50",
+        "Associated loss by layer",
+        "Autoencoder loss by layer",
+        "layer 2",
+    ):
+        assert told in text
+    assert "Missing here" not in text
+    assert "batches.png is not there" in text
+
+
+def test_the_reasons_of_idle_time_are_shares_of_all_time(tmp_path):
+    (run,) = read_runs(make_run(tmp_path / "run"))
+    first, second = stage_shares(run)
+    assert first.busy == 0.5
+    assert first.waiting == pytest.approx({"input": 0.1, "space": 0.3, "join": 0.0, "saving": 0.0, "rest": 0.1})
+    assert second.waiting == pytest.approx({"input": 0.05, "space": 0.0, "join": 0.02, "saving": 0.0, "rest": 0.03})
+    for stage in (first, second):
+        assert stage.busy + sum(stage.waiting.values()) == pytest.approx(1)
+        assert sum(stage.actions.values()) == pytest.approx(stage.busy)
+    assert "stage 0 · cpu 1 20.0 % 26.7 % 3.3 % 50.0 % 10.0 % 30.0 % 0.0 % 0.0 % 10.0 %" in report(run.folder).text
+
+
+def test_only_what_differs_from_the_default_of_that_experiment_stands_first(tmp_path):
+    text = report(make_run(tmp_path / "run")).text
+    changed, _, rest = text.partition("Configuration")[2].partition("values as by default")
+    assert "model.x_hid 48" in changed
+    assert "engine.devices cpu, cpu auto" in changed
+    assert "dropout" not in changed
+    assert "model.dropout" in rest
+
+
+def test_a_comparison_stands_side_by_side_with_what_was_asked_differently(tmp_path):
+    whole = tmp_path / "agnews-transformer-compare-001"
+    for mode in ("al", "bp"):
+        make_run(whole / mode, mode=mode)
+    (whole / "config.yaml").write_text("train: {mode: compare}")
+    page = report(whole)
+    assert "Comparison" in page.text
+    assert "key AL BP train.mode al bp" in page.text
+    assert "tokens/s" in page.text
+    for mode in ("al", "bp"):
+        (whole / mode / "summary.json").unlink()
+    assert "tokens/s" not in report(whole).text, "a column without a figure"
+    assert "Accuracy over epochs (dashed: training samples) " in page.text
+    assert "Loss, end to end" in page.text
+    assert [words["id"] for name, words in page.tags if name == "section" and "id" in words] == ["run-1", "run-2"]
+
+
+def test_runs_of_the_same_name_are_told_apart(tmp_path):
+    page = report(make_run(tmp_path / "monday" / "run-001"), make_run(tmp_path / "tuesday" / "run-001", done=1))
+    assert "monday/run-001 finished" in page.text
+    assert "tuesday/run-001" in page.text
+
+
+@pytest.mark.parametrize("left", ["config.yaml", "epochs.csv", "summary.json"])
+def test_a_run_with_one_file_alone_has_a_page_that_names_the_others(tmp_path, left):
+    folder = make_run(tmp_path / "run")
+    for path in folder.iterdir():
+        if path.name != left:
+            path.unlink()
+    text = report(folder).text
+    missing = text.partition("Missing here")[2].partition("Accuracy and losses")[0]
+    for name in {"config.yaml", "epochs.csv", "summary.json"} - {left}:
+        assert f"{name}: " in missing
+    assert "timeline.png is not there" in text
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "epochs.csv", "summary.json", "exits.json", "timeline.png"])
+@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"\xff\xfe\x00{", b"{" * 5000, b"a: [", b"turn\n1\n\n\n"])
+def test_a_broken_file_is_named_and_never_an_error(tmp_path, name, content):
+    folder = make_run(tmp_path / "run")
+    (folder / name).write_bytes(content)
+    text = report(folder).text
+    # A CSV without lines is whole: the run has not come to its first row.
+    assert name in text or (name, content) in {("epochs.csv", b"")}
+
+
+def test_a_row_cut_in_half_is_left_out_and_counted(tmp_path):
+    write_rows(tmp_path, rows(epochs=3))
+    path = tmp_path / "epochs.csv"
+    path.write_bytes(path.read_bytes()[:-30])
+    found, broken = read_rows(path)
+    assert (found, broken) == (rows(epochs=3)[:2], 1)
+
+
+@given(st.integers(1, 3), st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
+def test_rows_are_read_back_as_they_were_written(tmp_path_factory, epochs, layers, parts, turns):
+    folder = tmp_path_factory.mktemp("rows")
+    write_rows(folder, rows(epochs, turns, layers, parts))
+    assert read_rows(folder / "epochs.csv") == (rows(epochs, turns, layers, parts), 0)
+
+
+def test_text_from_files_stays_text(tmp_path):
+    """A run's files may come from anywhere: what they hold must not become a part of the page."""
+    evil = "</style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
+    folder = make_run(tmp_path / "a<b onclick='x'>&amp;")
+    summary = {**SUMMARY, "schedule": evil, "devices": [evil] * 2, "environment": {evil: evil}, "form": evil}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "exits.json").write_text(json.dumps({"samples": 1, "rows": [{"name": evil}, 3, None]}))
+    (folder / "config.yaml").write_text(json.dumps({"dataset": evil, "model": {"name": evil}, "train": {evil: evil}}))
+    tell(folder, "failed", message=evil)
+    page = report(folder)
+    assert {name for name, _ in page.tags}.isdisjoint({"script", "iframe", "object", "link", "form", "b onclick"})
+    assert not [words for _, words in page.tags if {"onclick", "onerror"} & set(words)]
+    assert all(str(words["src"]).startswith("data:image/png;base64,") for name, words in page.tags if name == "img")
+    assert page.text.count("<script>alert(1)</script>") >= 8
+
+
+@given(st.text(), st.text())
+def test_any_text_is_read_back_from_the_markup_as_it_was(content, attribute):
+    page = Page(tag("p", content, title=attribute or "-"))
+    shown = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", content)
+    assert "".join(page.words).replace("\r\n", "\n") == shown.replace("\r\n", "\n")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(SUMMARY)), json_values, max_size=8), json_values, json_values)
+def test_a_summary_of_any_values_has_a_page(tmp_path_factory, changed, stage, peaks):
+    folder = make_run(tmp_path_factory.mktemp("any") / "run", done=0)
+    summary = {**SUMMARY, "stages": [stage, *SUMMARY["stages"]], "peak_memory_bytes": peaks, **changed}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "exits.json").write_text(json.dumps({"rows": [stage], "samples": peaks}))
+    (folder / "config.yaml").write_text(json.dumps({"train": changed, "model": stage, "dataset": peaks}))
+    tell(folder, str(stage), message=str(peaks), started=str(peaks))
+    report(folder)
+
+
+numbers = st.floats() | st.sampled_from([0.0, 1.0, 1e-300, 5e-324, 1e89, 1.0000000000000002])
+
+
+@given(st.lists(st.tuples(numbers, numbers), max_size=5), st.booleans())
+def test_a_chart_of_any_numbers_can_be_drawn_within_its_frame(points, whole):
+    html = chart("any", [Line("a", points, "black", band=[(x, y, y) for x, y in points])], x="x", whole=whole)
+    assert "nan" not in html
+    assert "inf" not in html
+    page = Page(html)
+    for name, words in page.tags:
+        if name == "circle":
+            assert 0 <= float(words["cx"]) <= 540
+            assert 0 <= float(words["cy"]) <= 270
+
+
+def test_many_runs_with_large_pictures_stay_below_two_megabytes(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (600, 800, 3), dtype=np.uint8)
+    folders = [make_run(tmp_path / f"run-{number}", turns=2) for number in range(5)]
+    for folder in folders:
+        for picture in ("timeline.png", "batches.png"):
+            Image.fromarray(noise).save(folder / picture)
+    page = report(*folders)
+    assert 1_000_000 < (tmp_path / "page.html").stat().st_size < 2_000_000
+    assert "left out to keep this page small" in page.text
+    assert "run-4" in page.text
+
+
+def test_nothing_on_the_page_asks_for_a_network(tmp_path):
+    make_run(tmp_path / "run")
+    report(tmp_path / "run")
+    html = (tmp_path / "page.html").read_text()
+    assert "url(" not in html
+    assert "@import" not in html
+    asked = [words[key] for _, words in Page(html).tags for key in ("src", "href", "srcset", "data") if key in words]
+    assert all(where.startswith(("data:", "#")) for where in asked)
+    assert "default-src 'none'" in Page(html).tags[3][1]["content"]
+
+
+def test_a_column_of_numbers_stands_to_the_right_and_one_of_words_to_the_left():
+    page = Page(table(["run", "test", "more"], [["a", "94.8 %", 1234.5], ["b", "–", None]]))
+    kinds = [words["class"] for name, words in page.tags if name == "td"]
+    assert kinds == ["words", "number", "number"] * 2
+    assert Page(table(["run"], [])).words == ["run"]
+
+
+def test_what_is_no_run_is_said_in_one_line(tmp_path):
+    make_run(tmp_path / "run-001")
+    with pytest.raises(DataError, match=r"no run: .*; it holds 1, such as .*run-001"):
+        read_runs(tmp_path)
+    with pytest.raises(DataError, match="no such folder"):
+        read_runs(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [("finished", "finished"), ("interrupted", "interrupted"), ("failed", "failed"), ("so-so", "unknown")],
+)
+def test_a_run_is_as_it_says(tmp_path, told, state):
+    tell(make_run(tmp_path / "run", done=1), told, "a word")
+    (run,) = read_runs(tmp_path / "run")
+    assert (run.status.state, run.status.message) == (state, "a word")
+
+
+def test_a_run_whose_process_was_killed_has_died(tmp_path):
+    folder = make_run(tmp_path / "run", done=1)
+    tell(folder, "running")
+    with held(folder / "run.lock"):
+        assert read_runs(folder)[0].status.state == "running"
+    assert read_runs(folder)[0].status.state == "died"
+
+
+def test_looking_at_a_lock_does_not_keep_it(tmp_path):
+    (tmp_path / "run.lock").touch()
+    assert lock_is_held(tmp_path / "run.lock") is False
+    with held(tmp_path / "run.lock"):
+        assert lock_is_held(tmp_path / "run.lock") is True
+    assert lock_is_held(tmp_path / "run.lock") is False
+
+
+@pytest.mark.parametrize(("done", "state"), [(3, "finished"), (1, "unknown"), (0, "unknown")])
+def test_an_older_run_without_a_status_is_judged_by_what_it_left(tmp_path, done, state):
+    assert read_runs(make_run(tmp_path / "run", done=done))[0].status.state == state
+
+
+def test_an_older_run_that_was_stopped_left_a_summary_and_too_few_epochs(tmp_path):
+    folder = make_run(tmp_path / "run", done=1)
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+    assert read_runs(folder)[0].status.state == "interrupted"
+
+
+def test_of_an_interrupted_comparison_the_form_that_ended_is_finished(tmp_path):
+    make_run(tmp_path / "run" / "al")
+    make_run(tmp_path / "run" / "bp", mode="bp", done=1)
+    tell(tmp_path / "run", "interrupted", "told to stop")
+    for folder in (tmp_path / "run", tmp_path / "run" / "al"):
+        assert (read_runs(folder)[0].name, read_runs(folder)[0].status.state) == ("run/al", "finished")
+    assert read_runs(tmp_path / "run")[1].status.state == "interrupted"

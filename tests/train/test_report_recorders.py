@@ -1,0 +1,83 @@
+"""Rows beside the CSV: JSON lines, and TensorBoard where it is installed."""
+
+import json
+import math
+import sys
+import threading
+from dataclasses import asdict, replace
+
+import pytest
+
+from pipeal.errors import ConfigError
+from pipeal.train.peak_memory import peak_memory_bytes
+from pipeal.train.recorders import JsonLinesRecorder
+from pipeal.train.tensorboard import TensorBoardRecorder
+from tests.train.run_folders import rows
+
+
+def test_each_line_is_the_row_by_name_and_on_the_disk_when_write_returns(tmp_path):
+    path = tmp_path / "new" / "epochs.jsonl"
+    with JsonLinesRecorder(path) as recorder:
+        for number, row in enumerate(rows(), start=1):
+            recorder.write(row)
+            lines = path.read_text().splitlines()
+            assert len(lines) == number
+            assert json.loads(lines[-1]) == json.loads(json.dumps(asdict(row)))
+    recorder.close()
+
+
+def test_json_has_no_nan_and_no_infinity(tmp_path):
+    with JsonLinesRecorder(tmp_path / "x.jsonl") as recorder:
+        recorder.write(replace(rows()[0], test_acc=math.nan, losses=((1.0, math.inf),)))
+    found = json.loads((tmp_path / "x.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (found["test_acc"], found["losses"]) == (None, [[1.0, None]])
+
+
+def test_a_new_recorder_begins_the_file_anew(tmp_path):
+    for _ in range(2):
+        with JsonLinesRecorder(tmp_path / "x.jsonl") as recorder:
+            recorder.write(rows()[0])
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 1
+
+
+def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigError, match=r"TensorBoard is not installed .*pip install 'pipeal\[tensorboard\]'"):
+        TensorBoardRecorder(tmp_path / "tensorboard")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_reads_back_every_scalar_of_every_turn(tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'pipeal[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    before = set(threading.enumerate())
+    for _ in range(2):  # the second replaces what the first left
+        with TensorBoardRecorder(tmp_path) as recorder:
+            for row in rows(epochs=3, turns=2):
+                recorder.write(row)
+    assert set(threading.enumerate()) <= before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["turn-1", "turn-2"]
+    for turn in (1, 2):
+        wanted = [row for row in rows(epochs=3, turns=2) if row.turn == turn]
+        read = EventAccumulator(str(tmp_path / f"turn-{turn}"))
+        read.Reload()
+        accuracy = [(event.step, event.value) for event in read.Scalars("accuracy/test")]
+        assert accuracy == [(row.epoch, pytest.approx(row.test_acc)) for row in wanted]
+        loss = [event.value for event in read.Scalars("loss/layer_2/autoencoder")]
+        assert loss == pytest.approx([row.losses[1][1] for row in wanted])
+
+
+def test_the_peak_of_memory_is_at_least_what_was_touched():
+    block = bytearray(b"x") * (64 << 20)
+    assert list(peak_memory_bytes(["cpu", "cpu"])) == ["process"]
+    assert peak_memory_bytes(["cpu"])["process"] >= len(block)
+
+
+@pytest.mark.cuda
+def test_a_gpu_tells_its_own_peak():
+    import torch
+
+    block = torch.ones(1 << 20, device="cuda:0")
+    assert peak_memory_bytes(["cuda:0", "cpu", "cuda:0"])["cuda:0"] >= block.nbytes
