@@ -140,6 +140,7 @@ def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExper
         "mean_length": round(float(train.lengths.mean()), 2),
         "longest": int(train.lengths.max()),
         "batching": data.batching.kind,
+        "fingerprint": f"{train.fingerprint}-{vocab.fingerprint}",
     }
     pretrained = None
     if config.model.pretrained == "none":

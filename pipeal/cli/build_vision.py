@@ -148,6 +148,7 @@ def vision_experiment(config: VisionConfig, say: Callable[[str], None]) -> Visio
         "test_samples": len(images.test),
         "skipped_images": len(broken),
         "pixels": data.size,
+        "fingerprint": train.fingerprint,
     }
     return VisionExperiment(config, images, train, held, facts)
 

@@ -28,18 +28,21 @@ TRIAL_BATCHES = 10
 """Batches a placement is tried with, beside those for warming up."""
 
 
-def choose(experiment: Experiment, form: Form, say: Callable[[str], None]) -> RunConfig:
+def choose(
+    experiment: Experiment, form: Form, say: Callable[[str], None], config: RunConfig | None = None
+) -> RunConfig:
     """The configuration of one form with nothing left open: the same file, given again, repeats the run.
 
     Args:
         experiment: What is to be run.
         form: Which form of it.
         say: Told what is being done.
+        config: What to complete; the experiment's configuration if None.
 
     Raises:
         PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
     """
-    config = experiment.config
+    config = config or experiment.config
     # Against several AL stages with some threads each, backpropagation gets all cores.
     rival = form == "bp" and config.train.mode == "compare"
     if form == "bp":  # one layer: there is nothing to overlap, and nothing to hand to a thread

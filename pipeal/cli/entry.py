@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import errno
+import io
 import signal
 import sys
 from typing import NoReturn
 
 import click
 
-from pipeal.errors import PipealError, StallError
+from pipeal.errors import Interrupted, PipealError, SaveError, StallError
+from pipeal.outofmemory import bytes_asked, in_units, is_out_of_memory
 
 _SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """A full or protected disk: nobody's bug."""
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 """Open files, processes, memory."""
+
+_LONGEST = 1_000
+"""Characters of the one line for a mistake."""
 
 
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
@@ -27,14 +32,18 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """
     # As Ctrl-C: the run unwinds, its workers end, and what there is by then is written.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, nor terminals know every letter
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         command.main(arguments, standalone_mode=False)
     except click.UsageError as error:
         _leave(f"{error.format_message()} (see --help)", 2)
     except click.ClickException as error:
         _leave(error.format_message(), 2)
-    except StallError as error:  # nobody's mistake: the stacks are the message
+    except (StallError, SaveError) as error:  # nobody's mistake
         _leave(str(error), 1)
+    except Interrupted as error:
+        _leave(str(error), error.code)
     except PipealError as error:
         _leave("; ".join([str(error), *getattr(error, "__notes__", [])]), 2)
     except (KeyboardInterrupt, click.Abort):
@@ -42,8 +51,12 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # whoever read our output has left
         sys.stderr.close()
         sys.exit(1)
-    except MemoryError as error:
-        _leave(f"out of memory ({error}); lower the sizes of batches or of the model", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        asked = bytes_asked(error)
+        what = str(error) if asked is None else f"{in_units(asked)} wanted"
+        _leave(one_line(f"out of memory ({what}); lower the sizes of batches or of the model"), 1)
     except OSError as error:
         if error.errno in _EXHAUSTED:
             _leave(f"{error.strerror}: this machine has no more of them; lower data.workers, or raise its limit", 1)
@@ -54,5 +67,16 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    print(f"pipeal: {message}", file=sys.stderr)
+    print(f"pipeal: {one_line(message) if code == 2 else message}", file=sys.stderr)
     sys.exit(code)
+
+
+def one_line(message: str) -> str:
+    """A message that repeats what a user typed, fit for a terminal: no line ends or control codes, of bounded length.
+
+    >>> one_line("unknown key 'a\\nb'\\x1b[31m")
+    "unknown key 'a b'\\\\x1b[31m"
+    """
+    words = " ".join(message.split())
+    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST // 2]} … {shown[-_LONGEST // 2 :]}"

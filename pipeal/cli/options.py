@@ -48,6 +48,11 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         click.option("--seed", type=int, help="Seed of the first training; default: 0."),
         click.option("--data-root", help="Folder that holds the data sets; default: data."),
         click.option("--out", help="Folder in which each run gets a folder of its own; default: runs."),
+        click.option(
+            "--resume",
+            metavar="auto|never|RUN",
+            help="auto (default) goes on with an unfinished run of the same command; or the folder of a run; or never.",
+        ),
         click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
         click.option(
             "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any configuration key, repeatable."

@@ -14,10 +14,11 @@ from pipeal.config import RunConfig
 from pipeal.train.batches import Batches
 from pipeal.train.environment import environment
 from pipeal.train.exits import ExitTable
+from pipeal.train.peak_memory import peak_memory_bytes
 from pipeal.train.plots import draw_curves
+from pipeal.train.position import Totals
 from pipeal.train.recorders import EpochRow, write_json
 from pipeal.train.tables import print_table
-from pipeal.train.trainer import Totals
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Outcome:
         parameters: Effective and affiliated parameters.
         folder: Where its files are.
         exits: What each exit is worth after the last turn; None where that is not measured.
+        unsaved: What kept checkpoints from being written; None if all were.
     """
 
     config: RunConfig
@@ -43,6 +45,7 @@ class Outcome:
     parameters: tuple[int, int]
     folder: Path
     exits: ExitTable | None = None
+    unsaved: str | None = None
 
     @property
     def batches(self) -> Batches:
@@ -85,6 +88,8 @@ class Outcome:
             "tokens_per_s": totals.tokens / totals.seconds,
             "padding_share": totals.padding_share,
             "samples_per_batch": totals.samples / totals.batches,
+            "non_finite_updates_skipped": totals.non_finite,
+            "updates_in_parts": totals.splits,
             "batches_per_epoch": totals.batches / len(self.rows),
             "batches": self.batches.summary(),
             "schedule": engine.schedule,
@@ -103,6 +108,7 @@ class Outcome:
             "effective_parameters": self.parameters[0],
             "affiliated_parameters": self.parameters[1],
             "compile": engine.compile,
+            "peak_memory_bytes": peak_memory_bytes(engine.devices),
             "data": self.facts,
             "environment": environment(),
         }
@@ -148,6 +154,10 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
         columns.append(f"speed-up over {outcomes[-1].form}")
     print_table(f"{config.dataset} {config.model.name}, {config.train.epochs} epochs", columns, rows)
     for outcome in outcomes:
+        if outcome.totals.non_finite:
+            print(f"skipped:  {outcome.totals.non_finite:,} updates of {outcome.form} layers, for a non-finite loss")
+        if outcome.totals.splits:
+            print(f"in parts: {outcome.totals.splits:,} updates of {outcome.form} layers, for want of memory")
         if outcome.exits is not None:
             outcome.exits.show(f"{outcome.form} exits on {outcome.exits.samples:,} test samples")
             print(f"exits:    {outcome.folder / 'exits.png'}")

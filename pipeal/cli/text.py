@@ -19,7 +19,14 @@ from pipeal.models import canonical_text_model
 @click.argument("dataset")
 @click.argument("model")
 @training_options(click.option("--max-len", type=int, help="Words kept of a text; default: the published length."))
-def command(dataset: str, model: str, config_file: str | None, overrides: tuple[str, ...], **given: Any) -> None:
+def command(
+    dataset: str,
+    model: str,
+    config_file: str | None,
+    overrides: tuple[str, ...],
+    resume: str | None,
+    **given: Any,
+) -> None:
     """Trains MODEL on DATASET, and shows how it went.
 
     DATASET is agnews, dbpedia, imdb, or toynews, which needs no download. MODEL is lstm or transformer; the
@@ -27,7 +34,7 @@ def command(dataset: str, model: str, config_file: str | None, overrides: tuple[
     """
     names = canonical_text_name(dataset), canonical_text_model(model)
     config = configure(TextConfig, *names, config_file, overrides, given)
-    run_experiment(lambda say: text_experiment(config, say))
+    run_experiment(lambda say: text_experiment(config, say), resume or "auto")
 
 
 def main() -> None:

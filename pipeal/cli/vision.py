@@ -23,7 +23,14 @@ from pipeal.models import canonical_vision_model
     click.option("--augmentation", help="Of training images: none, basic or strong; default: the experiment's."),
     click.option("--batch-size", type=int, help="Images per training batch; default: the experiment's."),
 )
-def command(dataset: str, model: str, config_file: str | None, overrides: tuple[str, ...], **given: Any) -> None:
+def command(
+    dataset: str,
+    model: str,
+    config_file: str | None,
+    overrides: tuple[str, ...],
+    resume: str | None,
+    **given: Any,
+) -> None:
     """Trains MODEL on DATASET, and shows how it went.
 
     DATASET is tinyimagenet, cifar10, cifar100, or toyimages, which needs no download. MODEL is vgg or resnet; the
@@ -31,7 +38,7 @@ def command(dataset: str, model: str, config_file: str | None, overrides: tuple[
     """
     names = canonical_image_name(dataset), canonical_vision_model(model)
     config = configure(VisionConfig, *names, config_file, overrides, given)
-    run_experiment(lambda say: vision_experiment(config, say))
+    run_experiment(lambda say: vision_experiment(config, say), resume or "auto")
 
 
 def main() -> None:

@@ -1,12 +1,21 @@
 """Configuration ends at the door: YAML and command-line values become checked dataclasses here, once."""
 
 from pipeal.config.load import dump_config, find_config, load_config
-from pipeal.config.schema import DataConfig, EngineConfig, LrConfig, ModelConfig, RunConfig, TrainConfig
+from pipeal.config.schema import (
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    LrConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+)
 from pipeal.config.text import BatchingConfig, GroupingConfig, TextConfig, TextDataConfig, TextModelConfig
 from pipeal.config.vision import ImageDataConfig, VisionConfig, VisionModelConfig
 
 __all__ = [
     "BatchingConfig",
+    "CheckpointConfig",
     "DataConfig",
     "EngineConfig",
     "GroupingConfig",

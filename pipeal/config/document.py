@@ -1,7 +1,7 @@
 """YAML text to plain values and back, without the traps of PyYAML.
 
-Three of them: ``1e-3`` would be text, the last of two equal keys would win silently, and an ill-formed tagged
-scalar would raise whatever Python raised first.
+Four of them: ``1e-3`` would be text, ``1:30`` would be 90, the last of two equal keys would win silently, and an
+ill-formed tagged scalar would raise whatever Python raised first.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ import yaml
 from pipeal.errors import ConfigError
 
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader that refuses a repeated key and says where a value is ill-formed."""
+    """The safe loader that refuses a repeated key, counts by tens, and says where a value is ill-formed."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        tag = str(super().resolve(kind, value, implicit))
+        sixties = tag in _NUMBERS and ":" in str(value) and bool(implicit[0])
+        return "tag:yaml.org,2002:str" if sixties else tag
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -70,6 +76,8 @@ def parse(text: str, *, source: str) -> Any:
 
     >>> parse("{base: 1e-3}", source="x.yaml")
     {'base': 0.001}
+    >>> parse("1:30", source="x.yaml")
+    '1:30'
     >>> parse("a: 1\\na: 2", source="x.yaml")
     Traceback (most recent call last):
     ...

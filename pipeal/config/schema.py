@@ -86,6 +86,19 @@ class LrConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """When a training is saved, and what is kept of it. It is also saved after every epoch and when it is ended.
+
+    Attributes:
+        every: Batches between two checkpoints; None for none within an epoch.
+        keep: So many of the newest are kept, and the best one.
+    """
+
+    every: Count | None = 500
+    keep: Count = 2
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """How training goes.
 
@@ -99,6 +112,10 @@ class TrainConfig:
             the hardware computes in it at full speed.
         exit_tolerance: The share of samples that the calibrated early exit may get wrong beside the full path.
         train_accuracy_samples: How many training samples the training accuracy is taken on; None for all.
+        on_non_finite: What a non-finite loss does: ``raise`` ends the run, and keeps the batch for a look; ``skip``
+            leaves that layer's update out, and counts it.
+        checkpoint: When it is saved.
+        tensorboard: Whether the epochs are also written for TensorBoard, which is an extra of the package.
     """
 
     mode: Literal["al", "bp", "compare"] = "al"
@@ -109,6 +126,9 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     exit_tolerance: Share = 0.005
     train_accuracy_samples: Count | None = None
+    on_non_finite: Literal["raise", "skip"] = "raise"
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    tensorboard: Flag = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +142,8 @@ class EngineConfig:
         queue_depth: Packets that may wait before a stage.
         compile: Whether layers go through ``torch.compile``: ``static`` compiles each shape of batches on its own,
             ``dynamic`` all at once.
+        on_oom: What a batch that does not fit into a stage's memory does: ``raise`` ends the run; ``split`` learns
+            from it in parts, with the same update up to rounding.
         threads: Threads inside each worker's operators; None lets the engine choose.
         stall_timeout_s: Seconds without progress after which the watchdog ends the run.
         trace_batches: Batches recorded for the timeline.
@@ -132,6 +154,7 @@ class EngineConfig:
     sizes: Counts | None = None
     queue_depth: Count = 2
     compile: Literal["none", "static", "dynamic"] = "none"
+    on_oom: Literal["raise", "split"] = "raise"
     threads: Threads | None = None
     stall_timeout_s: Positive = 300.0
     trace_batches: Count = 40

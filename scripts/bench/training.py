@@ -14,20 +14,22 @@ import json
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from pipeal.cli.build_text import TextExperiment, text_experiment
 from pipeal.cli.choices import choose
-from pipeal.config import BatchingConfig, TextConfig, find_config, load_config
+from pipeal.cli.training import course_of, open_pipeline
+from pipeal.config import BatchingConfig, RunConfig, TextConfig, find_config, load_config
 from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.train.environment import environment
+from pipeal.train.position import Position
 from pipeal.train.progress import Progress
-from pipeal.train.recorders import EpochRow
 from pipeal.train.tables import print_table
-from pipeal.train.trainer import Course, Totals, accuracy, fit
+from pipeal.train.trainer import EpochBatches, accuracy, fit
 
 COUNTING = ("fixed", "bucket")
 """The kinds that count samples."""
@@ -42,44 +44,33 @@ def of_kind(experiment: TextExperiment, kind: str, batch_size: int) -> TextExper
     return replace(experiment, config=replace(config, data=replace(config.data, batching=batching)))
 
 
-def train_in_turns(
-    experiments: dict[str, TextExperiment], chosen: TextConfig, seed: int, totals: dict[str, Totals]
-) -> dict[str, list[EpochRow]]:
-    """One training of each kind, epoch by epoch side by side."""
-    rate, engine = chosen.train.lr, chosen.engine
-    course = Course(chosen.train.epochs, rate.decay, rate.per, (rate.end or 0.0) / rate.base, rate.warmup)
-    rows: dict[str, list[EpochRow]] = {kind: [] for kind in experiments}
-    kinds = list(experiments)[:: -1 if seed % 2 else 1]
+def train_in_turns(experiments: dict[str, TextExperiment], chosen: RunConfig, seed: int) -> dict[str, Position]:
+    """One training of each kind, epoch by epoch side by side; where each of them stands at the end."""
+    course = course_of(chosen)
+    positions = {kind: Position() for kind in list(experiments)[:: -1 if seed % 2 else 1]}
     with ExitStack() as open_now:
-        trainings = {}
-        for kind in kinds:
-            watcher = Progress(epochs=course.epochs, label=f"{kind}, seed {seed}")
-            pipe = open_now.enter_context(
-                Pipeline(
-                    experiments[kind].package("al", seed),
-                    engine.devices,
-                    engine.schedule,
-                    sizes=engine.sizes,
-                    queue_depth=engine.queue_depth,
-                    seed=seed,
-                    threads=engine.threads,
-                    precision=chosen.train.precision,  # type: ignore[arg-type]
-                    compile=engine.compile,
+        trainings = []
+        for kind, position in positions.items():
+            experiment = experiments[kind]
+            evaluate = partial(_evaluate, experiment.test_evaluation())
+            trainings.append(
+                fit(
+                    open_now.enter_context(open_pipeline(experiment.package("al", seed), chosen, seed)),
+                    experiment.train_batches(seed),
+                    evaluate,
+                    course,
+                    Progress(epochs=course.epochs, label=f"{kind}, seed {seed}"),
+                    position,
                 )
             )
-            test = experiments[kind].test_evaluation()
-            trainings[kind] = fit(
-                pipe,
-                experiments[kind].train_batches(seed),
-                lambda pipe, test=test: (0.0, accuracy(pipe, test)),
-                course,
-                watcher,
-                totals[kind],
-            )
         for _ in range(course.epochs):
-            for kind, training in trainings.items():
-                rows[kind].append(next(training))
-    return rows
+            for training in trainings:
+                next(training)
+    return positions
+
+
+def _evaluate(test: EpochBatches, pipe: Pipeline) -> tuple[float, float]:
+    return 0.0, accuracy(pipe, test)
 
 
 def main() -> None:
@@ -106,22 +97,21 @@ def main() -> None:
     planned = len(of_kind(whole, "plan", 1).train_batches(0))
     experiments = {kind: of_kind(whole, kind, -(-len(whole.train) // planned)) for kind in options.kinds}
     chosen = choose(of_kind(whole, "plan", 1), "al", lambda text: print(text, file=sys.stderr))
-    totals = {kind: Totals() for kind in experiments}
-    rows: dict[str, list[list[EpochRow]]] = {kind: [] for kind in experiments}
+    trained: dict[str, list[Position]] = {kind: [] for kind in experiments}
     for seed in range(options.seeds):
-        for kind, found in train_in_turns(experiments, chosen, seed, totals).items():
-            rows[kind].append(found)
+        for kind, position in train_in_turns(experiments, chosen, seed).items():
+            trained[kind].append(position)
 
     facts = environment()
     print("  ".join(f"{key} {value}" for key, value in facts.items()))
-    figures = {}
-    for kind, turns in rows.items():
+    figures: dict[str, dict[str, Any]] = {}
+    for kind, positions in trained.items():
         figures[kind] = {
-            "accuracy": [turn[-1].test_acc for turn in turns],
-            "seconds_per_epoch": median(row.epoch_time for turn in turns for row in turn),
-            "batches_per_epoch": totals[kind].batches / sum(map(len, turns)),
-            "padding": totals[kind].padding_share,
-            "epochs": [[row.test_acc for row in turn] for turn in turns],
+            "accuracy": [position.rows[-1].test_acc for position in positions],
+            "seconds_per_epoch": median(row.epoch_time for position in positions for row in position.rows),
+            "batches_per_epoch": mean(position.totals.batches / len(position.rows) for position in positions),
+            "padding": mean(position.totals.padding_share for position in positions),
+            "epochs": [[row.test_acc for row in position.rows] for position in positions],
         }
     slowest = max(found["seconds_per_epoch"] for found in figures.values())
     print_table(

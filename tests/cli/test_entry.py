@@ -9,6 +9,8 @@ import re
 import click
 import pytest
 
+from pipeal.cli import main
+from pipeal.errors import ConfigError
 from tests.cli.running import run_command
 
 
@@ -19,6 +21,12 @@ from tests.cli.running import run_command
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "Cannot allocate memory.*lower data.workers"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a/b"), "a/b: No space left.*another --out"),
         (MemoryError("72.8 TiB"), r"out of memory \(72.8 TiB\)"),
+        (
+            RuntimeError(
+                "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2147483648 bytes"
+            ),
+            r"out of memory \(2.00 GiB wanted\); lower the sizes",
+        ),
     ],
 )
 def test_what_the_machine_lacks_is_told_in_one_line(
@@ -33,10 +41,42 @@ def test_what_the_machine_lacks_is_told_in_one_line(
     assert re.fullmatch(f"pipeal: .*{line}.*\n", err)
 
 
-def test_a_bug_keeps_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_user_typed_neither_breaks_nor_paints_nor_floods_the_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     @click.command
     def command() -> None:
-        raise OSError(errno.EBADF, "a bug")
+        raise ConfigError("found 'a\nb\x1b[31m\u2028\udcff', and " + 5_000 * "x")
 
-    with pytest.raises(OSError, match="a bug"):
+    code, _, err = run_command(command, capsys)
+    assert code == 2
+    assert err.startswith(r"pipeal: found 'a b\x1b[31m \udcff', and xxx")
+    assert len(err.splitlines()) == 1
+    assert len(err) < 1_100
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EBADF, "a bug"), RuntimeError("a bug")])
+def test_a_bug_keeps_its_traceback(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command
+    def command() -> None:
+        raise error
+
+    with pytest.raises(type(error), match="a bug"):
         run_command(command, capsys)
+
+
+def test_the_group_alone_shows_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Symptom: all of the help as the "one line" of a mistake, with some versions of click only."""
+    code, out, err = run_command(main.command, capsys)
+    assert (code, err) == (0, "")
+    assert "train-text" in out
+
+
+def test_a_name_that_is_no_text_is_shown_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+    """Symptom: `pipeal report --out` wrote a page, then ended in a UnicodeEncodeError when it named the page."""
+
+    @click.command
+    def command() -> None:
+        click.echo("\udcff.html")
+
+    assert run_command(command, capfd)[:2] == (0, "\\udcff.html\n")

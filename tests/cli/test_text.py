@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from pipeal.al.bridges import VectorBridge
 from pipeal.cli.build_batches import batch_sampler
 from pipeal.cli.options import device_names
 from pipeal.cli.text import command
@@ -429,3 +431,44 @@ def test_the_last_seed_has_a_successor(tmp_path: Path, capsys: pytest.CaptureFix
         f"--seed={2**63 - 1}", "-r", "2", "--out", str(tmp_path / "runs"), *SMALL,
     )  # fmt: skip
     assert code == 0, err
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (
+        "agnews", "lstm", "--epochs", "2", "--devices", "cpu*2", "--data-root", str(varied(tmp_path / "data")),
+        *SMALL, "--set=train.lr.base=1e38", "--set=train.lr.warmup=0",
+    )  # fmt: skip
+    code, _, err = leaves(capsys, *arguments, "--out", str(tmp_path))
+    folder = tmp_path / "agnews-lstm-al-001"
+    (kept,) = folder.glob("non-finite-batch-*.pt")
+    assert code == 2
+    assert re.search(
+        rf"pipeal: .*layer \d.*batch {int(kept.stem[-9:])}\b.*the batch is kept in {re.escape(str(kept))}", err
+    )
+    found = torch.load(kept, weights_only=True)
+    assert found["x"].shape[0] == len(found["y"]) == len(found["indices"])
+    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
+
+
+def test_updates_that_meet_a_loss_that_is_not_finite_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = VectorBridge.forward
+    calls = []
+
+    def sometimes(self: VectorBridge, x: Any) -> torch.Tensor:
+        calls.append(self)
+        return forward(self, x) * (torch.nan if self.training and len(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(VectorBridge, "forward", sometimes)
+    code, out, err = leaves(
+        capsys, "agnews", "lstm", "--epochs", "1", "--devices", "cpu", "--data-root", str(varied(tmp_path / "data")),
+        *SMALL, "--set=train.on_non_finite=skip", "--out", str(tmp_path),
+    )  # fmt: skip
+    assert code == 0, err
+    folder = tmp_path / "agnews-lstm-al-001"
+    assert json.loads((folder / "summary.json").read_text())["non_finite_updates_skipped"] == 1
+    assert "skipped:  1 updates of AL layers" in out
+    assert "nan" not in (folder / "epochs.csv").read_text()

@@ -330,4 +330,4 @@ def test_every_key_is_documented():
             assert f"        {name}: " in words, f"{section.__name__}.{name} has no words"
             if is_dataclass(kind):
                 sections.append(kind)
-    assert len(set(sections)) == 11
+    assert len(set(sections)) == 12

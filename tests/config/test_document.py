@@ -68,3 +68,10 @@ def test_any_text_is_a_value_or_a_one_line_error(text):
         line = str(error)
     assert line.isprintable()
     assert line.startswith("f.yaml:")
+
+
+@pytest.mark.parametrize("text", ["1:30", "-1:30", "1:30.5", "190:20:30"])
+def test_a_number_is_not_counted_in_sixties(text):
+    """Symptom: ``--set train.repeat=1:30`` trained 90 times. Cause: YAML 1.1 takes it for a time of day in minutes."""
+    assert document.parse(text, source="x") == text
+    assert document.parse(document.dump({"out": text}), source="x") == {"out": text}

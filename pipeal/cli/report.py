@@ -1,0 +1,49 @@
+"""``pipeal report RUN [RUN …]``: one page about what runs did."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from pipeal.errors import ConfigError
+from pipeal.train.report import Run, read_runs, write_report
+
+
+@click.command(context_settings={"max_content_width": 110})
+@click.argument("folders", metavar="RUN [RUN ...]", nargs=-1, required=True)
+@click.option(
+    "--out", help="The HTML file; default: report.html, in the run's folder or, of several runs, in this folder."
+)
+def command(folders: tuple[str, ...], out: str | None) -> None:
+    """Writes one HTML page about runs.
+
+    RUN is a folder that a training left, such as runs/agnews-transformer-al-001. The page needs no network: it holds
+    configuration, curves, the timeline of the stages and why they were idle, padding, throughput and, of several runs
+    or of one that compares AL with BP, a table of them side by side.
+    """
+    runs: dict[Path, Run] = {}
+    for folder in folders:
+        runs.update((run.folder, run) for run in read_runs(_path(folder)))
+    path = _path(out) if out is not None else _default(folders)
+    if path.name in ("", "..") or os.path.isdir(path):
+        raise ConfigError(f"--out: {path} is a folder; name a file, such as {path / 'report.html'}")
+    write_report(list(runs.values()), path)
+    click.echo(path)
+
+
+def _path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ConfigError(f"found {text!r}, expected the name of a file or folder")
+    try:
+        os.lstat(text)
+    except (FileNotFoundError, NotADirectoryError):  # fine for a file to be written; told later of one to be read
+        pass
+    except OSError as error:
+        raise ConfigError(f"{text}: {error.strerror or error}; name another") from error
+    return Path(text)
+
+
+def _default(folders: tuple[str, ...]) -> Path:
+    return Path(folders[0] if len(folders) == 1 else "", "report.html")

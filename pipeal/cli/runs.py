@@ -1,0 +1,48 @@
+"""``pipeal runs [FOLDER]``: what was trained here, and how each run stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipeal.errors import ConfigError
+from pipeal.train.report import Run, read_runs, runs_in
+from pipeal.train.tables import print_table
+
+
+@click.command(context_settings={"max_content_width": 110})
+@click.argument("folder", default="runs")
+def command(folder: str) -> None:
+    """Lists the runs in FOLDER (default: runs), the latest last.
+
+    A run is running, finished, interrupted, failed, or died, when its process is gone without a word; unknown if it
+    left no status. Each can be given to `pipeal report`.
+    """
+    if not folder or "\0" in folder:
+        raise ConfigError(f"found {folder!r}, expected the name of a folder")
+    runs = [run for child in runs_in(Path(folder)) for run in read_runs(child)]
+    found = sorted(runs, key=lambda run: (run.when, run.name))
+    if not found:
+        click.echo(f"no runs in {folder}")
+        return
+    columns = ["run", "status", "data set", "model", "form", "epochs", "best test acc", "when", "MiB"]
+    print_table(f"{len(found)} run{'s' * (len(found) != 1)} in {folder}", columns, [_row(run) for run in found])
+    for run in found:
+        if run.status.message and run.status.state in ("failed", "interrupted", "died"):
+            click.echo(f"{run.name}: {' '.join(run.status.message.split())}")
+
+
+def _row(run: Run) -> list[str | float | int | None]:
+    done, asked = run.epochs
+    return [
+        run.name,
+        run.status.state,
+        run.dataset,
+        run.model,
+        run.form,
+        f"{done}/{asked}" if asked else f"{done}",
+        None if run.best is None else f"{run.best:.4f}",
+        f"{run.when:%Y-%m-%d %H:%M}",
+        run.size_bytes / 2**20,
+    ]

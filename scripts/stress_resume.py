@@ -1,0 +1,161 @@
+"""Kills training runs at random moments until they finish, and compares what they leave with untouched runs.
+
+    python scripts/stress_resume.py [--kills 20] [--cases lstm-plan transformer-stream resnet-2-workers …]
+
+Each case is one command. It runs once without disturbance; then, in another folder, the same command is started again
+and again and its process (with the processes it started) killed with SIGKILL after a random time, until it has been
+killed as often as asked and is left alone. Weights, buffers, optimizer states, and all that epochs.csv says (its times
+aside, which are those of a clock) must be equal, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.progress import track
+
+from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.tables import print_table
+
+ROOT = Path(__file__).parents[1]
+TIMES = ("train_time", "epoch_time", "samples_per_s", "tokens_per_s")
+TEXT = (
+    "--epochs=3",
+    "--devices=cpu*2",
+    "--set=model.x_hid=32",
+    "--set=model.y_hid=16",
+    "--set=data.batching.budget_tokens=2048",
+    "--set=train.checkpoint.every=7",
+    "--set=train.train_accuracy_samples=200",
+)
+IMAGES = (
+    "--epochs=3",
+    "--devices=cpu*2",
+    "--set=model.width=0.125",
+    "--set=train.checkpoint.every=3",
+    "--set=train.train_accuracy_samples=100",
+)
+QUICK = ("--epochs=1", "--set=model.embedding_dim=12", "--set=model.n_heads=2", "--set=model.x_hid=8")
+CASES: dict[str, list[str]] = {
+    f"{model}-{kind}": ["nlpmain.py", "toynews", model, f"--set=data.batching.kind={kind}", *TEXT]
+    for model in ("lstm", "transformer")
+    for kind in ("plan", "stream")
+} | {
+    f"resnet-{workers}-workers": ["cvmain.py", "toyimages", "resnet", f"--set=data.workers={workers}", *IMAGES]
+    for workers in (0, 2)
+}
+
+
+def start(arguments: list[str], out: Path) -> subprocess.Popen[bytes]:
+    log = (out / "log.txt").open("ab")
+    with log:
+        return subprocess.Popen(
+            [sys.executable, *arguments, f"--out={out}"],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """The process and all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def finish(arguments: list[str], out: Path) -> float:
+    """Lets a run come to its end; its seconds."""
+    begin = perf_counter()
+    process = start(arguments, out)
+    try:
+        code = process.wait()
+    except BaseException:
+        kill(process)
+        raise
+    if code:
+        raise SystemExit(f"{' '.join(arguments)} ended with {code}:\n{(out / 'log.txt').read_text()[-3000:]}")
+    return perf_counter() - begin
+
+
+def disturb(name: str, arguments: list[str], out: Path, kills: int, seconds: float, draw: random.Random) -> int:
+    """Kills a run so often, then lets it finish; how often a run had already finished when it was to be killed."""
+    early = 0
+    for _ in track(range(kills), description=name, transient=True):
+        process = start(arguments, out)
+        try:
+            # Half of the time a run needs is reading and choosing: most kills should come later.
+            process.wait(draw.uniform(0.2, 1.0) * seconds)
+        except subprocess.TimeoutExpired:
+            kill(process)
+        else:
+            early += 1
+    return early
+
+
+def left_behind(out: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
+    """The last checkpoint's layers, and the rows without their times, of the first run in a folder."""
+    folder = min(path for path in out.iterdir() if path.is_dir())
+    saved = CheckpointStore(folder / "checkpoints").newest(print)
+    if saved is None:
+        raise SystemExit(f"{folder} has no good checkpoint")
+    with (folder / "epochs.csv").open() as file:
+        rows = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
+    return saved.layers(), rows
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two nested states hold the same bits."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="of each case")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--quick", action="store_true", help="one epoch, a narrower model")
+    options = parser.parse_args()
+    table, wrong = [], []
+    for name in options.cases:
+        with tempfile.TemporaryDirectory(prefix="pipeal-stress-") as folder:
+            untouched, disturbed = Path(folder) / "untouched", Path(folder) / "disturbed"
+            for out in (untouched, disturbed):
+                out.mkdir()
+            command = [*CASES[name], *(QUICK if options.quick else ())]
+            seconds = finish(command, untouched)
+            draw = random.Random(f"{options.seed} {name}")
+            early = disturb(name, command, disturbed, options.kills, seconds, draw)
+            finish(command, disturbed)
+            (layers, rows), (layers_again, rows_again) = left_behind(untouched), left_behind(disturbed)
+            equal = same(layers, layers_again), rows == rows_again
+            table.append(
+                [name, f"{seconds:.1f}", options.kills - early, *("equal" if e else "DIFFERENT" for e in equal)]
+            )
+            wrong += [] if all(equal) else [name]
+    print_table("runs killed at random moments", ["case", "s untouched", "kills", "weights, optimizers", "csv"], table)
+    if wrong:
+        raise SystemExit(f"not the same: {', '.join(wrong)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Sixty of the random cases of ``scripts/fuzz_commands.py``; and that it would see what it looks for."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def test_random_command_lines_run_or_are_told_off_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "fuzz_commands.py", "--count=60", "--seed=1", f"--home={tmp_path}"],
+        capture_output=True, text=True, check=False, errors="replace",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "60 of 60 cases" in done.stdout
+    assert " × 0" in done.stdout, "some run"
+    assert " × 2" in done.stdout, "some are mistakes"
+
+
+@pytest.fixture
+def fuzz(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return importlib.import_module("fuzz_commands")
+
+
+def crash(folder: Path) -> None:
+    raise RuntimeError("an unforeseen thing")
+
+
+def mumble(folder: Path) -> None:
+    raise click.ClickException("one line\nand another")
+
+
+def begin(folder: Path) -> None:
+    run = folder / "runs" / "agnews-lstm-al-001"
+    run.mkdir(parents=True)
+    (run / "run.lock").touch()
+    (run / "status.json").write_text('{"status": "failed", "message": "ConfigError: too late"}')
+    raise click.ClickException("too late")
+
+
+def forget(folder: Path) -> None:
+    (folder / ".page.html.123.aside").touch()
+
+
+def detach(folder: Path) -> None:
+    subprocess.Popen(["sleep", "0.5"])
+
+
+def leave(folder: Path) -> None:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("mischief", "found"),
+    [
+        (crash, "RuntimeError: an unforeseen thing"),
+        (mumble, "something follows the one line"),
+        (begin, "a mistake told when the run was under way"),
+        (forget, "half-written files: .page.html.123.aside"),
+        (detach, r"left alive: process \d+: sleep"),
+        (leave, "exit code 3"),
+    ],
+)
+def test_what_a_command_must_not_do_is_found(
+    mischief: Callable[[Path], None], found: str, fuzz: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "case"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(fuzz, "GRACE_S", 0.1)
+    monkeypatch.setitem(fuzz.COMMANDS, "pipeal", click.Command("pipeal", callback=lambda: mischief(folder)))
+    seen = fuzz.observe("pipeal", [], folder, limit_s=60)
+    assert seen.outcome() == "FAILURE"
+    assert re.search(found, "\n".join(seen.wrong))

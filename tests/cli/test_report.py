@@ -1,0 +1,167 @@
+"""``pipeal report``: real runs on one page, in a real browser."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeal.cli import report, text, vision
+from pipeal.train.chrome_trace import write_chrome_trace
+from tests.cli.running import run_command, told_one_line
+from tests.train.run_folders import SPANS, make_run, tell
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+Look = Callable[..., tuple[Path, list[str]]]
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    """Opens a page in a headless browser; gives the screenshot, and what its console said."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"no browser here: none of {', '.join(BROWSERS)}; Debian's package is called chromium")
+
+    def opened(page: Path, *, width: int = 1280, height: int = 800) -> tuple[Path, list[str]]:
+        shot = tmp_path / f"{page.stem}.png"
+        done = subprocess.run(
+            [
+                browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}",
+                "--enable-logging=stderr", "--v=0",
+                f"--window-size={width},{height}", f"--screenshot={shot}", page.resolve().as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )  # fmt: skip
+        return shot, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A comparison on texts, and a run on images with exits; seconds each."""
+    root = tmp_path_factory.mktemp("runs")
+    small = ["--epochs", "1", "--out", str(root), "--set=train.precision=fp32", "--set=engine.threads=1"]
+    small.append("--set=train.train_accuracy_samples=64")
+    for command, arguments in (
+        (text.command, ["toynews", "lstm", "--mode", "compare", "--devices", "cpu,cpu", "--set=model.x_hid=8",
+                        "--set=model.embedding_dim=8", "--set=model.y_hid=8", "--max-len=8"]),
+        (vision.command, ["toyimages", "resnet", "--devices", "cpu", "--size=16", "--set=model.width=0.03125",
+                          "--set=model.x_hid=8", "--set=model.y_hid=8"]),
+    ):  # fmt: skip
+        command.main([*arguments, *small], standalone_mode=False)
+    return {"text": root / "toynews-lstm-compare-001", "vision": root / "toyimages-resnet-al-001"}
+
+
+def test_real_runs_on_one_page_in_a_real_browser(
+    trained: dict[str, Path], tmp_path: Path, look: Look, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    code, out, err = run_command(report.command, capsys, *map(str, trained.values()), "--out", str(page))
+    assert (code, out, err) == (0, f"{page}\n", "")
+    assert page.stat().st_size < 2_000_000
+    told = page.read_text(encoding="utf-8")
+    for word in (
+        "Comparison",
+        "toynews-lstm-compare-001/bp",
+        "Exits",
+        "early exit (calibrated)",
+        "Batches and padding",
+    ):
+        assert word in told
+    assert told.count("<img") == 3 + 2 + 1, "three timelines, two of batches, and the exits of the images' model"
+    for height in (800, 6000):
+        shot, console = look(page, height=height)
+        assert console == []
+        with Image.open(shot) as picture:
+            assert picture.size == (1280, height)
+            pixels = np.asarray(picture.convert("RGB"))
+        assert (pixels[:, [0, -1]] == 255).all(), "a page in the middle of white margins, with nothing that sticks out"
+        assert (pixels.min(axis=2) < 60).any(axis=1).mean() > 0.2, "it has words on it"
+        for colour in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)):
+            assert (pixels == colour).all(axis=2).sum() > 100, "the curves of the first and of the second run"
+
+
+def test_a_page_that_asks_for_a_network_or_a_script_would_be_noticed(tmp_path: Path, look: Look) -> None:
+    run = make_run(tmp_path / "run")
+    report.command.main([str(run)], standalone_mode=False)
+    bad = (
+        (run / "report.html").read_text().replace("</main>", "<img src='http://127.0.0.1:9/'><script>1</script></main>")
+    )
+    (tmp_path / "bad.html").write_text(bad)
+    assert len(look(tmp_path / "bad.html")[1]) == 2
+
+
+def test_a_run_that_holds_hostile_names_shows_them_and_nothing_else(tmp_path: Path, look: Look) -> None:
+    run = make_run(tmp_path / "<img src=x onerror=console.error(1)>")
+    tell(run, "failed", "<script>console.error(2)</script>")
+    report.command.main([str(run)], standalone_mode=False)
+    shot, console = look(run / "report.html")
+    assert console == []
+    assert shot.stat().st_size > 20_000
+
+
+@pytest.mark.parametrize("left", ["config.yaml", "epochs.csv"])
+def test_an_unfinished_run_has_a_page_without_an_error(
+    left: str, tmp_path: Path, look: Look, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", done=1)
+    for path in run.iterdir():
+        if path.name != left:
+            path.unlink()
+    code, out, _ = run_command(report.command, capsys, str(run))
+    assert (code, out) == (0, f"{run / 'report.html'}\n")
+    assert look(run / "report.html")[1] == []
+
+
+def test_the_page_lies_in_the_run_or_of_several_runs_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    write_chrome_trace(SPANS, first / "trace.json", ["cpu", "cpu"])
+    monkeypatch.chdir(tmp_path)
+    assert run_command(report.command, capsys, "a")[1] == "a/report.html\n"
+    assert "in Perfetto" in (first / "report.html").read_text()
+    assert run_command(report.command, capsys, "a", "b", "b/")[1] == "report.html\n"
+    assert (tmp_path / "report.html").read_text().count('<section id="run-') == 2
+    assert not (second / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "Missing argument 'RUN"),
+        (["none"], "none: no such folder"),
+        (["."], r"\.: no run: .* it holds 1, such as run"),
+        (["file"], "file: no such folder"),
+        (["run", "--out", "."], "--out: . is a folder; name a file"),
+        (["run", "--out", "file/x.html"], "cannot write file/x.html: "),
+        (["run\0"], "expected the name of a file or folder"),
+        (["run", "--out", ""], "expected the name of a file or folder"),
+        (["run", "none"], "none: no such folder"),
+        pytest.param(["n" * 5000], "n: File name too long", id="a long name"),
+        pytest.param(["run", "--out", "n" * 5000], "n: File name too long", id="a long file"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_run(tmp_path / "run", done=0)
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    told_one_line(line, *run_command(report.command, capsys, *arguments))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["config.yaml", "file", "run"]

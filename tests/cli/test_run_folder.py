@@ -1,0 +1,143 @@
+"""Which folder a command works in, and who else may."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeal.cli.run_folder import find_run, new_run
+from pipeal.config import TextConfig
+from pipeal.errors import ConfigError, Interrupted
+
+
+def asked(out: Path) -> TextConfig:
+    return TextConfig(dataset="toynews", out=str(out))
+
+
+def status(path: Path) -> str:
+    return json.loads((path / "status.json").read_text())["status"]
+
+
+def unfinished(config: TextConfig) -> Path:
+    run = new_run(config)
+
+    def work() -> None:
+        with run:
+            run.begin()
+            raise Interrupted("someone asked", 130)
+
+    with pytest.raises(Interrupted):
+        work()
+    return run.path
+
+
+def test_an_unfinished_run_of_the_same_command_is_found_and_a_finished_one_is_not(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    path = unfinished(config)
+    assert status(path) == "interrupted"
+    again = find_run(config, "auto")
+    assert again is not None
+    with again:
+        assert (again.path, again.resumed) == (path, True)
+        again.begin()
+        assert status(path) == "running"
+    assert status(path) == "finished"
+    assert find_run(config, "auto") is None
+    with new_run(config) as other:
+        assert other.path.name == "toynews-transformer-al-002"
+
+
+def test_another_command_or_never_begins_anew(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    unfinished(config)
+    assert find_run(config, "never") is None
+    assert find_run(replace(config, train=replace(config.train, seed=1)), "auto") is None
+
+
+def test_a_run_that_was_killed_is_found_though_its_status_says_running(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    code = (
+        "import os, signal; from pipeal.cli.run_folder import new_run; from pipeal.config import TextConfig\n"
+        f"run = new_run(TextConfig(dataset='toynews', out={str(tmp_path)!r})); run.begin()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert status(tmp_path / "toynews-transformer-al-001") == "running"
+    found = find_run(config, "auto")
+    assert found is not None
+    with found:
+        pass
+
+
+def test_a_run_that_another_process_works_at_is_left_alone(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    code = (
+        "from pipeal.cli.run_folder import new_run; from pipeal.config import TextConfig\n"
+        f"run = new_run(TextConfig(dataset='toynews', out={str(tmp_path)!r})); run.begin()\n"
+        "print('ready', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"ready\n"
+        assert find_run(config, "auto") is None
+        with pytest.raises(ConfigError, match="another process works at this run"):
+            find_run(config, str(tmp_path / "toynews-transformer-al-001"))
+        other.communicate(b"\n")
+
+
+def test_a_process_that_was_forked_from_a_killed_run_does_not_hold_it(tmp_path: Path) -> None:
+    """A loader's workers live some seconds longer than a run that was killed, and inherited its lock."""
+    config = asked(tmp_path)
+    code = (
+        "import os, signal, sys; from pipeal.cli.run_folder import new_run; from pipeal.config import TextConfig\n"
+        f"run = new_run(TextConfig(dataset='toynews', out={str(tmp_path)!r})); run.begin()\n"
+        "if os.fork() == 0: print('ready', flush=True); sys.stdin.readline(); os._exit(0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"ready\n"
+        other.wait()
+        found = find_run(config, "auto")
+        assert found is not None
+        with found:
+            pass
+        other.stdin.close()  # type: ignore[union-attr]
+
+
+def test_a_mistake_before_the_run_began_leaves_its_status(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    path = unfinished(config)
+    with pytest.raises(ConfigError), find_run(config, "auto"):  # type: ignore[union-attr]
+        raise ConfigError("no such device")
+    assert status(path) == "interrupted"
+
+
+def test_a_named_run_may_be_executed_otherwise_but_not_be_another(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    path = unfinished(config)
+    elsewhere = replace(
+        config,
+        engine=replace(config.engine, schedule="al-fm", devices=("cpu", "cpu")),
+        train=replace(config.train, epochs=99),
+    )
+    with find_run(elsewhere, str(path)) as run:  # type: ignore[union-attr]
+        assert run.asked == config
+    other = replace(config, data=replace(config.data, vocab_size=99))
+    with pytest.raises(ConfigError, match=r"its run has data.vocab_size 30000, this command 99; .*--resume never"):
+        find_run(other, str(path))
+    with pytest.raises(ConfigError, match="no run there; expected the folder of a run, or auto or never"):
+        find_run(config, str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("text", ["", "nonsense: [", "train: {epochs: many}"])
+def test_a_damaged_record_of_what_was_asked_is_no_run_to_go_on_with(tmp_path: Path, text: str) -> None:
+    config = asked(tmp_path)
+    path = unfinished(config)
+    (path / "asked.yaml").write_text(text)
+    assert find_run(config, "auto") is None

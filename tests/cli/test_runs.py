@@ -1,0 +1,77 @@
+"""``pipeal runs``: every run with how it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeal.cli import runs
+from tests.cli.running import run_command, told_one_line
+from tests.train.run_folders import held, make_run, tell
+
+
+def listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    """The cells of each row."""
+    code, out, err = run_command(runs.command, capsys, str(folder))
+    assert (code, err) == (0, "")
+    lines = [line for line in out.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_each_run_is_listed_with_how_it_stands_the_latest_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (name, done, status) in enumerate(
+        [("c", 3, "finished"), ("b", 1, "interrupted"), ("e", 2, "failed"), ("a", 1, "running"), ("d", 0, "running")]
+    ):
+        tell(make_run(tmp_path / name, done=done), status, started=f"2026-03-0{number + 1}T12:00:00+00:00")
+    (tmp_path / "not a run").mkdir()
+    (tmp_path / "file").touch()
+    with held(tmp_path / "d" / "run.lock"):
+        rows = listed(tmp_path, capsys)
+    assert [row[:2] for row in rows] == [
+        ["c", "finished"],
+        ["b", "interrupted"],
+        ["e", "failed"],
+        ["a", "died"],
+        ["d", "running"],
+    ]
+    assert [row[5] for row in rows] == ["3/3", "1/3", "2/3", "1/3", "0/3"]
+    assert rows[0][2:5] == ["agnews", "transformer", "AL"]
+    assert rows[0][6] == "0.7600"
+    assert rows[4][6] == "-"
+    assert re.fullmatch(r"2026-03-0\d \d\d:\d\d", rows[0][7])
+    assert float(rows[0][8]) > float(rows[4][8]) > 0
+
+
+def test_a_comparison_has_a_line_for_each_form_and_turns_are_counted_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "run" / "al", turns=2)
+    make_run(tmp_path / "run" / "bp", mode="bp", done=1)
+    rows = listed(tmp_path, capsys)
+    assert sorted((row[0], row[1], row[4], row[5]) for row in rows) == [
+        ("run/al", "finished", "AL", "6/6"),
+        ("run/bp", "unknown", "BP", "1/3"),
+    ]
+    assert listed(tmp_path / "run", capsys) == rows
+
+
+def test_why_a_run_failed_is_said_below(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tell(make_run(tmp_path / "run", done=0), "failed", "DataError: line 3\nis broken")
+    _, out, _ = run_command(runs.command, capsys, str(tmp_path))
+    assert out.splitlines()[-1] == "run: DataError: line 3 is broken"
+
+
+def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(runs.command, capsys, str(tmp_path)) == (0, f"no runs in {tmp_path}\n", "")
+
+
+@pytest.mark.parametrize(("folder", "line"), [("none", "none: no such folder"), ("", "expected the name of a folder")])
+def test_a_mistake_is_told_in_one_line(
+    folder: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told_one_line(line, *run_command(runs.command, capsys, folder))

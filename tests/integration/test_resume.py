@@ -1,0 +1,202 @@
+"""Law 4: a run that was ended anywhere and taken up again leaves what a run that was never touched leaves."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+
+from pipeal.cli import text, vision
+from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.keeper import CheckpointKeeper
+from pipeal.train.position import Position
+from tests.cli.running import run_command
+from tests.cli.test_text import varied
+
+TIMES = ("train_time", "epoch_time", "samples_per_s", "tokens_per_s")
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "--set=model.embedding_dim=12", "--set=model.n_heads=2", "--set=model.x_hid=8", "--set=model.y_hid=8",
+    "--set=data.batching.budget_tokens=256", "--set=train.train_accuracy_samples=50", "--set=engine.threads=1",
+    "--epochs=2", "--set=train.lr.warmup=5", "--set=train.checkpoint.every=4",
+)  # fmt: skip
+IMAGES = (
+    "--set=model.width=0.0625", "--set=model.x_hid=16", "--set=model.y_hid=8", "--size=16", "--epochs=2",
+    "--set=train.train_accuracy_samples=50", "--set=engine.threads=1", "--set=data.batch_size=256",
+)  # fmt: skip
+
+
+class Stopping:
+    """Asks runs to end before certain batches, as a signal would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at: list[tuple[int, int]] = []
+        after_batch = CheckpointKeeper.after_batch
+
+        def patched(keeper: CheckpointKeeper, pipe: Any, position: Position) -> bool:
+            if self.at and self.at[0] == (position.turn, position.batches):
+                self.at.pop(0)
+                keeper.asked_to_end = lambda: 130
+            return after_batch(keeper, pipe, position)
+
+        monkeypatch.setattr(CheckpointKeeper, "after_batch", patched)
+
+
+@pytest.fixture
+def stopping(monkeypatch: pytest.MonkeyPatch) -> Stopping:
+    return Stopping(monkeypatch)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def left_in(folder: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
+    saved = CheckpointStore(folder / "checkpoints").newest(pytest.fail)
+    assert saved is not None
+    with (folder / "epochs.csv").open() as file:
+        rows = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
+    return saved.layers(), rows
+
+
+def assert_same(one: Path, other: Path) -> None:
+    (layers, rows), (layers_again, rows_again) = left_in(one), left_in(other)
+    assert rows == rows_again
+    assert same(layers, layers_again)
+
+
+def run(command: click.Command, capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    found, _, err = run_command(command, capsys, *arguments)
+    assert found == code, err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "stops"),
+    [
+        ("lstm", "plan", [(1, 3), (1, 4), (1, 17), (2, 1)]),
+        ("transformer", "stream", [(1, 1), (1, 14), (2, 6)]),
+        ("lstm", "bucket", [(1, 5)]),
+        ("transformer", "size-aware", [(1, 9)]),
+        ("lstm", "fixed", [(2, 1)]),
+        ("transformer", "token-budget", [(1, 2), (2, 2)]),
+    ],
+)
+def test_texts(
+    model: str, kind: str, stops: list[tuple[int, int]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    stopping: Stopping,
+) -> None:  # fmt: skip
+    size = ["--set=data.batching.batch_size=16"] if kind in ("fixed", "bucket") else []
+    arguments = (
+        "agnews", model, "--data-root", str(varied(tmp_path / "data")), "--devices=cpu*2", "-r", "2", *SMALL, *size,
+        f"--set=data.batching.kind={kind}",
+    )  # fmt: skip
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    stopping.at = list(stops)
+    for _ in stops:
+        err = run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+        assert "and saved; the same command goes on from there" in err
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
+    name = f"agnews-{model}-al-001"
+    assert_same(tmp_path / "untouched" / name, tmp_path / "stopped" / name)
+    assert [path.name for path in (tmp_path / "stopped").iterdir()] == [name]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping) -> None:
+    arguments = ("toyimages", "resnet", "--devices=cpu*2", *IMAGES, f"--set=data.workers={workers}")
+    run(vision.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    stopping.at = [(1, 2), (1, 3)]
+    for code in (130, 130, 0):
+        run(vision.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}")
+    assert_same(*(tmp_path / out / "toyimages-resnet-al-001" for out in ("untouched", "stopped")))
+
+
+def test_a_comparison_goes_on_in_the_form_it_was_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    arguments = (
+        "agnews",
+        "lstm",
+        "--mode=compare",
+        "--data-root",
+        str(varied(tmp_path / "data")),
+        *SMALL,
+        "--devices=cpu",
+    )
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    stopping.at = [(1, 5), (1, 7)]
+    for code in (130, 130, 0):
+        run(text.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}")
+    for form in ("al", "bp"):
+        assert_same(*(tmp_path / out / "agnews-lstm-compare-001" / form for out in ("untouched", "stopped")))
+
+
+def test_a_checkpoint_goes_on_on_any_number_of_stages_in_any_schedule(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    arguments = ("agnews", "transformer", "--data-root", str(varied(tmp_path / "data")), *SMALL)
+    run(text.command, capsys, 0, *arguments, "--devices=cpu", f"--out={tmp_path / 'untouched'}")
+    name = "agnews-transformer-al-001"
+    for number, (schedule, stages) in enumerate(
+        [("sequential", 1), ("pipelined", 2), ("al-fm", 3), ("backward-overlap", 4), ("pipelined", 4)]
+    ):
+        out = tmp_path / f"stopped-{number}"
+        stopping.at = [(1, 6)]
+        run(text.command, capsys, 130, *arguments, "--devices=cpu", f"--out={out}")
+        err = run(
+            text.command, capsys, 0, *arguments, f"--devices=cpu*{stages}", f"--schedule={schedule}",
+            f"--resume={out / name}", f"--out={out}",
+        )  # fmt: skip
+        assert "goes on after batch" in err
+        assert_same(tmp_path / "untouched" / name, out / name)
+
+
+def test_other_data_than_the_checkpoints_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    root = varied(tmp_path / "data")
+    arguments = ("agnews", "lstm", "--data-root", str(root), *SMALL, "--devices=cpu", f"--out={tmp_path}")
+    stopping.at = [(1, 6)]
+    run(text.command, capsys, 130, *arguments)
+    train = root / "ag_news_csv" / "train.csv"
+    train.write_text(train.read_text().replace("news", "olds"))
+    err = run(text.command, capsys, 2, *arguments)
+    assert "the data has fingerprint" in err
+    assert "--resume never" in err
+
+
+def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    arguments = ("agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--devices=cpu")
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    stopping.at = [(1, 6)]
+    run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+    folder = tmp_path / "stopped" / "agnews-lstm-al-001"
+    newest = max((folder / "checkpoints").glob("step-*"))
+    file = newest / "layer-001.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    err = run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
+    assert str(newest) in err
+    assert "AL goes on after batch 4 of epoch 1" in err
+    assert_same(tmp_path / "untouched" / folder.name, folder)
+
+
+def test_runs_killed_at_random_moments() -> None:
+    command = [sys.executable, "scripts/stress_resume.py", "--quick", "--kills=3", "--cases", "transformer-plan"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "DIFFERENT" not in done.stdout
