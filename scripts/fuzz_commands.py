@@ -1,6 +1,6 @@
 """Throws random command lines, configurations, data and damaged runs at the commands: each must run or be told off.
 
-    python scripts/fuzz_commands.py [--count 2000] [--seed 0] [--limit 60] [--only N]
+    python scripts/fuzz_commands.py [--count 2000] [--seed 0] [--limit 60] [--only N] [--spoilt SHARE]
 
 What a case is, `fuzz_cases.py` says. Cases run one after the other in a process that has little memory and may not
 stand still; what ends that process is a failure, and another one goes on with the next case. A case may end with
@@ -53,7 +53,7 @@ LONGEST_LINE = 2_500
 LATE = ("NonFiniteError", "OutOfMemoryError")
 """What may end a run with exit code 2 once it is under way."""
 
-NOBODYS_MISTAKE = ("memory", "no progress", "this machine has no more", "not every checkpoint")
+NOBODYS_MISTAKE = ("memory", "stands still", "this machine has no more", "not every checkpoint", "out of the way")
 
 
 class Observed:
@@ -181,20 +181,20 @@ def _streams_to(out: Path, err: Path) -> Iterator[None]:
         yield
 
 
-def work(seed: int, numbers: list[int], home: Path, limit_s: float) -> None:
+def work(options: argparse.Namespace) -> None:
     """Observes cases, and writes a line about each to what was standard output; without any, makes the templates."""
     with os.fdopen(os.dup(1), "w") as results:
         os.dup2(2, 1)
-        if not numbers:
-            prepare(home / "templates", limit_s)
+        if not options.cases:
+            prepare(options.home / "templates", options.limit)
         base = _addresses()
         resource.setrlimit(resource.RLIMIT_AS, (base + MEMORY, base + MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for number in numbers:
-            folder = home / f"case-{number}"
-            command, arguments = make(seed, number, folder, home / "templates")
+        for number in options.cases:
+            folder = options.home / f"case-{number}"
+            command, arguments = make(options, number, folder, options.home / "templates")
             begin = perf_counter()
-            seen = observe(command, arguments, folder, limit_s)
+            seen = observe(command, arguments, folder, options.limit)
             found = {"number": number, "outcome": seen.outcome(), "wrong": seen.wrong, "err": seen.err[-3_000:]}
             results.write(json.dumps({**found, "seconds": perf_counter() - begin}) + "\n")
             results.flush()
@@ -202,11 +202,11 @@ def work(seed: int, numbers: list[int], home: Path, limit_s: float) -> None:
                 return  # a new process has all of its memory
 
 
-def make(seed: int, number: int, folder: Path, templates: Path) -> tuple[str, list[str]]:
+def make(options: argparse.Namespace, number: int, folder: Path, templates: Path) -> tuple[str, list[str]]:
     """Makes the folder of a case; the command and its arguments."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    return Maker(random.Random(f"{seed} {number}"), folder, templates).case()
+    return Maker(random.Random(f"{options.seed} {number}"), folder, templates, options.spoilt).case()
 
 
 def prepare(templates: Path, limit_s: float) -> None:
@@ -252,13 +252,19 @@ def results(options: argparse.Namespace, numbers: list[int], home: Path) -> Iter
 @contextlib.contextmanager
 def _worker(options: argparse.Namespace, home: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")  # nothing is fetched
-    folders = {"XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(home / "tmp"), "PYTHONIOENCODING": "utf-8"}
+    folders = {
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "TMPDIR": str(home / "tmp"),
+        "PYTHONIOENCODING": "utf-8",
+        "OMP_WAIT_POLICY": "passive",
+    }
     line = [
         sys.executable,
         __file__,
         f"--seed={options.seed}",
         f"--limit={options.limit}",
         f"--home={home}",
+        *([] if options.spoilt is None else [f"--spoilt={options.spoilt}"]),
         *arguments,
     ]
     with subprocess.Popen(line, stdout=subprocess.PIPE, bufsize=0, env={**os.environ, **nowhere, **folders}) as worker:
@@ -275,11 +281,12 @@ def main() -> NoReturn:
     parser.add_argument("--seed", type=int, default=0, help="of the cases")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that a case may take")
     parser.add_argument("--only", type=int, metavar="N", help="just this case")
+    parser.add_argument("--spoilt", type=float, help="share of values that are wrong; drawn for each case by default")
     parser.add_argument("--home", type=Path, help="keep everything in this folder")
     parser.add_argument("--cases", type=int, nargs="*", help=argparse.SUPPRESS)  # what a worker is to do
     options = parser.parse_args()
     if options.cases is not None:
-        work(options.seed, options.cases, options.home, options.limit)
+        work(options)
         sys.exit(0)
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     with contextlib.ExitStack() as open_now:
@@ -301,9 +308,10 @@ def drive(options: argparse.Namespace, home: Path) -> int:
         outcomes[found["outcome"]] += 1
         folder = home / f"case-{found['number']}"
         if found["wrong"]:
-            command, arguments = make(options.seed, found["number"], home / "again", home / "templates")
+            command, arguments = make(options, found["number"], home / "again", home / "templates")
             print(f"\ncase {found['number']}: {command} {' '.join(map(_quoted, arguments))}")
-            print(f"again: {Path(__file__).name} --seed {options.seed} --only {found['number']} --home FOLDER")
+            spoilt = "" if options.spoilt is None else f" --spoilt {options.spoilt}"
+            print(f"again: {Path(__file__).name} --seed {options.seed}{spoilt} --only {found['number']} --home FOLDER")
             print("\n".join([*found["wrong"], "standard error:", found["err"]]), flush=True)
         elif options.only is not None:
             print(found["err"])

@@ -18,7 +18,7 @@ from pipeal.engine.compiling import check_compile
 from pipeal.engine.costs import WARM_UP, Placement, place
 from pipeal.engine.device import Precision, fastest_precision
 from pipeal.engine.placement import check_sizes
-from pipeal.engine.threads import threads_each
+from pipeal.engine.threads import cores, threads_each
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.train.trainer import EpochBatches
 
@@ -43,6 +43,7 @@ def choose(
         PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
     """
     config = config or experiment.config
+    _check_threads(config.engine.threads)
     # Against several AL stages with some threads each, backpropagation gets all cores.
     rival = form == "bp" and config.train.mode == "compare"
     if form == "bp":  # one layer: there is nothing to overlap, and nothing to hand to a thread
@@ -63,6 +64,13 @@ def choose(
     )
     say(f"{form.upper()} on {replace(placement, threads=engine.threads or 1)}, {engine.schedule}, {precision}")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
+
+
+def _check_threads(wanted: int | None) -> None:
+    """So many as the system would refuse end the process where nothing can be said any more: OpenMP exits by itself."""
+    most = max(64, 4 * cores())
+    if wanted is not None and wanted > most:
+        raise ConfigError(f"engine.threads: {wanted} threads per stage on {cores()} cores; expected at most {most}")
 
 
 def _precision(config: RunConfig, device: str) -> Precision:

@@ -16,6 +16,9 @@ from pipeal.outofmemory import bytes_asked, in_units, is_out_of_memory
 _SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """A full or protected disk: nobody's bug."""
 
+_IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
+"""A folder that has the name of a file, a file that has that of a folder, links in a circle."""
+
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 """Open files, processes, memory."""
 
@@ -60,6 +63,8 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     except OSError as error:
         if error.errno in _EXHAUSTED:
             _leave(f"{error.strerror}: this machine has no more of them; lower data.workers, or raise its limit", 1)
+        if error.errno in _IN_THE_WAY and error.filename is not None:
+            _leave(f"{error.filename}: {error.strerror}; move it out of the way or choose another --out", 1)
         if error.errno not in _SYSTEM:
             raise
         _leave(f"{error.filename or 'output'}: {error.strerror}; make room or choose another --out", 1)

@@ -84,8 +84,8 @@ def _choice(experiment: Experiment, form: Form, run: RunFolder | None, *, compar
     if run is None or path is None or not path.is_file():
         return choose(experiment, form, _say)
     before = load_config(type(config), path)
-    train = replace(config.train, mode=form, precision=before.train.precision)
+    train = replace(config.train, precision=before.train.precision)
     if config.engine == run.asked.engine:
-        return replace(config, engine=before.engine, train=train)
+        return replace(config, engine=before.engine, train=replace(train, mode=form))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
     return choose(experiment, form, _say, replace(config, engine=engine, train=train))

@@ -114,7 +114,9 @@ class Outcome:
         }
 
     def write(self) -> None:
-        """Writes ``summary.json``, ``curves.png`` and, where samples have lengths, ``batches.png``."""
+        """Writes ``summary.json``, ``curves.png`` and, for samples with lengths, ``batches.png``, if there are rows."""
+        if not self.rows:
+            return
         write_json(self.folder / "summary.json", self.summary())
         write_curves([self], self.folder)
         if self.lengths is not None:

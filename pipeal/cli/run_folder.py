@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from pipeal.config import RunConfig, dump_config, load_config
-from pipeal.errors import ConfigError, Interrupted, first_line
+from pipeal.errors import ConfigError, Interrupted, PipealError, first_line
 from pipeal.train.recorders import write_json
 
 Status = Literal["running", "finished", "interrupted", "failed"]
@@ -70,7 +70,7 @@ class RunFolder:
                 self.tell("interrupted", str(error))
             else:
                 self.tell("failed", first_line(error))
-        except OSError:
+        except (OSError, PipealError):
             if error is None:
                 raise  # a run that cannot say that it finished will be taken up again: the user should know
         finally:
@@ -198,16 +198,10 @@ def _status(path: Path) -> str | None:
 
 
 _FREE = (
-    "engine",
-    "out",
-    "train.epochs",
-    "train.checkpoint",
-    "data.root",
-    "data.download",
-    "data.workers",
-    "data.cache",
+    *("engine", "out", "train.epochs", "train.checkpoint", "train.on_non_finite", "train.tensorboard"),
+    *("train.exit_tolerance", "data.root", "data.download", "data.workers", "data.cache"),
 )
-"""How a run is executed, where its data is, and how long it goes: what may differ when it is taken up again."""
+"""How a run is executed, where its data is, how long it goes: what may differ when it is taken up again."""
 
 
 def _decisive(config: RunConfig) -> Iterator[tuple[str, Any]]:

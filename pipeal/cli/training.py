@@ -19,7 +19,7 @@ from pipeal.config import RunConfig
 from pipeal.data.atomic import replacing
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.blame import add_note
-from pipeal.errors import DataError, NonFiniteError
+from pipeal.errors import DataError, NonFiniteError, PipealError, first_line
 from pipeal.train.calibration import calibrate
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.chrome_trace import write_chrome_trace
@@ -78,14 +78,19 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
                     training.record(row)
                 if taken_up is not None:
                     taken_up.load_into(package)
+                    taken_up = None  # its copy of all states is no longer needed
                 training.turn(package, position)
                 while position.turn < train.repeat:
                     position.next_turn()
                     training.turn(experiment.package(form, _seed(config, position.turn)), position)
             outcome.exits, outcome.unsaved = training.exits, saver.last_failure
-        finally:
-            if outcome.rows:
+        except BaseException as error:
+            try:
                 outcome.write()
+            except (OSError, PipealError) as second:
+                add_note(error, str(second))
+            raise
+        outcome.write()
     return outcome
 
 
@@ -127,6 +132,8 @@ class _Training:
                 except NonFiniteError as error:
                     self._keep(error, batches, position)
                     raise
+                if stop.signal is not None:  # it came when the last epoch was behind
+                    keeper.leave(pipe, position)
             if position.turn == self.config.train.repeat:
                 self.exits = measure_exits(self.experiment, self.config, pipe, self.folder, self.say)
 
@@ -139,15 +146,19 @@ class _Training:
         """Leaves the batch that a layer could not learn from, and says where, and which samples it held."""
         batches.set_epoch(position.epoch, error.batch - (position.batches - position.part.batches))
         batch = next(iter(batches))
+        few = ", ".join(map(str, batch.indices[:10])) + (", …" if len(batch.indices) > 10 else "")
         path = self.folder / f"non-finite-batch-{error.batch:09d}.pt"
         kept = {"x": batch.x, "y": batch.y, "indices": batch.indices, "layer": error.layer, "losses": error.losses}
-        with replacing(path) as aside:
-            torch.save(kept, aside)
-        few = ", ".join(map(str, batch.indices[:10])) + (", …" if len(batch.indices) > 10 else "")
+        try:
+            with replacing(path) as aside:
+                torch.save(kept, aside)
+        except (PipealError, RuntimeError) as second:  # PyTorch says of a full disk that it is a RuntimeError
+            add_note(error, f"the batch (training samples {few}) could not be kept: {first_line(second)}")
+            return
         add_note(
             error,
-            f"the batch is kept in {path} (training samples {few}); look at it, lower the learning rate, or "
-            "let such updates be left out: --set train.on_non_finite=skip",
+            f"the batch is kept in {path} (training samples {few}); look at it, or let such "
+            f"updates be left out: --resume {self.run.path} --set train.on_non_finite=skip",
         )
 
     def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], tuple[float, float]]:

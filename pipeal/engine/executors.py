@@ -70,7 +70,7 @@ class InlineExecutor:
             for stage in self.stages:
                 stage.save(fence, _nothing)
         except BaseException as error:
-            fence.give_up(error)
+            fence.give_up(error, ended=True)
             raise
 
     def drain(self) -> None:

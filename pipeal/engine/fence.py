@@ -48,10 +48,12 @@ class Fence:
 
     Attributes:
         batch: As given: the ``first_batch`` of a pipeline that goes on from here.
+        ended: Whether it was given up because the pipeline was ending.
     """
 
     def __init__(self, batch: int, layers: int) -> None:
         self.batch = batch
+        self.ended = False
         self._layers = layers
         self._states: dict[int, LayerState] = {}
         self._copying: list[tuple[Ready, object]] = []
@@ -119,11 +121,16 @@ class Fence:
                 self._copying.append((ready, sources))
                 self._changed.notify_all()
 
-    def give_up(self, error: BaseException) -> None:
-        """Lets whoever waits know that there will be no more; too late where all stages have come by."""
+    def give_up(self, error: BaseException, *, ended: bool = False) -> None:
+        """Lets whoever waits know that there will be no more; too late where all stages have come by.
+
+        Args:
+            error: Why.
+            ended: Whether the pipeline is ending, which its caller learns anyway.
+        """
         with self._changed:
             if self.is_open:
-                self._failure = error
+                self._failure, self.ended = error, ended
                 self._states, self._copying = {}, []
                 self._changed.notify_all()
 

@@ -143,7 +143,7 @@ class Ledger:
             self._fences = [other for other in self._fences if other.is_open]
             self._fences.append(fence)
             if self._stopped:
-                fence.give_up(self._why(fence))
+                fence.give_up(self._why(fence), ended=True)
 
     def end_fence(self, stage: int) -> None:
         """Notes that a stage has done with a fence."""
@@ -186,7 +186,7 @@ class Ledger:
             self._stopped = True
             self._changed.notify_all()
             for fence in self._fences:
-                fence.give_up(self._why(fence))
+                fence.give_up(self._why(fence), ended=True)
         for link in self._links:
             link.close()
 

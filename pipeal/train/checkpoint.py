@@ -179,15 +179,15 @@ class CheckpointStore:
 
     def _put(self, aside: Path, path: Path) -> None:
         before = _hidden(path, "before")
-        if path.exists():
+        if os.path.lexists(path):
             path.rename(before)
         try:
             aside.rename(path)
             _sync_folder(self.folder)
         except OSError:
-            if path.exists():
+            if os.path.lexists(path):
                 path.rename(aside)
-            if before.exists():
+            if os.path.lexists(before):
                 before.rename(path)
             raise
 
@@ -210,10 +210,18 @@ class CheckpointStore:
         """Clears away what was begun and not ended."""
         for path in self.folder.glob(".step-*"):
             name, _, kind = path.name[1:].partition(".")
-            if kind == "before" and not (self.folder / name).exists():
+            if kind == "before" and not os.path.lexists(self.folder / name):
                 path.rename(self.folder / name)
             elif kind in ("before", "aside", "gone"):
-                shutil.rmtree(path)
+                _remove_whatever(path)
+
+
+def _remove_whatever(path: Path) -> None:
+    """Someone may have put a file or a link in a checkpoint's place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _hidden(path: Path, kind: str) -> Path:

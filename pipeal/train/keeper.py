@@ -16,7 +16,7 @@ from pipeal.engine.layer_state import State, load_layer_state
 from pipeal.errors import DataError, Interrupted, PipealError, first_line
 from pipeal.train.checkpoint import Checkpoint
 from pipeal.train.position import Position, joined
-from pipeal.train.saver import Saver
+from pipeal.train.saver import PipelineEnded, Saver
 
 
 class CheckpointKeeper:
@@ -117,7 +117,12 @@ class TakenUp:
 
 def _layers(fence: Fence, earlier: list[Tensor]) -> dict[int, dict[str, Any]]:
     """What the layers' files hold: their states; and in the first, all losses of the epoch under way."""
-    passed = fence.wait()
+    try:
+        passed = fence.wait()
+    except Exception as error:
+        if fence.ended:
+            raise PipelineEnded from error
+        raise
     losses = joined(earlier, [found.losses for found in passed.values() if found.losses is not None])
     first, *others = passed
     return {first: {"state": passed[first].state, "losses": losses}} | {

@@ -24,6 +24,10 @@ class _Job:
     best: bool
 
 
+class PipelineEnded(Exception):  # noqa: N818  not a failure of the checkpoint
+    """What a job raises when the states will not come because the training has ended."""
+
+
 class Saver:
     """Writes checkpoints on a thread of its own, one after the other. Used with ``with``, outside of the pipeline's.
 
@@ -82,7 +86,7 @@ class Saver:
         Args:
             step: See :meth:`pipeal.train.checkpoint.CheckpointStore.save`, as for what follows.
             layers: Called on the saver's thread; gives the states of the layers, and waits for them if need be. When
-                it raises, there is no checkpoint.
+                it raises, there is no checkpoint; that is a failure, unless it is :class:`PipelineEnded`.
             position: Where the run stands; what JSON can hold.
             state: Anything else, likewise.
             best: It is the best so far.
@@ -169,8 +173,10 @@ class Saver:
     def _carry_out(self, job: _Job) -> None:
         try:
             layers = job.layers()
-        except Exception:  # noqa: BLE001
-            # Not a failure of the disk: the pipeline died, and raises this itself where the training runs.
+        except PipelineEnded:
+            return  # it raises why where the training runs
+        except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
+            self._failed(job.step, error)
             return
         try:
             self._store.save(job.step, layers, job.position, job.state, job.best)

@@ -318,6 +318,13 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
         (["toynews", "lstm", "--devices", "cuda:99"], r"device 'cuda:99' does not exist"),
         (["toynews", "lstm", "--devices", "tpu"], r"'tpu' is not a device"),
         (["toynews", "lstm", "--devices", "cpu*0"], r"engine.devices: found 'cpu\*0', expected auto, or names"),
+        (
+            ["toynews", "lstm", "--devices=cpu", "--set=engine.threads=1000"],
+            r"engine.threads: 1000 threads per stage on \d+ cores; expected at most \d+$",
+        ),
+        (["toynews", "lstm", "--set=train.repeat=1:30"], r"train.repeat: found '1:30', expected a whole number"),
+        (["toynews", "lstm", "--set", 3_000 * "a" + "=1"], r"--set a+ … a+: unknown key; expected one of dataset, "),
+        (["toynews", "lstm\x1b[31m\n"], r"unknown model 'lstm\\x1b\[31m\\n'; did you mean 'lstm'\?"),
         (["toynews", "lstm", "--set", "train.lr.bas=1"], r"train.lr.bas: unknown key; did you mean 'train.lr.base'\?"),
         (["toynews", "lstm", "--set", "train.epochs=many"], r"train.epochs: found 'many', expected a whole number"),
         (["toynews", "lstm", "--config", "nowhere.yaml"], r"nowhere.yaml: no such file"),

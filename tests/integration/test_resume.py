@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from pipeal.cli import text, vision
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Position
+from pipeal.train.recorders import EpochRow, JsonLinesRecorder
 from tests.cli.running import run_command
 from tests.cli.test_text import varied
 
@@ -200,3 +203,37 @@ def test_runs_killed_at_random_moments() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "DIFFERENT" not in done.stdout
+
+
+def test_a_comparison_is_taken_up_on_other_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    arguments = ("agnews", "lstm", "--mode=compare", "--data-root", str(varied(tmp_path / "data")), *SMALL)
+    run(text.command, capsys, 0, *arguments, "--devices=cpu", f"--out={tmp_path / 'untouched'}")
+    folder = tmp_path / "stopped" / "agnews-lstm-compare-001"
+    stopping.at = [(1, 7), (1, 7)]  # in the AL form, then in the BP form
+    for code in (130, 130):
+        run(text.command, capsys, code, *arguments, "--devices=cpu", f"--out={folder.parent}")
+    run(text.command, capsys, 0, *arguments, "--devices=cpu*2", f"--resume={folder}", f"--out={folder.parent}")
+    for form in ("al", "bp"):
+        assert_same(tmp_path / "untouched" / folder.name / form, folder / form)
+
+
+def test_a_signal_that_comes_after_the_last_epoch_is_heeded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came while the row was written, and the whole next turn was trained."""
+    arguments = ("agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), "-r", "2", *SMALL, "--devices=cpu")
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    write, rows = JsonLinesRecorder.write, []
+
+    def and_signal(self: JsonLinesRecorder, row: EpochRow) -> None:
+        write(self, row)
+        rows.append(row)
+        if len(rows) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(JsonLinesRecorder, "write", and_signal)
+    for code in (143, 0):
+        run(text.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}")
+    assert_same(*(tmp_path / out / "agnews-lstm-al-001" for out in ("untouched", "stopped")))

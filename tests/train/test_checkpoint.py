@@ -520,3 +520,15 @@ def test_a_second_process_is_refused_until_the_first_ends_however_it_ends(folder
 def test_nothing_to_keep_is_refused(folder):
     with pytest.raises(ValueError, match="keep is 0, wanted at least 1"):
         CheckpointStore(folder, keep=0)
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_text("x"), lambda path: path.symlink_to("nowhere")])
+def test_what_someone_put_in_a_checkpoints_place_gives_way(folder, make):
+    """A file there could not be removed as a folder is, and no later checkpoint was ever written."""
+    folder.mkdir(parents=True)
+    make(folder / "step-000000001")
+    with CheckpointStore(folder) as store:
+        put(store, 1)
+        put(store, 2)
+    assert same(newest(folder)[0], 2)
+    assert hidden(folder) == []

@@ -24,7 +24,7 @@ def position() -> Position:
         trained_s=3.3,
         part=Part(1.5, 3, 12, 40, 50, Counter({(4, 10): 2, (4, 9): 1})),
         rows=[row],
-        totals=Totals(3.3, 4, 16, 60, 70, Counter({(4, 10): 4}), [times], 3.1),
+        totals=Totals(3.3, 4, 16, 60, 70, Counter({(4, 10): 4}), non_finite=2, splits=1, stages=[times], stage_s=3.1),
     )
 
 

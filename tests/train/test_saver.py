@@ -12,7 +12,7 @@ import torch
 
 from pipeal.errors import DataError, StallError
 from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.saver import Saver
+from pipeal.train.saver import PipelineEnded, Saver
 
 
 class Slow:
@@ -199,7 +199,7 @@ def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
 
     def wait():
         assert died.wait(10)
-        raise RuntimeError("stage 1: non-finite loss")
+        raise PipelineEnded from RuntimeError("stage 1: non-finite loss")
 
     with Saver(store, pytest.fail) as saver:
         saver.submit(1, wait, {}, {})
@@ -208,6 +208,19 @@ def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
     assert not threads()
     assert (saver.written, saver.failures) == (0, 0)
     assert store.newest(pytest.fail) is None
+
+
+def test_states_that_cannot_be_had_from_a_living_pipeline_are_a_failure(store):
+    """A stage without memory for the copy gave no checkpoint, and the run said that it was saved."""
+
+    def wait():
+        raise RuntimeError("can't allocate memory")
+
+    said = []
+    with Saver(store, said.append) as saver:
+        saver.submit(1, wait, {}, {})
+    assert (saver.written, saver.failures) == (0, 1)
+    assert said == ["the checkpoint of step 1 failed: RuntimeError: can't allocate memory; the training goes on"]
 
 
 def test_a_disk_that_never_answers_is_named_and_does_not_hold_the_end_up():
