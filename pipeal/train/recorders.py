@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pipeal.data.atomic import replacing
 
@@ -59,7 +59,40 @@ class Recorder(Protocol):
         ...
 
 
-class CsvRecorder:
+class _RowFile:
+    """A file that grows by whole rows: each is on the disk when it is written, and a kill falls between two.
+
+    Args:
+        path: The file; what it held is lost. Its folder is made if need be.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: one write call per row.
+        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115
+
+    def _append(self, text: str) -> None:
+        self._file.write(text.encode())
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Ends the file; a second time does nothing."""
+        self._file.close()
+
+    def __enter__(self: _File) -> _File:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_File = TypeVar("_File", bound=_RowFile)
+
+
+class CsvRecorder(_RowFile):
     """Writes one row per epoch, the published columns first.
 
     The header comes with the first row, which knows the layers. Each row is on the disk when :meth:`write`
@@ -69,12 +102,7 @@ class CsvRecorder:
         path: The file; what it held is lost. Its folder is made if need be.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._columns: list[str] | None = None
-        # Unbuffered: one write call per row, so that a kill falls between rows.
-        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115
+    _columns: list[str] | None = None
 
     def write(self, row: EpochRow) -> None:
         """Appends a row.
@@ -89,23 +117,10 @@ class CsvRecorder:
             lines.insert(0, ",".join(cells))
         if list(cells) != self._columns:
             raise ValueError(f"the row has columns {', '.join(cells)}, but the file {', '.join(self._columns)}")
-        self._file.write("".join(f"{line}\n" for line in lines).encode())
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Ends the file; a second time does nothing."""
-        self._file.close()
-
-    def __enter__(self) -> CsvRecorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._append("".join(f"{line}\n" for line in lines))
 
 
-class JsonLinesRecorder:
+class JsonLinesRecorder(_RowFile):
     """Writes one JSON object per epoch and line: the fields of :class:`EpochRow` by name.
 
     JSON knows no NaN and no infinity; both become ``null``. Each row is on the disk when :meth:`write` returns.
@@ -114,29 +129,10 @@ class JsonLinesRecorder:
         path: The file; what it held is lost. Its folder is made if need be.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: one write call per row, so that a kill falls between rows.
-        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115
-
     def write(self, row: EpochRow) -> None:
         """Appends a row."""
         fields: dict[str, Any] = {name: _json_value(value) for name, value in asdict(row).items()}
-        self._file.write(f"{json.dumps(fields, allow_nan=False)}\n".encode())
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Ends the file; a second time does nothing."""
-        self._file.close()
-
-    def __enter__(self) -> JsonLinesRecorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._append(f"{json.dumps(fields, allow_nan=False)}\n")
 
 
 def write_json(path: str | Path, mapping: Mapping[str, Any]) -> None:

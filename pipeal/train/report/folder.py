@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from pipeal.config import document
-from pipeal.errors import ConfigError, DataError
+from pipeal.errors import DataError
 from pipeal.train.recorders import EpochRow
 from pipeal.train.report.rows import read_rows
 from pipeal.train.report.status import Status, inferred_status, told_status
@@ -220,33 +221,25 @@ def _read_status(folder: Path) -> Status | None:
 
 
 def _config(path: Path, missing: list[str]) -> Mapping[str, Any]:
-    try:
-        found = document.parse(path.read_text(encoding="utf-8"), source=path.name)
-    except FileNotFoundError:
-        missing.append(f"{path.name}: not there; a run writes it when it begins")
-        return {}
-    except OSError as error:
-        missing.append(f"{path.name}: {error.strerror or error}")
-        return {}
-    except (ConfigError, UnicodeDecodeError) as error:
-        missing.append(f"{path.name}: cannot be read: {error}")
-        return {}
-    if not isinstance(found, Mapping):
-        missing.append(f"{path.name}: found no mapping in it")
-        return {}
-    return found
+    parse = partial(document.parse, source=path.name)
+    return _mapping(path, parse, missing, "a run writes it when it begins")
 
 
 def _json(path: Path, missing: list[str], why: str) -> Mapping[str, Any]:
+    return _mapping(path, json.loads, missing, why)
+
+
+def _mapping(path: Path, parse: Callable[[str], Any], missing: list[str], why: str) -> Mapping[str, Any]:
+    """What a file holds; nothing, and a word about it, where it is not there or not as it should be."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         missing.append(f"{path.name}: not there; {why}")
         return {}
     except OSError as error:
         missing.append(f"{path.name}: {error.strerror or error}")
         return {}
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a ConfigError and text that is no UTF-8 are such
         missing.append(f"{path.name}: cannot be read: {error}")
         return {}
     if not isinstance(found, Mapping):
