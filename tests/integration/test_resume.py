@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 import subprocess
@@ -12,18 +11,15 @@ from typing import Any
 
 import click
 import pytest
-import torch
+from left_behind import ROOT, left_behind, same
 
 from pipeal.cli import text, vision
-from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Position
 from pipeal.train.recorders import EpochRow, JsonLinesRecorder
 from tests.cli.running import run_command
 from tests.cli.test_text import varied
 
-TIMES = ("train_time", "epoch_time", "samples_per_s", "tokens_per_s")
-ROOT = Path(__file__).parents[2]
 SMALL = (
     "--set=model.embedding_dim=12", "--set=model.n_heads=2", "--set=model.x_hid=8", "--set=model.y_hid=8",
     "--set=data.batching.budget_tokens=256", "--set=train.train_accuracy_samples=50", "--set=engine.threads=1",
@@ -56,26 +52,8 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> Stopping:
     return Stopping(monkeypatch)
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other) and one.dtype == other.dtype
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
-def left_in(folder: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
-    saved = CheckpointStore(folder / "checkpoints").newest(pytest.fail)
-    assert saved is not None
-    with (folder / "epochs.csv").open() as file:
-        rows = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
-    return saved.layers(), rows
-
-
 def assert_same(one: Path, other: Path) -> None:
-    (layers, rows), (layers_again, rows_again) = left_in(one), left_in(other)
+    (layers, rows), (layers_again, rows_again) = left_behind(one), left_behind(other)
     assert rows == rows_again
     assert same(layers, layers_again)
 
