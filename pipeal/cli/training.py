@@ -14,7 +14,7 @@ from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
 from pipeal.cli.outcome import Outcome
 from pipeal.cli.run_folder import RunFolder
-from pipeal.cli.stopping import StopRequest
+from pipeal.cli.stopping import Stoppable, StopRequest, worker_failures
 from pipeal.config import RunConfig
 from pipeal.data.atomic import replacing
 from pipeal.engine import Pipeline, Window
@@ -111,19 +111,21 @@ class _Training:
     def turn(self, package: ALPackage, position: Position) -> None:
         """What is still to come of one turn, and after the last one the exits."""
         seed = _seed(self.config, position.turn)
-        with ExitStack() as open_now:
+        stop = StopRequest()
+        with worker_failures(stop), ExitStack() as open_now:
             batches = open_now.enter_context(closing(self.experiment.train_batches(seed)))
             drawn = (self.folder / "timeline.png").exists()
             traced = None if drawn else _window(self.config.engine.trace_batches, batches)
             pipe = open_now.enter_context(
                 open_pipeline(package, self.config, seed, position.batches, traced, self.folder)
             )
-            with StopRequest() as stop:
+            with stop:
                 every = self.config.train.checkpoint.every
                 keeper = CheckpointKeeper(self.saver, every, stop.code, self.experiment.facts)
                 evaluate = self._evaluate(stop)
                 try:
-                    for row in fit(pipe, batches, evaluate, course_of(self.config), self.progress, position, keeper):
+                    wanted, course = Stoppable(batches, stop), course_of(self.config)
+                    for row in fit(pipe, wanted, evaluate, course, self.progress, position, keeper):
                         self.record(row)
                         self.run.tell("running", epoch=row.epoch)
                         if not drawn:
@@ -132,8 +134,10 @@ class _Training:
                 except NonFiniteError as error:
                     self._keep(error, batches, position)
                     raise
-                if stop.signal is not None:  # it came when the last epoch was behind
+                except Leave:  # the batches failed when the end had been asked for
                     keeper.leave(pipe, position)
+            if stop.signal is not None:  # it came when the last epoch was behind
+                keeper.leave(pipe, position)
             if position.turn == self.config.train.repeat:
                 self.exits = measure_exits(self.experiment, self.config, pipe, self.folder, self.say)
 

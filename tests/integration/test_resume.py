@@ -145,17 +145,18 @@ def test_a_checkpoint_goes_on_on_any_number_of_stages_in_any_schedule(
         assert_same(tmp_path / "untouched" / name, out / name)
 
 
+@pytest.mark.parametrize(("name", "fact"), [("train.csv", "fingerprint"), ("test.csv", "test_fingerprint")])
 def test_other_data_than_the_checkpoints_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+    name: str, fact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:
     root = varied(tmp_path / "data")
     arguments = ("agnews", "lstm", "--data-root", str(root), *SMALL, "--devices=cpu", f"--out={tmp_path}")
     stopping.at = [(1, 6)]
     run(text.command, capsys, 130, *arguments)
-    train = root / "ag_news_csv" / "train.csv"
-    train.write_text(train.read_text().replace("news", "olds"))
+    file = root / "ag_news_csv" / name
+    file.write_text(file.read_text().replace("news", "olds"))
     err = run(text.command, capsys, 2, *arguments)
-    assert "the data has fingerprint" in err
+    assert f"the data has {fact} " in err
     assert "--resume never" in err
 
 
