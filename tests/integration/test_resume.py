@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import pytest
+from fuzz_cases import write_images
 from left_behind import ROOT, left_behind, same
 
 from pipeal.cli import text, vision
@@ -216,3 +217,33 @@ def test_a_signal_that_comes_after_the_last_epoch_is_heeded(
     for code in (143, 0):
         run(text.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}")
     assert_same(*(tmp_path / out / "agnews-lstm-al-001" for out in ("untouched", "stopped")))
+
+
+def test_a_sample_that_breaks_is_named_and_the_run_goes_on_once_it_is_mended_or_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    root, out = tmp_path / "data", tmp_path / "out"
+    write_images(root)
+    arguments = (
+        "cifar10", "vgg", f"--data-root={root}", "--set=data.cache=false", "--devices=cpu", "--size=16",
+        "--set=model.width=0.0625", "--set=model.x_hid=8", "--set=model.y_hid=8", "--set=engine.threads=1",
+        "--set=data.held_out=0", "--epochs=1", "--batch-size=10", f"--out={out}",
+    )  # fmt: skip
+    broken = root / "cifar-10-images" / "train" / "class3" / "13.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:40])
+    err = run(vision.command, capsys, 2, *arguments)
+    assert "broken image train/class3/13.png" in err
+    assert "on_broken: skip" in err
+    assert not out.exists(), "a mistake that is told before anything is written"
+    broken.write_bytes(whole)
+    stopping.at = [(1, 2)]
+    run(vision.command, capsys, 130, *arguments)
+    broken.write_bytes(whole[:40])
+    assert "broken image train/class3/13.png" in run(vision.command, capsys, 2, *arguments)
+    broken.write_bytes(whole)
+    assert "goes on after batch 2" in run(vision.command, capsys, 0, *arguments)
+    broken.write_bytes(whole[:40])
+    err = run(vision.command, capsys, 0, *arguments, "--set=data.on_broken=skip")
+    assert "left out 1 broken images, the first train/class3/13.png" in err
+    assert len([path for path in out.iterdir() if path.is_dir()]) == 2
