@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from pipeal.data.atomic import replacing
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.blame import add_note
 from pipeal.errors import DataError, NonFiniteError, PipealError, first_line
+from pipeal.train.attempts import Attempts
 from pipeal.train.calibration import calibrate
-from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.checkpoint import Checkpoint, CheckpointStore
 from pipeal.train.chrome_trace import write_chrome_trace
 from pipeal.train.exit_plot import draw_exits
 from pipeal.train.exits import ExitTable, exit_table
@@ -40,7 +42,9 @@ TRACE_FROM = 10
 Say = Callable[[str], None]
 
 
-def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: RunFolder, say: Say) -> Outcome:
+def train_form(
+    experiment: Experiment, config: RunConfig, folder: Path, run: RunFolder, attempts: Attempts, say: Say
+) -> Outcome:
     """All turns of one form. What there is by then is written even if the last epoch does not come.
 
     Args:
@@ -48,6 +52,7 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
         config: Of this form, with every choice made.
         folder: Its own.
         run: The run's folder, told how the run stands.
+        attempts: What is written beside the checkpoints goes through it.
         say: Told what is being done.
 
     Raises:
@@ -56,7 +61,7 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
     """
     train, form = config.train, config.train.mode
     with CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
-        saved = store.newest(say) if run.resumed else None
+        saved = _newest(store, form, say) if run.resumed else None
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
         if taken_up is not None:
@@ -73,9 +78,10 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
                 Progress(epochs=train.epochs, turns=train.repeat, label=outcome.form) as progress,
             ):
                 recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(config, folder)]
-                training = _Training(experiment, config, folder, run, say, saver, recorders, progress)
-                for row in position.rows:
-                    training.record(row)
+                training = _Training(experiment, config, folder, run, attempts, say, saver, recorders, progress)
+                for recorder in recorders:
+                    attempts.make(recorder.path, partial(recorder.rewrite, position.rows))
+                training.tell(position.epoch)
                 if taken_up is not None:
                     taken_up.load_into(package)
                     taken_up = None  # its copy of all states is no longer needed
@@ -84,14 +90,33 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
                     position.next_turn()
                     training.turn(experiment.package(form, _seed(config, position.turn)), position)
             outcome.exits, outcome.unsaved = training.exits, saver.last_failure
+            outcome.ended_unsaved = saver.failing
         except BaseException as error:
-            try:
-                outcome.write()
-            except (OSError, PipealError) as second:
-                add_note(error, str(second))
+            outcome.write(attempts)
+            if attempts.missing:
+                add_note(error, f"cannot write {attempts}")
             raise
-        outcome.write()
+        for recorder in recorders:
+            if recorder.path in attempts.missing:
+                attempts.make(recorder.path, partial(recorder.rewrite, position.rows))
+        outcome.write(attempts)
     return outcome
+
+
+def _newest(store: CheckpointStore, form: str, say: Say) -> Checkpoint | None:
+    """The checkpoint to go on from; where there is none, that is said."""
+    bad = []
+
+    def tell(text: str) -> None:
+        bad.append(text)
+        say(text)
+
+    found = store.newest(tell)
+    if found is None and bad:
+        say(f"no checkpoint in {store.folder} is as it was written: {form.upper()} begins anew in the same folder")
+    elif found is None:
+        say(f"there is no checkpoint in {store.folder} yet: {form.upper()} begins at its first batch")
+    return found
 
 
 @dataclass
@@ -102,6 +127,7 @@ class _Training:
     config: RunConfig
     folder: Path
     run: RunFolder
+    attempts: Attempts
     say: Say
     saver: Saver
     recorders: Sequence[Recorder]
@@ -113,8 +139,8 @@ class _Training:
         seed = _seed(self.config, position.turn)
         with ExitStack() as open_now:
             batches = open_now.enter_context(closing(self.experiment.train_batches(seed)))
-            drawn = (self.folder / "timeline.png").exists()
-            traced = None if drawn else _window(self.config.engine.trace_batches, batches)
+            drawn = all(path.exists() for path in self._pictures)
+            traced = None if drawn else _window(self.config, batches, position)
             pipe = open_now.enter_context(
                 open_pipeline(package, self.config, seed, position.batches, traced, self.folder)
             )
@@ -125,22 +151,25 @@ class _Training:
                 try:
                     for row in fit(pipe, batches, evaluate, course_of(self.config), self.progress, position, keeper):
                         self.record(row)
-                        self.run.tell("running", epoch=row.epoch)
-                        if not drawn:
-                            self._draw(pipe)
-                            drawn = True
+                        drawn = drawn or self._draw(pipe)
+                        self.tell(row.epoch)
                 except NonFiniteError as error:
                     self._keep(error, batches, position)
                     raise
                 if stop.signal is not None:  # it came when the last epoch was behind
                     keeper.leave(pipe, position)
             if position.turn == self.config.train.repeat:
-                self.exits = measure_exits(self.experiment, self.config, pipe, self.folder, self.say)
+                self.exits = self._measure_exits(pipe)
 
     def record(self, row: EpochRow) -> None:
         """Writes an epoch in every format."""
         for recorder in self.recorders:
-            recorder.write(row)
+            self.attempts.make(recorder.path, partial(recorder.write, row))
+
+    def tell(self, epoch: int) -> None:
+        """Tells whoever looks how the run stands, and the user what could not be written."""
+        self.attempts.make(self.run.status_path, partial(self.run.tell, "running", epoch=epoch))
+        self.attempts.tell()
 
     def _keep(self, error: NonFiniteError, batches: EpochBatches, position: Position) -> None:
         """Leaves the batch that a layer could not learn from, and says where, and which samples it held."""
@@ -170,11 +199,41 @@ class _Training:
 
         return evaluate
 
-    def _draw(self, pipe: Pipeline) -> None:
+    @property
+    def _pictures(self) -> tuple[Path, Path]:
+        return self.folder / "timeline.png", self.folder / "trace.json"
+
+    def _draw(self, pipe: Pipeline) -> bool:
+        """Draws the batches that were traced; whether it is done: they may be those of the next epoch."""
         config, spans, devices = self.config, pipe.spans(), [str(stage.device) for stage in pipe.stages]
+        if not spans:
+            return False
         title = f"{config.dataset} {config.model.name} {config.train.mode.upper()}, {pipe.schedule.name}"
-        draw_timeline(spans, self.folder / "timeline.png", title=title, devices=devices)
-        write_chrome_trace(spans, self.folder / "trace.json", devices)
+        timeline, trace = self._pictures
+        written = (
+            self.attempts.make(timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices)),
+            self.attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices)),
+        )
+        return all(written)
+
+    def _measure_exits(self, pipe: Pipeline) -> ExitTable | None:
+        """Accuracy and cost of every exit and of the calibrated early exit, as ``exits.json`` and ``exits.png``.
+
+        None for a model with a single exit, and where the configuration holds out no samples to calibrate on.
+        """
+        experiment, config = self.experiment, self.config
+        held_out = experiment.held_out()
+        if held_out is None or config.train.mode == "bp":
+            return None
+        self.say("calibrating the early exit on held-out samples")
+        table = exit_table(
+            pipe, experiment.test_evaluation(), calibrate(pipe, held_out, tolerance=config.train.exit_tolerance)
+        )
+        kept, drawn = self.folder / "exits.json", self.folder / "exits.png"
+        title = f"{config.dataset} {config.model.name}: exits"
+        self.attempts.make(kept, lambda: write_json(kept, table.summary()))
+        self.attempts.make(drawn, lambda: draw_exits(table, drawn, title=title))
+        return table
 
 
 def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
@@ -245,27 +304,22 @@ def open_pipeline(
     )
 
 
-def measure_exits(
-    experiment: Experiment, config: RunConfig, pipe: Pipeline, folder: Path, say: Say
-) -> ExitTable | None:
-    """Accuracy and cost of every exit and of the calibrated early exit, kept as ``exits.json`` and ``exits.png``.
+def _window(config: RunConfig, batches: EpochBatches, position: Position) -> Window | None:
+    """Steady state, if an epoch is long enough to reach it; None where no batch is still to come.
 
-    None for a model with a single exit, and where the configuration holds out no samples to calibrate on.
+    Counted from where the training goes on: in the rest of the epoch under way if that is long enough, or else in the
+    next one if there is one.
     """
-    held_out = experiment.held_out()
-    if held_out is None or config.train.mode == "bp":
+    epochs, count = config.train.epochs - position.epoch, config.engine.trace_batches
+    if not epochs:
         return None
-    say("calibrating the early exit on held-out samples")
-    table = exit_table(
-        pipe, experiment.test_evaluation(), calibrate(pipe, held_out, tolerance=config.train.exit_tolerance)
-    )
-    write_json(folder / "exits.json", table.summary())
-    draw_exits(table, folder / "exits.png", title=f"{config.dataset} {config.model.name}: exits")
-    return table
-
-
-def _window(count: int, batches: EpochBatches) -> Window:
-    """Steady state, if the first epoch is long enough to reach it."""
-    batches.set_epoch(0)
-    count = min(count, len(batches))
-    return Window(min(TRACE_FROM, len(batches) - count), count)
+    done = position.part.batches
+    batches.set_epoch(position.epoch)
+    left = first = len(batches) - done
+    if left >= count + TRACE_FROM or not done or epochs == 1:
+        first = 0
+    else:
+        batches.set_epoch(position.epoch + 1)
+        left = len(batches)
+    count = min(count, left)
+    return Window(first + min(TRACE_FROM, left - count), count) if count else None

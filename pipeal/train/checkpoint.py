@@ -77,7 +77,9 @@ class CheckpointStore:
             sync_folder(self.folder.parent)
             lock = FileLock.take(self.folder / ".lock")
             if lock is None:
-                raise DataError(f"another process saves checkpoints in {self.folder}; wait for it, or choose another folder")
+                raise DataError(
+                    f"another process saves checkpoints in {self.folder}; wait for it, or choose another folder"
+                )
             try:
                 self._sweep()
             except BaseException:

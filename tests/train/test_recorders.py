@@ -91,7 +91,7 @@ def test_a_row_that_the_disk_did_not_take_comes_with_the_next_one(tmp_path, smal
             before = recorder.path.read_bytes()
             with small_files(len(before) + 20):
                 for row in rows[1:3]:
-                    with pytest.raises(DataError, match="cannot write .*File too large"):
+                    with pytest.raises(DataError, match=r"cannot write .*File too large"):
                         recorder.write(row)
             assert recorder.path.read_bytes() == before
             recorder.write(rows[3])
@@ -147,7 +147,7 @@ def test_a_file_written_aside_has_the_rights_of_any_new_file(tmp_path):
 def test_a_name_that_is_too_long_is_told_and_one_that_is_not_is_written(tmp_path, name):
     """The name aside is longer: 250 letters could not be written, and 300 ended in a bare OSError."""
     if len(name) > 255:
-        with pytest.raises(DataError, match="cannot write .*File name too long"):
+        with pytest.raises(DataError, match=r"cannot write .*File name too long"):
             write_json(tmp_path / name, {})
     else:
         write_json(tmp_path / name, {})
