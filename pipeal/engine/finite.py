@@ -59,7 +59,7 @@ class Arriving:
             row = tuple(values[start : start + count])
             start += count
             if not _all_finite(row):
-                return NonFiniteError(_message(layer, batch, row, more or _LATE), layer, batch, row)
+                return NonFiniteError(_message(layer, batch, row, more or _LATE), layer, batch, row, is_to_blame=False)
         return None
 
 
@@ -105,7 +105,11 @@ class FiniteWatch:
             return
         values = tuple(_number(loss) for loss in losses)
         if not _all_finite(values):
-            error = NonFiniteError(_message(layer, batch, values, _ON_TIME.format(cause())), layer, batch, values)
+            why = cause()
+            message = _message(layer, batch, values, _ON_TIME.format(why))
+            # What an earlier layer hands on may be broken by its weights, where it has no losses or is on a GPU.
+            is_to_blame = why == _NOTHING or (layer == 0 and why != _WEIGHTS)
+            error = NonFiniteError(message, layer, batch, values, is_to_blame=is_to_blame)
             if self.policy == "raise":
                 raise error
             self._left_out[layer] = error
@@ -183,8 +187,8 @@ def cause_of(x: Tree, y: Tree, module: nn.Module) -> str:
     if not _finite(tensors(y)):
         return "Its target was not finite already"
     if not _finite(module.parameters()):
-        return "Its weights were not finite already"
-    return "Its input and its weights were finite"
+        return _WEIGHTS
+    return _NOTHING
 
 
 def refuse_broken(module: nn.Module, found: NonFiniteError) -> None:
@@ -200,9 +204,12 @@ def refuse_broken(module: nn.Module, found: NonFiniteError) -> None:
             found.layer,
             found.batch,
             found.losses,
+            is_to_blame=False,
         )
 
 
+_WEIGHTS = "Its weights were not finite already"
+_NOTHING = "Its input and its weights were finite"
 _ON_TIME = "{}. The layer was not updated on this batch."
 _LATE = (
     "It was seen after later batches had begun, as a GPU is not waited for, so that the layer may have learnt from it: "
