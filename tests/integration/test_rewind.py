@@ -8,20 +8,17 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pipeal.al import AL
 from pipeal.cli import text
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.position import Position
-from pipeal.train.rewind import MOST_LEFT_OUT
 from tests.cli.test_text import varied
-from tests.integration.test_resume import ROOT, SMALL, Stopping, assert_same, left_in, run, stopping
+from tests.integration.test_resume import ROOT, SMALL, Stopping, assert_same, run, stopping
 
 __all__ = ["stopping"]
 
@@ -43,7 +40,7 @@ def forward(self, x):
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """A custom layer that cannot bear one word, which stands in one text: in one batch of each epoch."""
     names: dict[str, Any] = {}
-    exec(POISON, names)  # noqa: S102  as the other process does
+    exec(POISON, names)
     monkeypatch.setattr(torch.nn.Embedding, "forward", names["forward"])
 
 
