@@ -20,7 +20,7 @@ from pipeal.engine import Pipeline, Window
 from pipeal.engine.blame import add_note
 from pipeal.errors import DataError, Interrupted, NonFiniteError, PipealError
 from pipeal.train.calibration import calibrate
-from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.checkpoint import Checkpoint, CheckpointStore
 from pipeal.train.chrome_trace import write_chrome_trace
 from pipeal.train.exit_plot import draw_exits
 from pipeal.train.exits import ExitTable, exit_table
@@ -57,7 +57,7 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
     """
     train, form = config.train, config.train.mode
     with CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
-        saved = store.newest(say) if run.resumed else None
+        saved = _saved(store, run, say) if run.resumed else None
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
         if taken_up is not None:
@@ -78,8 +78,9 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
                 training = _Training(experiment, config, folder, run, say, store, saver, recorders, progress)
                 for row in position.rows:
                     training.record(row)
-                if taken_up is not None:
+                if saved is not None and taken_up is not None:
                     taken_up.load_into(package)
+                    store.make_newest(saved)
                     taken_up = None  # its copy of all states is no longer needed
                 training.turn(package, position)
                 while position.turn < train.repeat:
@@ -94,6 +95,14 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
             raise
         outcome.write()
     return outcome
+
+
+def _saved(store: CheckpointStore, run: RunFolder, say: Say) -> Checkpoint | None:
+    """The checkpoint to go on from: the one that was named, if it is of this form, or the newest."""
+    named = run.checkpoint
+    if named is not None and named.resolve().parent == store.folder.resolve():
+        return Checkpoint.open(named)
+    return store.newest(say)
 
 
 @dataclass
