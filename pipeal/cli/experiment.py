@@ -27,7 +27,7 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
     Args:
         make: Builds the experiment; it is given a function to say what it is doing.
         resume: ``auto`` takes up the newest unfinished run of just this configuration, if there is one; ``never``
-            begins anew; anything else is the folder of the run to take up.
+            begins anew; anything else is the folder of the run to take up, or of one of its checkpoints.
 
     Returns:
         The run's folder.

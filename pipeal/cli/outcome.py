@@ -94,6 +94,7 @@ class Outcome:
             "padding_share": totals.padding_share,
             "samples_per_batch": totals.samples / totals.batches,
             "non_finite_updates_skipped": totals.non_finite,
+            "batches_left_out": len(totals.left_out),
             "updates_in_parts": totals.splits,
             "batches_per_epoch": totals.batches / len(self.rows),
             "batches": self.batches.summary(),
@@ -171,6 +172,8 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     for outcome in outcomes:
         if outcome.totals.non_finite:
             print(f"skipped:  {outcome.totals.non_finite:,} updates of {outcome.form} layers, for a non-finite loss")
+        if outcome.totals.left_out:
+            print(f"left out: {len(outcome.totals.left_out):,} batches of {outcome.form}, for which it went back")
         if outcome.totals.splits:
             print(f"in parts: {outcome.totals.splits:,} updates of {outcome.form} layers, for want of memory")
         if outcome.exits is not None:

@@ -29,6 +29,7 @@ from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import replacing, sync_folder
 from pipeal.data.lock import FileLock
 from pipeal.errors import ConfigError, DataError, Interrupted, PipealError, first_line
+from pipeal.train.manifest import read_manifest
 from pipeal.train.recorders import write_json
 
 Status = Literal["running", "finished", "interrupted", "failed"]
@@ -46,10 +47,12 @@ class RunFolder:
     Attributes:
         resumed: Whether there was a run in it.
         asked: What its run was asked for before, or is now.
+        checkpoint: The folder of the checkpoint to go on from; None for the newest.
     """
 
     def __init__(self, path: Path, config: RunConfig, *, asked: RunConfig | None, lock: FileLock) -> None:
         self.path = path
+        self.checkpoint: Path | None = None
         self.resumed = asked is not None
         self.asked = asked or config
         self._config = config
@@ -129,7 +132,7 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
     Args:
         config: As asked for.
         resume: ``auto`` takes the newest unfinished run of the same configuration, if there is one; ``never`` none;
-            anything else is the folder of a run.
+            anything else is the folder of a run, or of one of its checkpoints to go on from.
 
     Raises:
         ConfigError: The folder holds no run, another process works in it, or its run was asked for with another
@@ -230,8 +233,16 @@ def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
 
 
 def _named(path: Path, config: RunConfig) -> RunFolder:
+    run = _run_of(path)
+    if run is not None:
+        read_manifest(path)  # a mistake is told before anything is done
+        found = _named(run, config)
+        found.checkpoint = path
+        return found
     if not (path / "asked.yaml").is_file():
-        raise ConfigError(f"--resume {path}: no run there; expected the folder of a run, or auto or never")
+        raise ConfigError(
+            f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
+        )
     asked = load_config(type(config), path / "asked.yaml")
     for (key, before), (_, now) in zip(_decisive(asked), _decisive(config), strict=True):
         if before != now:
@@ -245,6 +256,15 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
     if lock is None:
         raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
     return RunFolder(path, config, asked=asked, lock=lock)
+
+
+def _run_of(path: Path) -> Path | None:
+    """The run that a checkpoint is of; None for other folders."""
+    path = path.resolve()
+    if path.parent.name != "checkpoints" or not path.name.startswith("step-"):
+        return None
+    own = path.parents[1]  # or in a comparison, where each form has one
+    return own if (own / "asked.yaml").is_file() else own.parent
 
 
 def _told(path: Path) -> dict[str, Any]:

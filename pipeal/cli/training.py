@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
@@ -17,10 +16,9 @@ from pipeal.cli.outcome import Outcome
 from pipeal.cli.run_folder import RunFolder
 from pipeal.cli.stopping import StopRequest
 from pipeal.config import RunConfig
-from pipeal.data.atomic import replacing
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.blame import add_note
-from pipeal.errors import DataError, NonFiniteError, PipealError, first_line
+from pipeal.errors import DataError, Interrupted, NonFiniteError
 from pipeal.train.attempts import Attempts
 from pipeal.train.calibration import calibrate
 from pipeal.train.checkpoint import Checkpoint, CheckpointStore
@@ -28,9 +26,11 @@ from pipeal.train.chrome_trace import write_chrome_trace
 from pipeal.train.exit_plot import draw_exits
 from pipeal.train.exits import ExitTable, exit_table
 from pipeal.train.keeper import CheckpointKeeper, TakenUp
+from pipeal.train.kept_batch import keep_batch
 from pipeal.train.position import Position
 from pipeal.train.progress import Progress
 from pipeal.train.recorders import CsvRecorder, EpochRow, JsonLinesRecorder, Recorder, write_json
+from pipeal.train.rewind import Rewinds, go_back
 from pipeal.train.saver import Saver
 from pipeal.train.tensorboard import TensorBoardRecorder
 from pipeal.train.timeline import draw_timeline
@@ -61,7 +61,7 @@ def train_form(
     """
     train, form = config.train, config.train.mode
     with CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
-        saved = _newest(store, form, say) if run.resumed else None
+        saved = _saved(store, run, form, say) if run.resumed else None
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
         if taken_up is not None:
@@ -78,12 +78,12 @@ def train_form(
                 Progress(epochs=train.epochs, turns=train.repeat, label=outcome.form) as progress,
             ):
                 recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(config, folder)]
-                training = _Training(experiment, config, folder, run, attempts, say, saver, recorders, progress)
-                for recorder in recorders:
-                    attempts.make(recorder.path, partial(recorder.rewrite, position.rows))
+                training = _Training(experiment, config, folder, run, attempts, say, store, saver, recorders, progress)
+                training.record_again(position.rows)
                 training.tell(position.epoch)
-                if taken_up is not None:
+                if saved is not None and taken_up is not None:
                     taken_up.load_into(package)
+                    store.make_newest(saved)
                     taken_up = None  # its copy of all states is no longer needed
                 training.turn(package, position)
                 while position.turn < train.repeat:
@@ -101,6 +101,14 @@ def train_form(
                 attempts.make(recorder.path, partial(recorder.rewrite, position.rows))
         outcome.write(attempts)
     return outcome
+
+
+def _saved(store: CheckpointStore, run: RunFolder, form: str, say: Say) -> Checkpoint | None:
+    """The checkpoint to go on from: the one that was named, if it is of this form, or the newest."""
+    named = run.checkpoint
+    if named is not None and named.resolve().parent == store.folder.resolve():
+        return Checkpoint.open(named)
+    return _newest(store, form, say)
 
 
 def _newest(store: CheckpointStore, form: str, say: Say) -> Checkpoint | None:
@@ -129,13 +137,34 @@ class _Training:
     run: RunFolder
     attempts: Attempts
     say: Say
+    store: CheckpointStore
     saver: Saver
     recorders: Sequence[Recorder]
     progress: Progress
     exits: ExitTable | None = None
 
     def turn(self, package: ALPackage, position: Position) -> None:
-        """What is still to come of one turn, and after the last one the exits."""
+        """What is still to come of one turn, and after the last one the exits; it may take several attempts."""
+        begun, rewinds = deepcopy(position), Rewinds()
+        while True:
+            rewinds.planned = None
+            try:
+                return self._attempt(package, position, rewinds)
+            except NonFiniteError as error:
+                if rewinds.planned is None:
+                    raise
+                rows = len(position.rows)
+                self.saver.flush()  # what was asked for before may be the newest
+                saved = self.store.newest(self.say)
+                if not go_back(package, position, saved, begun, partial(self._package, position.turn)):
+                    add_note(error, f"there is no good checkpoint in {self.store.folder} to go back to")
+                    raise
+                if len(position.rows) < rows:
+                    self.record_again(position.rows)
+            where = f"batch {position.part.batches} of epoch {position.epoch + 1}"
+            self.say(f"{rewinds.planned}; going back to {where}")
+
+    def _attempt(self, package: ALPackage, position: Position, rewinds: Rewinds) -> None:
         seed = _seed(self.config, position.turn)
         with ExitStack() as open_now:
             batches = open_now.enter_context(closing(self.experiment.train_batches(seed)))
@@ -146,7 +175,14 @@ class _Training:
             )
             with StopRequest() as stop:
                 every = self.config.train.checkpoint.every
-                keeper = CheckpointKeeper(self.saver, every, stop.code, self.experiment.facts)
+                keeper = CheckpointKeeper(
+                    self.saver,
+                    every,
+                    stop.code,
+                    self.experiment.facts,
+                    ends_on_broken=self.config.train.on_non_finite != "skip",
+                    look_until=rewinds.look_until,
+                )
                 evaluate = self._evaluate(stop)
                 try:
                     for row in fit(pipe, batches, evaluate, course_of(self.config), self.progress, position, keeper):
@@ -154,7 +190,12 @@ class _Training:
                         drawn = drawn or self._draw(pipe)
                         self.tell(row.epoch)
                 except NonFiniteError as error:
-                    self._keep(error, batches, position)
+                    if self.config.train.on_non_finite != "stop-and-rewind" or not rewinds.plan(error, position):
+                        keep_batch(error, batches, position, self.folder, self.run.path)
+                    elif (code := keeper.asked_to_end()) is not None:
+                        raise Interrupted(
+                            f"interrupted: {rewinds.planned}; the same command goes back", code
+                        ) from error
                     raise
                 if stop.signal is not None:  # it came when the last epoch was behind
                     keeper.leave(pipe, position)
@@ -166,29 +207,18 @@ class _Training:
         for recorder in self.recorders:
             self.attempts.make(recorder.path, partial(recorder.write, row))
 
+    def record_again(self, rows: Sequence[EpochRow]) -> None:
+        """Writes these epochs and no others: what was recorded of epochs that are to come again is dropped."""
+        for recorder in self.recorders:
+            self.attempts.make(recorder.path, partial(recorder.rewrite, rows))
+
     def tell(self, epoch: int) -> None:
         """Tells whoever looks how the run stands, and the user what could not be written."""
         self.attempts.make(self.run.status_path, partial(self.run.tell, "running", epoch=epoch))
         self.attempts.tell()
 
-    def _keep(self, error: NonFiniteError, batches: EpochBatches, position: Position) -> None:
-        """Leaves the batch that a layer could not learn from, and says where, and which samples it held."""
-        batches.set_epoch(position.epoch, error.batch - (position.batches - position.part.batches))
-        batch = next(iter(batches))
-        few = ", ".join(map(str, batch.indices[:10])) + (", …" if len(batch.indices) > 10 else "")
-        path = self.folder / f"non-finite-batch-{error.batch:09d}.pt"
-        kept = {"x": batch.x, "y": batch.y, "indices": batch.indices, "layer": error.layer, "losses": error.losses}
-        try:
-            with replacing(path) as aside:
-                torch.save(kept, aside)
-        except (PipealError, RuntimeError) as second:  # PyTorch says of a full disk that it is a RuntimeError
-            add_note(error, f"the batch (training samples {few}) could not be kept: {first_line(second)}")
-            return
-        add_note(
-            error,
-            f"the batch is kept in {path} (training samples {few}); look at it, or let such "
-            f"updates be left out: --resume {self.run.path} --set train.on_non_finite=skip",
-        )
+    def _package(self, turn: int) -> ALPackage:
+        return self.experiment.package(self.config.train.mode, _seed(self.config, turn))
 
     def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], tuple[float, float]]:
         parts = self.experiment.train_evaluation(), self.experiment.test_evaluation()
@@ -297,7 +327,8 @@ def open_pipeline(
         precision=config.train.precision,
         compile=engine.compile,
         stall_timeout_s=engine.stall_timeout_s,
-        on_non_finite=config.train.on_non_finite,
+        # To go back is not the pipeline's to do: it ends.
+        on_non_finite="skip" if config.train.on_non_finite == "skip" else "raise",
         on_oom=engine.on_oom,
         dump_folder=dump_folder,
         trace=traced,

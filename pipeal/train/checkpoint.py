@@ -166,6 +166,15 @@ class CheckpointStore:
                     on_bad(f"{error}; it is skipped")
         return None
 
+    def make_newest(self, one: Checkpoint) -> None:
+        """Writes a checkpoint of this folder again, so that those that came after it are older; nothing for the newest.
+
+        They are rotated away like any. Raises as :meth:`save`.
+        """
+        self.claim()
+        if one.number < self._number:
+            self.save(one.step, one.layers(), one.position, one.state, one.best)
+
     def _readable(self, on_bad: Callable[[str], None] = lambda _: None) -> Iterator[Checkpoint]:
         """The checkpoints whose manifests are right; their files are not looked at."""
         try:

@@ -16,7 +16,7 @@ from pipeal.train.recorders import EpochRow
 
 def position() -> Position:
     times = StageTimes(dict.fromkeys(Action, 0.1), {"input": 0.3})
-    row = EpochRow(1, 1, 0.1 + 0.2, 0.9, 3.3, 3.3, 7.0, 0.0, losses=((0.1, 1e-17), (0.3,)))
+    row = EpochRow(2, 1, 0.1 + 0.2, 0.9, 3.3, 3.3, 7.0, 0.0, losses=((0.1, 1e-17), (0.3,)))
     return Position(
         turn=2,
         epoch=1,
@@ -24,7 +24,19 @@ def position() -> Position:
         trained_s=3.3,
         part=Part(1.5, 3, 12, 40, 50, Counter({(4, 10): 2, (4, 9): 1})),
         rows=[row],
-        totals=Totals(3.3, 4, 16, 60, 70, Counter({(4, 10): 4}), non_finite=2, splits=1, stages=[times], stage_s=3.1),
+        totals=Totals(
+            3.3,
+            4,
+            16,
+            60,
+            70,
+            Counter({(4, 10): 4}),
+            non_finite=2,
+            splits=1,
+            stages=[times],
+            stage_s=3.1,
+            left_out={(2, 9), (1, 3)},
+        ),
     )
 
 
