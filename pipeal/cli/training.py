@@ -60,8 +60,10 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
         saved = _saved(store, run, say) if run.resumed else None
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
-        if taken_up is not None:
+        if saved is not None and taken_up is not None:
             _check_same(experiment.facts, taken_up.facts)
+            if position.turn > train.repeat:
+                raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
             say(f"{form.upper()} goes on after batch {position.part.batches} of epoch {position.epoch + 1}")
         package = experiment.package(form, _seed(config, position.turn))
         parameters = package.effective_parameters(), package.affiliated_parameters()
