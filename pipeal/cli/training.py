@@ -18,7 +18,8 @@ from pipeal.cli.stopping import StopRequest
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.blame import add_note
-from pipeal.errors import DataError, Interrupted, NonFiniteError, PipealError
+from pipeal.errors import DataError, Interrupted, NonFiniteError
+from pipeal.train.attempts import Attempts
 from pipeal.train.calibration import calibrate
 from pipeal.train.checkpoint import Checkpoint, CheckpointStore
 from pipeal.train.chrome_trace import write_chrome_trace
@@ -41,7 +42,9 @@ TRACE_FROM = 10
 Say = Callable[[str], None]
 
 
-def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: RunFolder, say: Say) -> Outcome:
+def train_form(
+    experiment: Experiment, config: RunConfig, folder: Path, run: RunFolder, attempts: Attempts, say: Say
+) -> Outcome:
     """All turns of one form. What there is by then is written even if the last epoch does not come.
 
     Args:
@@ -49,6 +52,7 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
         config: Of this form, with every choice made.
         folder: Its own.
         run: The run's folder, told how the run stands.
+        attempts: What is written beside the checkpoints goes through it.
         say: Told what is being done.
 
     Raises:
@@ -57,7 +61,7 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
     """
     train, form = config.train, config.train.mode
     with CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
-        saved = _saved(store, run, say) if run.resumed else None
+        saved = _saved(store, run, form, say) if run.resumed else None
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
         if saved is not None and taken_up is not None:
@@ -75,11 +79,10 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
                 ExitStack() as open_now,
                 Progress(epochs=train.epochs, turns=train.repeat, label=outcome.form) as progress,
             ):
-                recorders = list(_recorders(config, folder))
-                open_now.callback(_close, recorders)
-                training = _Training(experiment, config, folder, run, say, store, saver, recorders, progress)
-                for row in position.rows:
-                    training.record(row)
+                recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(config, folder)]
+                training = _Training(experiment, config, folder, run, attempts, say, store, saver, recorders, progress)
+                training.record_again(position.rows)
+                training.tell(position.epoch)
                 if saved is not None and taken_up is not None:
                     taken_up.load_into(package)
                     store.make_newest(saved)
@@ -89,22 +92,41 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
                     position.next_turn()
                     training.turn(experiment.package(form, _seed(config, position.turn)), position)
             outcome.exits, outcome.unsaved = training.exits, saver.last_failure
+            outcome.ended_unsaved = saver.failing
         except BaseException as error:
-            try:
-                outcome.write()
-            except (OSError, PipealError) as second:
-                add_note(error, str(second))
+            outcome.write(attempts)
+            if attempts.missing:
+                add_note(error, f"cannot write {attempts}")
             raise
-        outcome.write()
+        for recorder in recorders:
+            if recorder.path in attempts.missing:
+                attempts.make(recorder.path, partial(recorder.rewrite, position.rows))
+        outcome.write(attempts)
     return outcome
 
 
-def _saved(store: CheckpointStore, run: RunFolder, say: Say) -> Checkpoint | None:
+def _saved(store: CheckpointStore, run: RunFolder, form: str, say: Say) -> Checkpoint | None:
     """The checkpoint to go on from: the one that was named, if it is of this form, or the newest."""
     named = run.checkpoint
     if named is not None and named.resolve().parent == store.folder.resolve():
         return Checkpoint.open(named)
-    return store.newest(say)
+    return _newest(store, form, say)
+
+
+def _newest(store: CheckpointStore, form: str, say: Say) -> Checkpoint | None:
+    """The checkpoint to go on from; where there is none, that is said."""
+    bad = []
+
+    def tell(text: str) -> None:
+        bad.append(text)
+        say(text)
+
+    found = store.newest(tell)
+    if found is None and bad:
+        say(f"no checkpoint in {store.folder} is as it was written: {form.upper()} begins anew in the same folder")
+    elif found is None:
+        say(f"there is no checkpoint in {store.folder} yet: {form.upper()} begins at its first batch")
+    return found
 
 
 @dataclass
@@ -115,10 +137,11 @@ class _Training:
     config: RunConfig
     folder: Path
     run: RunFolder
+    attempts: Attempts
     say: Say
     store: CheckpointStore
     saver: Saver
-    recorders: list[Recorder]
+    recorders: Sequence[Recorder]
     progress: Progress
     exits: ExitTable | None = None
 
@@ -139,7 +162,7 @@ class _Training:
                     add_note(error, f"there is no good checkpoint in {self.store.folder} to go back to")
                     raise
                 if len(position.rows) < rows:
-                    self._record_again(position.rows)
+                    self.record_again(position.rows)
             where = f"batch {position.part.batches} of epoch {position.epoch + 1}"
             self.say(f"{rewinds.planned}; going back to {where}")
 
@@ -147,8 +170,8 @@ class _Training:
         seed = _seed(self.config, position.turn)
         with ExitStack() as open_now:
             batches = open_now.enter_context(closing(self.experiment.train_batches(seed)))
-            drawn = (self.folder / "timeline.png").exists()
-            traced = None if drawn else _window(self.config.engine.trace_batches, batches)
+            drawn = all(path.exists() for path in self._pictures)
+            traced = None if drawn else _window(self.config, batches, position)
             pipe = open_now.enter_context(
                 open_pipeline(package, self.config, seed, position.batches, traced, self.folder)
             )
@@ -166,10 +189,8 @@ class _Training:
                 try:
                     for row in fit(pipe, batches, evaluate, course_of(self.config), self.progress, position, keeper):
                         self.record(row)
-                        self.run.tell("running", epoch=row.epoch)
-                        if not drawn:
-                            self._draw(pipe)
-                            drawn = True
+                        drawn = drawn or self._draw(pipe)
+                        self.tell(row.epoch)
                 except NonFiniteError as error:
                     if self.config.train.on_non_finite != "stop-and-rewind" or not rewinds.plan(error, position):
                         keep_batch(error, batches, position, self.folder, self.run.path)
@@ -181,22 +202,25 @@ class _Training:
                 if stop.signal is not None:  # it came when the last epoch was behind
                     keeper.leave(pipe, position)
             if position.turn == self.config.train.repeat:
-                self.exits = measure_exits(self.experiment, self.config, pipe, self.folder, self.say)
+                self.exits = self._measure_exits(pipe)
 
     def record(self, row: EpochRow) -> None:
         """Writes an epoch in every format."""
         for recorder in self.recorders:
-            recorder.write(row)
+            self.attempts.make(recorder.path, partial(recorder.write, row))
+
+    def tell(self, epoch: int) -> None:
+        """Tells whoever looks how the run stands, and the user what could not be written."""
+        self.attempts.make(self.run.status_path, partial(self.run.tell, "running", epoch=epoch))
+        self.attempts.tell()
 
     def _package(self, turn: int) -> ALPackage:
         return self.experiment.package(self.config.train.mode, _seed(self.config, turn))
 
-    def _record_again(self, rows: Sequence[EpochRow]) -> None:
-        """What was recorded of epochs that are to come again is dropped."""
-        _close(self.recorders)
-        self.recorders[:] = _recorders(self.config, self.folder)
-        for row in rows:
-            self.record(row)
+    def record_again(self, rows: Sequence[EpochRow]) -> None:
+        """Writes these epochs, and drops whatever else was written."""
+        for recorder in self.recorders:
+            self.attempts.make(recorder.path, partial(recorder.rewrite, rows))
 
     def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], tuple[float, float]]:
         parts = self.experiment.train_evaluation(), self.experiment.test_evaluation()
@@ -207,11 +231,41 @@ class _Training:
 
         return evaluate
 
-    def _draw(self, pipe: Pipeline) -> None:
+    @property
+    def _pictures(self) -> tuple[Path, Path]:
+        return self.folder / "timeline.png", self.folder / "trace.json"
+
+    def _draw(self, pipe: Pipeline) -> bool:
+        """Draws the batches that were traced; whether it is done: they may be those of the next epoch."""
         config, spans, devices = self.config, pipe.spans(), [str(stage.device) for stage in pipe.stages]
+        if not spans:
+            return False
         title = f"{config.dataset} {config.model.name} {config.train.mode.upper()}, {pipe.schedule.name}"
-        draw_timeline(spans, self.folder / "timeline.png", title=title, devices=devices)
-        write_chrome_trace(spans, self.folder / "trace.json", devices)
+        timeline, trace = self._pictures
+        written = (
+            self.attempts.make(timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices)),
+            self.attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices)),
+        )
+        return all(written)
+
+    def _measure_exits(self, pipe: Pipeline) -> ExitTable | None:
+        """Accuracy and cost of every exit and of the calibrated early exit, as ``exits.json`` and ``exits.png``.
+
+        None for a model with a single exit, and where the configuration holds out no samples to calibrate on.
+        """
+        experiment, config = self.experiment, self.config
+        held_out = experiment.held_out()
+        if held_out is None or config.train.mode == "bp":
+            return None
+        self.say("calibrating the early exit on held-out samples")
+        table = exit_table(
+            pipe, experiment.test_evaluation(), calibrate(pipe, held_out, tolerance=config.train.exit_tolerance)
+        )
+        kept, drawn = self.folder / "exits.json", self.folder / "exits.png"
+        title = f"{config.dataset} {config.model.name}: exits"
+        self.attempts.make(kept, lambda: write_json(kept, table.summary()))
+        self.attempts.make(drawn, lambda: draw_exits(table, drawn, title=title))
+        return table
 
 
 def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
@@ -219,11 +273,6 @@ def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
     yield JsonLinesRecorder(folder / "epochs.jsonl")
     if config.train.tensorboard:
         yield TensorBoardRecorder(folder / "tensorboard")
-
-
-def _close(recorders: Iterable[Recorder]) -> None:
-    for recorder in recorders:
-        recorder.close()
 
 
 def _unless(stop: StopRequest, batches: Iterable[Any]) -> Iterator[Any]:
@@ -288,27 +337,22 @@ def open_pipeline(
     )
 
 
-def measure_exits(
-    experiment: Experiment, config: RunConfig, pipe: Pipeline, folder: Path, say: Say
-) -> ExitTable | None:
-    """Accuracy and cost of every exit and of the calibrated early exit, kept as ``exits.json`` and ``exits.png``.
+def _window(config: RunConfig, batches: EpochBatches, position: Position) -> Window | None:
+    """Steady state, if an epoch is long enough to reach it; None where no batch is still to come.
 
-    None for a model with a single exit, and where the configuration holds out no samples to calibrate on.
+    Counted from where the training goes on: in the rest of the epoch under way if that is long enough, or else in the
+    next one if there is one.
     """
-    held_out = experiment.held_out()
-    if held_out is None or config.train.mode == "bp":
+    epochs, count = config.train.epochs - position.epoch, config.engine.trace_batches
+    if not epochs:
         return None
-    say("calibrating the early exit on held-out samples")
-    table = exit_table(
-        pipe, experiment.test_evaluation(), calibrate(pipe, held_out, tolerance=config.train.exit_tolerance)
-    )
-    write_json(folder / "exits.json", table.summary())
-    draw_exits(table, folder / "exits.png", title=f"{config.dataset} {config.model.name}: exits")
-    return table
-
-
-def _window(count: int, batches: EpochBatches) -> Window:
-    """Steady state, if the first epoch is long enough to reach it."""
-    batches.set_epoch(0)
-    count = min(count, len(batches))
-    return Window(min(TRACE_FROM, len(batches) - count), count)
+    done = position.part.batches
+    batches.set_epoch(position.epoch)
+    left = first = len(batches) - done
+    if left >= count + TRACE_FROM or not done or epochs == 1:
+        first = 0
+    else:
+        batches.set_epoch(position.epoch + 1)
+        left = len(batches)
+    count = min(count, left)
+    return Window(first + min(TRACE_FROM, left - count), count) if count else None

@@ -19,7 +19,6 @@ from pipeal.train.report.chart import Line, chart
 from pipeal.train.report.idle import stage_shares
 from pipeal.train.report.markup import table, tag
 from pipeal.train.report.rows import read_rows
-from pipeal.train.report.status import lock_is_held
 from tests.train.run_folders import SUMMARY, held, make_run, rows, tell, write_rows
 
 VOID = ("meta", "img")
@@ -281,14 +280,6 @@ def test_a_run_whose_process_was_killed_has_died(tmp_path):
     with held(folder / "run.lock"):
         assert read_runs(folder)[0].status.state == "running"
     assert read_runs(folder)[0].status.state == "died"
-
-
-def test_looking_at_a_lock_does_not_keep_it(tmp_path):
-    (tmp_path / "run.lock").touch()
-    assert lock_is_held(tmp_path / "run.lock") is False
-    with held(tmp_path / "run.lock"):
-        assert lock_is_held(tmp_path / "run.lock") is True
-    assert lock_is_held(tmp_path / "run.lock") is False
 
 
 @pytest.mark.parametrize(("done", "state"), [(3, "finished"), (1, "unknown"), (0, "unknown")])
