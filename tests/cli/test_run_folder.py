@@ -135,7 +135,7 @@ def test_a_named_run_may_be_executed_otherwise_but_not_be_another(tmp_path: Path
     other = replace(config, data=replace(config.data, vocab_size=99))
     with pytest.raises(ConfigError, match=r"its run has data.vocab_size 30000, this command 99; .*--resume never"):
         find_run(other, str(path))
-    with pytest.raises(ConfigError, match="no run there; expected the folder of a run, or auto or never"):
+    with pytest.raises(ConfigError, match="no run there; expected the folder of a run or checkpoint, or auto or never"):
         find_run(config, str(tmp_path / "nowhere"))
 
 
