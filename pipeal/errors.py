@@ -18,6 +18,10 @@ class DataError(PipealError, ValueError):
     """A data file is missing, malformed or does not fit the model; the message holds file and line."""
 
 
+class WorkerError(DataError):
+    """A process that prepares data died; commands exit with 1: nobody made a mistake."""
+
+
 class PlacementError(PipealError, ValueError):
     """Layers, stages and devices do not fit each other, or a device does not exist."""
 

@@ -18,7 +18,15 @@ from typing import NoReturn
 
 import click
 
-from pipeal.errors import Interrupted, NonFiniteError, OutOfMemoryError, PipealError, SaveError, StallError
+from pipeal.errors import (
+    Interrupted,
+    NonFiniteError,
+    OutOfMemoryError,
+    PipealError,
+    SaveError,
+    StallError,
+    WorkerError,
+)
 from pipeal.outofmemory import bytes_asked, in_units, is_out_of_memory
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -45,7 +53,8 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         arguments: Its arguments; None for those of the process.
     """
     # As Ctrl-C: the run unwinds, its workers end, and what there is by then is written.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, nor terminals know every letter
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -54,7 +63,7 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         _leave(f"{error.format_message()} (see --help)", 2)
     except click.ClickException as error:
         _leave(error.format_message(), 2)
-    except StallError as error:
+    except (StallError, WorkerError) as error:
         _leave(str(error), 1)
     except Interrupted as error:
         _leave(_with_notes(error), error.code)

@@ -14,7 +14,7 @@ from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
 from pipeal.cli.outcome import Outcome
 from pipeal.cli.run_folder import RunFolder
-from pipeal.cli.stopping import StopRequest
+from pipeal.cli.stopping import Stoppable, StopRequest, worker_failures
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.blame import add_note
@@ -31,7 +31,7 @@ from pipeal.train.position import Position
 from pipeal.train.progress import Progress
 from pipeal.train.recorders import CsvRecorder, EpochRow, JsonLinesRecorder, Recorder, write_json
 from pipeal.train.rewind import Rewinds, go_back
-from pipeal.train.saver import Saver
+from pipeal.train.saver import PATIENCE_S, Saver
 from pipeal.train.tensorboard import TensorBoardRecorder
 from pipeal.train.timeline import draw_timeline
 from pipeal.train.trainer import Course, EpochBatches, Leave, accuracy, fit
@@ -64,8 +64,10 @@ def train_form(
         saved = _saved(store, run, form, say) if run.resumed else None
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
-        if taken_up is not None:
+        if saved is not None and taken_up is not None:
             _check_same(experiment.facts, taken_up.facts)
+            if position.turn > train.repeat:
+                raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
             say(f"{form.upper()} goes on after batch {position.part.batches} of epoch {position.epoch + 1}")
         package = experiment.package(form, _seed(config, position.turn))
         parameters = package.effective_parameters(), package.affiliated_parameters()
@@ -154,9 +156,9 @@ class _Training:
                 if rewinds.planned is None:
                     raise
                 rows = len(position.rows)
-                self.saver.flush()  # what was asked for before may be the newest
+                written = self.saver.flush(PATIENCE_S)  # what was asked for before may be the newest
                 saved = self.store.newest(self.say)
-                if not go_back(package, position, saved, begun, partial(self._package, position.turn)):
+                if not written or not go_back(package, position, saved, begun, partial(self._package, position.turn)):
                     add_note(error, f"there is no good checkpoint in {self.store.folder} to go back to")
                     raise
                 if len(position.rows) < rows:
@@ -166,14 +168,15 @@ class _Training:
 
     def _attempt(self, package: ALPackage, position: Position, rewinds: Rewinds) -> None:
         seed = _seed(self.config, position.turn)
-        with ExitStack() as open_now:
+        stop = StopRequest()
+        with worker_failures(stop), ExitStack() as open_now:
             batches = open_now.enter_context(closing(self.experiment.train_batches(seed)))
             drawn = all(path.exists() for path in self._pictures)
             traced = None if drawn else _window(self.config, batches, position)
             pipe = open_now.enter_context(
                 open_pipeline(package, self.config, seed, position.batches, traced, self.folder)
             )
-            with StopRequest() as stop:
+            with stop:
                 every = self.config.train.checkpoint.every
                 keeper = CheckpointKeeper(
                     self.saver,
@@ -185,7 +188,8 @@ class _Training:
                 )
                 evaluate = self._evaluate(stop)
                 try:
-                    for row in fit(pipe, batches, evaluate, course_of(self.config), self.progress, position, keeper):
+                    wanted, course = Stoppable(batches, stop), course_of(self.config)
+                    for row in fit(pipe, wanted, evaluate, course, self.progress, position, keeper):
                         self.record(row)
                         drawn = drawn or self._draw(pipe)
                         self.tell(row.epoch)
@@ -197,8 +201,10 @@ class _Training:
                             f"interrupted: {rewinds.planned}; the same command goes back", code
                         ) from error
                     raise
-                if stop.signal is not None:  # it came when the last epoch was behind
+                except Leave:  # the batches failed when the end had been asked for
                     keeper.leave(pipe, position)
+            if stop.signal is not None:  # it came when the last epoch was behind
+                keeper.leave(pipe, position)
             if position.turn == self.config.train.repeat:
                 self.exits = self._measure_exits(pipe)
 
@@ -342,7 +348,7 @@ def _window(config: RunConfig, batches: EpochBatches, position: Position) -> Win
     next one if there is one.
     """
     epochs, count = config.train.epochs - position.epoch, config.engine.trace_batches
-    if not epochs:
+    if epochs < 1:
         return None
     done = position.part.batches
     batches.set_epoch(position.epoch)

@@ -17,7 +17,10 @@ from pipeal.engine.layer_state import State, load_layer_state
 from pipeal.errors import DataError, Interrupted, NonFiniteError, PipealError, first_line
 from pipeal.train.checkpoint import Checkpoint
 from pipeal.train.position import Position, joined
-from pipeal.train.saver import PipelineEnded, Saver
+from pipeal.train.saver import PATIENCE_S, PipelineEnded, Saver
+
+QUIET_S = 3.0
+"""How long the last checkpoint may take before it is spoken of."""
 
 
 class CheckpointKeeper:
@@ -85,20 +88,33 @@ class CheckpointKeeper:
         self._save(pipe, position, best=all(row.test_acc > other.test_acc for other in before))
 
     def leave(self, pipe: Pipeline, position: Position) -> NoReturn:
-        """Saves, waits until it is written, and ends.
+        """Saves, waits until it is written, though not without end, and ends.
 
         Raises:
             Interrupted: Always.
         """
         failures = self.saver.failures
         self._save(pipe, position)
-        self.saver.flush()
         where = f"batch {position.part.batches} of epoch {position.epoch + 1}"
         code = self.asked_to_end() or 1
+        if not self._written():
+            self.saver.give_up()
+            raise Interrupted(
+                f"interrupted after {where}, which was not saved within {PATIENCE_S:g} s; the same command goes on "
+                "from the checkpoint before it",
+                code,
+            )
         why = self._broken if self.saver.failures == failures else self.saver.last_failure
         if why is not None:
             raise Interrupted(f"interrupted after {where}, which could not be saved: {why}", code)
         raise Interrupted(f"interrupted after {where}, and saved; the same command goes on from there", code)
+
+    def _written(self) -> bool:
+        """Waits for the last checkpoint, and says so if that takes its time."""
+        if self.saver.flush(QUIET_S):
+            return True
+        self.saver.say("saving; another signal ends the run at once, without its last batches")
+        return self.saver.flush(PATIENCE_S - QUIET_S)
 
     def _save(self, pipe: Pipeline, position: Position, *, best: bool = False) -> None:
         fence, self._looked_at = self._looked_at or pipe.fence(), None

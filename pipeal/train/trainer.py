@@ -172,6 +172,11 @@ class _Turn:
         """Trains on what is left of the epoch, and counts it."""
         position, part, done = self.position, self.position.part, self.position.part.batches
         self.batches.set_epoch(position.epoch, done)
+        if done > len(self.batches):
+            raise DataError(
+                f"the training stands behind batch {done} of epoch {position.epoch + 1}, which has "
+                f"{len(self.batches)}; go on from another checkpoint, or begin anew"
+            )
         self.watcher.begin_epoch(position.epoch + 1, batches=len(self.batches) - done, turn=position.turn)
         before_s = part.seconds
         report = self.pipe.run(self._passing(), self._scale())

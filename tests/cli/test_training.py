@@ -42,6 +42,7 @@ class Epochs:
         (1, 60, Window(0, 20)),  # the last epoch: what is left of it
         (1, 80, None),
         (2, 0, None),
+        (3, 0, None),  # asked for fewer epochs than it has had
     ],
 )
 def test_the_traced_batches_are_still_to_come(epoch: int, done: int, window: Window | None) -> None:

@@ -17,7 +17,8 @@ import torch
 from pipeal.cli import text
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.position import Position
-from tests.cli.test_text import varied
+from pipeal.train.rewind import MOST_LEFT_OUT
+from tests.cli.test_text import leaves, varied
 from tests.integration.test_resume import ROOT, SMALL, Stopping, assert_same, run, stopping
 
 __all__ = ["stopping"]
@@ -113,3 +114,19 @@ def test_it_is_as_if_the_batch_had_been_passed_over_from_the_start(
     err = run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'known'}")
     assert "going back" not in err
     assert_same(*(tmp_path / out / NAME for out in ("found", "known")))
+
+
+def test_a_run_that_diverges_goes_back_so_often_and_no_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No batch is to blame for a learning rate."""
+    code, _, err = leaves(
+        capsys, "agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), "--devices=cpu", *SMALL, REWIND,
+        "--set=train.lr.base=1e38", "--set=train.lr.warmup=0", f"--out={tmp_path}",
+    )  # fmt: skip
+    folder = tmp_path / "agnews-lstm-al-001"
+    assert code == 1
+    assert err.count("which is left out from now on") == MOST_LEFT_OUT
+    assert err.count("going back to batch 0 of epoch 1") <= 2 * MOST_LEFT_OUT + 1
+    (kept,) = folder.glob("non-finite-batch-*.pt")
+    assert f"the batch is kept in {kept}" in err
+    assert "Traceback" not in err
+    assert json.loads((folder / "status.json").read_text())["status"] == "failed"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -72,3 +74,37 @@ def test_losses_of_two_parts_are_those_of_the_whole() -> None:
     assert torch.equal(joined([one], [other])[0], torch.cat([one, other]))
     assert joined([], [other]) == [other]
     assert joined([one], []) == [one]
+
+
+FORGED: dict[str, Any] = {
+    "turn": [0, -1, 1.0, "2", None, True, 2**60, 3],  # there are no rows of turn 3
+    "epoch": [-1, 2, 10**30, "1"],
+    "batches": [-1, 8, 2, None],
+    "trained_s": [-1.0, math.nan, math.inf, "long", []],
+    "part": [None, 3, {"batches": -1}, {"shapes": 7}, {"shapes": [[1, 2]]}, {"shapes": [[1, 2, 9]]},
+             {"shapes": {"a": 1}}],
+    "rows": [None, [1], [{}], {}, [{"turn": 2}]],
+    "totals": [{"stages": [{}]}, {"stages": [{"busy": {"F": 1}, "waiting": {}}]}, {"non_finite": -3}, {"left_out": [3]},
+               {"batches": 2**80}, {"stages": [{"busy": {"X": 1}, "waiting": {}}]}, {"left_out": [[0, 1]]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in FORGED.items() for value in values])
+def test_a_forged_position_is_one_line(name: str, value: Any) -> None:
+    """It ended in a traceback, in the middle of the run."""
+    state = json.loads(json.dumps(position().state()))
+    forged = {**state[name], **value} if isinstance(state[name], dict) and isinstance(value, dict) else value
+    with pytest.raises(ValueError, match=r"^\w[^\n]*$"):
+        Position.of({**state, name: forged}, [])
+
+
+@pytest.mark.parametrize("losses", [None, 3, [1.0], [torch.zeros(3)], [torch.zeros(9, 2)], {"a": 1}])
+def test_forged_losses_are_one_line(losses: Any) -> None:
+    with pytest.raises(ValueError, match=r"^losses[^\n]*$"):
+        Position.of(position().state(), losses)
+
+
+def test_a_position_of_before_batches_were_left_out_is_taken() -> None:
+    state = position().state()
+    del state["totals"]["left_out"]
+    assert Position.of(state, []).totals.left_out == set()
