@@ -41,14 +41,19 @@ class NonFiniteError(PipealError, ArithmeticError):
         message: What was found, and what to do.
         layer: The layer's number.
         batch: The batch's number.
-        losses: The layer's losses on it.
+        losses: The layer's losses on it; none where weights were found.
+        is_to_blame: Whether it is known that just this batch did it. It is not where the weights were not finite
+            before it already, and where nobody has looked at them, as on a GPU.
     """
 
-    def __init__(self, message: str, layer: int, batch: int, losses: tuple[float, ...]) -> None:
+    def __init__(
+        self, message: str, layer: int, batch: int, losses: tuple[float, ...], *, is_to_blame: bool = True
+    ) -> None:
         super().__init__(message, layer, batch, losses)
         self.layer = layer
         self.batch = batch
         self.losses = losses
+        self.is_to_blame = is_to_blame
 
     def __str__(self) -> str:
         return str(self.args[0])

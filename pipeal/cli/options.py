@@ -59,7 +59,8 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         click.option(
             "--resume",
             metavar="auto|never|RUN",
-            help="auto (default) goes on with an unfinished run of the same command; or the folder of a run; or never.",
+            help="auto (default) goes on with an unfinished run of the same command; or the folder of a run or "
+            "of one of its checkpoints (RUN/checkpoints/step-000000100); or never.",
         ),
         click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
         click.option(

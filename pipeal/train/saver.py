@@ -161,6 +161,11 @@ class Saver:
         self._thread = None
         self._require_alive()
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last write failed: what was trained since the one before it would be lost."""
+        return self._in_a_row > 0
+
     def _require_alive(self) -> None:
         if self._crash is not None:
             crash, self._crash = self._crash, None
