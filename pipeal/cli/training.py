@@ -25,13 +25,14 @@ from pipeal.train.checkpoint import Checkpoint, CheckpointStore
 from pipeal.train.chrome_trace import write_chrome_trace
 from pipeal.train.exit_plot import draw_exits
 from pipeal.train.exits import ExitTable, exit_table
-from pipeal.train.keeper import CheckpointKeeper, TakenUp
+from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.kept_batch import keep_batch
 from pipeal.train.position import Position
 from pipeal.train.progress import Progress
 from pipeal.train.recorders import CsvRecorder, EpochRow, JsonLinesRecorder, Recorder, write_json
 from pipeal.train.rewind import Rewinds, go_back
 from pipeal.train.saver import PATIENCE_S, Saver
+from pipeal.train.taken_up import TakenUp
 from pipeal.train.tensorboard import TensorBoardRecorder
 from pipeal.train.timeline import draw_timeline
 from pipeal.train.trainer import Course, EpochBatches, Leave, accuracy, fit

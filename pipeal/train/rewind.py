@@ -9,8 +9,8 @@ from pipeal.al import ALPackage
 from pipeal.engine.layer_state import layer_state, load_layer_state
 from pipeal.errors import NonFiniteError
 from pipeal.train.checkpoint import Checkpoint
-from pipeal.train.keeper import TakenUp
 from pipeal.train.position import Position
+from pipeal.train.taken_up import TakenUp
 
 MOST_LEFT_OUT = 8
 """Batches of one epoch that are left out at most: where more break the model, it diverges, and no batch is to blame.

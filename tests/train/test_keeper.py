@@ -10,9 +10,10 @@ import pytest
 from pipeal import Pipeline
 from pipeal.engine.rescue import SplitWarning
 from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.keeper import CheckpointKeeper, TakenUp
+from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Part, Position
 from pipeal.train.saver import Saver
+from pipeal.train.taken_up import TakenUp
 from tests.engine.test_out_of_memory import data, model
 
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.errors import Interrupted, NonFiniteError
 from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.keeper import CheckpointKeeper, TakenUp
+from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Part, Position
 from pipeal.train.rewind import MOST_LEFT_OUT, Rewinds, go_back
 from pipeal.train.saver import Saver
+from pipeal.train.taken_up import TakenUp
 
 WIDE = 4
 
