@@ -64,12 +64,6 @@ class Fence:
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
-    def done(self) -> bool:
-        """Whether :meth:`wait` has nothing left to wait for."""
-        with self._changed:
-            copied = all(ready is None or ready.query() for ready, _ in self._copying)
-            return self._failure is not None or (len(self._states) == self._layers and copied)
-
     def wait(self, timeout_s: float | None = None) -> dict[int, LayerState]:
         """Waits until every stage has come by and its copies are on the CPU. Not on a thread that others wait for.
 
