@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.choices import Form, choose
+from pipeal.cli.named import unless_taken_up
 from pipeal.cli.outcome import Outcome, show, write_curves, write_summary
 from pipeal.cli.run_folder import RunFolder, Status, find_run, new_run
 from pipeal.cli.training import train_form
@@ -43,12 +44,14 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
-        found = find_run(config, resume)
+        found = find_run(config, unless_taken_up(resume, _say))
         if found is not None:
             open_now.enter_context(found)
             _say(f"going on with {found.path}")
         chosen = [_choice(experiment, form, found, compared=len(forms) > 1) for form in forms]
         run = found or open_now.enter_context(new_run(config))
+        if resume != "auto":
+            run.way_back = f"--resume {run.path}"
         run.begin()
         folder = run.path
         own = [_own(folder, choice.train.mode, compared=len(forms) > 1) for choice in chosen]

@@ -48,11 +48,13 @@ class RunFolder:
         resumed: Whether there was a run in it.
         asked: What its run was asked for before, or is now.
         checkpoint: The folder of the checkpoint to go on from; None for the newest.
+        way_back: What goes on with the run once it was ended, in words.
     """
 
     def __init__(self, path: Path, config: RunConfig, *, asked: RunConfig | None, lock: FileLock) -> None:
         self.path = path
         self.checkpoint: Path | None = None
+        self.way_back = "the same command"
         self.resumed = asked is not None
         self.asked = asked or config
         self._config = config
@@ -236,7 +238,7 @@ def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
 
 
 def _named(path: Path, config: RunConfig) -> RunFolder:
-    run = _run_of(path)
+    run = run_of(path)
     if run is not None:
         read_manifest(path)  # a mistake is told before anything is done
         found = _named(run, config)
@@ -261,7 +263,7 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
     return RunFolder(path, config, asked=asked, lock=lock)
 
 
-def _run_of(path: Path) -> Path | None:
+def run_of(path: Path) -> Path | None:
     """The run that a checkpoint is of; None for other folders."""
     path = path.resolve()
     if path.parent.name != "checkpoints" or not path.name.startswith("step-"):

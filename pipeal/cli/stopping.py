@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -94,9 +94,27 @@ class Stoppable:
         self._batches.close()
 
 
+class Unless:
+    """Batches to predict, unless the run is to end: then :class:`Leave` is raised before the next one."""
+
+    def __init__(self, stop: StopRequest, batches: Iterable[Any]) -> None:
+        self._stop = stop
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            if self._stop.signal is not None:
+                raise Leave
+            yield batch
+
+
 @contextmanager
-def worker_failures(stop: StopRequest) -> Iterator[None]:
+def worker_failures(stop: StopRequest, way_back: str) -> Iterator[None]:
     """Names the failure of a worker process, which PyTorch may raise anywhere, between any two lines.
+
+    Args:
+        stop: Whether the end was asked for.
+        way_back: What goes on with the run then, in words.
 
     Raises:
         WorkerError: There was one.
@@ -109,5 +127,5 @@ def worker_failures(stop: StopRequest) -> Iterator[None]:
         if failure is None:
             raise
         if code is not None:
-            raise Interrupted("interrupted; the same command goes on from the last checkpoint", code) from error
+            raise Interrupted(f"interrupted; {way_back} goes on from the last checkpoint", code) from error
         raise failure from error

@@ -71,6 +71,9 @@ class Pipeline:
             means over the samples. See :mod:`pipeal.engine.rescue`.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
+    Attributes:
+        left_behind: Whether a worker did not come back when it was told to; it may still change the layers.
+
     Raises:
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
         ConfigError: The schedule or another choice is unknown, or nothing can be compiled on this machine.
@@ -140,6 +143,7 @@ class Pipeline:
         self.stall_timeout_s = stall_timeout_s
         self.dump_folder = None if dump_folder is None else Path(dump_folder)
         self.next_batch = first_batch
+        self.left_behind = False
         self._sequence = 0
         self._executor: Executor | None = None
         self._predictor = Predictor(
@@ -197,6 +201,7 @@ class Pipeline:
         try:
             executor.stop()
         except StallError as left_behind:
+            self.left_behind = True
             if failure is None:
                 raise
             add_note(failure, str(left_behind))

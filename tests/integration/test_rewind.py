@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -91,9 +90,12 @@ def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
         for line in process.stderr:
             if "going back to batch" in line:
                 break
+        else:
+            pytest.fail("it ended without going back")
     finally:
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGKILL
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'k'}")
     assert_same(folder, tmp_path / "k" / NAME)
 
@@ -128,5 +130,7 @@ def test_a_run_that_diverges_goes_back_so_often_and_no_more(tmp_path: Path, caps
     assert err.count("going back to batch 0 of epoch 1") <= 2 * MOST_LEFT_OUT + 1
     (kept,) = folder.glob("non-finite-batch-*.pt")
     assert f"the batch is kept in {kept}" in err
+    assert "8 batches of this epoch were left out before, the most there may be: the model diverges" in err
+    assert "stop-and-rewind" not in err, "which it was told already"
     assert "Traceback" not in err
     assert json.loads((folder / "status.json").read_text())["status"] == "failed"
