@@ -92,7 +92,7 @@ class Outcome:
             "samples_per_s": totals.samples / totals.seconds,
             "tokens_per_s": totals.tokens / totals.seconds,
             "padding_share": totals.padding_share,
-            "samples_per_batch": totals.samples / totals.batches,
+            "samples_per_batch": totals.samples / totals.shapes.total(),  # of those that were not left out
             "non_finite_updates_skipped": totals.non_finite,
             "batches_left_out": len(totals.left_out),
             "updates_in_parts": totals.splits,
