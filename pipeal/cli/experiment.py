@@ -10,13 +10,14 @@ from pathlib import Path
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.choices import Form, choose
-from pipeal.cli.outcome import Outcome, show, write_curves, write_summary
+from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summary
 from pipeal.cli.run_folder import RunFolder, Status, find_run, new_run
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import replacing
 from pipeal.engine.allocator import keep_freed_memory
-from pipeal.errors import SaveError
+from pipeal.engine.blame import add_note
+from pipeal.errors import Interrupted, SaveError
 from pipeal.train.attempts import Attempts
 from pipeal.train.tensorboard import require_tensorboard
 
@@ -47,6 +48,8 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
         if found is not None:
             open_now.enter_context(found)
             _say(f"going on with {found.path}")
+            if found.passed is not None:
+                _say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
         chosen = [_choice(experiment, form, found, compared=len(forms) > 1) for form in forms]
         run = found or open_now.enter_context(new_run(config))
         run.begin()
@@ -58,18 +61,26 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
         run.keep_asked()
         experiment.save(folder)
         attempts = Attempts(_say)
-        outcomes = [
-            train_form(experiment, choice, path, run, attempts, _say) for choice, path in zip(chosen, own, strict=True)
-        ]
+        try:
+            outcomes = [
+                train_form(experiment, choice, path, run, attempts, _say)
+                for choice, path in zip(chosen, own, strict=True)
+            ]
+        except Interrupted as error:
+            if resume == "never":  # the same command would go on, but for that
+                add_note(error, f"--resume {folder} goes on with it, where --resume never begins anew")
+            raise
         if len(forms) > 1:
             write_curves(outcomes, folder, attempts)
             write_summary(folder, lambda: {outcome.form: outcome.summary() for outcome in outcomes}, attempts)
         _end(run, outcomes, attempts)
     show(outcomes, folder)
     if attempts.missing:
+        again = "again" if resume != "never" else f"with --resume {folder}"
+        lost = " and ".join(sorted({path.name for path in attempts.missing} & set(TRACED)))
         raise SaveError(
-            f"training came to its end, but could not write {attempts}; make room, and give the same command again: it "
-            "writes what is missing"
+            f"training came to its end, but could not write {attempts}; make room, and give the same command {again}: "
+            f"it writes what is missing{f', but for {lost}: no batch is left to trace' if lost else ''}"
         )
     for outcome in outcomes:
         if outcome.unsaved is not None:
