@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeal.cli import text
+from tests.cli.running import run_command
 from tests.cli.test_text import varied
 from tests.integration.test_resume import ROOT, SMALL
 
@@ -62,3 +66,24 @@ def test_files_that_cannot_grow_any_more_after_the_first_epoch(tmp_path: Path) -
     assert all((folder / name).stat().st_size for name in FILES)
     status = json.loads((folder / "status.json").read_text())
     assert (status["status"], status["epoch"], status["resumes"]) == ("finished", 3, 1)
+
+
+def test_a_timeline_that_could_not_be_drawn_is_lost_and_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command was said to write what is missing, and named it, but had no batch to trace."""
+    command = ("agnews", "lstm", f"--data-root={varied(tmp_path / 'data')}", *SMALL, "--devices=cpu")
+    command = (*command, "--epochs=1", f"--out={tmp_path / 'runs'}")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeal.cli.training.draw_timeline", full)
+        code, out, err = run_command(text.command, capsys, *command)
+    assert code == 1
+    last = err.splitlines()[-1]
+    assert last.endswith("it writes what is missing, but for timeline.png: no batch is left to trace")
+    assert "timeline:" not in out
+    code, out, err = run_command(text.command, capsys, *command)
+    assert (code, "timeline:" in out, "curves:" in out) == (0, False, True), err

@@ -30,7 +30,9 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones
     named = folder / "checkpoints" / "step-000000004"
     err = run(text.command, capsys, 130, *arguments, f"--resume={named}")
     assert "AL goes on after batch 4 of epoch 1" in err
-    err = run(text.command, capsys, 0, *arguments)
+    assert "the same command goes on from there" in err
+    err = run(text.command, capsys, 0, *arguments, f"--resume={named}")
+    assert "it has gone on from step-000000004 already: its newest checkpoint is taken" in err
     assert "AL goes on after batch 6 of epoch 1" in err
     assert_same(untouched, folder)
 
@@ -49,6 +51,22 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones
         "step-000000999": "manifest.json is missing",
     }.items():
         told_one_line(line, *leaves(capsys, *arguments, f"--resume={folder / 'checkpoints' / name}"))
+
+
+def test_a_run_that_was_begun_anew_says_how_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    """It said "the same command goes on from there", which would have begun anew once more."""
+    arguments = (
+        "agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--devices=cpu",
+        f"--out={tmp_path / 'runs'}",
+    )  # fmt: skip
+    stopping.at = [(1, 6)]
+    err = run(text.command, capsys, 130, *arguments, "--resume=never")
+    folder = tmp_path / "runs" / "agnews-lstm-al-001"
+    assert err.endswith(f"; --resume {folder} goes on with it, where --resume never begins anew\n")
+    stopping.at = [(1, 7)]
+    assert "--resume never" not in run(text.command, capsys, 130, *arguments, f"--resume={folder}")
 
 
 class Killed(BaseException):
