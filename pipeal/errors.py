@@ -7,7 +7,11 @@ from collections.abc import Iterable
 
 
 class PipealError(Exception):
-    """Base of every error that pipeal raises on purpose; commands print it in one line and exit with 2."""
+    """Base of every error that pipeal raises on purpose.
+
+    Commands print it in one line and exit with 2, a user's mistake, but for those of its kinds that say otherwise and
+    for a disk that takes no more, which is nobody's mistake and exit code 1.
+    """
 
 
 class ConfigError(PipealError, ValueError):
@@ -31,11 +35,14 @@ class ScheduleError(PipealError, RuntimeError):
 
 
 class StallError(PipealError, RuntimeError):
-    """No stage made progress for too long; the message names the stage and prints its stack."""
+    """No stage made progress for too long, or a disk does not answer; commands exit with 1.
+
+    Of a stage, the message says which and shows its stack.
+    """
 
 
 class NonFiniteError(PipealError, ArithmeticError):
-    """A layer's loss is not finite, or its weights are not.
+    """A layer's loss is not finite, or its weights are not; commands exit with 1.
 
     Args:
         message: What was found, and what to do.
@@ -60,7 +67,9 @@ class NonFiniteError(PipealError, ArithmeticError):
 
 
 class OutOfMemoryError(PipealError, MemoryError):
-    """A stage's memory does not suffice for a batch; what the device said is the cause (``__cause__``).
+    """A stage's memory does not suffice for a batch; commands exit with 1.
+
+    What the device said is the cause (``__cause__``).
 
     Args:
         message: Where it happened, for what input, and what to lower.
@@ -80,11 +89,11 @@ class OutOfMemoryError(PipealError, MemoryError):
 
 
 class SaveError(PipealError, OSError):
-    """Something a run leaves could not be written; the run itself came to its end."""
+    """Something a run leaves could not be written; the run itself came to its end, and commands exit with 1."""
 
 
 class Interrupted(PipealError):  # noqa: N818  not a mistake: someone asked for it
-    """A run was asked to end, and did, at a place from which it can go on.
+    """A run was asked to end, and did, at a place from which it can go on; commands exit with :attr:`code`.
 
     Args:
         message: Where, and how it goes on.

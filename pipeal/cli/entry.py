@@ -3,7 +3,7 @@
 | code | |
 | --- | --- |
 | 0 | all of it is done, and on the disk |
-| 1 | nobody's mistake: memory or room on the disk ran out, a loss is not finite, a stage stands still |
+| 1 | nobody's mistake: memory or room on the disk ran out, a loss is not finite, a stage stands still, a worker died |
 | 2 | a user's mistake |
 | 130, 143 | Ctrl-C, SIGTERM |
 """
@@ -63,11 +63,11 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         _leave(f"{error.format_message()} (see --help)", 2)
     except click.ClickException as error:
         _leave(error.format_message(), 2)
-    except (StallError, WorkerError) as error:
-        _leave(str(error), 1)
+    except StallError as error:  # of several lines: it shows stacks
+        _leave("\n".join([str(error), *_notes(error)]), 1)
     except Interrupted as error:
         _leave(_with_notes(error), error.code)
-    except (SaveError, NonFiniteError, OutOfMemoryError) as error:
+    except (SaveError, NonFiniteError, OutOfMemoryError, WorkerError) as error:
         _leave(_with_notes(error), 1)
     except PipealError as error:
         cause = error.__cause__
@@ -95,7 +95,11 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
 
 
 def _with_notes(error: BaseException) -> str:
-    return one_line("; ".join([str(error), *getattr(error, "__notes__", [])]))
+    return one_line("; ".join([str(error), *_notes(error)]))
+
+
+def _notes(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def _leave(message: str, code: int) -> NoReturn:

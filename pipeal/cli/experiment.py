@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.choices import Form, choose
-from pipeal.cli.named import unless_taken_up
-from pipeal.cli.outcome import Outcome, show, write_curves, write_summary
+from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summary
 from pipeal.cli.run_folder import RunFolder, Status, find_run, new_run
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
@@ -44,10 +43,12 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
-        found = find_run(config, unless_taken_up(resume, _say))
+        found = find_run(config, resume)
         if found is not None:
             open_now.enter_context(found)
             _say(f"going on with {found.path}")
+            if found.passed is not None:
+                _say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
         chosen = [_choice(experiment, form, found, compared=len(forms) > 1) for form in forms]
         run = found or open_now.enter_context(new_run(config))
         if resume != "auto":
@@ -70,9 +71,10 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
         _end(run, outcomes, attempts)
     show(outcomes, folder)
     if attempts.missing:
+        lost = " and ".join(sorted({path.name for path in attempts.missing} & set(TRACED)))
         raise SaveError(
-            f"training came to its end, but could not write {attempts}; make room, and give the same command again: it "
-            "writes what is missing"
+            f"training came to its end, but could not write {attempts}; make room: "
+            f"{run.way_back} writes what is missing{f', but for {lost}: no batch is left to trace' if lost else ''}"
         )
     for outcome in outcomes:
         if outcome.unsaved is not None:

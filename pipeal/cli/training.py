@@ -12,7 +12,6 @@ from typing import Any
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
-from pipeal.cli.named import TAKEN_UP, note_taken_up
 from pipeal.cli.outcome import Outcome
 from pipeal.cli.run_folder import RunFolder
 from pipeal.cli.stopping import Stoppable, StopRequest, Unless, worker_failures
@@ -89,8 +88,6 @@ def train_form(
                 if saved is not None and taken_up is not None:
                     taken_up.load_into(package)
                     store.make_newest(saved)
-                    if run.checkpoint is not None and run.checkpoint.resolve() == saved.path.resolve():
-                        attempts.make(run.path / TAKEN_UP, partial(note_taken_up, run.path, saved.path))
                     taken_up = None  # its copy of all states is no longer needed
                 training.turn(package, position, stop)
                 while position.turn < train.repeat:

@@ -186,8 +186,11 @@ def _require_consistent(position: Position) -> None:
                 f"shapes: of {kept.shapes.total()} batches with {kept.tokens} of {kept.padded} tokens, but there were "
                 f"{kept.batches} batches"
             )
-    if any(losses.ndim != 2 or len(losses) > part.batches for losses in position.losses):
-        raise ValueError(f"losses: {[tuple(losses.shape) for losses in position.losses]} of {part.batches} batches")
+    shapes = [tuple(losses.shape) for losses in position.losses]
+    if any(len(shape) != 2 or shape[0] != shapes[0][0] or shape[0] > part.batches for shape in shapes):
+        raise ValueError(f"losses: {shapes} of {part.batches} batches")
+    if shapes and position.rows and [shape[1] for shape in shapes] != (known := [*map(len, position.rows[-1].losses)]):
+        raise ValueError(f"losses: {shapes}, but the row before has {known}, layer by layer")
     for stage in totals.stages:
         if set(stage.busy) != set(Action) or not all(0 <= s < math.inf for s in stage.waiting.values()):
             raise ValueError(f"totals.stages: found {reprlib.repr(stage)}")

@@ -13,7 +13,7 @@ import pytest
 from pipeal.cli import main
 from pipeal.data.atomic import replacing
 from pipeal.engine.blame import add_note
-from pipeal.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError
+from pipeal.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError, WorkerError
 from tests.cli.running import run_command
 
 
@@ -51,11 +51,12 @@ def test_what_the_machine_lacks_is_told_in_one_line(
         NonFiniteError("layer 1: the loss is nan", 1, 7, (float("nan"),)),
         OutOfMemoryError("out of memory in stage 1", 1, 2, 7),
         SaveError("not every checkpoint was written"),
-        StallError("stage 1 stands still"),
+        WorkerError("a worker process died"),
+        StallError("stage 1 stands still:\n  its stack"),
     ],
 )
 def test_what_is_nobodys_mistake_is_told_with_its_notes(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    """Memory that ran out in a stage was a user's mistake, and while building was none."""
+    """Memory that ran out in a stage was a user's mistake; of a stall it was not said what could not be written."""
     add_note(error, "a note")
 
     @click.command
@@ -64,7 +65,8 @@ def test_what_is_nobodys_mistake_is_told_with_its_notes(error: Exception, capsys
 
     code, _, err = run_command(command, capsys)
     assert code == 1
-    assert err.startswith(f"pipeal: {error}")
+    between = "\n" if isinstance(error, StallError) else "; "
+    assert err == f"pipeal: {error}{between}a note\n"
 
 
 def test_a_full_disk_is_no_mistake_and_a_folder_that_may_not_be_is(

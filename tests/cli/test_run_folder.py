@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest
 
 from pipeal.cli.run_folder import find_run, new_run
 from pipeal.config import TextConfig
-from pipeal.errors import ConfigError, Interrupted
+from pipeal.data.lock import FileLock
+from pipeal.errors import ConfigError, DataError, Interrupted
+from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.report import runs_in
 
 
@@ -235,3 +238,82 @@ def test_what_was_half_written_at_a_kill_is_gone_when_the_run_goes_on(tmp_path: 
     with find_run(asked(tmp_path), "auto") as run:  # type: ignore[union-attr]
         run.begin()
         assert not list(path.rglob("*.aside"))
+
+
+def save(path: Path, *steps: int) -> list[Path]:
+    with CheckpointStore(path / "checkpoints", keep=9) as store:
+        return [store.save(step, {0: {"w": step}}, {}, {}) for step in steps]
+
+
+def taken(config: TextConfig, named: Path, *, until: str = "interrupted") -> tuple[Path | None, Path | None]:
+    """What a command that names a checkpoint goes on from, and which it passes; it ends as ``until`` says."""
+    run = find_run(config, str(named))
+    assert run is not None
+    with run:
+        run.begin()
+        run.tell("finished" if until == "finished" else "interrupted")
+    return run.checkpoint, run.passed
+
+
+def test_a_command_that_names_a_checkpoint_goes_back_to_it_once(tmp_path: Path) -> None:
+    """At every re-queue by a batch system it went back again, or found that the checkpoint was rotated away."""
+    config = asked(tmp_path)
+    path = unfinished(config)
+    first, second, _ = save(path, 1, 2, 3)
+    assert taken(config, first) == (first, None)
+    assert taken(config, first) == (first, None), "nothing was saved since"
+    save(path, 1)  # as the run does when it is there again
+    assert taken(config, first) == (None, first)
+    save(path, 2)
+    shutil.rmtree(first)
+    assert taken(config, first) == (None, first), "rotated away by what it has trained since"
+    assert taken(config, second) == (second, None), "another one"
+    save(path, 3)
+    assert taken(config, second, until="finished") == (None, second)
+    assert taken(config, second) == (second, None), "the run had come to its end"
+
+
+def test_other_runs_than_those_told_to_go_back_know_nothing_of_it(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    path = unfinished(config)
+    (only,) = save(path, 1)
+    told = json.loads((path / "status.json").read_text())
+    assert told["back"] is None
+    for nonsense in (3, [], {"to": 3}, {"to": "checkpoints/step-000000001", "newest": "x"}):
+        (path / "status.json").write_text(json.dumps({**told, "back": nonsense}))
+        with find_run(config, str(path)) as run:  # type: ignore[union-attr]
+            assert (run.checkpoint, run.passed) == (None, None)
+        assert taken(config, only) in ((only, None), (None, only))
+
+
+def test_a_named_checkpoint_that_is_damaged_is_told_before_anything_is_done(tmp_path: Path) -> None:
+    """A layer's file that was cut made a finished run a failed one: only the manifest was looked at before."""
+    config = asked(tmp_path)
+    path = unfinished(config)
+    (named,) = save(path, 1)
+    taken(config, path, until="finished")
+    before = (path / "status.json").read_bytes()
+    file = named / "layer-000.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"layer-000.pt is truncated"):
+        find_run(config, str(named))
+    assert (path / "status.json").read_bytes() == before
+    with find_run(config, str(path)):  # type: ignore[union-attr]
+        pass  # nobody holds it
+
+
+def test_a_folder_that_a_kill_left_in_the_making_is_removed_by_a_later_run(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    left, fresh, held = (tmp_path / f".toynews-transformer-al.{name}.aside" for name in ("left", "fresh", "held"))
+    locks = []
+    for folder in (left, fresh, held):
+        folder.mkdir()
+        locks.append(FileLock.take(folder / "run.lock"))
+    for lock in locks[:2]:
+        lock.release()  # type: ignore[union-attr]
+    for folder in (left, held):
+        os.utime(folder, (time.time() - 3600,) * 2)
+    with new_run(config) as run:
+        assert {folder for folder in (left, fresh, held) if folder.exists()} == {fresh, held}
+        assert run.path.is_dir()
+    locks[2].release()  # type: ignore[union-attr]

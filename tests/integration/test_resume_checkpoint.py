@@ -30,11 +30,12 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones
     named = folder / "checkpoints" / "step-000000004"
     err = run(text.command, capsys, 130, *arguments, f"--resume={named}")
     assert "AL goes on after batch 4 of epoch 1" in err
-    err = run(text.command, capsys, 0, *arguments)
+    assert f"--resume {folder} goes on from there" in err
+    err = run(text.command, capsys, 0, *arguments, f"--resume={named}")
+    assert "it has gone on from step-000000004 already: its newest checkpoint is taken" in err
     assert "AL goes on after batch 6 of epoch 1" in err
     assert_same(untouched, folder)
 
-    (folder / "taken-up.json").unlink()  # to go back there once more
     stopping.at = [(1, 4)]  # before anything is saved again
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeal.train.keeper.CheckpointKeeper._save", kill)
@@ -42,11 +43,6 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones
             text.command.main([*arguments, f"--resume={named}"], standalone_mode=False)
     err = run(text.command, capsys, 0, *arguments)
     assert "AL goes on after batch 4 of epoch 1" in err
-    assert_same(untouched, folder)
-
-    shutil.rmtree(folder / "checkpoints" / "step-000000004")
-    err = run(text.command, capsys, 0, *arguments, f"--resume={named}")
-    assert "was taken up from step-000000004 before, and goes on with what was done since" in err
     assert_same(untouched, folder)
 
     (folder / "checkpoints" / "step-000000008" / "manifest.json").unlink()
@@ -77,11 +73,11 @@ def test_the_same_command_given_again_goes_on_and_does_not_go_back_again(
     err = run(text.command, capsys, 130, *arguments, f"--resume={named}")
     assert "AL goes on after batch 7 of epoch 1" in err
     assert not named.exists(), "only two are kept"
-    assert f"to go back there once more, remove {folder / 'taken-up.json'}" in err
+    assert f"it has gone on from {named.name} already: its newest checkpoint is taken" in err
     run(text.command, capsys, 0, *arguments, f"--resume={named}")
 
     newest = max((folder / "checkpoints").glob("step-*"))
-    (folder / "taken-up.json").write_text("{")  # damaged: as if none had been named
+    # It has come to its end: to go back once more is what is meant.
     told_one_line("manifest.json is missing", *leaves(capsys, *arguments, f"--resume={named}"))
     assert "AL goes on" in run(text.command, capsys, 0, *arguments, f"--resume={newest}")
 
