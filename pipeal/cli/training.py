@@ -68,7 +68,7 @@ def train_form(
             _check_same(experiment.facts, taken_up.facts)
             if position.turn > train.repeat:
                 raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
-            say(f"{form.upper()} goes on after batch {position.part.batches} of epoch {position.epoch + 1}")
+            say(f"{form.upper()} goes on after {position.where}")
         package = experiment.package(form, _seed(config, position.turn))
         parameters = package.effective_parameters(), package.affiliated_parameters()
         facts, lengths = experiment.facts, experiment.lengths
@@ -163,8 +163,7 @@ class _Training:
                     raise
                 if len(position.rows) < rows:
                     self.record_again(position.rows)
-            where = f"batch {position.part.batches} of epoch {position.epoch + 1}"
-            self.say(f"{rewinds.planned}; going back to {where}")
+            self.say(f"{rewinds.planned}; going back to {position.where}")
 
     def _attempt(self, package: ALPackage, position: Position, rewinds: Rewinds) -> None:
         seed = _seed(self.config, position.turn)
