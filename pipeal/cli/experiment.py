@@ -43,7 +43,7 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
-        found = find_run(config, resume)
+        found = find_run(config, resume, _say)
         if found is not None:
             open_now.enter_context(found)
             _say(f"going on with {found.path}")
