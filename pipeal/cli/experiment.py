@@ -67,14 +67,15 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
             write_summary(folder, lambda: {outcome.form: outcome.summary() for outcome in outcomes}, attempts)
         _end(run, outcomes, attempts)
     show(outcomes, folder)
+    unsaved = [outcome.unsaved for outcome in outcomes if outcome.unsaved is not None]
+    checkpoints = f"not every checkpoint was written: {'; '.join(unsaved)}" if unsaved else ""
     if attempts.missing:
         raise SaveError(
             f"training came to its end, but could not write {attempts}; make room, and give the same command again: it "
-            "writes what is missing"
+            f"writes what is missing{checkpoints and f'; {checkpoints}'}"
         )
-    for outcome in outcomes:
-        if outcome.unsaved is not None:
-            raise SaveError(f"training came to its end, but not every checkpoint was written: {outcome.unsaved}")
+    if unsaved:
+        raise SaveError(f"training came to its end, but {checkpoints}")
     return folder
 
 

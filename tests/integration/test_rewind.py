@@ -69,7 +69,7 @@ def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
     folder = tmp_path / "untouched" / NAME
     assert left_out(folder) == {(1, int(batch)) for batch in told}
     assert len(told) == 2  # one in each epoch
-    assert len(re.findall(r"going back to batch \d+ of epoch \d$", err, re.MULTILINE)) == 2
+    assert len(re.findall(r"going back to (?:batch \d+ of )?epoch \d$", err, re.MULTILINE)) == 2
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["batches_left_out"] == 2
     assert summary["non_finite_updates_skipped"] == 0
