@@ -41,6 +41,9 @@ _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 """Open files, processes, memory."""
 
+TERMINATED = 143
+"""The exit code after SIGTERM."""
+
 _LONGEST = 1_000
 """Characters of the one line for a mistake."""
 
@@ -54,7 +57,7 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """
     # As Ctrl-C: the run unwinds, its workers end, and what there is by then is written.
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, nor terminals know every letter
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -74,6 +77,10 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         _leave(_with_notes(error), 1 if isinstance(cause, OSError) and cause.errno in _FULL else 2)
     except (KeyboardInterrupt, click.Abort):
         _leave("interrupted", 130)
+    except SystemExit as error:
+        if error.code != TERMINATED:
+            raise
+        _leave("interrupted", TERMINATED)
     except BrokenPipeError:  # whoever read our output has left
         sys.stderr.close()
         sys.exit(1)

@@ -15,8 +15,9 @@ from pipeal.cli.run_folder import RunFolder, Status, find_run, new_run
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import replacing
+from pipeal.engine import parse_device
 from pipeal.engine.allocator import keep_freed_memory
-from pipeal.errors import SaveError
+from pipeal.errors import ConfigError, PlacementError, SaveError
 from pipeal.train.attempts import Attempts
 from pipeal.train.tensorboard import require_tensorboard
 
@@ -43,7 +44,7 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
-        found = find_run(config, resume)
+        found = find_run(config, resume, _say)
         if found is not None:
             open_now.enter_context(found)
             _say(f"going on with {found.path}")
@@ -70,15 +71,17 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
             write_summary(folder, lambda: {outcome.form: outcome.summary() for outcome in outcomes}, attempts)
         _end(run, outcomes, attempts)
     show(outcomes, folder)
+    unsaved = [outcome.unsaved for outcome in outcomes if outcome.unsaved is not None]
+    checkpoints = f"not every checkpoint was written: {'; '.join(unsaved)}" if unsaved else ""
     if attempts.missing:
         lost = " and ".join(sorted({path.name for path in attempts.missing} & set(TRACED)))
         raise SaveError(
             f"training came to its end, but could not write {attempts}; make room: "
             f"{run.way_back} writes what is missing{f', but for {lost}: no batch is left to trace' if lost else ''}"
+            f"{checkpoints and f'; {checkpoints}'}"
         )
-    for outcome in outcomes:
-        if outcome.unsaved is not None:
-            raise SaveError(f"training came to its end, but not every checkpoint was written: {outcome.unsaved}")
+    if unsaved:
+        raise SaveError(f"training came to its end, but {checkpoints}")
     return folder
 
 
@@ -95,6 +98,23 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:
+    """What was chosen for a run, read back.
+
+    Raises:
+        ConfigError: It is not as it was written; a part of it may be a configuration, too, which leaves choices open.
+    """
+    hint = "put it back, or remove it, and what it holds is chosen anew"
+    try:
+        found = load_config(schema, path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {hint}") from error
+    engine = found.engine
+    if isinstance(engine.devices, str) or None in (engine.sizes, engine.threads) or found.train.precision == "auto":
+        raise ConfigError(f"{path} is not as the run wrote it, it leaves choices open: {hint}")
+    return found
+
+
 def _own(folder: Path, form: str, *, compared: bool) -> Path:
     return folder / form if compared else folder
 
@@ -105,9 +125,16 @@ def _choice(experiment: Experiment, form: Form, run: RunFolder | None, *, compar
     path = None if run is None else _own(run.path, form, compared=compared) / "config.yaml"
     if run is None or path is None or not path.is_file():
         return choose(experiment, form, _say)
-    before = load_config(type(config), path)
+    before = _as_chosen(type(config), path)
     train = replace(config.train, precision=before.train.precision)
     if config.engine == run.asked.engine:
+        try:
+            for device in before.engine.devices:
+                parse_device(device)
+        except PlacementError as error:
+            raise PlacementError(
+                f"{path}: {error}; to go on elsewhere, give --resume {run.path} and --devices"
+            ) from error
         return replace(config, engine=before.engine, train=replace(train, mode=form))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
     return choose(experiment, form, _say, replace(config, engine=engine, train=train))

@@ -15,7 +15,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -29,7 +29,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from pipeal.cli.decisive import decisive
-from pipeal.config import RunConfig, dump_config, load_config
+from pipeal.config import RunConfig, document, dump_config, load_config
 from pipeal.data.atomic import replacing, sync_folder
 from pipeal.data.lock import FileLock, lock_is_held
 from pipeal.errors import ConfigError, DataError, Interrupted, PipealError, first_line
@@ -93,8 +93,10 @@ class RunFolder:
             if error is None:
                 if self._status == "running":
                     self.tell("finished")
-            elif isinstance(error, (KeyboardInterrupt, SystemExit, Interrupted)):
+            elif isinstance(error, Interrupted):
                 self.tell("interrupted", str(error))
+            elif isinstance(error, (KeyboardInterrupt, SystemExit)):  # whose text is a number, or none
+                self.tell("interrupted", "ended at once; the same command goes on from the last checkpoint")
             else:
                 self.tell("failed", first_line(error))
         except (OSError, PipealError):
@@ -164,13 +166,14 @@ class RunFolder:
         self._back = {"to": name, "newest": newest}
 
 
-def find_run(config: RunConfig, resume: str) -> RunFolder | None:
+def find_run(config: RunConfig, resume: str, say: Callable[[str], None] = lambda _: None) -> RunFolder | None:
     """The folder of the run to take up again, locked; None to begin a new one.
 
     Args:
         config: As asked for.
         resume: ``auto`` takes the newest unfinished run of the same configuration, if there is one; ``never`` none;
             anything else is the folder of a run, or of one of its checkpoints to go on from.
+        say: Told of an unfinished run that ``auto`` leaves alone since it cannot be taken up.
 
     Raises:
         ConfigError: The folder holds no run, another process works in it, or its run was asked for with another
@@ -179,11 +182,18 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
     if resume == "never":
         return None
     if resume != "auto":
-        return _named(Path(resume), config)
+        if not resume or "\0" in resume:
+            raise ConfigError(
+                f"--resume: found {resume!r}, expected the folder of a run or checkpoint, or auto or never"
+            )
+        try:
+            return _named(Path(resume), config)
+        except OSError as error:  # too long a name, links in a circle, no permission
+            raise ConfigError(f"--resume {resume}: {error.strerror or error}; name another") from error
     paths = Path(config.out).glob(f"{_name(config)}-*")
     numbered = [(number, path) for path in paths if (number := _number(path, config)) is not None]
     for _, path in sorted(numbered, reverse=True):
-        found = _unfinished(path, config)
+        found = _unfinished(path, config, say)
         if found is not None:
             return found
     return None
@@ -259,19 +269,26 @@ def _write_asked(path: Path, config: RunConfig) -> None:
         aside.write_text(dump_config(config), encoding="utf-8")
 
 
-def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
+def _unfinished(path: Path, config: RunConfig, say: Callable[[str], None]) -> RunFolder | None:
     """The run in a folder, locked, if it was asked for in just this way, did not finish, and nobody works at it."""
     if not (path / "asked.yaml").is_file():
+        if (path / "checkpoints").is_dir() and _told(path).get("status") != "finished":
+            say(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
         return None
     try:
         asked = load_config(type(config), path / "asked.yaml")
+        if "out" not in (document.parse((path / "asked.yaml").read_text(encoding="utf-8"), source="asked.yaml") or ()):
+            raise ConfigError(f"{path / 'asked.yaml'} is cut off: its last key, out, is missing")
         # It lies where runs are looked for now, however that was spelled before.
         if replace(asked, out=config.out) != config:
             return None
         lock = FileLock.take(path / "run.lock")
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if _told(path).get("status") != "finished":
+            say(f"{path} is left alone: {first_line(error)}")
         return None
     if lock is None:
+        say(f"{path} is left alone: another process works at this run")
         return None
     if _told(path).get("status") == "finished":
         lock.release()

@@ -34,7 +34,7 @@ def command(
     """
     names = canonical_text_name(dataset), canonical_text_model(model)
     config = configure(TextConfig, *names, config_file, overrides, given)
-    run_experiment(lambda say: text_experiment(config, say), resume or "auto")
+    run_experiment(lambda say: text_experiment(config, say), "auto" if resume is None else resume)
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def train_form(
             _check_same(experiment.facts, taken_up.facts)
             if position.turn > train.repeat:
                 raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
-            say(f"{form.upper()} goes on after batch {position.part.batches} of epoch {position.epoch + 1}")
+            say(f"{form.upper()} goes on after {position.where}")
         package = experiment.package(form, _seed(config, position.turn))
         parameters = package.effective_parameters(), package.affiliated_parameters()
         facts, lengths = experiment.facts, experiment.lengths
@@ -168,7 +168,7 @@ class _Training:
             if len(position.rows) < rows:
                 self.record_again(position.rows)
             self.tell(position.epoch)
-            self.say(f"{why}; going back to batch {position.part.batches} of epoch {position.epoch + 1}")
+            self.say(f"{why}; going back to where it stood after {position.where}")
             del broken, error  # and the frames they came through, which hold the last batches
 
     def _attempt(

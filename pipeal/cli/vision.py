@@ -42,7 +42,7 @@ def command(
     """
     names = canonical_image_name(dataset), canonical_vision_model(model)
     config = configure(VisionConfig, *names, config_file, overrides, given)
-    run_experiment(lambda say: vision_experiment(config, say), resume or "auto")
+    run_experiment(lambda say: vision_experiment(config, say), "auto" if resume is None else resume)
 
 
 def main() -> None:

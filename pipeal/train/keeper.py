@@ -96,7 +96,7 @@ class CheckpointKeeper:
         """
         failures = self.saver.failures
         fence, job = self._save(pipe, position)
-        where = f"batch {position.part.batches} of epoch {position.epoch + 1}"
+        where = position.where
         code = self.asked_to_end() or 1
         if not self._written():
             self.saver.give_up()

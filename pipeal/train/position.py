@@ -133,6 +133,12 @@ class Position:
         """The batches of all turns: rises from checkpoint to checkpoint."""
         return self.totals.batches + self.part.batches
 
+    @property
+    def where(self) -> str:
+        """For people: ``batch 8 of epoch 2``, or ``epoch 1`` when all of it is behind, its evaluation included."""
+        whole = self.epoch and not self.part.batches
+        return f"epoch {self.epoch}" if whole else f"batch {self.part.batches} of epoch {self.epoch + 1}"
+
     def next_turn(self) -> None:
         """Goes to the beginning of the next turn."""
         self.turn += 1

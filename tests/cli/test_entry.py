@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 from pathlib import Path
 
 import click
@@ -125,3 +126,15 @@ def test_a_name_that_is_no_text_is_shown_all_the_same(capfd: pytest.CaptureFixtu
         click.echo("\udcff.html")
 
     assert run_command(command, capfd)[:2] == (0, "\\udcff.html\n")
+
+
+def test_sigterm_is_told_as_ctrl_c_is(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command
+    def command() -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert run_command(command, capsys) == (143, "", "pipeal: interrupted\n")
+    finally:
+        signal.signal(signal.SIGTERM, before)

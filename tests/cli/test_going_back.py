@@ -64,7 +64,7 @@ def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.M
     turns, said = made(run)
     turns.turn(None, where, None)  # type: ignore[arg-type]
     assert run.told == [1]
-    assert said == ["batch 7 is left out; going back to batch 0 of epoch 2"]
+    assert said == ["batch 7 is left out; going back to where it stood after epoch 1"]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,9 @@ def test_a_run_that_another_process_works_at_is_left_alone(tmp_path: Path) -> No
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
-        assert find_run(config, "auto") is None
+        said: list[str] = []
+        assert find_run(config, "auto", said.append) is None
+        assert said == [f"{tmp_path / 'toynews-transformer-al-001'} is left alone: another process works at this run"]
         with pytest.raises(ConfigError, match="another process works at this run"):
             find_run(config, str(tmp_path / "toynews-transformer-al-001"))
         other.communicate(b"\n")
@@ -147,7 +149,47 @@ def test_a_damaged_record_of_what_was_asked_is_no_run_to_go_on_with(tmp_path: Pa
     config = asked(tmp_path)
     path = unfinished(config)
     (path / "asked.yaml").write_text(text)
-    assert find_run(config, "auto") is None
+    said: list[str] = []
+    assert find_run(config, "auto", said.append) is None
+    assert len(said) == 1
+    assert said[0].startswith(f"{path} is left alone: ")
+
+
+def test_an_unfinished_run_that_cannot_be_found_any_more_is_named(tmp_path: Path) -> None:
+    """The same command began anew beside it, without a word."""
+    config = asked(tmp_path)
+    path = unfinished(config)
+    (path / "asked.yaml").unlink()
+    (path / "checkpoints").mkdir()
+    said: list[str] = []
+    assert find_run(config, "auto", said.append) is None
+    assert said == [f"{path} is left alone: it has no asked.yaml, which says what its run was asked for"]
+    (path / "status.json").write_text('{"status": "finished"}')
+    assert find_run(config, "auto", said.append) is None
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "a" * 5_000])
+def test_what_can_be_no_folder_is_a_mistake_of_the_user(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="--resume"):
+        find_run(asked(tmp_path), name)
+
+
+@pytest.mark.parametrize("end", [SystemExit(143), KeyboardInterrupt()])
+def test_a_run_that_was_ended_at_once_says_so_in_words(tmp_path: Path, end: BaseException) -> None:
+    """Its message was 143."""
+    run = new_run(asked(tmp_path))
+
+    def work() -> None:
+        with run:
+            run.begin()
+            raise end
+
+    with pytest.raises(type(end)):
+        work()
+    told = json.loads((run.path / "status.json").read_text())
+    assert told["status"] == "interrupted"
+    assert told["message"] == "ended at once; the same command goes on from the last checkpoint"
 
 
 def test_what_a_killed_process_left_without_a_run_in_it_troubles_nobody(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.integration.test_resume import SMALL, assert_same, run
 
 PLACES = [
     (Position, "next_turn", "interrupted; the same command goes on from the last checkpoint"),
-    (training, "calibrate", "interrupted after batch 0 of epoch 3, and saved; the same command goes on from there"),
+    (training, "calibrate", "interrupted after epoch 2, and saved; the same command goes on from there"),
     (training, "draw_exits", "interrupted after the last epoch, and saved; the same command goes on from there"),
     (Saver, "close", "interrupted after the last epoch, and saved; the same command goes on from there"),
 ]

@@ -122,3 +122,10 @@ def test_a_position_of_before_batches_were_left_out_is_taken() -> None:
     state = position().state()
     del state["totals"]["left_out"]
     assert Position.of(state, []).totals.left_out == set()
+
+
+def test_where_it_stands_is_told_in_words() -> None:
+    """A run that had all of its two epochs behind it went on "after batch 0 of epoch 3"."""
+    assert Position().where == "batch 0 of epoch 1"
+    assert Position(epoch=1, part=Part(batches=8)).where == "batch 8 of epoch 2"
+    assert Position(epoch=2).where == "epoch 2"
