@@ -1,0 +1,116 @@
+"""The host never waits for a GPU between two batches: PyTorch's own check, on every shipped model.
+
+The mode is the process's: it holds in the workers as in the caller. It sees operators and copies that wait, and waits
+for a stream; not those for an event, which the engine has where it keeps the host near the device, and under ``skip``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeal import Pipeline, Window
+from pipeal.train.learning_rate import epoch_scale
+
+from .blind import MODELS, Batches, batches, build
+
+pytestmark = pytest.mark.cuda
+
+COUNT = 40
+"""Forwards of a stage: more than have their losses looked at together."""
+
+WARM_UP = epoch_scale("cosine", "batch", end_over_base=0.1, warmup=3, epoch=0, epochs=1, batches=COUNT, first_batch=0)
+EVERY_MODEL = pytest.mark.parametrize(("name", "form"), MODELS)
+
+
+@contextmanager
+def refusing_waits() -> Iterator[None]:
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def data(name: str, where: str) -> Batches:
+    """As loaders hand it on: in plain or pinned memory, or made on the GPU."""
+    found = (batches(name) * COUNT)[:COUNT]
+    if where == "pinned":
+        return [(x.pin_memory(), y.pin_memory()) for x, y in found]
+    return [(x.to(where), y.to(where)) for x, y in found]
+
+
+def train(name: str, form: str, schedule: str, where: str, **options: Any) -> list[Tensor]:
+    """Weights and losses. The first batches make the optimizers' states and choose kernels."""
+    package = build(name, form)
+    if name in ("vgg", "resnet"):
+        package.to(memory_format=torch.channels_last)
+    stages = 1 if schedule == "sequential" else len(package)
+    ready = data(name, where)
+    with Pipeline(package, ["cuda:0"] * stages, schedule, trace=Window(0, 4), **options) as pipe:
+        pipe.run(ready[:6], WARM_UP)
+        with refusing_waits():
+            for x, y in ready[6:]:
+                pipe.submit(x, y, WARM_UP(pipe.next_batch))
+            pipe._open().drain()  # a report does wait: it reads the losses
+        assert pipe.drain().batches == COUNT - 6
+    return [value.cpu() for value in package.state_dict().values()]
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.parametrize(("schedule", "where"), [("sequential", "cuda:0"), ("pipelined", "pinned"), ("al-fm", "cpu")])
+@EVERY_MODEL
+def test_training_never_waits(name: str, form: str, schedule: str, where: str, policy: str) -> None:
+    assert all(value.isfinite().all() for value in train(name, form, schedule, where, on_non_finite=policy))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@EVERY_MODEL
+def test_where_batches_come_from_does_not_matter(name: str, form: str, precision: str) -> None:
+    """The same bits, by way of the copy stream or not. Convolutions must be told to have one way to compute."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        left = [train(name, form, "pipelined", where, precision=precision) for where in ("cpu", "pinned", "cuda:0")]
+    finally:
+        torch.backends.cudnn.deterministic = before
+    assert all(torch.equal(*pair) for other in left[1:] for pair in zip(left[0], other, strict=True))
+
+
+@EVERY_MODEL
+def test_predictions_never_wait(name: str, form: str) -> None:
+    package = build(name, form)
+    inputs = [x for x, _ in data(name, "pinned")]
+    pipe = Pipeline(package, ["cuda:0"] * len(package))
+    wanted = [logits.cpu() for logits in pipe.predict_each(inputs)]
+    with refusing_waits():
+        found = list(pipe.predict_each(inputs))
+        exits = list(pipe.predict_exits(inputs))
+    torch.cuda.synchronize()
+    assert all(torch.equal(one.cpu(), other) for one, other in zip(found, wanted, strict=True))
+    assert len(exits) == COUNT
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@EVERY_MODEL
+def test_packets_between_two_gpus_make_nobody_wait(name: str, form: str, policy: str) -> None:
+    """The copy is a GPU's to wait for. The form of one layer crosses by its batches, which lie on the other GPU."""
+    package = build(name, form)
+    devices = [f"cuda:{number % 2}" for number in range(len(package))]
+    ready = data(name, "cuda:1")
+    with Pipeline(package, devices, on_non_finite=policy) as pipe:
+        pipe.run(ready[:6], WARM_UP)
+        for device in range(2):
+            torch.cuda.synchronize(device)
+        with refusing_waits():
+            for x, y in ready[6:]:
+                pipe.submit(x, y, WARM_UP(pipe.next_batch))
+            pipe._open().drain()
+        assert pipe.drain().batches == COUNT - 6
