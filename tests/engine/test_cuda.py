@@ -177,6 +177,30 @@ def test_batches_made_on_the_gpu_are_waited_for() -> None:
     assert same([v.cpu() for v in model.state_dict().values()], [v.cpu() for v in wanted.state_dict().values()])
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_with_gaps_are_copied_whole_and_nobody_waits(sync_debug_mode: Any, pinned: bool) -> None:
+    """Every other column of a wider table: a copy of it would go by way of memory that is not pinned."""
+    data = batches(6)
+    gapped = []
+    for x, y in data:
+        wide = torch.zeros(len(x), 2 * WIDE)
+        wide = wide.pin_memory() if pinned else wide
+        wide[:, ::2] = x
+        gapped.append((wide[:, ::2], y))
+    left = []
+    for given in (data, gapped):
+        model = package(0.0)
+        with Pipeline(model, ["cuda:0"] * 2) as pipe:
+            pipe.run(given[:2])
+            sync_debug_mode("error")
+            for batch in given[2:]:
+                pipe.submit(*batch)
+            pipe._open().drain()
+            sync_debug_mode("default")
+        left.append([value.cpu() for value in model.state_dict().values()])
+    assert same(*left)
+
+
 def test_a_prediction_waits_for_an_input_made_on_the_gpu() -> None:
     model = package(0.0)
     x = batches(1)[0][0]
@@ -266,9 +290,72 @@ def test_devices_by_name() -> None:
         parse_device(f"cuda:{count}")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_learn_what_one_learns() -> None:
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+ACROSS = {
+    "one each": ["cuda:0", "cuda:1"],
+    "to and fro": ["cuda:0", "cuda:1", "cuda:0", "cuda:1"],
+    "two streams on one": ["cuda:1", "cuda:0", "cuda:0"],
+    "by way of the CPU": ["cuda:0", "cpu", "cuda:1"],
+}
+
+
+@two_gpus
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("placement", ["one each", "to and fro", "two streams on one"])
+def test_two_gpus_learn_what_one_learns(placement: str, schedule: str) -> None:
     wanted = trained(["cuda:0"] * 2, "sequential")
-    found = trained(["cuda:0", "cuda:1"], "pipelined")
+    found = trained(ACROSS[placement], schedule)
     assert same(found[0], wanted[0])
     assert same(found[1], wanted[1])
+    assert torch.equal(found[2], wanted[2])
+
+
+@two_gpus
+@pytest.mark.parametrize("placement", ACROSS)
+def test_two_gpus_find_the_same_under_every_schedule(placement: str) -> None:
+    wanted = trained(ACROSS[placement], "sequential")
+    for schedule in SCHEDULES:
+        state, losses, logits = trained(ACROSS[placement], schedule, queue_depth=3)
+        assert same(state, wanted[0]), schedule
+        assert same(losses, wanted[1]), schedule
+        assert torch.equal(logits, wanted[2]), schedule
+
+
+@two_gpus
+def test_a_packet_from_a_gpu_that_is_behind_is_waited_for() -> None:
+    """The first GPU is busy for long when its host hands the packet on; the second must not copy before."""
+    wanted, data = package(0.0), batches(6)
+    with Pipeline(wanted, ["cuda:0", "cuda:1"], "sequential") as pipe:
+        pipe.run(data)
+    model = package(0.0)
+    with Pipeline(model, ["cuda:0", "cuda:1"]) as pipe:
+        for batch in data:
+            with pipe.stages[0].device.active():
+                busy()
+            pipe.submit(*batch)
+        pipe.drain()
+    assert same([v.cpu() for v in model.state_dict().values()], [v.cpu() for v in wanted.state_dict().values()])
+
+
+@two_gpus
+def test_memory_of_two_gpus_does_not_grow_with_batches() -> None:
+    """What is on its way between them is bounded by the queue and by how far a host runs ahead."""
+
+    def peaks(count: int) -> list[int]:
+        model, one = package(), batches(1, rows=4096)[0]
+        with Pipeline(model, ["cuda:0", "cuda:1"], queue_depth=2) as pipe:
+            pipe.run([one] * 4)
+            for device in range(2):
+                torch.cuda.synchronize(device)
+                torch.cuda.reset_peak_memory_stats(device)
+            pipe.run([one] * count)
+        return [torch.cuda.max_memory_allocated(device) for device in range(2)]
+
+    assert all(many <= few * 1.25 for few, many in zip(peaks(10), peaks(80), strict=True))
+
+
+@two_gpus
+def test_a_batch_on_two_gpus_is_refused() -> None:
+    x, y = batches(1)[0]
+    with pytest.raises(PlacementError, match="lies on several devices"), Pipeline(package(), ["cuda:0"]) as pipe:
+        pipe.submit(x.to("cuda:0"), y.to("cuda:1"))
