@@ -10,6 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeal import AE, AL, ENC, ALPackage, Pipeline
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "bench" / "gpu.py"
 
@@ -95,3 +99,28 @@ def test_a_profile_sees_kernels_of_several_streams(bench: ModuleType, tmp_path: 
     assert streams["AL, 2 stages on cuda:0"] == alone + 1
     assert streams["AL, 4 stages on cuda:0"] == alone + 3
     assert all(one["kernels"]["busy"] > 0 and one["peak_bytes"] > 0 for one in found)
+
+
+class Sleeps(AL):
+    """A forward that keeps the GPU's clock busy for a few milliseconds, and leaves the rest of it free."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        torch.cuda._sleep(5_000_000)
+        return super().forward(x, y)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("stages", "most"), [(1, 0.0), (2, 1.0)])
+def test_kernels_of_two_stages_on_one_gpu_run_at_once(
+    bench: ModuleType, tmp_path: Path, stages: int, most: float
+) -> None:
+    sides = [AE(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(2)]
+    model = ALPackage([Sleeps(ENC(nn.Linear(8, 8), nn.Linear(8, 8)), side) for side in sides])
+    data = [(torch.randn(4, 8), torch.randn(4, 8)) for _ in range(12)]
+    with Pipeline(model, ["cuda:0"] * stages) as pipe:
+        pipe.run(data[:2])
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            pipe.run(data)
+    seen.export_chrome_trace(str(tmp_path / "trace.json"))
+    found = bench.overlap(bench.kernels_in(tmp_path / "trace.json"))
+    assert most / 2 <= found.at_once <= most

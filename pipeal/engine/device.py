@@ -223,7 +223,8 @@ class CudaDevice(Device):
 
     def end_batch(self) -> None:
         """Records an event on the compute stream."""
-        event = torch.cuda.Event()
+        # One that lets its waiter sleep: a core that each stage's host spins on would be taken from those with work.
+        event = torch.cuda.Event(blocking=True)
         event.record(self.compute)
         self._ends.append(event)
 

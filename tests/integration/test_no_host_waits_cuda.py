@@ -76,6 +76,12 @@ def test_training_never_waits(name: str, form: str, schedule: str, where: str, p
     train(name, form, stages(form, schedule), schedule, where, on_non_finite=policy)
 
 
+@pytest.mark.parametrize("name", ["transformer", "resnet"])
+def test_compiled_training_never_waits(name: str) -> None:
+    """The first batches have every shape: after them, nothing is compiled, and stages work side by side."""
+    train(name, "al", ["cuda:0"] * 4, "pipelined", "pinned", compile="static")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @EVERY_MODEL
 def test_where_batches_come_from_does_not_matter(name: str, form: str, precision: str) -> None:
