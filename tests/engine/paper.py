@@ -2,9 +2,10 @@
 
 Every stream has a vector clock, as PyTorch's own sanitizer of streams has. Work on a stream ticks it; an event carries
 a stream's clock to the stream that waits for it; a host that has waited passes on what it knows to the work it gives
-next. Two rules follow, whatever the timing of the moment:
+next. Three rules follow, whatever the timing of the moment:
 
 * who reads a tensor on a stream comes after who wrote it;
+* the host reads what was copied to it after it has waited for the copy;
 * a tensor that is freed has no readers left on another stream than its own, unless it was given to ``record_stream``
   for that stream: the allocator would otherwise hand its memory out under them.
 """
@@ -101,6 +102,9 @@ class World:
     def read(self, tensor: PaperTensor, stream: PaperStream | None = None) -> None:
         """Has work on a stream, the current one of its device by default, read a tensor."""
         if not tensor.is_cuda:
+            arrives, when = tensor.arrives
+            if self.done[arrives] < when:
+                self.broken.append(f"the host reads what stream {arrives} copies before it is there")
             return
         with self.lock:
             stream = stream or self.stream_on(tensor.device)
@@ -204,6 +208,7 @@ class PaperTensor(Tensor):
     world: World
     memory: _Memory
     pinned: bool
+    arrives: tuple[int, int]
 
     @staticmethod
     def __new__(cls, world: World, device: torch.device) -> PaperTensor:
@@ -211,16 +216,31 @@ class PaperTensor(Tensor):
 
     def __init__(self, world: World, device: torch.device) -> None:
         super().__init__()
-        self.world, self.pinned = world, False
+        self.world, self.pinned, self.arrives = world, False, (0, 0)
         if device.type == "cuda":
             self.memory = _Memory(world.stream_on(device))
             weakref.finalize(self, world.freed, self.memory).atexit = False
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-        if str(func) == "aten.empty_like.default":
-            return torch.empty(args[0].shape, device="meta")
+        name, here = str(func), args[0]
+        if name == "aten.empty_like.default":
+            if kwargs["device"] == torch.device("meta"):
+                return torch.empty(here.shape, device="meta")
+            assert kwargs["device"] == torch.device("cpu")
+            assert kwargs["pin_memory"]
+            return here.world.make("cpu").pin_memory()
+        if name == "aten.copy_.default" and here.pinned:
+            source, world = args[1], here.world
+            with world.lock:
+                stream = world.stream_on(source.device)
+                world.read(source)
+                here.arrives = stream.number, stream.clock[stream.number]
+            return here
         raise NotImplementedError(f"{func} on paper")
+
+    def detach(self) -> PaperTensor:
+        return self
 
     def record_stream(self, stream: PaperStream) -> None:
         assert stream.device == self.device
@@ -257,14 +277,6 @@ class PaperTensor(Tensor):
                 there.wait_event(done)
                 return made
             return world.make(device)
-
-    def cpu(self) -> PaperTensor:  # type: ignore[override]
-        world = self.world
-        with world.lock:
-            stream = world.stream_on(self.device)
-            world.read(self, stream)
-            stream.query()
-            return world.make("cpu")
 
 
 class PaperLayer(nn.Module):

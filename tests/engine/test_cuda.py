@@ -110,9 +110,11 @@ def sync_debug_mode() -> Iterator[Any]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def test_the_hot_path_does_not_wait_for_the_device(sync_debug_mode: Any) -> None:
+@pytest.mark.parametrize("devices", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_the_hot_path_does_not_wait_for_the_device(sync_debug_mode: Any, devices: list[str]) -> None:
+    """Where a packet goes back to the CPU, that stage waits for the event of the copy, and nobody else."""
     model, data = package(), batches(10)
-    with Pipeline(model, ["cuda:0"] * 2, trace=Window(0, 10)) as pipe:
+    with Pipeline(model, devices, trace=Window(0, 10)) as pipe:
         pipe.run(data[:2])  # the first updates make the optimizers' states
         sync_debug_mode("error")
         for x, y in data[2:]:

@@ -17,7 +17,7 @@ from pipeal.engine import SCHEDULES
 from pipeal.engine.device import CudaDevice
 from pipeal.packet import tensors
 
-from .paper import PaperLayer, PaperStream, PaperTensor, World
+from .paper import PaperEvent, PaperLayer, PaperStream, PaperTensor, World
 
 PLACEMENTS = [
     ["cuda:0"],
@@ -115,6 +115,7 @@ BREAKS: dict[str, tuple[Any, str, Any, str]] = {
     "a caller's packet has no event": (pipeal.engine.pipeline, "ready_now", does_nothing, "is read on stream"),
     "nobody waits for an event": (PaperStream, "wait_event", does_nothing, "is read on stream"),
     "memory is not recorded": (PaperTensor, "record_stream", does_nothing, "is freed while stream"),
+    "the host does not wait for a copy": (PaperEvent, "synchronize", does_nothing, "the host reads"),
     "the caller is not followed": (CudaDevice, "follow_caller", does_nothing, "is read on stream"),
     "answers are not taken over": (pipeal.engine.predictor, "take_over", lambda tree, _: tree, "is read on stream"),
 }
@@ -126,5 +127,6 @@ def test_a_broken_rule_is_found(world: World, monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr(owner, name, instead)
     train(world, ["cuda:0", "cuda:0", "cuda:1"], "pipelined", "cuda:0")
     predict(world, ["cuda:0", "cuda:0", "cuda:1"], "cuda:0")
+    train(world, ["cuda:0", "cpu"], "pipelined", "cuda:0")
     write_weights_and_train(world)
     assert any(words in one for one in world.broken), world.broken[:3]
