@@ -124,6 +124,28 @@ def test_the_hot_path_does_not_wait_for_the_device(sync_debug_mode: Any, devices
         assert pipe.drain().batches == 8
 
 
+def test_attention_with_dropout_borrows_the_default_generator_and_nobody_waits(sync_debug_mode: Any) -> None:
+    """Its operator takes no generator: the default one is set to the key's state, and put back, on the host."""
+
+    def layer(side: AE) -> AL:
+        f = nn.TransformerEncoderLayer(WIDE, 4, WIDE, dropout=0.2, batch_first=True)
+        return AL(ENC(f, nn.Sequential(nn.Flatten(), nn.Linear(3 * WIDE, CODE))), side, 0.01)
+
+    first = LabelAE(nn.Linear(CLASSES, CODE), nn.Linear(CODE, CLASSES), CLASSES)
+    model = ALPackage([layer(first), layer(AE(nn.Linear(CODE, CODE), nn.Linear(CODE, CODE)))])
+    data = [(torch.randn(8, 3, WIDE), torch.randint(CLASSES, (8,))) for _ in range(10)]
+    before = torch.cuda.get_rng_state()
+    with Pipeline(model, ["cuda:0"] * 2) as pipe:
+        pipe.run(data[:2])
+        sync_debug_mode("error")
+        for batch in data[2:]:
+            pipe.submit(*batch)
+        pipe._open().drain()
+        sync_debug_mode("default")
+        assert all(rows.isfinite().all() for rows in pipe.drain().losses)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("devices", [["cuda:0"] * 2, ["cuda:0"] * 4, ["cpu", "cuda:0"]], ids=str)
 def test_memory_does_not_grow_with_batches(devices: list[str]) -> None:
     def peak(count: int) -> int:
