@@ -98,6 +98,9 @@ class Device:
     def follow_caller(self) -> None:
         """Lets later work here wait for what the calling thread has given to its own stream, such as new weights."""
 
+    def lead_caller(self) -> None:
+        """Lets what the calling thread gives to its own stream from now on wait for the work given here."""
+
     def end_batch(self) -> None:
         """Marks the end of a batch's work."""
 
@@ -226,6 +229,14 @@ class CudaDevice(Device):
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self.device))
         self.compute.wait_event(event)
+
+    def lead_caller(self) -> None:
+        """Waits, on the caller's stream, for an event on each of this stage's; the host waits for nothing."""
+        with torch.cuda.device(self.device):
+            for stream in (self.copy, self.compute):
+                event = torch.cuda.Event()
+                event.record(stream)
+                torch.cuda.current_stream(self.device).wait_event(event)
 
     def end_batch(self) -> None:
         """Records an event on the compute stream."""

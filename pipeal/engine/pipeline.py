@@ -26,7 +26,7 @@ from pipeal.engine.sharing import refuse_shared
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.threads import threads_each
 from pipeal.engine.trace import Span, Window
-from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
+from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, first_line, unknown_name
 from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of, pair_of
 
 LrScale: TypeAlias = float | Callable[[int], float]
@@ -200,6 +200,8 @@ class Pipeline:
             if failure is None:
                 raise
             add_note(failure, str(left_behind))
+        finally:
+            self._lead_caller(failure)
         if error is None and failure is not None:
             raise failure
 
@@ -350,6 +352,16 @@ class Pipeline:
         for stage in self.stages:
             stage.device.synchronize()
         raise_first(stage.finite.settle() for stage in self.stages)
+
+    def _lead_caller(self, failure: BaseException | None) -> None:
+        """What a failed run left under way on a GPU still writes to weights that the caller may read, or let go."""
+        for stage in self.stages:
+            try:
+                stage.device.lead_caller()
+            except RuntimeError as broken:
+                if failure is None:
+                    raise
+                add_note(failure, f"device {stage.device} takes no more work: {first_line(broken)}")
 
     def _take_losses(self) -> list[Tensor]:
         by_layer: dict[int, Tensor] = {}

@@ -252,6 +252,25 @@ def test_weights_read_right_after_the_pipeline_are_the_last() -> None:
     assert same([value.cpu() for value in found], wanted[: len(found)])
 
 
+def test_weights_after_a_failure_are_read_when_the_gpu_is_done_with_them() -> None:
+    """Symptom: after an exception, a new model learns garbage, since late updates of the old one wrote to memory that
+    was no longer its own. The caller's stream did not wait for the stages' streams."""
+    model = package()
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"), Pipeline(model, ["cuda:0"] * 2) as pipe:  # noqa: PT012
+        pipe.run(batches(3))
+        model[3].forward = broken  # type: ignore[method-assign]
+        with pipe.stages[0].device.active():
+            busy(500_000_000)
+        pipe.run(batches(3))
+    early = [value.clone() for value in model.state_dict().values()]
+    torch.cuda.synchronize()
+    assert same(early, list(model.state_dict().values()))
+
+
 def test_predict_at_every_exit_equals_inference() -> None:
     model, x = package(), batches(1)[0][0]
     with Pipeline(model, ["cuda:0", "cpu", "cuda:0"]) as pipe:

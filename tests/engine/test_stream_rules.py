@@ -106,6 +106,45 @@ def test_layers_wait_for_weights_that_the_caller_wrote(world: World) -> None:
     assert world.broken == []
 
 
+class Failing(PaperLayer):
+    def backward(self) -> None:
+        super().backward()
+        raise ValueError("broken")
+
+
+def test_what_a_failed_run_leaves_under_way_is_over_before_the_caller_goes_on(world: World) -> None:
+    """Symptom: after an exception, a new model learns garbage. Cause: the old one's weights, which came from the
+    caller's stream, were freed while updates were still to be written to them by the stages' streams."""
+    layers = [PaperLayer(world), Failing(world)]
+    for schedule in ("sequential", "pipelined"):
+        with (
+            pytest.raises(ValueError, match="broken"),
+            Pipeline(layers, ["cuda:0", "cuda:1"], schedule, threads=1) as pipe,
+        ):
+            pipe.run(made(world, "cpu") for _ in range(3))
+        for layer in layers:
+            assert layer.weight is not None
+            world.read(layer.weight)
+            world.write(layer.weight)
+            layer.weight = None
+    assert world.broken == []
+
+
+def test_a_gpu_that_an_error_has_broken_does_not_hide_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 3: after a CUDA error every call fails, also those that clean up."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(CudaDevice, "lead_caller", fail)
+    with pytest.raises(ValueError, match="broken") as caught, Pipeline([Failing(world)], ["cuda:0"], threads=1) as pipe:
+        pipe.run([made(world, "cpu")])
+    assert (
+        "device cuda:0 takes no more work: RuntimeError: CUDA error: device-side assert triggered"
+        in caught.value.__notes__
+    )
+
+
 def does_nothing(*_: Any) -> None:
     """In the place of what keeps a rule."""
 
