@@ -4,7 +4,7 @@ Every stream has a vector clock, as PyTorch's own sanitizer of streams has. Work
 a stream's clock to the stream that waits for it; a host that has waited passes on what it knows to the work it gives
 next. Three rules follow, whatever the timing of the moment:
 
-* who reads a tensor on a stream comes after who wrote it;
+* who reads a tensor on a stream comes after who wrote it, and who writes it after all who used it;
 * the host reads what was copied to it after it has waited for the copy;
 * a tensor that is freed has no readers left on another stream than its own, unless it was given to ``record_stream``
   for that stream: the allocator would otherwise hand its memory out under them.
@@ -97,6 +97,9 @@ class World:
         with self.lock:
             stream = self.stream_on(tensor.device)
             tensor.memory.written = stream.tick()
+            for user, tick in tensor.memory.uses.items():
+                if stream.clock[user] < tick:
+                    self.broken.append(f"a tensor is written on stream {stream.number} while stream {user} uses it")
             tensor.memory.uses[stream.number] = tensor.memory.written[1]
 
     def read(self, tensor: PaperTensor, stream: PaperStream | None = None) -> None:

@@ -6,6 +6,7 @@ the timing: at the end every rule is broken once, and is found.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -47,11 +48,25 @@ def made(world: World, source: str) -> Any:
 
 
 def train(world: World, devices: list[str], schedule: str, source: str, batches: int = 6) -> None:
-    with Pipeline([PaperLayer(world) for _ in range(4)], devices, schedule, threads=1) as pipe:
+    layers = [PaperLayer(world) for _ in range(4)]
+    with Pipeline(layers, devices, schedule, threads=1) as pipe:
         for number in range(batches):
             pipe.submit(*made(world, source))
             if number == 3:
                 pipe.drain()
+                rewrite(world, layers)
+            elif number == 4:
+                read(world, pipe.predict(made(world, source)[0]))
+    rewrite(world, layers)
+
+
+def rewrite(world: World, layers: Sequence[PaperLayer]) -> None:
+    """As a caller does who looks at weights, and loads others."""
+    for layer in layers:
+        assert layer.weight is not None
+        world.read(layer.weight)
+        if layer.weight.is_cuda:
+            world.write(layer.weight)
 
 
 def predict(world: World, devices: list[str], source: str) -> None:
@@ -87,16 +102,16 @@ def test_predicting_keeps_the_rules(world: World, devices: list[str], source: st
 
 
 def test_a_packet_crosses_once_between_two_gpus_and_never_within_one(world: World) -> None:
-    train(world, ["cuda:0", "cuda:0", "cuda:1", "cuda:1"], "pipelined", "cuda:0")
+    layers = [PaperLayer(world) for _ in range(4)]
+    with Pipeline(layers, ["cuda:0", "cuda:0", "cuda:1", "cuda:1"], threads=1) as pipe:
+        pipe.run(made(world, "cuda:0") for _ in range(6))
     assert world.copies == [("cuda:0", "cuda:1")] * 3 * 6  # three tensors in each of six packets
 
 
 def write_weights_and_train(world: World) -> None:
     layers = [PaperLayer(world) for _ in range(2)]
     with Pipeline(layers, ["cuda:0", "cuda:1"], threads=1) as pipe:
-        for layer in layers:
-            assert layer.weight is not None
-            world.write(layer.weight)
+        rewrite(world, layers)
         pipe.submit(*made(world, "cpu"))
 
 
@@ -122,10 +137,8 @@ def test_what_a_failed_run_leaves_under_way_is_over_before_the_caller_goes_on(wo
             Pipeline(layers, ["cuda:0", "cuda:1"], schedule, threads=1) as pipe,
         ):
             pipe.run(made(world, "cpu") for _ in range(3))
+        rewrite(world, layers)
         for layer in layers:
-            assert layer.weight is not None
-            world.read(layer.weight)
-            world.write(layer.weight)
             layer.weight = None
     assert world.broken == []
 
@@ -155,6 +168,7 @@ BREAKS: dict[str, tuple[Any, str, Any, str]] = {
     "nobody waits for an event": (PaperStream, "wait_event", does_nothing, "is read on stream"),
     "memory is not recorded": (PaperTensor, "record_stream", does_nothing, "is freed while stream"),
     "the host does not wait for a copy": (PaperEvent, "synchronize", does_nothing, "the host reads"),
+    "a report does not wait": (CudaDevice, "synchronize", does_nothing, "is written on stream"),
     "the caller is not followed": (CudaDevice, "follow_caller", does_nothing, "is read on stream"),
     "answers are not taken over": (pipeal.engine.predictor, "take_over", lambda tree, _: tree, "is read on stream"),
 }
