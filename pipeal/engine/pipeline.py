@@ -26,7 +26,7 @@ from pipeal.engine.sharing import refuse_shared
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.threads import threads_each
 from pipeal.engine.trace import Span, Window
-from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, first_line, unknown_name
+from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
 from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of, pair_of
 
 LrScale: TypeAlias = float | Callable[[int], float]
@@ -353,16 +353,6 @@ class Pipeline:
             stage.device.synchronize()
         raise_first(stage.finite.settle() for stage in self.stages)
 
-    def _lead_caller(self, failure: BaseException | None) -> None:
-        """What a failed run left under way on a GPU still writes to weights that the caller may read, or let go."""
-        for stage in self.stages:
-            try:
-                stage.device.lead_caller()
-            except RuntimeError as broken:
-                if failure is None:
-                    raise
-                add_note(failure, f"device {stage.device} takes no more work: {first_line(broken)}")
-
     def _take_losses(self) -> list[Tensor]:
         by_layer: dict[int, Tensor] = {}
         for stage in self.stages:
@@ -373,3 +363,13 @@ class Pipeline:
         if self._executor is None:
             raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
         return self._executor
+
+    def _lead_caller(self, failure: BaseException | None) -> None:
+        """What a failed run left under way on a GPU still writes to weights that the caller may read, or let go."""
+        for stage in self.stages:
+            try:
+                stage.device.lead_caller()
+            except RuntimeError as broken:
+                if failure is None:
+                    raise
+                add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
