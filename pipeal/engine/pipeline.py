@@ -205,6 +205,8 @@ class Pipeline:
             if failure is None:
                 raise
             add_note(failure, str(left_behind))
+        finally:
+            self._lead_caller(failure)
         if error is None and failure is not None:
             raise failure
 
@@ -376,3 +378,13 @@ class Pipeline:
         if self._executor is None:
             raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
         return self._executor
+
+    def _lead_caller(self, failure: BaseException | None) -> None:
+        """What a failed run left under way on a GPU still writes to weights that the caller may read, or let go."""
+        for stage in self.stages:
+            try:
+                stage.device.lead_caller()
+            except RuntimeError as broken:
+                if failure is None:
+                    raise
+                add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
