@@ -92,7 +92,7 @@ def _tried(
     say(f"choosing devices for {form.upper()}")
     return place(
         experiment.package(form, config.train.seed),
-        _sample(batches, WARM_UP + TRIAL_BATCHES),
+        sample_batches(batches, WARM_UP + TRIAL_BATCHES),
         config.engine.schedule,
         precision=precision,
         compile=config.engine.compile,
@@ -118,7 +118,7 @@ def _asked_for(config: RunConfig, form: Form, layers: int) -> Placement:
     return Placement(devices, check_sizes(sizes, layers, len(devices)), threads)
 
 
-def _sample(batches: EpochBatches, count: int) -> list[object]:
+def sample_batches(batches: EpochBatches, count: int) -> list[object]:
     """The first batches of an epoch, over again where it has fewer."""
     batches.set_epoch(0)
     first: list[object] = list(islice(iter(batches), count))

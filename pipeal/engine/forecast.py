@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
@@ -150,21 +150,36 @@ def lay_out(costs: CostsByKind, setup: Setup) -> Layout:
     Raises:
         PlacementError: The replicas cannot share the devices, or nothing fits.
     """
+    return best_layout(
+        costs,
+        share_of(setup),
+        setup.link,
+        stage_replicas=setup.stage_replicas,
+        replicas=setup.replicas,
+        queue_depth=setup.queue_depth,
+    )
+
+
+def share_of(setup: Setup) -> list[PlannedDevice]:
+    """The devices of one replica.
+
+    Raises:
+        PlacementError: The replicas cannot share the devices.
+    """
+    if setup.replicas == 1:
+        return list(setup.devices)
     counts = Counter(setup.devices)
     if setup.replicas < 1 or any(count % setup.replicas for count in counts.values()):
         raise PlacementError(
             f"{setup.replicas} replicas cannot share {len(setup.devices)} devices equally; choose a number that "
             "divides how many there are of each kind"
         )
-    share = [device for device, count in counts.items() for _ in range(count // setup.replicas)]
-    return best_layout(
-        costs,
-        setup.devices if setup.replicas == 1 else share,
-        setup.link,
-        stage_replicas=setup.stage_replicas,
-        replicas=setup.replicas,
-        queue_depth=setup.queue_depth,
-    )
+    return [device for device, count in counts.items() for _ in range(count // setup.replicas)]
+
+
+def on_fewer(setup: Setup, each: int) -> Setup:
+    """The same, with the first so many devices of each replica's share."""
+    return replace(setup, devices=tuple(device for device in share_of(setup)[:each] for _ in range(setup.replicas)))
 
 
 def alone_s(costs: CostsByKind, device: PlannedDevice) -> float:

@@ -183,10 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer batches and turns: two minutes")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="rows of table 1")
+    parser.add_argument("--batches", type=int, help="of a run of table 1; default: 24, or 10 with --quick")
     parser.add_argument("--turns", type=int, help="of table 1; default: 7, or 3 with --quick")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     options = parser.parse_args(arguments)
-    batches, turns = (10, options.turns or 3) if options.quick else (24, options.turns or 7)
+    batches = options.batches or (10 if options.quick else 24)
+    turns = options.turns or (3 if options.quick else 7)
     facts = environment()
     print("  ".join(f"{key}: {value}" for key, value in facts.items()), f"  load average: {os.getloadavg()[0]:.1f}\n")
 
