@@ -20,11 +20,10 @@ from pipeal.cli.choices import sample_batches
 from pipeal.cli.options import configure
 from pipeal.config import TextConfig, VisionConfig
 from pipeal.data import canonical_image_name, canonical_text_name
-from pipeal.engine.costs import WARM_UP
 from pipeal.engine.crowding import measure_crowding
 from pipeal.engine.device import fastest_precision
 from pipeal.engine.layercost import Costs, LayerCost, load_costs
-from pipeal.engine.measure import measure
+from pipeal.engine.measure import WARM_UP, measure
 from pipeal.engine.threads import cores
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.models import TEXT_MODELS, VISION_MODELS, canonical_text_model, canonical_vision_model

@@ -19,8 +19,8 @@ from typing import Any
 
 from torch import nn
 
-from pipeal.engine.costs import WARM_UP
 from pipeal.engine.device import Precision
+from pipeal.engine.measure import WARM_UP
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance
 from pipeal.engine.simulate import Crowding

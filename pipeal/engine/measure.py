@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -12,13 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeal.engine.costs import layer_costs
+from pipeal.engine.blame import OnOom
+from pipeal.engine.compiling import Compile
 from pipeal.engine.device import Precision
 from pipeal.engine.layer_state import layer_state
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.schedule import Action
+from pipeal.engine.trace import Window
+from pipeal.errors import PlacementError
 from pipeal.packet import TrainableLayer, Tree, layers_of, module_of, pair_of, tensors
+
+WARM_UP = 2
+"""Batches that come first and are not counted: allocators fill, kernels are chosen."""
 
 
 def measure(
@@ -28,6 +35,8 @@ def measure(
     device: str = "cpu",
     threads: int = 1,
     precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
     rounds: int = 3,
 ) -> tuple[LayerCost, ...]:
     """What each layer costs per batch on a device, the layers run one after the other.
@@ -41,6 +50,8 @@ def measure(
         device: Where to measure.
         threads: Intra-op threads on a CPU.
         precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`.
+        on_oom: As for :class:`Pipeline`.
         rounds: How often.
 
     Raises:
@@ -48,7 +59,10 @@ def measure(
     """
     layers = deepcopy(layers_of(model))
     found = [
-        layer_costs(layers, batches, device=device, threads=threads, precision=precision) for _ in range(max(1, rounds))
+        layer_costs(
+            layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
+        )
+        for _ in range(max(1, rounds))
     ]
     largest = max(batches, key=lambda batch: _bytes_of(pair_of(batch)))
     costs = _count_bytes(layers, largest, device, threads, precision)
@@ -59,6 +73,65 @@ def measure(
         replace(cost, forward_s=own[Action.FORWARD], backward_s=own[Action.BACKWARD], update_s=own[Action.UPDATE])
         for cost, own in zip(costs, seconds, strict=True)
     )
+
+
+def layer_costs(
+    model: nn.Module | Iterable[TrainableLayer],
+    batches: Sequence[Any],
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+) -> list[dict[Action, float]]:
+    """The seconds of each layer's forward, backward and update per batch, the layers run one after the other.
+
+    Trains the layers it is given; pass a copy to keep them.
+
+    Args:
+        model: The layers.
+        batches: Batches as :meth:`Pipeline.run` takes; the first :data:`WARM_UP` are not counted. Layers that are
+            compiled train on all of them once before that, to have seen every shape.
+        device: Where to measure.
+        threads: Intra-op threads on a CPU.
+        precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`.
+        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
+
+    Raises:
+        PlacementError: Too few batches.
+        OutOfMemoryError: They do not fit.
+    """
+    counted = len(batches) - WARM_UP
+    if counted < 1:
+        raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
+    layers = layers_of(model)
+    before = before_the_clock(batches, compile)
+    window = Window(len(before) + WARM_UP, counted)
+    with Pipeline(
+        layers,
+        [device],
+        "sequential",
+        threads=threads,
+        precision=precision,
+        compile=compile,
+        trace=window,
+        on_non_finite="ignore",
+        on_oom=on_oom,
+    ) as pipe:
+        pipe.run(before)
+        pipe.run(batches)
+        spans = pipe.spans()
+    totals: dict[tuple[int, Action], float] = defaultdict(float)
+    for span in spans:
+        totals[span.layer, span.action] += span.end - span.begin
+    return [{action: totals[layer, action] / counted for action in Action} for layer in range(len(layers))]
+
+
+def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
+    """What layers train on so that nothing is left to compile."""
+    return [] if compile == "none" else batches
 
 
 def _count_bytes(

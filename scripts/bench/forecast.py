@@ -27,13 +27,12 @@ import torch
 from pipeal.al import ALPackage
 from pipeal.engine import SCHEDULES, Pipeline, balance
 from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.costs import WARM_UP
 from pipeal.engine.crowding import crowding_of, measure_crowding
 from pipeal.engine.forecast import Setup, forecast
 from pipeal.engine.hardware import PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import Layout, PlannedStage
-from pipeal.engine.measure import measure
+from pipeal.engine.measure import WARM_UP, measure
 from pipeal.models import TextDims, VisionDims, build_text, build_vision
 from pipeal.train.environment import environment
 from pipeal.train.tables import print_table

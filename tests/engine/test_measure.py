@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
-from pipeal.engine.costs import WARM_UP
 from pipeal.engine.crowding import crowding_of, measure_crowding
-from pipeal.engine.measure import measure
+from pipeal.engine.measure import WARM_UP, measure
 from pipeal.engine.virtual import VirtualLayer
 
 
