@@ -66,6 +66,7 @@ def command(
 
     Measures what each layer of a model costs here, on a few real batches; finds the stages for the devices asked for
     that are best; and simulates every schedule of Associated Learning, and of pipelined backpropagation, on them.
+    Where there is no GPU here, a device is one core.
     """
     folder = _folder(out)
     keep_freed_memory()

@@ -19,6 +19,7 @@ from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.threads import cores, threads_each
+from pipeal.errors import PlacementError
 from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, layers_of
 
@@ -100,6 +101,10 @@ def place(
                 deepcopy(layers), batches, device=home, precision=precision, compile=compile, on_oom=on_oom
             )
             totals = [sum(cost.values()) for cost in costs]
+    except PlacementError:
+        if gpus < 2:
+            raise
+        # By what was counted nothing fits; whether that is so, the trials show.
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
