@@ -65,48 +65,42 @@ MODELS: dict[str, Build] = {"transformer": transformer, "resnet": resnet}
 
 @dataclass(frozen=True)
 class Held:
-    """One model on some stages: milliseconds per batch. ``crowding`` is what was measured for so many at once."""
+    """One model on some stages: milliseconds per batch of each turn, and what was measured of so many at once."""
 
     model: str
     executor: str
     stages: int
     sizes: str
-    crowding: float
-    predicted_ms: float
-    measured_ms: float
-    least_ms: float
-    most_ms: float
+    crowding: list[float]
+    predicted_ms: list[float]
+    measured_ms: list[float]
 
     @property
-    def error(self) -> float:
-        return self.predicted_ms / self.measured_ms - 1
+    def errors(self) -> list[float]:
+        """Of each turn, whose parts were measured one after the other: a slow minute of the machine hits them all."""
+        return [one / other - 1 for one, other in zip(self.predicted_ms, self.measured_ms, strict=True)]
 
 
 def hold(model: str, build: Build, batches: int, turns: int) -> list[Held]:
     """Measures what the forecast needs and what it foresees, in turns."""
     package, given = build(batches + WARM_UP)
-    counts = [stages for stages in STAGES if stages <= len(package)]
-    costs: list[tuple[LayerCost, ...]] = []
-    crowds: dict[int, list[float]] = {stages: [] for stages in counts}
-    seconds: dict[int, list[float]] = {stages: [] for stages in counts}
-    sizes: dict[int, list[int]] = {}
-    for _ in range(turns):
-        costs.append(measure(package, given, rounds=1))
-        if not sizes:
-            sizes = {stages: balance([cost.seconds for cost in costs[0]], stages) for stages in counts}
-        for stages in counts:
-            seconds[stages].append(run(package, given, sizes[stages]))
-            crowds[stages].append(measure_crowding(package, given, [stages], rounds=1)[stages])
-    crowding = {stages: median(found) for stages, found in crowds.items()}
-    found = []
-    for stages in counts:
-        predicted = predict(costs, sizes[stages], crowding, batches)
-        took = [1e3 * each / batches for each in seconds[stages]]
-        shape = " + ".join(map(str, sizes[stages]))
-        found.append(
-            Held(model, "threads", stages, shape, crowding[stages], 1e3 * predicted, median(took), min(took), max(took))
-        )
-    return found
+    held: list[Held] = []
+    for turn in range(turns + 1):
+        costs = measure(package, given, rounds=1)
+        if not held:  # the first turn warms up
+            shapes = {stages: balance([cost.seconds for cost in costs], stages) for stages in STAGES}
+            held = [
+                Held(model, "threads", stages, " + ".join(map(str, sizes)), [], [], [])
+                for stages, sizes in shapes.items()
+            ]
+        for row in held:
+            seconds = run(package, given, shapes[row.stages])
+            crowding = measure_crowding(package, given, [row.stages], rounds=1)
+            if turn:
+                row.crowding.append(crowding[row.stages])
+                row.measured_ms.append(1e3 * seconds / batches)
+                row.predicted_ms.append(1e3 * predict(costs, shapes[row.stages], crowding, batches))
+    return held
 
 
 def run(package: ALPackage, batches: Sequence[Any], sizes: Sequence[int]) -> float:
@@ -116,12 +110,9 @@ def run(package: ALPackage, batches: Sequence[Any], sizes: Sequence[int]) -> flo
         return pipe.run(batches[WARM_UP:]).seconds
 
 
-def predict(
-    costs: Sequence[tuple[LayerCost, ...]], sizes: Sequence[int], crowding: dict[int, float], batches: int
-) -> float:
+def predict(costs: Sequence[LayerCost], sizes: Sequence[int], crowding: dict[int, float], batches: int) -> float:
     """Seconds per batch of such a run."""
     cpu = PlannedDevice("cpu")
-    middle = [LayerCost(*(median(part) for part in zip(*rows, strict=True))) for rows in _by_layer(costs)]
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     stages = [
         PlannedStage(range(start, start + size), (number,), cpu, 0.0, 0.0, 0)
@@ -129,11 +120,7 @@ def predict(
     ]
     setup = Setup((cpu,) * len(sizes), batches=batches, crowding=crowding_of(crowding))
     layout = Layout(tuple(stages), any_order=True)
-    return forecast("AL pipelined", PIPELINED, {"cpu": middle}, setup, layout).batch_s
-
-
-def _by_layer(costs: Sequence[tuple[LayerCost, ...]]) -> list[list[tuple[float, float, float]]]:
-    return [[(cost.forward_s, cost.backward_s, cost.update_s) for cost in layer] for layer in zip(*costs, strict=True)]
+    return forecast("AL pipelined", PIPELINED, {"cpu": costs}, setup, layout).batch_s
 
 
 PUBLISHED = {
@@ -196,22 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     held = [row for model in options.models for row in hold(model, MODELS[model], batches, turns)]
     print_table(
         f"1. Predicted and measured, {batches} batches, medians of {turns} turns; ms per batch",
-        [
-            "model",
-            "executor",
-            "stages",
-            "layers of each",
-            "crowding",
-            "predicted",
-            "measured",
-            "least",
-            "most",
-            "error",
-        ],
+        ["model", "executor", "stages", "layers of each", "crowding", "predicted", "measured", "error", "of all turns"],
         [
             [
-                *(row.model, row.executor, row.stages, row.sizes, row.crowding),
-                *(row.predicted_ms, row.measured_ms, row.least_ms, row.most_ms, f"{row.error:+.1%}"),
+                *(row.model, row.executor, row.stages, row.sizes, median(row.crowding)),
+                *(median(row.predicted_ms), median(row.measured_ms), f"{median(row.errors):+.1%}"),
+                f"{min(row.errors):+.1%} to {max(row.errors):+.1%}",
             ]
             for row in held
         ],
@@ -229,7 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "layer and batch: with more\nlayers there are more of them). pipelined joins nothing and keeps its threads."
     )
     if options.json is not None:
-        figures = {"machine": facts, "held": [asdict(row) for row in held], "scaling": [asdict(row) for row in rows]}
+        figures = {
+            "machine": facts,
+            "held": [{**asdict(row), "errors": row.errors} for row in held],
+            "scaling": [asdict(row) for row in rows],
+        }
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
