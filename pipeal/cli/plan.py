@@ -169,8 +169,11 @@ class _Plan:
                 for number, stage in enumerate(self.layout.stages)
             ],
         )
+        click.echo()
         for note in self.notes:
             click.echo(note)
+        if "BP" in self.costs and setup.micro_batches > 1:
+            click.echo("a micro-batch of BP is taken to cost its share of the batch and no more, which favours BP")
 
     def write(self, folder: Path) -> None:
         """Leaves ``plan.json`` and ``plan.png``."""

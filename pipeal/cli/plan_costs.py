@@ -23,7 +23,7 @@ from pipeal.data import canonical_image_name, canonical_text_name
 from pipeal.engine.crowding import measure_crowding
 from pipeal.engine.device import fastest_precision
 from pipeal.engine.layercost import Costs, LayerCost, load_costs
-from pipeal.engine.measure import WARM_UP, measure
+from pipeal.engine.measure import WARM_UP, measure_in_turns
 from pipeal.engine.threads import cores
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.models import TEXT_MODELS, VISION_MODELS, canonical_text_model, canonical_vision_model
@@ -84,12 +84,10 @@ def measure_model(wanted: Wanted, say: Say) -> Costs:
     precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
     with closing(experiment.train_batches(config.train.seed)) as feed:
         batches = sample_batches(feed, WARM_UP + BATCHES)
-    say(f"measuring {config.dataset} {config.model.name} on {kind}, {precision}")
+    say(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
     package = experiment.package("al", config.train.seed)
-    layers = measure(package, batches, device=device, precision=precision)
-    say("measuring the same network for backpropagation, block by block")
     parts = bp_parts(list(experiment.package("bp", config.train.seed)))
-    backprop = measure(parts, batches, device=device, precision=precision)
+    layers, backprop = measure_in_turns([package, parts], batches, device=device, precision=precision)
     crowding: dict[int, float] = {}
     if wanted.crowds:
         if device != "cpu":

@@ -57,22 +57,50 @@ def measure(
     Raises:
         PlacementError: Too few batches.
     """
-    layers = deepcopy(layers_of(model))
-    found = [
-        layer_costs(
-            layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
-        )
-        for _ in range(max(1, rounds))
-    ]
+    return measure_in_turns(
+        [model],
+        batches,
+        device=device,
+        threads=threads,
+        precision=precision,
+        compile=compile,
+        on_oom=on_oom,
+        rounds=rounds,
+    )[0]
+
+
+def measure_in_turns(
+    models: Sequence[nn.Module | Iterable[TrainableLayer]],
+    batches: Sequence[Any],
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+    rounds: int = 3,
+) -> list[tuple[LayerCost, ...]]:
+    """As :func:`measure`, of models that are to be compared: in each round all of them come in turn."""
+    copies = [deepcopy(layers_of(model)) for model in models]
+    spent: list[list[list[dict[Action, float]]]] = [[] for _ in models]
+    for _ in range(max(1, rounds)):
+        for layers, found in zip(copies, spent, strict=True):
+            found.append(
+                layer_costs(
+                    layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
+                )
+            )
     largest = max(batches, key=lambda batch: _bytes_of(pair_of(batch)))
-    costs = _count_bytes(layers, largest, device, threads, precision)
-    seconds = [
-        {action: median(each[layer][action] for each in found) for action in Action} for layer in range(len(layers))
-    ]
-    return tuple(
-        replace(cost, forward_s=own[Action.FORWARD], backward_s=own[Action.BACKWARD], update_s=own[Action.UPDATE])
-        for cost, own in zip(costs, seconds, strict=True)
-    )
+    costs = []
+    for layers, found in zip(copies, spent, strict=True):
+        counted = _count_bytes(layers, largest, device, threads, precision)
+        costs.append(tuple(_with_seconds(cost, [own[n] for own in found]) for n, cost in enumerate(counted)))
+    return costs
+
+
+def _with_seconds(cost: LayerCost, rounds: Sequence[dict[Action, float]]) -> LayerCost:
+    forward, backward, update = (median(own[action] for own in rounds) for action in Action)
+    return replace(cost, forward_s=forward, backward_s=backward, update_s=update)
 
 
 def layer_costs(

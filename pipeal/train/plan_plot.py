@@ -29,9 +29,10 @@ def draw_plan(curves: Mapping[str, Curve], path: str | Path, title: str, versus:
     """
     figure = Figure(figsize=(9.6, 5.6), dpi=130, facecolor="white", layout="constrained")
     axes = figure.subplots()
-    most = max((devices for curve in curves.values() for devices, _ in curve), default=1)
     numbers = sorted({devices for curve in curves.values() for devices, _ in curve})
-    axes.plot([1, most], [1, most], color="#9a9a9a", linestyle=":", linewidth=1.4, label="ideal")
+    most = max(numbers, default=1)
+    ends = [min(numbers, default=1), most]
+    axes.plot(ends, ends, color="#9a9a9a", linestyle=":", linewidth=1.4, label="ideal")
     seen = {"AL": 0, "BP": 0}
     for method, curve in curves.items():
         form = method[:2]
@@ -68,6 +69,6 @@ def draw_plan(curves: Mapping[str, Curve], path: str | Path, title: str, versus:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(fontsize=9, loc="upper left", framealpha=0.85, edgecolor="none")
+    axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     with replacing(Path(path)) as aside:
         figure.savefig(aside, format="png")
