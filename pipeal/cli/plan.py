@@ -28,7 +28,14 @@ _POINTS = 16
 CostsByForm = dict[str, dict[str, Sequence[LayerCost]]]
 """``AL`` and ``BP``, by kind of device."""
 
-_count = click.IntRange(min=1)
+_MOST_GROUPS = 100_000
+"""Devices times those of a stage: what the search for a layout can go through while one waits."""
+
+_MOST_MICRO = 64_000
+"""Stages times micro-batches: what can be simulated while one waits."""
+
+_count = click.IntRange(min=1, max=10**9)
+_few = click.IntRange(min=1, max=2_000)
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": True})
@@ -43,11 +50,11 @@ _count = click.IntRange(min=1)
 @click.option("--link", type=float, metavar="GB/S", help="Between devices.  [default: takes no time]")
 @click.option("--latency", type=float, default=0.0, metavar="US", help="Of a message over a link, in microseconds.")
 @click.option("--replicas", type=_count, default=1, help="Pipelines that share the devices and average gradients.")
-@click.option("--stage-replicas", type=_count, default=1, help="Devices that may share one slow stage.")
+@click.option("--stage-replicas", type=_few, default=1, help="Devices that may share one slow stage.")
 @click.option("--share-cores", is_flag=True, help="The devices are this machine's cores, and stages share them.")
-@click.option("--layers", type=_count, help="As if the AL form had so many, the later ones repeated.")
+@click.option("--layers", type=_few, help="As if the AL form had so many, the later ones repeated.")
 @click.option("--batches", type=_count, default=1000, help="How long the run is, for each replica.")
-@click.option("--micro-batches", type=_count, default=8, help="Into which pipelined backpropagation cuts a batch.")
+@click.option("--micro-batches", type=_few, default=8, help="Into which pipelined backpropagation cuts a batch.")
 @click.option("--queue-depth", type=_count, default=2, help="Packets that may wait before a stage.")
 @click.option("--data-root", help="Folder that holds the data sets.  [default: data]")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any configuration key, repeatable.")
@@ -225,8 +232,20 @@ def _setup(by_kind: dict[str, Costs], **given: Any) -> Setup:
         if len(by_kind) > 1 or not costs.crowding:
             raise ConfigError("--share-cores: these costs say nothing of stages that share cores; measure anew with it")
         crowding = crowding_of(costs.crowding)
+    devices = devices_of(given["devices"], given["device_speed"], given["memory"], list(by_kind))
+    if len(devices) * given["stage_replicas"] > _MOST_GROUPS:
+        raise ConfigError(
+            f"--stage-replicas: {given['stage_replicas']} of {len(devices)} devices are too many to search; expected "
+            f"at most {_MOST_GROUPS // len(devices)} with so many devices"
+        )
+    stages = min(len(devices), max(len(costs.layers) for costs in by_kind.values()))
+    if stages * given["micro_batches"] > _MOST_MICRO:
+        raise ConfigError(
+            f"--micro-batches: {given['micro_batches']} on up to {stages} stages are too many to simulate; expected at "
+            f"most {_MOST_MICRO // stages} with so many stages"
+        )
     return Setup(
-        tuple(devices_of(given["devices"], given["device_speed"], given["memory"], list(by_kind))),
+        tuple(devices),
         link_of(given["link"], given["latency"]),
         replicas=given["replicas"],
         stage_replicas=given["stage_replicas"],

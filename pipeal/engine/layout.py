@@ -154,6 +154,8 @@ class _Problem:
         self.queue_depth = queue_depth
         kinds = {device.kind: costs[device.kind] for device in devices}
         self.layers = len(next(iter(kinds.values())))
+        if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
+            del self.devices[self.layers * stage_replicas :]
         one = next(iter(kinds.values()))  # bytes are the same on any device
         self._weights = _sums([cost.parameter_bytes for cost in one])
         self._resident = _sums([cost.resident_bytes for cost in one])

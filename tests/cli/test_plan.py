@@ -135,6 +135,9 @@ def test_a_model_is_measured_and_its_costs_are_kept(
         (["--costs", "c.json", "--share-cores"], "say nothing of stages that share cores"),
         (["--costs", "one.json", "--layers", "3"], "expected one with a layer to repeat"),
         (["--batches", "0"], "--batches"),
+        (["--costs", "c.json", "--layers", "9" * 30], "--layers"),
+        (["--costs", "long.json", "--devices", "80", "--micro-batches", "2000"], "on up to 80 stages are too many"),
+        (["--devices", "4096", "--stage-replicas", "2000"], "expected at most 24 with so many devices"),
         (["--out", "c.json"], "--out: found 'c.json'"),
         (["--set", "model.x_hid=none"], "model.x_hid"),
     ],
@@ -149,5 +152,6 @@ def test_a_mistake_is_told_in_one_line_before_anything_is_done(
     monkeypatch.chdir(tmp_path)
     saved(Path("c.json"))
     saved(Path("one.json"), layers=1)
+    saved(Path("long.json"), layers=100)
     told_one_line(line, *run_command(plan.command, capsys, *arguments))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "one.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "long.json", "one.json"]

@@ -231,6 +231,11 @@ def test_every_move_leads_to_a_later_set(given_devices: list[PlannedDevice], mos
             assert sets.used[after] - sets.used[number] == (1 if group is None else group.count)
 
 
+def test_more_devices_than_can_be_of_use_cost_no_time() -> None:
+    layout = best_layout(flat([3, 12, 3]), [PlannedDevice()] * 60_000, stage_replicas=4)
+    assert [stage.devices for stage in layout.stages] == [(0,), (1, 2, 3, 4), (5,)]
+
+
 def test_too_many_kinds_for_every_order_are_used_in_the_order_given() -> None:
     many = [PlannedDevice(speed=1 + number / 16) for number in range(16)]
     layout = best_layout(flat([2.0] * 40), many)
