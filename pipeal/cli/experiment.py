@@ -50,7 +50,9 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
             _say(f"going on with {found.path}")
             if found.passed is not None:
                 _say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
-        chosen = [_choice(experiment, form, found, compared=len(forms) > 1) for form in forms]
+        heard: list[str] = []  # what was tried to make the choices: the run keeps it
+        say = _also_to(heard)
+        chosen = [_choice(experiment, form, found, say, compared=len(forms) > 1) for form in forms]
         run = found or open_now.enter_context(new_run(config))
         if resume != "auto":
             run.way_back = f"--resume {run.path}"
@@ -63,6 +65,9 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
         run.keep_asked()
         experiment.save(folder)
         attempts = Attempts(_say)
+        if heard:
+            text = "\n".join([*heard, ""])
+            attempts.make(folder / "placement.txt", lambda: _write(folder / "placement.txt", text))
         outcomes = [
             train_form(experiment, choice, path, run, attempts, _say) for choice, path in zip(chosen, own, strict=True)
         ]
@@ -115,16 +120,31 @@ def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:
     return found
 
 
+def _also_to(heard: list[str]) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        heard.append(text)
+        _say(text)
+
+    return say
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
 def _own(folder: Path, form: str, *, compared: bool) -> Path:
     return folder / form if compared else folder
 
 
-def _choice(experiment: Experiment, form: Form, run: RunFolder | None, *, compared: bool) -> RunConfig:
+def _choice(
+    experiment: Experiment, form: Form, run: RunFolder | None, say: Callable[[str], None], *, compared: bool
+) -> RunConfig:
     """What is left open is chosen once in a run's life; that which decides how numbers round stays for all of it."""
     config = experiment.config
     path = None if run is None else _own(run.path, form, compared=compared) / "config.yaml"
     if run is None or path is None or not path.is_file():
-        return choose(experiment, form, _say)
+        return choose(experiment, form, say)
     before = _as_chosen(type(config), path)
     train = replace(config.train, precision=before.train.precision)
     if config.engine == run.asked.engine:
@@ -137,4 +157,4 @@ def _choice(experiment: Experiment, form: Form, run: RunFolder | None, *, compar
             ) from error
         return replace(config, engine=before.engine, train=replace(train, mode=form))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
-    return choose(experiment, form, _say, replace(config, engine=engine, train=train))
+    return choose(experiment, form, say, replace(config, engine=engine, train=train))
