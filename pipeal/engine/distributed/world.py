@@ -66,6 +66,55 @@ class World:
         """This process as messages name it."""
         return self.mesh.name_of(self.rank)
 
+    def meet(self, facts: Mapping[str, Any]) -> None:
+        """Waits until all are there, compares what they are about to do, and watches them from then on.
+
+        Raises:
+            PeerLostError: Somebody did not come.
+            ConfigError: The facts differ.
+        """
+        until, missing = monotonic() + self.timeout_s, list(range(self.size))
+        self._heart.call(lambda line: line.set(f"here/{self.rank}", "1"))
+        while missing := [rank for rank in missing if not self._is_here(rank)]:
+            if monotonic() > until:
+                ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+                raise PeerLostError(
+                    f"{ranks} of {self.size} did not come within {self.timeout_s:g} s to {_where(self.launch)}; see "
+                    "why on their machines, or give them longer (engine.peer_timeout_s)",
+                    missing[0],
+                )
+            time.sleep(_POLL_S)
+        given = self.gather({"peer": asdict(Peer.self()), "facts": own_facts(facts)})
+        self.peers = [Peer(**other["peer"]) for other in given]
+        self._heart.watch(self.peers)
+        require_same([other["facts"] for other in given])
+
+    def open_groups(self, cuda: bool) -> None:
+        """Opens the process groups of ``torch.distributed``: Gloo between CPUs, and NCCL between GPUs."""
+        device = torch.device("cuda", self.launch.local_rank) if cuda else None
+        if self.launch.local_size == self.size:
+            interface = interface_towards(self.launch.address)
+        else:
+            interface = interface_towards(self.launch.address, loopback=False)
+        if interface is not None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+        def open_groups() -> None:
+            if device is not None:
+                torch.cuda.set_device(device)
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo",
+                store=dist.PrefixStore("groups", self.store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=_FOR_EVER,
+            )
+
+        if device is not None:
+            torch.cuda.set_device(device)  # of this thread
+        self.guarded(open_groups)
+        self._has_groups = True
+
     def check(self) -> None:
         """Returns while all peers live, as far as is known; never waits.
 
@@ -175,51 +224,8 @@ class World:
             self.check()
             time.sleep(_POLL_S)
 
-    def _meet(self, facts: Mapping[str, Any]) -> None:
-        """Waits for all, and compares."""
-        until, missing = monotonic() + self.timeout_s, list(range(self.size))
-        self._heart.call(lambda line: line.set(f"here/{self.rank}", "1"))
-        while missing := [rank for rank in missing if not self._is_here(rank)]:
-            if monotonic() > until:
-                ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-                raise PeerLostError(
-                    f"{ranks} of {self.size} did not come within {self.timeout_s:g} s to {_where(self.launch)}; see "
-                    "why on their machines, or give them longer (engine.peer_timeout_s)",
-                    missing[0],
-                )
-            time.sleep(_POLL_S)
-        given = self.gather({"peer": asdict(Peer.self()), "facts": own_facts(facts)})
-        self.peers = [Peer(**other["peer"]) for other in given]
-        self._heart.watch(self.peers)
-        require_same([other["facts"] for other in given])
-
     def _is_here(self, rank: int) -> bool:
         return self._heart.call(lambda line: line.check([f"here/{rank}"]))
-
-    def _open_groups(self, cuda: bool) -> None:
-        device = torch.device("cuda", self.launch.local_rank) if cuda else None
-        if self.launch.local_size == self.size:
-            interface = interface_towards(self.launch.address)
-        else:
-            interface = interface_towards(self.launch.address, loopback=False)
-        if interface is not None:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-
-        def open_groups() -> None:
-            if device is not None:
-                torch.cuda.set_device(device)
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo",
-                store=dist.PrefixStore("groups", self.store),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=_FOR_EVER,
-            )
-
-        if device is not None:
-            torch.cuda.set_device(device)  # of this thread
-        self.guarded(open_groups)
-        self._has_groups = True
 
 
 @contextmanager
@@ -256,8 +262,8 @@ def open_world(
     heart.start()
     try:
         try:
-            world._meet(facts)
-            world._open_groups(cuda)
+            world.meet(facts)
+            world.open_groups(cuda)
             yield world
         except BaseException as error:
             world.fail(error)
