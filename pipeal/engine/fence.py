@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from torch import Tensor
 
@@ -33,10 +35,12 @@ class LayerState:
         state: What the layer has learnt (:mod:`pipeal.engine.layer_state`).
         losses: Its local losses since the last report of the pipeline, ``(batches, losses)`` float32; None where there
             are none. A report of the batches from here on continues them.
+        kept: Where another process has kept the state already, what it says of that; ``state`` is empty then.
     """
 
     state: State
     losses: Tensor | None
+    kept: Mapping[str, Any] | None = None
 
 
 class Fence:
@@ -44,17 +48,19 @@ class Fence:
 
     Args:
         batch: How many batches the model was trained on before it.
-        layers: How many layers the model has.
+        layers: How many layers the model has, or the numbers of those that it is for.
 
     Attributes:
         batch: As given: the ``first_batch`` of a pipeline that goes on from here.
+        number: Of the fences of its pipeline, from 1, where those are counted.
         ended: Whether it was given up because the pipeline was ending.
     """
 
-    def __init__(self, batch: int, layers: int) -> None:
+    def __init__(self, batch: int, layers: int | Iterable[int]) -> None:
         self.batch = batch
+        self.number = 0
         self.ended = False
-        self._layers = layers
+        self._layers = list(range(layers) if isinstance(layers, int) else layers)
         self._states: dict[int, LayerState] = {}
         self._copying: list[tuple[Ready, object]] = []
         self._failure: BaseException | None = None
@@ -64,7 +70,7 @@ class Fence:
         """Whether :meth:`wait` has nothing left to wait for."""
         with self._changed:
             copied = all(ready is None or ready.query() for ready, _ in self._copying)
-            return self._failure is not None or (len(self._states) == self._layers and copied)
+            return self._failure is not None or (len(self._states) == len(self._layers) and copied)
 
     def wait(self, timeout_s: float | None = None) -> dict[int, LayerState]:
         """Waits until every stage has come by and its copies are on the CPU. Not on a thread that others wait for.
@@ -85,7 +91,7 @@ class Fence:
             self._changed.wait_for(lambda: not self.is_open, timeout_s)
             if self._failure is not None:
                 raise self._failure
-            left = [layer for layer in range(self._layers) if layer not in self._states]
+            left = [layer for layer in self._layers if layer not in self._states]
             copying = list(self._copying)
         while not left and not all(ready is None or ready.query() for ready, _ in copying):
             if until is not None and perf_counter() > until:
@@ -104,7 +110,7 @@ class Fence:
     @property
     def is_open(self) -> bool:
         """Whether there are stages that have yet to come by."""
-        return self._failure is None and len(self._states) < self._layers
+        return self._failure is None and len(self._states) < len(self._layers)
 
     def add(self, layer: int, state: LayerState, ready: Ready, sources: object) -> None:
         """Adds one layer's state.

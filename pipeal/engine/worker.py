@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from contextlib import AbstractContextManager
 from time import perf_counter
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -34,6 +35,28 @@ class Stopped(Exception):  # noqa: N818  not an error: the way out of a wait
     """The pipeline was told to stop."""
 
 
+class Errand(Protocol):
+    """Something to do between two batches, that travels with them."""
+
+    @property
+    def does(self) -> str:
+        """What, in words, for a stall report."""
+        ...
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the stage after this one gets it as well."""
+        ...
+
+    def __call__(self, stage: Stage) -> None:
+        """Does it, on the stage's thread."""
+        ...
+
+
+Item: TypeAlias = "Parcel | Fence | Errand"
+"""What travels down the line of stages."""
+
+
 class Link:
     """A bounded queue between two threads that can be closed from any other.
 
@@ -43,15 +66,15 @@ class Link:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self._parcels: deque[Parcel | Fence] = deque()
+        self._parcels: deque[Item] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._parcels)
 
-    def put(self, parcel: Parcel | Fence, timeout_s: float | None = None) -> bool:
-        """Adds a parcel or a fence as soon as there is space; False if there was none in time.
+    def put(self, parcel: Item, timeout_s: float | None = None) -> bool:
+        """Adds a parcel or what else travels as soon as there is space; False if there was none in time.
 
         Raises:
             Stopped: The link was closed.
@@ -65,7 +88,38 @@ class Link:
                 self._changed.notify_all()
             return there
 
-    def get(self) -> Parcel | Fence:
+    def push(self, item: Item) -> None:
+        """Adds what someone else bounds, space or not.
+
+        Raises:
+            Stopped: The link was closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise Stopped
+            self._parcels.append(item)
+            self._changed.notify_all()
+
+    def wait_for_space(self) -> None:
+        """Waits until :meth:`put` would find space; raises as that does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._parcels) < self.depth)
+            if self._closed:
+                raise Stopped
+
+    def first(self) -> Item:
+        """The oldest as soon as there is one; it keeps its place until :meth:`get`, which then does not wait.
+
+        Raises:
+            Stopped: The link was closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._parcels))
+            if self._closed:
+                raise Stopped
+            return self._parcels[0]
+
+    def get(self) -> Item:
         """Takes the oldest as soon as there is one.
 
         Raises:
@@ -230,13 +284,13 @@ class Worker(threading.Thread):
             while True:
                 with self._waiting("input"):
                     item = self.inbox.get()
-                if isinstance(item, Fence):
-                    self._pass_on(item)
-                    del item
-                else:
+                if isinstance(item, Parcel):
                     parcels = [item]
                     del item
                     self._work_on(parcels)
+                else:
+                    self._pass_by(item)
+                    del item
         except (Stopped, Abandoned):
             pass
         except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
@@ -254,13 +308,20 @@ class Worker(threading.Thread):
         self._do(Action.BACKWARD, sequence)
         self._do(Action.UPDATE, sequence)
 
-    def _pass_on(self, fence: Fence) -> None:
-        self.doing = (f"saving in the {fence}", perf_counter())
-        self.stage.save(fence, self.ledger.moved)
-        self.ledger.end_fence(self.stage.number)
+    def _pass_by(self, item: Fence | Errand) -> None:
+        if isinstance(item, Fence):
+            self.doing = (f"saving in the {item}", perf_counter())
+            self.stage.save(item, self.ledger.moved)
+            self.ledger.end_fence(self.stage.number)
+        else:
+            self.doing = (item.does, perf_counter())
+            item(self.stage)
+            self.ledger.moved()
+            if not item.goes_on:
+                return
         if self.outbox is not None:
             with self._waiting("space"):
-                self.outbox.put(fence)
+                self.outbox.put(item)
 
     def _do(self, action: Action, sequence: int, parcel: Parcel | None = None) -> Parcel | None:
         task = Task(sequence, self.stage.number, action)
