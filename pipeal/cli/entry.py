@@ -10,7 +10,8 @@ from typing import NoReturn
 
 import click
 
-from pipeal.errors import Interrupted, PipealError, SaveError, StallError
+from pipeal.cli.ending import at_once, spoken
+from pipeal.errors import Interrupted, PeerLostError, PipealError, SaveError, StallError
 from pipeal.outofmemory import bytes_asked, in_units, is_out_of_memory
 
 _SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -26,6 +27,7 @@ _LONGEST = 1_000
 """Characters of the one line for a mistake."""
 
 
+@at_once
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """Runs a command and leaves the process.
 
@@ -45,7 +47,7 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         _leave(error.format_message(), 2)
     except (StallError, SaveError) as error:  # nobody's mistake
         _leave(str(error), 1)
-    except Interrupted as error:
+    except (Interrupted, PeerLostError) as error:
         _leave(str(error), error.code)
     except PipealError as error:
         _leave("; ".join([str(error), *getattr(error, "__notes__", [])]), 2)
@@ -72,7 +74,7 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    print(f"pipeal: {one_line(message) if code == 2 else message}", file=sys.stderr)
+    print(f"{spoken()}{one_line(message) if code == 2 else message}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,9 +38,17 @@ TRACE_FROM = 10
 """The batch from which the timeline is recorded: the pipeline is full by then."""
 
 Say = Callable[[str], None]
+Opened = TypeVar("Opened")
 
 
-def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: RunFolder, say: Say) -> Outcome:
+def train_form(
+    experiment: Experiment,
+    config: RunConfig,
+    folder: Path,
+    run: RunFolder,
+    say: Say,
+    open_pipe: Callable[..., Pipeline] | None = None,
+) -> Outcome:
     """All turns of one form. What there is by then is written even if the last epoch does not come.
 
     Args:
@@ -49,6 +57,7 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
         folder: Its own.
         run: The run's folder, told how the run stands.
         say: Told what is being done.
+        open_pipe: Opens the pipeline of a turn, as :func:`open_pipeline` does.
 
     Raises:
         DataError: What was saved of the run does not fit it.
@@ -73,7 +82,9 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
                 Progress(epochs=train.epochs, turns=train.repeat, label=outcome.form) as progress,
             ):
                 recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(config, folder)]
-                training = _Training(experiment, config, folder, run, say, saver, recorders, progress)
+                training = _Training(
+                    experiment, config, folder, run, say, saver, recorders, progress, open_pipe or open_pipeline
+                )
                 for row in position.rows:
                     training.record(row)
                 if taken_up is not None:
@@ -106,6 +117,7 @@ class _Training:
     saver: Saver
     recorders: Sequence[Recorder]
     progress: Progress
+    open_pipe: Callable[..., Pipeline]
     exits: ExitTable | None = None
 
     def turn(self, package: ALPackage, position: Position) -> None:
@@ -116,7 +128,7 @@ class _Training:
             drawn = (self.folder / "timeline.png").exists()
             traced = None if drawn else _window(self.config.engine.trace_batches, batches)
             pipe = open_now.enter_context(
-                open_pipeline(package, self.config, seed, position.batches, traced, self.folder)
+                self.open_pipe(package, self.config, seed, position.batches, traced, self.folder)
             )
             with StopRequest() as stop:
                 every = self.config.train.checkpoint.every
@@ -222,11 +234,12 @@ def open_pipeline(
     first_batch: int = 0,
     traced: Window | None = None,
     dump_folder: Path | None = None,
-) -> Pipeline:
-    """The pipeline that a configuration with every choice made describes."""
+    opener: Callable[..., Opened] = Pipeline,  # type: ignore[assignment]
+) -> Opened:
+    """The pipeline that a configuration with every choice made describes, or what ``opener`` makes of its settings."""
     engine = config.engine
     assert config.train.precision != "auto"  # chosen by now
-    return Pipeline(
+    return opener(
         package,
         engine.devices,
         engine.schedule,

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.build_vision import vision_experiment
-from pipeal.cli.experiment import run_experiment
+from pipeal.cli.build_vision import VisionModels, vision_experiment
+from pipeal.cli.distributed import carry_out
+from pipeal.cli.followers import Kind
 from pipeal.cli.options import configure, training_options
 from pipeal.config import VisionConfig
 from pipeal.data import canonical_image_name
@@ -38,7 +39,9 @@ def command(
     """
     names = canonical_image_name(dataset), canonical_vision_model(model)
     config = configure(VisionConfig, *names, config_file, overrides, given)
-    run_experiment(lambda say: vision_experiment(config, say), resume or "auto")
+    carry_out(
+        Kind(vision_experiment, lambda config, blueprint: VisionModels(config, **blueprint)), config, resume or "auto"
+    )
 
 
 def main() -> None:

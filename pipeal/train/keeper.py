@@ -11,11 +11,12 @@ from torch import Tensor
 
 from pipeal.al import ALPackage
 from pipeal.engine import Pipeline
-from pipeal.engine.fence import Fence
+from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.layer_state import State, load_layer_state
 from pipeal.errors import DataError, Interrupted, PipealError, first_line
 from pipeal.train.checkpoint import Checkpoint
 from pipeal.train.position import Position, joined
+from pipeal.train.rankfiles import KeptLayer
 from pipeal.train.saver import PipelineEnded, Saver
 
 
@@ -115,7 +116,7 @@ class TakenUp:
             load_layer_state(layer, self.states[number])
 
 
-def _layers(fence: Fence, earlier: list[Tensor]) -> dict[int, dict[str, Any]]:
+def _layers(fence: Fence, earlier: list[Tensor]) -> dict[int, dict[str, Any] | KeptLayer]:
     """What the layers' files hold: their states; and in the first, all losses of the epoch under way."""
     try:
         passed = fence.wait()
@@ -126,5 +127,10 @@ def _layers(fence: Fence, earlier: list[Tensor]) -> dict[int, dict[str, Any]]:
     losses = joined(earlier, [found.losses for found in passed.values() if found.losses is not None])
     first, *others = passed
     return {first: {"state": passed[first].state, "losses": losses}} | {
-        number: {"state": passed[number].state} for number in others
+        number: _content(number, passed[number]) for number in others
     }
+
+
+def _content(number: int, found: LayerState) -> dict[str, Any] | KeptLayer:
+    """What the file of a layer but the first holds, or the file, where the rank that has the layer has written it."""
+    return {"state": found.state} if found.kept is None else KeptLayer.of(found.kept, number)

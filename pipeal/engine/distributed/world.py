@@ -115,6 +115,11 @@ class World:
         self.guarded(open_groups)
         self._has_groups = True
 
+    @property
+    def patience_s(self) -> float:
+        """How long it may take until the end of a peer is known, where its machine still runs: some heartbeats."""
+        return min(4 * self._heart.every_s, self.timeout_s)
+
     def check(self) -> None:
         """Returns while all peers live, as far as is known; never waits.
 
@@ -132,7 +137,7 @@ class World:
             rank: The peer at the other end.
             error: What the connection said.
         """
-        if self.lost.wait(min(4 * self._heart.every_s, self.timeout_s)):
+        if self.lost.wait(self.patience_s):
             try:
                 self.check()
             except PeerLostError as known:
