@@ -112,6 +112,11 @@ class Fence:
         """Whether there are stages that have yet to come by."""
         return self._failure is None and len(self._states) < len(self._layers)
 
+    def closes_within(self, timeout_s: float) -> bool:
+        """Waits until every stage has come by, or it was given up; false if that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.is_open, timeout_s)
+
     def add(self, layer: int, state: LayerState, ready: Ready, sources: object) -> None:
         """Adds one layer's state.
 

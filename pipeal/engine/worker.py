@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Protocol, TypeAlias
@@ -158,6 +159,10 @@ class Ledger:
         self._waiters = 0
         self._stopped = False
         self._changed = threading.Condition()
+
+    def add_links(self, links: Iterable[Link]) -> None:
+        """Has more links closed by :meth:`stop`."""
+        self._links += links
 
     def end(self, task: Task) -> None:
         """Notes that a task has ended."""

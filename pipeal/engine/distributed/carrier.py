@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +13,25 @@ from pipeal.engine.distributed.wire import Message, Wire
 from pipeal.packet import Tree, map_tensors, tensors
 
 
+class Carrier(Protocol):
+    """Gets trees from one rank to another; each direction is used by one thread."""
+
+    @property
+    def wire(self) -> Wire:
+        """Where the heads of messages go."""
+        ...
+
+    def send(self, peer: int, kind: str, facts: Mapping[str, Any], tree: Tree, ready: Ready) -> None:
+        """Sends a message whose tree may be read once it is ``ready``; returns when it has been taken."""
+        ...
+
+    def body(self, message: Message) -> tuple[Tree, Ready]:
+        """The tree of a message, and when it may be read."""
+        ...
+
+
 class HostCarrier:
-    """Sends and receives on one wire. Each direction is used by one thread, which waits for the copies in its place.
+    """A carrier whose thread waits for the copies to the host.
 
     Args:
         wire: The wire.
@@ -22,18 +39,23 @@ class HostCarrier:
     """
 
     def __init__(self, wire: Wire, device: Device) -> None:
-        self.wire = wire
+        self._wire = wire
         self._stream = torch.cuda.Stream(device.device) if device.lags else None
+
+    @property
+    def wire(self) -> Wire:
+        """Where all of a message goes."""
+        return self._wire
 
     def send(self, peer: int, kind: str, facts: Mapping[str, Any], tree: Tree, ready: Ready) -> None:
         """Sends a message whose tree may be read once it is ``ready``; returns when it has been taken."""
         if self._stream is not None and any(tensor.is_cuda for tensor in tensors(tree)):
             tree = self._on_host(self._stream, tree, ready)
-        self.wire.send(peer, kind, facts, tree)
+        self._wire.send(peer, kind, facts, tree)
 
     def body(self, message: Message) -> tuple[Tree, Ready]:
         """The tree of a message, and when it may be read."""
-        return self.wire.body(message), None
+        return self._wire.body(message), None
 
     @staticmethod
     def _on_host(stream: torch.cuda.Stream, tree: Tree, ready: Ready) -> Tree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 import pipeal.errors
@@ -29,7 +30,7 @@ def told(error: BaseException) -> dict[str, Any]:
     }
 
 
-def rebuilt(found: dict[str, Any], where: str) -> BaseException:
+def rebuilt(found: Mapping[str, Any], where: str) -> BaseException:
     """The exception that :func:`told` was given.
 
     One of pipeal's own or of Python's comes as its own type, any other one as a RuntimeError that names it.
@@ -45,7 +46,7 @@ def rebuilt(found: dict[str, Any], where: str) -> BaseException:
     return error
 
 
-def _same_kind(found: dict[str, Any]) -> BaseException | None:
+def _same_kind(found: Mapping[str, Any]) -> BaseException | None:
     kind = found["kind"]
     if kind is None:
         return None

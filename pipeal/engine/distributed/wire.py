@@ -116,9 +116,13 @@ class Wire:
             RuntimeError: The peer is gone.
         """
         frame = torch.empty(FRAME, dtype=torch.uint8)
-        work: Any = dist.irecv(frame, peer, group=self.group, tag=self._tag)
-        work.wait(_EVER)
-        source = peer if peer is not None else int(work._source_rank())
+        if peer is None:
+            work: Any = self.group.recv_anysource([frame], self._tag)
+            work.wait(_EVER)
+            source = int(work._source_rank())
+        else:
+            self._irecv(frame, peer, 0).wait(_EVER)
+            source = peer
         raw = frame.numpy().tobytes()
         length = int.from_bytes(raw[:_LENGTH], "little")
         if length <= FRAME - _LENGTH:
@@ -139,10 +143,10 @@ class Wire:
         return put_together(message.form, tensors)
 
     def _isend(self, row: Tensor, peer: int, part: int) -> Any:
-        return dist.isend(row, peer, group=self.group, tag=self._tag + part)
+        return self.group.send([row], peer, self._tag + part)
 
     def _irecv(self, row: Tensor, peer: int, part: int) -> Any:
-        return dist.irecv(row, peer, group=self.group, tag=self._tag + part)
+        return self.group.recv([row], peer, self._tag + part)
 
 
 def _framed(kind: str, facts: Mapping[str, Any], form: Form, layouts: list[Layout]) -> tuple[Tensor, Tensor | None]:

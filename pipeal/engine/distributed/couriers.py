@@ -1,0 +1,99 @@
+"""The threads between a rank's links and its wires: one per wire and direction, which waits so that no stage has to.
+
+::
+
+    worker ─► outbox ─► Outgoing ══ wire ══► Incoming ─► inbox ─► worker
+                                                 └ takes a packet only when the inbox has space: the wait goes back
+                                                   through the wire to the worker there, as in one process
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from pipeal.engine.device import Ready
+from pipeal.engine.distributed.carrier import Carrier
+from pipeal.engine.distributed.wire import Message, Wire
+from pipeal.engine.fence import Fence
+from pipeal.engine.stage import Parcel
+from pipeal.engine.worker import Item, Link, Stopped
+from pipeal.packet import Tree
+
+CLOSE = "close"
+"""The last message of a wire."""
+
+Handler = Callable[[Message], None]
+
+
+class Sendable(Protocol):
+    """What travels besides parcels and fences."""
+
+    def message(self) -> tuple[str, Mapping[str, Any], Tree, Ready]:
+        """Kind, facts, tree, and when that may be read."""
+        ...
+
+
+class Courier(threading.Thread):
+    """A daemon: it may be left behind in a wait for a peer that is gone.
+
+    Args:
+        name: What it does.
+        work: Its work; ends by :class:`~pipeal.engine.worker.Stopped`, or returns.
+        failed: Told of any other exception.
+    """
+
+    def __init__(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        super().__init__(name=f"pipeal-{name}", daemon=True)
+        self._work = work
+        self._failed = failed
+
+    def run(self) -> None:
+        """Does its work."""
+        try:
+            self._work()
+        except Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
+            self._failed(error)
+
+
+def send_all(link: Link, carrier: Carrier, peer: int, orderly: Callable[[], bool]) -> None:
+    """Sends what comes to a link, until that is closed; then, in order, a last word.
+
+    An item keeps its place in the link until it has been taken.
+    """
+    try:
+        while True:
+            carrier.send(peer, *message_of(link.first()))
+            link.get()
+    except Stopped:
+        if orderly():
+            carrier.wire.send(peer, CLOSE, {})
+        raise
+
+
+def receive_all(wire: Wire, peer: int | None, handlers: Mapping[str, Handler], closings: int = 1) -> None:
+    """Hands every message to the handler of its kind, until so many last words have come."""
+    while closings:
+        message = wire.receive(peer)
+        if message.kind == CLOSE:
+            closings -= 1
+        handler = handlers.get(message.kind)
+        if handler is not None:
+            handler(message)
+        elif message.kind != CLOSE:
+            raise AssertionError(f"a message {message.kind!r} from rank {message.source}, which nobody expects here")
+
+
+def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
+    """An item of a line of stages as a message."""
+    if isinstance(item, Parcel):
+        packet = item.packet
+        facts = {"sequence": item.sequence, "batch": packet.batch, "lr_scale": float(packet.lr_scale)}
+        return "parcel", facts, (packet.x, packet.y), item.ready
+    if isinstance(item, Fence):
+        return "fence", {"batch": item.batch, "number": item.number}, None, None
+    sendable: Any = item
+    return sendable.message()
