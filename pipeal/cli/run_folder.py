@@ -91,7 +91,10 @@ class RunFolder:
             self._lock.release()
 
     def begin(self) -> None:
-        """Says that the run is under way."""
+        """Says that the run is under way, and removes what a killed process left half-written."""
+        for left in (*self.path.glob(".*.aside"), *self.path.glob("*/.*.aside")):
+            if left.is_file():  # checkpoints have a broom of their own
+                left.unlink(missing_ok=True)
         self.tell("running")
 
     def keep_asked(self) -> None:

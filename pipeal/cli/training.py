@@ -234,6 +234,11 @@ class _Training:
         for recorder in self.recorders:
             self.attempts.make(recorder.path, partial(recorder.write, row))
 
+    def record_again(self, rows: Sequence[EpochRow]) -> None:
+        """Writes these epochs and no others: what was recorded of epochs that are to come again is dropped."""
+        for recorder in self.recorders:
+            self.attempts.make(recorder.path, partial(recorder.rewrite, rows))
+
     def tell(self, epoch: int) -> None:
         """Tells whoever looks how the run stands, and the user what could not be written."""
         self.attempts.make(self.run.status_path, partial(self.run.tell, "running", epoch=epoch))
@@ -241,11 +246,6 @@ class _Training:
 
     def _package(self, turn: int) -> ALPackage:
         return self.experiment.package(self.config.train.mode, _seed(self.config, turn))
-
-    def record_again(self, rows: Sequence[EpochRow]) -> None:
-        """Writes these epochs, and drops whatever else was written."""
-        for recorder in self.recorders:
-            self.attempts.make(recorder.path, partial(recorder.rewrite, rows))
 
     def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], tuple[float, float]]:
         parts = self.experiment.train_evaluation(), self.experiment.test_evaluation()

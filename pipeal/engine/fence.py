@@ -36,11 +36,13 @@ class LayerState:
         state: What the layer has learnt (:mod:`pipeal.engine.layer_state`).
         losses: Its local losses since the last report of the pipeline, ``(batches, losses)`` float32; None where there
             are none. A report of the batches from here on continues them.
+        splits: How many batches it learnt from in parts since then.
         kept: Where another process has kept the state already, what it says of that; ``state`` is empty then.
     """
 
     state: State
     losses: Tensor | None
+    splits: int = 0
     kept: Mapping[str, Any] | None = None
 
 

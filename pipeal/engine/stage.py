@@ -171,7 +171,8 @@ class Stage:
                     begin = self.device.stamp()
                     state = layer_state(layer, snapshot)
                     losses = self.losses.so_far(index)
-                    found = LayerState(state, None if losses is None else snapshot(losses))
+                    splits = self._rescues[index].splits if self._rescues else 0
+                    found = LayerState(state, None if losses is None else snapshot(losses), splits)
                     fence.add(index, found, self.device.mark(), sources)
                     self.clock.add_saving(begin)
             except Abandoned:

@@ -130,7 +130,7 @@ class CheckpointKeeper:
         return fence
 
     def _layers(self, fence: Fence, earlier: list[Tensor], step: int) -> dict[int, dict[str, Any] | KeptLayer]:
-        """What the layers' files hold: their states; and in the first, all losses of the epoch under way.
+        """What the layers' files hold: their states; and in the first, what is counted of the epoch under way.
 
         Runs on the saver's thread.
         """
@@ -148,8 +148,9 @@ class CheckpointKeeper:
                 raise PipelineEnded from error
             raise
         losses = joined(earlier, [found.losses for found in passed.values() if found.losses is not None])
+        splits = sum(found.splits for found in passed.values())
         first, *others = passed
-        return {first: {"state": passed[first].state, "losses": losses}} | {
+        return {first: {"state": passed[first].state, "losses": losses, "splits": splits}} | {
             number: _content(number, passed[number]) for number in others
         }
 
@@ -199,6 +200,9 @@ class TakenUp:
         try:
             layers = checkpoint.layers()
             position = Position.of(checkpoint.state["training"], layers[0]["losses"])
+            if not isinstance(splits := layers[0].get("splits", 0), int):  # older ones have none
+                raise TypeError("splits is no number")
+            position.totals.splits += splits  # those that the report of this epoch will not know of
             states = {number: layer["state"] for number, layer in layers.items()}
             return cls(position, states, dict(checkpoint.state["data"]))
         except (KeyError, TypeError, ValueError) as error:

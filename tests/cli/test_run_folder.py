@@ -135,7 +135,7 @@ def test_a_named_run_may_be_executed_otherwise_but_not_be_another(tmp_path: Path
     other = replace(config, data=replace(config.data, vocab_size=99))
     with pytest.raises(ConfigError, match=r"its run has data.vocab_size 30000, this command 99; .*--resume never"):
         find_run(other, str(path))
-    with pytest.raises(ConfigError, match="no run there; expected the folder of a run, or auto or never"):
+    with pytest.raises(ConfigError, match="no run there; expected the folder of a run or checkpoint"):
         find_run(config, str(tmp_path / "nowhere"))
 
 
@@ -225,3 +225,13 @@ def test_where_runs_lie_may_be_spelled_otherwise(tmp_path: Path) -> None:
     path = unfinished(asked(tmp_path))
     with find_run(asked(tmp_path / "." / ".." / tmp_path.name), "auto") as run:  # type: ignore[union-attr]
         assert run.path.resolve() == path.resolve()
+
+
+def test_what_was_half_written_at_a_kill_is_gone_when_the_run_goes_on(tmp_path: Path) -> None:
+    path = unfinished(asked(tmp_path))
+    (path / "al").mkdir()
+    for left in (path / ".status.json.0.aside", path / "al" / ".epochs.csv.0.aside"):
+        left.touch()
+    with find_run(asked(tmp_path), "auto") as run:  # type: ignore[union-attr]
+        run.begin()
+        assert not list(path.rglob("*.aside"))
