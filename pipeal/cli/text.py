@@ -10,15 +10,15 @@ from pipeal.cli import entry
 from pipeal.cli.build_text import TextModels, text_experiment
 from pipeal.cli.distributed import carry_out
 from pipeal.cli.followers import Kind
-from pipeal.cli.options import configure, training_options
+from pipeal.cli.options import configure, offered, training_options
 from pipeal.config import TextConfig
-from pipeal.data import canonical_text_name
-from pipeal.models import canonical_text_model
+from pipeal.data import TEXT_DATASETS, canonical_text_name
+from pipeal.models import TEXT_MODELS, canonical_text_model
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
-@click.argument("dataset")
-@click.argument("model")
+@click.argument("dataset", shell_complete=offered(TEXT_DATASETS))
+@click.argument("model", shell_complete=offered(TEXT_MODELS))
 @training_options(click.option("--max-len", type=int, help="Words kept of a text; default: the published length."))
 def command(
     dataset: str,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeal.engine.fence import Fence, LayerState
+from pipeal.engine.finite_state import not_finite_in
 from pipeal.errors import DataError
 from pipeal.train.layerfile import require_plain, write_layer
 
@@ -55,13 +56,13 @@ class RankFiles:
         self._pipeline = pipeline
 
     def __call__(self, fence: Fence, states: Mapping[int, LayerState]) -> dict[str, Any]:
-        """Writes the states; says where, for :meth:`KeptLayer.of`.
+        """Writes the states; says where, for :meth:`KeptLayer.of`, and what in them is not finite.
 
         Raises:
             DataError: A state cannot be written, or the system refused to.
         """
         where = self._folder / f"{self._pipeline}-{fence.number}"
-        files = {}
+        files, not_finite = {}, {}
         try:
             where.mkdir(parents=True, exist_ok=True)
             for layer, found in states.items():
@@ -69,12 +70,13 @@ class RankFiles:
                 require_plain(content, f"layer {layer}")
                 path = where / f"layer-{layer:03d}.pt"
                 files[str(layer)] = [str(path), *write_layer(path, content)]
+                not_finite[str(layer)] = not_finite_in(found.state)
         except OSError as error:
             raise DataError(
                 f"cannot write a layer's file below {where}: {error.strerror or error}; make room there or make it "
                 "writable, or choose another folder"
             ) from error
-        return {"files": files}
+        return {"files": files, "not_finite": not_finite}
 
 
 def clear_parts(folder: Path, until: KeptLayer | None = None) -> None:
