@@ -13,11 +13,12 @@ from typing import Any
 import click
 import pytest
 import torch
+from left_behind import left_behind
 
 from pipeal.cli import text, vision
 from tests.cli.test_text import varied
 from tests.integration.processes import each_rank, started, torchrun, until
-from tests.integration.test_resume import IMAGES, SMALL, assert_same, left_in, run
+from tests.integration.test_resume import IMAGES, SMALL, assert_same, run
 
 NAME = "agnews-{}-al-001"
 PEER = "--set=engine.peer_timeout_s=30"
@@ -64,7 +65,7 @@ def test_images_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str
     folder = tmp_path / "many" / alone.name
     assert_same(alone, folder)
     exits, exits_again = (json.loads((path / "exits.json").read_text()) for path in (alone, folder))
-    assert [row["accuracy"] for row in exits["exits"]] == [row["accuracy"] for row in exits_again["exits"]]
+    assert [row["accuracy"] for row in exits["rows"]] == [row["accuracy"] for row in exits_again["rows"]]
 
 
 def test_replicas_share_batches_and_any_other_mesh_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +73,7 @@ def test_replicas_share_batches_and_any_other_mesh_goes_on(tmp_path: Path, capsy
     arguments = (*texts(tmp_path, "lstm"), *exact, "--epochs=1")
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     many(tmp_path, 4, "nlpmain.py", *arguments, "--replicas=2", f"--out={tmp_path / 'many'}")
-    (layers, rows), (shared_layers, shared_rows) = left_in(alone), left_in(tmp_path / "many" / alone.name)
+    (layers, rows), (shared_layers, shared_rows) = left_behind(alone), left_behind(tmp_path / "many" / alone.name)
     assert [row["test_acc"] for row in rows] == [row["test_acc"] for row in shared_rows]
     weights, shared = (dict(floats(found)) for found in (layers, shared_layers))
     assert weights.keys() == shared.keys()
