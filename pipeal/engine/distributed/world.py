@@ -13,7 +13,6 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from pipeal.engine.distributed.facts import own_facts, require_same
@@ -26,7 +25,7 @@ from pipeal.errors import ConfigError, PeerLostError, PipealError, exit_code, fi
 
 T = TypeVar("T")
 
-_POLL_S = 0.02
+_POLL_S = 0.05
 _LINGER_S = 5.0
 """How long whoever hosts the store waits for the others to have read the last words in it."""
 
@@ -91,7 +90,6 @@ class World:
 
     def open_groups(self, cuda: bool) -> None:
         """Opens the process groups of ``torch.distributed``: Gloo between CPUs, and NCCL between GPUs."""
-        device = torch.device("cuda", self.launch.local_rank) if cuda else None
         if self.launch.local_size == self.size:
             interface = interface_towards(self.launch.address)
         else:
@@ -100,8 +98,6 @@ class World:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
         def open_groups() -> None:
-            if device is not None:
-                torch.cuda.set_device(device)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo",
                 store=dist.PrefixStore("groups", self.store),
@@ -110,8 +106,6 @@ class World:
                 timeout=_FOR_EVER,
             )
 
-        if device is not None:
-            torch.cuda.set_device(device)  # of this thread
         self.guarded(open_groups)
         self._has_groups = True
 
