@@ -244,12 +244,8 @@ class Pipeline:
         self._open().drain()
         self._synchronize()
         seconds = 0.0 if self._begin is None else perf_counter() - self._begin
-        report = RunReport(
-            self._batches,
-            self._samples,
-            seconds,
-            *self._collect(),
-        )
+        found = self._collect()  # which may count more samples
+        report = RunReport(self._batches, self._samples, seconds, *found)
         self._begin, self._batches, self._samples = None, 0, 0
         return report
 

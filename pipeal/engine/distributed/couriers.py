@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pipeal.engine.device import Ready
 from pipeal.engine.distributed.carrier import Carrier
-from pipeal.engine.distributed.wire import Message, Wire
+from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.fence import Fence
 from pipeal.engine.stage import Parcel
 from pipeal.engine.worker import Item, Link, Stopped
@@ -25,6 +25,7 @@ CLOSE = "close"
 """The last message of a wire."""
 
 Handler = Callable[[Message], None]
+Failed = Callable[[BaseException], None]
 
 
 class Sendable(Protocol):
@@ -36,15 +37,15 @@ class Sendable(Protocol):
 
 
 class Courier(threading.Thread):
-    """A daemon: it may be left behind in a wait for a peer that is gone.
+    """A daemon: it may be left behind in a wait for a peer that cannot be reached.
 
     Args:
         name: What it does.
-        work: Its work; ends by :class:`~pipeal.engine.worker.Stopped`, or returns.
-        failed: Told of any other exception.
+        work: Its work, until it returns.
+        failed: Told of any exception.
     """
 
-    def __init__(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, name: str, work: Callable[[], None], failed: Failed) -> None:
         super().__init__(name=f"pipeal-{name}", daemon=True)
         self._work = work
         self._failed = failed
@@ -53,38 +54,55 @@ class Courier(threading.Thread):
         """Does its work."""
         try:
             self._work()
-        except Stopped:
-            pass
         except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
             self._failed(error)
 
 
-def send_all(link: Link, carrier: Carrier, peer: int, orderly: Callable[[], bool]) -> None:
-    """Sends what comes to a link, until that is closed; then, in order, a last word.
+def send_all(link: Link, carrier: Carrier, peer: int, failed: Failed, has_failed: Callable[[], bool]) -> None:
+    """Sends what comes to a link, until that is closed; then a last word, which says whether this rank has failed.
 
     An item keeps its place in the link until it has been taken.
+
+    Raises:
+        BrokenWireError: The peer is gone.
     """
     try:
         while True:
             carrier.send(peer, *message_of(link.first()))
             link.get()
-    except Stopped:
-        if orderly():
-            carrier.wire.send(peer, CLOSE, {})
-        raise
+    except (Stopped, BrokenWireError) as end:
+        if isinstance(end, BrokenWireError):
+            raise
+    except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
+        failed(error)
+    carrier.wire.send(peer, CLOSE, {"failed": has_failed()})
 
 
-def receive_all(wire: Wire, peer: int | None, handlers: Mapping[str, Handler], closings: int = 1) -> None:
-    """Hands every message to the handler of its kind, until so many last words have come."""
+def receive_all(
+    wire: Wire, peer: int | None, handlers: Mapping[str, Handler], failed: Failed, closings: int = 1
+) -> None:
+    """Hands every message to the handler of its kind, until so many last words have come.
+
+    Also when this rank has failed, or is told to stop: or the peer would wait for ever for its messages to be taken.
+
+    Raises:
+        BrokenWireError: The peer is gone.
+    """
     while closings:
         message = wire.receive(peer)
-        if message.kind == CLOSE:
-            closings -= 1
-        handler = handlers.get(message.kind)
-        if handler is not None:
-            handler(message)
-        elif message.kind != CLOSE:
-            raise AssertionError(f"a message {message.kind!r} from rank {message.source}, which nobody expects here")
+        closings -= message.kind == CLOSE
+        if message.kind == CLOSE and CLOSE not in handlers:
+            continue
+        try:
+            handlers[message.kind](message)
+        except Stopped:
+            pass
+        except BrokenWireError:
+            raise
+        except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
+            failed(error)
+        if message.layouts and not message.taken:
+            wire.body(message)
 
 
 def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:

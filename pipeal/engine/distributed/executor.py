@@ -14,11 +14,11 @@ from typing import Any
 from pipeal.engine.blame import add_note
 from pipeal.engine.device import Ready
 from pipeal.engine.distributed.carrier import HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE, receive_all, send_all
+from pipeal.engine.distributed.couriers import CLOSE
 from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.engine.distributed.node import Node
 from pipeal.engine.distributed.watch import Watch
-from pipeal.engine.distributed.wire import Message
+from pipeal.engine.distributed.wire import BrokenWireError, Message
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.gate import GATE
@@ -79,8 +79,7 @@ class DistributedExecutor:
         self._heads = {mesh.rank_of(replica, 0): Link(queue_depth) for replica in range(1, mesh.replicas)}
         node.ledger.add_links(self._heads.values())
         for head, link in self._heads.items():
-            carrier = HostCarrier(node.orders, node.stage.device)
-            node.run(f"orders-{head}", _sender(link, carrier, head, node), head)
+            node.send(f"orders-{head}", link, HostCarrier(node.orders, node.stage.device), head)
         if self._others:
             handlers = {"failed": self._hear_failure, "beat": self._watch.hear}
             results = {
@@ -88,8 +87,8 @@ class DistributedExecutor:
                 "fence": self._hear_fence,
                 "leg failed": self._hear_failed_leg,
             }
-            node.run("news", lambda: receive_all(node.news, None, handlers, len(self._others)), None)
-            node.run("results", lambda: receive_all(node.results, None, results, len(self._others)), None)
+            node.receive("news", node.news, None, handlers, len(self._others))
+            node.receive("results", node.results, None, results, len(self._others))
         node.on_reply = self._keep_reply
         node.start(lambda _: None)
 
@@ -161,14 +160,20 @@ class DistributedExecutor:
         node = self.node
         reason = node.ledger.failure or self.reason
         node.abandon()
-        if reason is None:
-            self._end_in_order()
-            return
-        self._tell_all("stop", told(reason))
-        node.ledger.stop()
-        node.worker.join(STOP_S)
+        if reason is not None:
+            node.ledger.fail(reason)
+            self._tell_all("stop", told(reason))
+        node.close()
+        with suppress(PeerLostError):  # whoever is left has been told
+            self._await_farewells(_FAREWELL_S if reason is None else STOP_S)
+        self._tell_all(CLOSE, {})
+        left = node.join(STOP_S)
+        if reason is None and left:
+            raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
         if node.worker.is_alive():
             raise StallError(f"stage {node.stage.number} did not come back: {node.worker.doing[0]}")
+        if reason is None:
+            node.groups.close()
 
     def wait(self, attempt: Callable[[], bool]) -> None:
         """Tries until it succeeds; raises as :meth:`submit`."""
@@ -187,34 +192,21 @@ class DistributedExecutor:
         assert failure is not None  # else nobody would have stopped us
         return failure
 
-    def _end_in_order(self) -> None:
-        node = self.node
-        node.close()
-        self.wait_for_farewells()
-        self._tell_all(CLOSE, {})
-        left = node.join(STOP_S)
-        if left:
-            raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
-        node.groups.close()
-
-    def wait_for_farewells(self) -> None:
-        """Waits until all others have ended in order."""
-        until = perf_counter() + _FAREWELL_S
-        for name in ("results", "news"):
-            node = self.node
-            while not node.has_ended(name, TICK_S):
-                node.world.check()
-                if perf_counter() > until:
-                    raise StallError(f"not all ranks have ended {_FAREWELL_S:g} s after the pipeline did")
+    def _await_farewells(self, timeout_s: float) -> None:
+        """Waits until all others have ended, or for so long."""
+        until = perf_counter() + timeout_s
+        for courier in ("results", "news"):
+            while not self.node.has_ended(courier, TICK_S) and perf_counter() < until:
+                self.node.world.check()
 
     def _tell_all(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Tells all others; those that are gone, or do not listen any more, shall not hold anyone up."""
 
         def tell() -> None:
             for rank in self._others:
-                with suppress(RuntimeError):
+                with suppress(BrokenWireError):
                     self.node.commands.post(rank, kind, facts)
-            with suppress(RuntimeError):
+            with suppress(BrokenWireError):
                 self.node.commands.settle()
 
         telling = threading.Thread(target=tell, name="pipeal-farewell", daemon=True)
@@ -268,7 +260,3 @@ class DistributedExecutor:
         if failure is not None and isinstance(failure, PeerLostError) and not isinstance(error, PeerLostError):
             add_note(failure, str(error))
         self.node.ledger.fail(error)
-
-
-def _sender(link: Link, carrier: HostCarrier, peer: int, node: Node) -> Callable[[], None]:
-    return lambda: send_all(link, carrier, peer, lambda: node.orderly)

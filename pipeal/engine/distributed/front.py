@@ -18,6 +18,7 @@ from pipeal.engine.distributed.executor import DistributedExecutor
 from pipeal.engine.distributed.far_predictor import FarPredictor
 from pipeal.engine.distributed.meeting import open_groups, take_seats
 from pipeal.engine.distributed.node import Node
+from pipeal.engine.distributed.replicas import Alike
 from pipeal.engine.distributed.server import Feed, OnFence, Server
 from pipeal.engine.distributed.world import World
 from pipeal.engine.executors import Executor
@@ -97,15 +98,21 @@ class _Line(Pipeline):
         return self.stages[self.world.mesh.stage_of(self.world.rank)]
 
     def _open_node(self) -> Node:
-        return Node(
+        groups = open_groups(self.world, self._seats)
+        node = Node(
             self.world,
             self._seats,
-            open_groups(self.world, self._seats),
+            groups,
             self._stage,
             schedule=self.schedule,
             queue_depth=self.queue_depth,
             threads=self.threads,
         )
+        if self.world.mesh.replicas > 1:
+            alike = Alike(self.world, groups, self._own, lambda: node.ledger.stopped)
+            alike.require_alike(self._stage)
+            self._stage.learn_with(alike)
+        return node
 
 
 class DistributedPipeline(_Line):

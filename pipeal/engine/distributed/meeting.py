@@ -42,15 +42,17 @@ class Groups:
         packets: For what flows between neighbours.
         control: For small messages, which no packet is to hold up.
         alike: Of the ranks with this rank's stage; None without replicas.
+        alike_on_gpus: The same, between GPUs, where each has its own.
     """
 
     packets: dist.ProcessGroup
     control: dist.ProcessGroup
-    alike: dist.ProcessGroup | None
+    alike: dist.ProcessGroup | None = None
+    alike_on_gpus: dist.ProcessGroup | None = None
 
     def close(self) -> None:
         """Ends them; nobody may use one at the time."""
-        for group in (self.packets, self.control, self.alike):
+        for group in (self.packets, self.control, self.alike, self.alike_on_gpus):
             if group is not None:
                 dist.destroy_process_group(group)
 
@@ -84,14 +86,15 @@ def open_groups(world: World, seats: list[Seat]) -> Groups:
 def _open_groups(world: World, seats: list[Seat]) -> Groups:
     everyone, mesh = list(range(world.size)), world.mesh
     packets, control = _group(everyone, "gloo"), _group(everyone, "gloo")
-    alike = None
-    if mesh.replicas > 1:
-        for stage in range(mesh.stages):
-            ranks = mesh.column(stage)
-            group = _group(ranks, "nccl" if have_gpus_of_their_own([seats[rank] for rank in ranks]) else "gloo")
-            if world.rank in ranks:
-                alike = group
-    return Groups(packets, control, alike)
+    alike = alike_on_gpus = None
+    for stage in range(mesh.stages) if mesh.replicas > 1 else ():
+        # Every rank takes part in making every group.
+        ranks = mesh.column(stage)
+        by_host = _group(ranks, "gloo")
+        by_gpu = _group(ranks, "nccl") if have_gpus_of_their_own([seats[rank] for rank in ranks]) else None
+        if world.rank in ranks:
+            alike, alike_on_gpus = by_host, by_gpu
+    return Groups(packets, control, alike, alike_on_gpus)
 
 
 def have_gpus_of_their_own(seats: list[Seat]) -> bool:

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
 from pipeal.engine.distributed.carrier import Carrier, HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE, Courier, Handler, receive_all, send_all
+from pipeal.engine.distributed.couriers import CLOSE, Courier, Failed, Handler, receive_all, send_all
 from pipeal.engine.distributed.errands import Errands
 from pipeal.engine.distributed.failures import told
 from pipeal.engine.distributed.far_ledger import FarLedger, listeners
 from pipeal.engine.distributed.meeting import Groups, Seat
-from pipeal.engine.distributed.wire import Message, Wire
+from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.world import World
 from pipeal.engine.fence import Fence
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.worker import ACTIONS, Link, Worker
-from pipeal.errors import PipealError
 from pipeal.packet import Packet, Tree
 
 
@@ -44,7 +44,7 @@ class Node:
         threads: Intra-op threads of the worker on a CPU.
 
     Attributes:
-        orderly: Whether the end has come in order.
+        closed: Whether this rank has been told to end, or has ended itself.
         on_reply: On rank 0, what takes this rank's own replies.
     """
 
@@ -62,7 +62,7 @@ class Node:
         mesh = world.mesh
         self.world, self.seats, self.groups, self.stage, self.schedule = world, seats, groups, stage, schedule
         self.rank, self.replica = world.rank, mesh.replica_of(world.rank)
-        self.orderly = False
+        self.closed = False
         self.on_reply: Callable[[Mapping[str, Any], Tree], None] | None = None
         self._couriers: dict[str, Courier] = {}
         last = stage.number == mesh.stages - 1
@@ -102,31 +102,53 @@ class Node:
                 "parcel": lambda message: self._receive_parcel(carrier, message),
                 "fence": fence,
                 **self.errands.handlers(carrier),
-                CLOSE: lambda _: self.close(),
+                CLOSE: self.hear_close,
             }
-            self.run("from-before", lambda: receive_all(self.onward, before, handlers), before)
-            self.run("to-before", lambda: self._send_all(self.backbox, self._carrier(self.back), before), before)
+            self.receive("from-before", self.onward, before, handlers)
+            self.send("to-before", self.backbox, self._carrier(self.back), before)
         if self.outbox is not None:
-            outbox, back = self.outbox, self._carrier(self.back)
-            self.run("to-after", lambda: self._send_all(outbox, self._carrier(self.onward), after), after)
-            self.run("from-after", lambda: receive_all(self.back, after, self.errands.handlers(back)), after)
+            back = self._carrier(self.back)
+            self.send("to-after", self.outbox, self._carrier(self.onward), after)
+            self.receive("from-after", self.back, after, self.errands.handlers(back))
         peers = self._who_tell_me()
         if peers:
-            self.run("ended", lambda: receive_all(self.ended, None, {"ended": self._hear_ended}, peers), None)
+            self.receive("ended", self.ended, None, {"ended": self._hear_ended}, peers)
         self.worker.start()
 
+    def send(self, name: str, link: Link, carrier: Carrier, peer: int) -> None:
+        """Starts a courier that sends what comes to a link."""
+
+        def has_failed() -> bool:
+            return self.ledger.failure is not None
+
+        self.run(name, lambda: send_all(link, carrier, peer, self._failed(peer), has_failed), peer)
+
+    def receive(
+        self, name: str, wire: Wire, peer: int | None, handlers: Mapping[str, Handler], closings: int = 1
+    ) -> None:
+        """Starts a courier that receives what comes over a wire, of a peer or of any."""
+        self.run(name, lambda: receive_all(wire, peer, handlers, self._failed(peer), closings), peer)
+
     def run(self, name: str, work: Callable[[], None], peer: int | None) -> None:
-        """Starts a courier to a peer, or to any."""
-        courier = Courier(name, work, lambda error: self._courier_failed(error, peer))
+        """Starts any courier."""
+        courier = Courier(name, work, self._failed(peer))
         self._couriers[name] = courier
         courier.start()
 
     def close(self) -> None:
-        """Ends in order what is at rest: the worker, and the couriers once they have said so to their peers."""
-        self.orderly = True
+        """Ends the worker, and the couriers once they have said so to their peers. A second time does nothing."""
+        if self.closed:
+            return
+        self.closed = True
         self.ledger.stop()
-        for stage in self._whom_i_tell():
-            self.ended.post(self.world.mesh.rank_of(self.replica, stage), CLOSE, {})
+        for stage in self._listeners_of(self.stage.number):
+            with suppress(BrokenWireError):
+                self.ended.post(self.world.mesh.rank_of(self.replica, stage), CLOSE, {})
+
+    def hear_close(self, message: Message) -> None:
+        """The line of stages before this one has ended: in order, or rank 0 will say why."""
+        if not message.facts["failed"]:
+            self.close()
 
     def join(self, timeout_s: float) -> list[str]:
         """Waits for all threads; the names of those that are left."""
@@ -168,9 +190,6 @@ class Node:
     def _carrier(self, wire: Wire) -> Carrier:
         return HostCarrier(wire, self.stage.device)
 
-    def _send_all(self, link: Link, carrier: Carrier, peer: int) -> None:
-        send_all(link, carrier, peer, lambda: self.orderly)
-
     def _receive_parcel(self, carrier: Carrier, message: Message) -> None:
         self.inbox.wait_for_space()
         (x, y), ready = carrier.body(message)
@@ -186,9 +205,6 @@ class Node:
         facts = message.facts
         self.ledger.hear(Task(facts["batch"], facts["stage"], Action(facts["action"])))
 
-    def _whom_i_tell(self) -> set[int]:
-        return self._listeners_of(self.stage.number)
-
     def _who_tell_me(self) -> int:
         return sum(self.stage.number in self._listeners_of(stage) for stage in range(self.ledger.stages))
 
@@ -196,10 +212,14 @@ class Node:
         found = (listeners(self.schedule, stage, self.ledger.stages, action) for action in ACTIONS)
         return {other for others in found for other in others}
 
-    def _courier_failed(self, error: BaseException, peer: int | None) -> None:
-        """A connection that broke is a peer that is lost; who ended it may already have said why."""
-        if self.ledger.stopped:
-            return
-        if isinstance(error, RuntimeError) and not isinstance(error, PipealError) and peer is not None:
-            error = self.world.blame(peer, error)
-        self.ledger.fail(error)
+    def _failed(self, peer: int | None) -> Failed:
+        """What is to be done when a courier to that peer has failed."""
+
+        def failed(error: BaseException) -> None:
+            if self.ledger.stopped:
+                return
+            if isinstance(error, BrokenWireError) and peer is not None:
+                error = self.world.blame(peer, error)  # it may have said why it ended
+            self.ledger.fail(error)
+
+        return failed

@@ -12,16 +12,16 @@ from typing import Any, TypeAlias
 
 from pipeal.engine.device import ready_now
 from pipeal.engine.distributed.carrier import HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE, receive_all
+from pipeal.engine.distributed.couriers import CLOSE
 from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.engine.distributed.node import Node
 from pipeal.engine.distributed.watch import Beat, dumped
-from pipeal.engine.distributed.wire import Message
+from pipeal.engine.distributed.wire import BrokenWireError, Message
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.stage import Parcel
 from pipeal.engine.worker import TICK_S, Stopped
-from pipeal.errors import DataError, StallError
+from pipeal.errors import DataError, PeerLostError, StallError
 from pipeal.packet import Packet, batch_size, pair_of
 
 OnFence: TypeAlias = Callable[[Fence, Mapping[int, LayerState]], Mapping[str, Any]]
@@ -32,6 +32,7 @@ Feed: TypeAlias = Callable[[int, int], Iterator[Any]]
 
 _WAITING_FENCES = 2
 _VERDICT_S = 5.0
+_FAREWELL_S = 30.0
 
 
 class Server:
@@ -63,20 +64,21 @@ class Server:
         node, beat = self.node, Beat(self.node)
         self._start()
         try:
-            while not node.orderly:
+            while not node.closed:
                 node.world.check()
                 if node.ledger.failure is not None:
                     raise node.ledger.failure
                 beat.say()
-                node.worker.join(TICK_S)  # it ends when the pipeline does
-                if not node.worker.is_alive() and not node.orderly and node.ledger.failure is None:
-                    self._dismissed.wait(TICK_S)
-            self._leave()
+                node.worker.join(TICK_S)  # it ends with the pipeline
+            self._finish_fences()
+            self._leave(_FAREWELL_S)
         except BaseException as error:
             node.abandon()
+            node.ledger.fail(error)
             if self._verdict is None:
                 self._tell(error)
-            node.ledger.fail(error)
+            with suppress(PeerLostError, BrokenWireError):
+                self._leave(STOP_S)
             raise
         finally:
             self._close_feed()
@@ -84,7 +86,7 @@ class Server:
     def _start(self) -> None:
         node = self.node
         commands = {"stop": self._hear_verdict, CLOSE: lambda _: self._dismissed.set()}
-        node.run("commands", lambda: receive_all(node.commands, 0, commands), 0)
+        node.receive("commands", node.commands, 0, commands)
         node.run("fences", self._keep_fences, None)
         if node.stage.number == 0:
             orders = HostCarrier(node.orders, node.stage.device)
@@ -92,13 +94,12 @@ class Server:
                 "feed": self._begin_feed,
                 "take": self._take,
                 **node.errands.handlers(orders),
-                CLOSE: lambda _: node.close(),
+                CLOSE: node.hear_close,
             }
-            node.run("orders", lambda: receive_all(node.orders, 0, handlers), 0)
+            node.receive("orders", node.orders, 0, handlers)
         node.start(self._fence_came)
 
-    def _leave(self) -> None:
-        """Says farewell, once all that is asked of this rank is done."""
+    def _finish_fences(self) -> None:
         node = self.node
         node.abandon()
         while True:
@@ -108,31 +109,31 @@ class Server:
             node.world.check()
         while not node.has_ended("fences", TICK_S):
             node.world.check()
+
+    def _leave(self, timeout_s: float) -> None:
+        """Says farewell, and waits until rank 0 has heard it from all."""
+        node = self.node
+        node.close()
         node.news.post(0, CLOSE, {})
         node.results.post(0, CLOSE, {})
-        while not self._dismissed.wait(TICK_S):
+        until = perf_counter() + timeout_s
+        while not self._dismissed.wait(TICK_S) and perf_counter() < until:
             node.world.check()
-        for wire in (node.news, node.results, node.ended):
-            wire.settle()
         left = node.join(STOP_S)
-        if left:
-            raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
-        node.groups.close()
+        if node.ledger.failure is None:
+            if left:
+                raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
+            for wire in (node.news, node.results, node.ended):
+                wire.settle()
+            node.groups.close()
 
     def _tell(self, error: BaseException) -> None:
         """Tells rank 0 of a failure of this rank, and waits a moment for it to tell all others."""
-
-        def tell() -> None:
-            with suppress(RuntimeError):  # rank 0 may be what was lost
-                self.node.tell_failure(error)
-                self.node.news.settle()
-
-        telling = threading.Thread(target=tell, name="pipeal-farewell", daemon=True)
-        telling.start()
+        with suppress(BrokenWireError):  # rank 0 may be what was lost
+            self.node.tell_failure(error)
         until = perf_counter() + _VERDICT_S
         while self._verdict is None and perf_counter() < until and not self.node.world.lost.is_set():
             self._dismissed.wait(TICK_S / 4)
-        telling.join(TICK_S)
 
     def _hear_verdict(self, message: Message) -> None:
         self._verdict = rebuilt(message.facts, self.node.name_of(0))
@@ -154,7 +155,7 @@ class Server:
             try:
                 fence = self._fences.get(timeout=TICK_S)
             except queue.Empty:
-                if self.node.ledger.stopped and not self.node.orderly:
+                if self.node.ledger.failure is not None:
                     return
                 continue
             if fence is None:

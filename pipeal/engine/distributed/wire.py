@@ -26,6 +26,7 @@ from torch import Tensor
 
 from pipeal.engine.distributed.flat import Layout, flat, row_for, unflat
 from pipeal.engine.distributed.trees import Form, put_together, taken_apart
+from pipeal.errors import first_line
 from pipeal.packet import Tree
 
 FRAME = 512
@@ -35,7 +36,11 @@ _EVER = timedelta(days=365)  # gloo's own limit would end a wait for the next ba
 _POSTED = 256
 
 
-@dataclass(frozen=True)
+class BrokenWireError(Exception):
+    """The peer is gone; the message is what the connection said."""
+
+
+@dataclass
 class Message:
     """What was received.
 
@@ -45,6 +50,7 @@ class Message:
         source: The rank it is from.
         form: Describes its tree.
         layouts: Of the tensors that follow.
+        taken: Whether those were received.
     """
 
     kind: str
@@ -52,6 +58,7 @@ class Message:
     source: int
     form: Form = None
     layouts: list[Layout] = field(default_factory=list)
+    taken: bool = False
 
 
 class Wire:
@@ -80,8 +87,8 @@ class Wire:
             tree: Its tensors are on the CPU, and nobody writes to them meanwhile.
 
         Raises:
-            DataError: The tree holds what cannot be sent.
-            RuntimeError: The peer is gone.
+            DataError: The tree holds what cannot be sent; nothing was.
+            BrokenWireError: The peer is gone.
         """
         form, tensors = taken_apart(tree)
         rows = [flat(tensor) for tensor in tensors]
@@ -92,36 +99,36 @@ class Wire:
                 works.append(self._isend(text, peer, 1))
             works += [self._isend(row, peer, 2) for _, row in rows if row.numel()]
             for work in works:
-                work.wait(_EVER)
+                _wait(work)
 
     def post(self, peer: int, kind: str, facts: Mapping[str, Any]) -> None:
-        """Sends a message that fits into a frame, and does not wait. For a peer that always receives."""
-        frame, text = _framed(kind, facts, None, [])
-        assert text is None
+        """Sends a message without a tree, and does not wait. For a peer that always receives."""
         with self._sending:
-            self._posted.append((self._isend(frame, peer, 0), frame))
+            for part, row in enumerate(_framed(kind, facts, None, [])):
+                if row is not None:
+                    self._posted.append((self._isend(row, peer, part), row))
             while len(self._posted) > _POSTED:
-                self._posted.popleft()[0].wait(_EVER)
+                _wait(self._posted.popleft()[0])
 
     def settle(self) -> None:
         """Waits until all that was posted has been taken."""
         with self._sending:
             while self._posted:
-                self._posted.popleft()[0].wait(_EVER)
+                _wait(self._posted.popleft()[0])
 
     def receive(self, peer: int | None) -> Message:
         """Waits for the head of the next message, of a rank or of any. Its body must follow: :meth:`body`.
 
         Raises:
-            RuntimeError: The peer is gone.
+            BrokenWireError: The peer is gone.
         """
         frame = torch.empty(FRAME, dtype=torch.uint8)
         if peer is None:
             work: Any = self.group.recv_anysource([frame], self._tag)
-            work.wait(_EVER)
+            _wait(work)
             source = int(work._source_rank())
         else:
-            self._irecv(frame, peer, 0).wait(_EVER)
+            _wait(self._irecv(frame, peer, 0))
             source = peer
         raw = frame.numpy().tobytes()
         length = int.from_bytes(raw[:_LENGTH], "little")
@@ -129,24 +136,43 @@ class Wire:
             text = raw[_LENGTH : _LENGTH + length]
         else:
             row = torch.empty(length, dtype=torch.uint8)
-            self._irecv(row, source, 1).wait(_EVER)
+            _wait(self._irecv(row, source, 1))
             text = row.numpy().tobytes()
         kind, facts, form, layouts = json.loads(text)
         return Message(kind, facts, source, form, layouts)
 
     def body(self, message: Message) -> Tree:
-        """Receives the tensors of a message, and gives its tree."""
+        """Receives the tensors of a message, and gives its tree.
+
+        Raises:
+            DataError: It holds a class that is not known here.
+            BrokenWireError: The peer is gone.
+        """
+        message.taken = True
         rows = [row_for(layout, pinned=self._pinned) for layout in message.layouts]
         for work in [self._irecv(row, message.source, 2) for row in rows if row.numel()]:
-            work.wait(_EVER)
+            _wait(work)
         tensors = [unflat(layout, row) for layout, row in zip(message.layouts, rows, strict=True)]
         return put_together(message.form, tensors)
 
     def _isend(self, row: Tensor, peer: int, part: int) -> Any:
-        return self.group.send([row], peer, self._tag + part)
+        try:
+            return self.group.send([row], peer, self._tag + part)
+        except RuntimeError as error:
+            raise BrokenWireError(first_line(error)) from error
 
     def _irecv(self, row: Tensor, peer: int, part: int) -> Any:
-        return self.group.recv([row], peer, self._tag + part)
+        try:
+            return self.group.recv([row], peer, self._tag + part)
+        except RuntimeError as error:
+            raise BrokenWireError(first_line(error)) from error
+
+
+def _wait(work: Any) -> None:
+    try:
+        work.wait(_EVER)
+    except RuntimeError as error:
+        raise BrokenWireError(first_line(error)) from error
 
 
 def _framed(kind: str, facts: Mapping[str, Any], form: Form, layouts: list[Layout]) -> tuple[Tensor, Tensor | None]:

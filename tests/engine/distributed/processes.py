@@ -60,7 +60,10 @@ def started(job: Job, size: int, folder: Path, replicas: int = 1, timeout_s: flo
             with (folder / f"{rank}.log").open("wb") as log:
                 call = [job.__module__, job.__name__, rank, size, store.port, replicas, timeout_s, folder]
                 command = [sys.executable, "-m", __name__, *map(str, call)]
-                processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+                path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # pytest has put this folder's there
+                processes.append(
+                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **path})
+                )
         yield Ranks(folder, processes)
     finally:
         for process in processes:
@@ -80,7 +83,7 @@ def main(module: str, name: str, *call: str) -> None:
     rank, size, port, replicas = map(int, call[:4])
     folder = Path(call[5])
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(20, exit=True)
+    faulthandler.dump_traceback_later(200, exit=True)
     os.chdir(folder)
     job: Job = getattr(importlib.import_module(module), name)
     launch = Launch(rank, size, rank, size, "127.0.0.1", port, hosted=True)
