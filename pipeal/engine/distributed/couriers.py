@@ -112,6 +112,6 @@ def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
         facts = {"sequence": item.sequence, "batch": packet.batch, "lr_scale": float(packet.lr_scale)}
         return "parcel", facts, (packet.x, packet.y), item.ready
     if isinstance(item, Fence):
-        return "fence", {"batch": item.batch, "number": item.number}, None, None
+        return "fence", {"batch": item.batch, "number": item.number, "note": item.note}, None, None
     sendable: Any = item
     return sendable.message()

@@ -91,7 +91,7 @@ class Node:
 
         def fence(message: Message) -> None:
             found = Fence(message.facts["batch"], [index for index, _ in self.stage.layers])
-            found.number = message.facts["number"]
+            found.number, found.note = message.facts["number"], message.facts["note"]
             self.ledger.expect(found)
             fence_came(found)
             self.inbox.put(found)
