@@ -56,12 +56,14 @@ class Fence:
     Attributes:
         batch: As given: the ``first_batch`` of a pipeline that goes on from here.
         number: Of the fences of its pipeline, from 1, where those are counted.
+        note: What whoever asked for it tells those who keep what it finds; what JSON can hold.
         ended: Whether it was given up because the pipeline was ending.
     """
 
     def __init__(self, batch: int, layers: int | Iterable[int]) -> None:
         self.batch = batch
         self.number = 0
+        self.note: Any = None
         self.ended = False
         self._layers = list(range(layers) if isinstance(layers, int) else layers)
         self._states: dict[int, LayerState] = {}

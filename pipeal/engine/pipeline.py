@@ -221,13 +221,7 @@ class Pipeline:
         Raises:
             Exception: As :meth:`submit`.
         """
-        executor = self._open()
-        if self._begin is None:
-            for stage in self.stages:
-                stage.device.follow_caller()
-        fence = Fence(self.next_batch, sum(self.sizes))
-        executor.fence(fence)
-        return fence
+        return self._send(Fence(self.next_batch, sum(self.sizes)))
 
     def skip(self, count: int = 1) -> None:
         """Passes over the numbers of batches that are left out: those after them draw and learn under their own.
@@ -332,6 +326,14 @@ class Pipeline:
     def spans(self) -> list[Span]:
         """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""
         return sorted((span for stage in self.stages for span in stage.clock.spans()), key=lambda span: span.begin)
+
+    def _send(self, fence: Fence) -> Fence:
+        executor = self._open()
+        if self._begin is None:
+            for stage in self.stages:
+                stage.device.follow_caller()
+        executor.fence(fence)
+        return fence
 
     def _rest(self) -> None:
         if self._executor is not None:

@@ -79,11 +79,18 @@ def send_all(link: Link, carrier: Carrier, peer: int, failed: Failed, has_failed
 
 
 def receive_all(
-    wire: Wire, peer: int | None, handlers: Mapping[str, Handler], failed: Failed, closings: int = 1
+    wire: Wire,
+    peer: int | None,
+    handlers: Mapping[str, Handler],
+    failed: Failed,
+    *,
+    drop: Callable[[Message], object],
+    closings: int = 1,
 ) -> None:
     """Hands every message to the handler of its kind, until so many last words have come.
 
     Also when this rank has failed, or is told to stop: or the peer would wait for ever for its messages to be taken.
+    ``drop`` takes the tree of one that nobody wants any more.
 
     Raises:
         BrokenWireError: The peer is gone.
@@ -102,7 +109,7 @@ def receive_all(
         except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
             failed(error)
         if message.layouts and not message.taken:
-            wire.body(message)
+            drop(message)
 
 
 def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
@@ -112,6 +119,6 @@ def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
         facts = {"sequence": item.sequence, "batch": packet.batch, "lr_scale": float(packet.lr_scale)}
         return "parcel", facts, (packet.x, packet.y), item.ready
     if isinstance(item, Fence):
-        return "fence", {"batch": item.batch, "number": item.number}, None, None
+        return "fence", {"batch": item.batch, "number": item.number, "note": item.note}, None, None
     sendable: Any = item
     return sendable.message()

@@ -87,8 +87,8 @@ class DistributedExecutor:
                 "fence": self._hear_fence,
                 "leg failed": self._hear_failed_leg,
             }
-            node.receive("news", node.news, None, handlers, len(self._others))
-            node.receive("results", node.results, None, results, len(self._others))
+            node.receive("news", node.news, None, handlers, closings=len(self._others))
+            node.receive("results", node.results, None, results, closings=len(self._others))
         node.on_reply = self._keep_reply
         node.start(lambda _: None)
 

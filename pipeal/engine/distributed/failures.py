@@ -16,10 +16,10 @@ from pipeal.errors import PipealError, first_line
 def told(error: BaseException) -> dict[str, Any]:
     """What another process needs to know of an exception; what JSON can hold."""
     kind = type(error)
-    args = list(error.args)
     fields = dict(vars(error))
     notes = fields.pop("__notes__", [])
     known = getattr(pipeal.errors, kind.__name__, None) is kind or getattr(builtins, kind.__name__, None) is kind
+    args = list(error.__reduce__()[1]) if known else list(error.args)  # an OSError keeps its file's name elsewhere
     return {
         "kind": kind.__name__ if known else None,
         "line": first_line(error),
@@ -55,16 +55,14 @@ def _same_kind(found: Mapping[str, Any]) -> BaseException | None:
         return None
     args = [tuple(value) if isinstance(value, list) else value for value in found["args"]]
     try:
-        if issubclass(cls, PipealError):
-            # Past its __init__, whose arguments are its own affair: what that made of them is told as well.
-            error: BaseException = cls.__new__(cls, *args)
-            error.args = tuple(args)
-            for name, value in found["fields"].items():
-                setattr(error, name, tuple(value) if isinstance(value, list) else value)
-            return error
-        return cls(*args)
+        error: BaseException = cls(*args)
     except TypeError:
-        return None
+        if not issubclass(cls, PipealError):
+            return None
+        error = cls.__new__(cls, *args)  # past an __init__ that gives fewer arguments on than it takes
+    for name, value in found["fields"].items():
+        setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    return error
 
 
 def _plain(value: Any) -> bool:

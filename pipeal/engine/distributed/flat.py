@@ -34,7 +34,7 @@ def flat(tensor: Tensor) -> tuple[Layout, Tensor]:
     reach = _reach(shape, strides)
     if reach > 2 * tensor.numel():  # a few columns of something large: its gaps need not travel
         once = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
-        row = tensor.as_strided(once, strides).reshape(-1)
+        row = tensor.as_strided(once, strides).reshape(-1).contiguous()
     else:  # its memory as it lies there
         row = tensor.as_strided((reach,), (1,))
     return [dtype, shape, strides, row.numel()], row

@@ -22,6 +22,7 @@ from pipeal.engine.distributed.replicas import Alike
 from pipeal.engine.distributed.server import Feed, OnFence, Server
 from pipeal.engine.distributed.world import World
 from pipeal.engine.executors import Executor
+from pipeal.engine.fence import Fence
 from pipeal.engine.finite import OnNonFinite
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.schedule import Schedule
@@ -180,6 +181,19 @@ class DistributedPipeline(_Line):
             Exception: As :meth:`submit`.
         """
         self._line().begin_feed(epoch, first)
+
+    def fence(self, note: Any = None) -> Fence:
+        """As :meth:`pipeal.Pipeline.fence`; the states, or what other ranks say of keeping theirs, come from all ranks.
+
+        Args:
+            note: For those who keep states on other ranks (``on_fence`` of :func:`serve`); what JSON can hold.
+
+        Raises:
+            Exception: As :meth:`submit`.
+        """
+        fence = Fence(self.next_batch, sum(self.sizes))
+        fence.note = note
+        return self._send(fence)
 
     def spans(self) -> list[Span]:
         """The spans of the traced batches of replica 0 as of the last :meth:`drain`, on this process's clock."""

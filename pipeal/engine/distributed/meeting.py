@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from time import perf_counter
 from typing import Any
@@ -43,16 +44,18 @@ class Groups:
         control: For small messages, which no packet is to hold up.
         alike: Of the ranks with this rank's stage; None without replicas.
         alike_on_gpus: The same, between GPUs, where each has its own.
+        pairs: Of this rank and a neighbour, where each has its own GPU: by the lower rank, one on and one back.
     """
 
     packets: dist.ProcessGroup
     control: dist.ProcessGroup
     alike: dist.ProcessGroup | None = None
     alike_on_gpus: dist.ProcessGroup | None = None
+    pairs: Mapping[tuple[int, bool], dist.ProcessGroup] = field(default_factory=dict)
 
     def close(self) -> None:
         """Ends them; nobody may use one at the time."""
-        for group in (self.packets, self.control, self.alike, self.alike_on_gpus):
+        for group in (self.packets, self.control, self.alike, self.alike_on_gpus, *self.pairs.values()):
             if group is not None:
                 dist.destroy_process_group(group)
 
@@ -94,7 +97,17 @@ def _open_groups(world: World, seats: list[Seat]) -> Groups:
         by_gpu = _group(ranks, "nccl") if have_gpus_of_their_own([seats[rank] for rank in ranks]) else None
         if world.rank in ranks:
             alike, alike_on_gpus = by_host, by_gpu
-    return Groups(packets, control, alike, alike_on_gpus)
+    pairs = {}
+    for lower in everyone[:-1]:
+        ranks = [lower, lower + 1]
+        if mesh.replica_of(lower) == mesh.replica_of(lower + 1) and have_gpus_of_their_own(
+            [seats[one] for one in ranks]
+        ):
+            for back in (False, True):
+                group = _group(ranks, "nccl")
+                if world.rank in ranks:
+                    pairs[lower, back] = group
+    return Groups(packets, control, alike, alike_on_gpus, pairs)
 
 
 def have_gpus_of_their_own(seats: list[Seat]) -> bool:

@@ -21,6 +21,7 @@ from pipeal.engine.distributed.couriers import CLOSE, Courier, Failed, Handler, 
 from pipeal.engine.distributed.errands import Errands
 from pipeal.engine.distributed.failures import told
 from pipeal.engine.distributed.far_ledger import FarLedger, listeners
+from pipeal.engine.distributed.gpu_carrier import GpuCarrier
 from pipeal.engine.distributed.meeting import Groups, Seat
 from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.world import World
@@ -91,28 +92,28 @@ class Node:
 
         def fence(message: Message) -> None:
             found = Fence(message.facts["batch"], [index for index, _ in self.stage.layers])
-            found.number = message.facts["number"]
+            found.number, found.note = message.facts["number"], message.facts["note"]
             self.ledger.expect(found)
             fence_came(found)
             self.inbox.put(found)
 
         if number > 0:
-            carrier = self._carrier(self.onward)
+            carrier = self._carrier(self.onward, before)
             handlers: dict[str, Handler] = {
                 "parcel": lambda message: self._receive_parcel(carrier, message),
                 "fence": fence,
                 **self.errands.handlers(carrier),
                 CLOSE: self.hear_close,
             }
-            self.receive("from-before", self.onward, before, handlers)
-            self.send("to-before", self.backbox, self._carrier(self.back), before)
+            self.receive("from-before", self.onward, before, handlers, drop=carrier.body)
+            self.send("to-before", self.backbox, self._carrier(self.back, before), before)
         if self.outbox is not None:
-            back = self._carrier(self.back)
-            self.send("to-after", self.outbox, self._carrier(self.onward), after)
-            self.receive("from-after", self.back, after, self.errands.handlers(back))
+            back = self._carrier(self.back, after)
+            self.send("to-after", self.outbox, self._carrier(self.onward, after), after)
+            self.receive("from-after", self.back, after, self.errands.handlers(back), drop=back.body)
         peers = self._who_tell_me()
         if peers:
-            self.receive("ended", self.ended, None, {"ended": self._hear_ended}, peers)
+            self.receive("ended", self.ended, None, {"ended": self._hear_ended}, closings=peers)
         self.worker.start()
 
     def send(self, name: str, link: Link, carrier: Carrier, peer: int) -> None:
@@ -124,10 +125,18 @@ class Node:
         self.run(name, lambda: send_all(link, carrier, peer, self._failed(peer), has_failed), peer)
 
     def receive(
-        self, name: str, wire: Wire, peer: int | None, handlers: Mapping[str, Handler], closings: int = 1
+        self,
+        name: str,
+        wire: Wire,
+        peer: int | None,
+        handlers: Mapping[str, Handler],
+        *,
+        drop: Callable[[Message], object] | None = None,
+        closings: int = 1,
     ) -> None:
         """Starts a courier that receives what comes over a wire, of a peer or of any."""
-        self.run(name, lambda: receive_all(wire, peer, handlers, self._failed(peer), closings), peer)
+        failed, dropped = self._failed(peer), drop or wire.body
+        self.run(name, lambda: receive_all(wire, peer, handlers, failed, drop=dropped, closings=closings), peer)
 
     def run(self, name: str, work: Callable[[], None], peer: int | None) -> None:
         """Starts any courier."""
@@ -187,8 +196,13 @@ class Node:
         """A rank, for messages."""
         return f"{self.world.mesh.name_of(rank)} on {self.world.peers[rank].host}"
 
-    def _carrier(self, wire: Wire) -> Carrier:
-        return HostCarrier(wire, self.stage.device)
+    def _carrier(self, wire: Wire, peer: int) -> Carrier:
+        """The way to a neighbour, or from it."""
+        # The onward group goes from the lower rank to the higher, the other one back.
+        pair = self.groups.pairs.get((min(peer, self.rank), wire is self.back))
+        if pair is None:
+            return HostCarrier(wire, self.stage.device)
+        return GpuCarrier(wire, pair, int(peer > self.rank), self.stage.device)
 
     def _receive_parcel(self, carrier: Carrier, message: Message) -> None:
         self.inbox.wait_for_space()
