@@ -79,7 +79,7 @@ def test_replicas_share_batches_and_any_other_mesh_goes_on(tmp_path: Path, capsy
     assert weights.keys() == shared.keys()
     for name, one in weights.items():
         torch.testing.assert_close(
-            shared[name], one, rtol=1e-3, atol=2e-4, msg=lambda said, name=name: f"{name}: {said}"
+            shared[name], one, rtol=1e-4, atol=1e-6, msg=lambda said, name=name: f"{name}: {said}"
         )
     again = (*arguments, "--epochs=2")
     for out in ("one", "four"):
