@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,9 +20,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipeal.cli.experiment import run_experiment
+from pipeal.cli.experiment import run_experiment, say
 from pipeal.cli.followers import Follower, Kind
 from pipeal.cli.options import device_names
+from pipeal.cli.stopping import StopRequest
 from pipeal.cli.team import Team
 from pipeal.config import RunConfig
 from pipeal.engine.distributed.launch import Launch
@@ -68,9 +70,16 @@ def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
             Follower(world, kind, type(config), device).follow()
         else:
             with _blaming(world):
-                team = Team(world, device)
+                world.on_signal(_signal_here)
+                team = Team(world, device, say)
                 run_experiment(lambda say: team.gather(kind.read(config, say)), resume, team)
                 team.dismiss()
+
+
+def _signal_here(number: int) -> None:
+    """A signal that another rank got is as one that came here, but not as a second one."""
+    if not StopRequest.any_heard:
+        os.kill(os.getpid(), number)
 
 
 @contextmanager

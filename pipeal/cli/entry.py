@@ -98,7 +98,9 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
 
 
 def _with_notes(error: BaseException) -> str:
-    return one_line("; ".join([str(error), *getattr(error, "__notes__", [])]))
+    """An error and where it happened, without the stack of another process, which is for a bug."""
+    notes = [str(note).partition("\n")[0].rstrip(":") for note in getattr(error, "__notes__", [])]
+    return one_line("; ".join([str(error), *notes]))
 
 
 def _leave(message: str, code: int) -> NoReturn:

@@ -41,7 +41,7 @@ def run_experiment(
         Interrupted: The run was asked to end, and saved.
     """
     keep_freed_memory()
-    experiment = make(_say)
+    experiment = make(say)
     config = experiment.config
     forms: tuple[Form, ...] = ("al", "bp") if config.train.mode == "compare" else (config.train.mode,)
     if config.train.tensorboard:
@@ -50,7 +50,7 @@ def run_experiment(
         found = find_run(config, resume)
         if found is not None:
             open_now.enter_context(found)
-            _say(f"going on with {found.path}")
+            say(f"going on with {found.path}")
         chosen = [_choice(experiment, form, found, site, compared=len(forms) > 1) for form in forms]
         run = found or open_now.enter_context(new_run(config))
         run.begin()
@@ -61,9 +61,9 @@ def run_experiment(
                 aside.write_text(dump_config(choice), encoding="utf-8")
         run.keep_asked()
         experiment.save(folder)
-        attempts = Attempts(_say)
+        attempts = Attempts(say)
         outcomes = [
-            train_form(experiment, choice, path, run, attempts, _say, site.open_pipeline)
+            train_form(experiment, choice, path, run, attempts, say, site.open_pipeline)
             for choice, path in zip(chosen, own, strict=True)
         ]
         if len(forms) > 1:
@@ -91,7 +91,8 @@ def _end(run: RunFolder, outcomes: Sequence[Outcome], attempts: Attempts) -> Non
     attempts.make(run.status_path, lambda: run.tell(status, "; ".join(unsaved)))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tells a user what is being done, on standard error."""
     print(text, file=sys.stderr)
 
 
@@ -104,10 +105,10 @@ def _choice(experiment: Experiment, form: Form, run: RunFolder | None, site: Sit
     config = experiment.config
     path = None if run is None else _own(run.path, form, compared=compared) / "config.yaml"
     if run is None or path is None or not path.is_file():
-        return site.choose(experiment, form, _say)
+        return site.choose(experiment, form, say)
     before = load_config(type(config), path)
     train = replace(config.train, precision=before.train.precision)
     if config.engine == run.asked.engine and site.fits(before.engine):
         return replace(config, engine=before.engine, train=replace(train, mode=form))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
-    return site.choose(experiment, form, _say, replace(config, engine=engine, train=train))
+    return site.choose(experiment, form, say, replace(config, engine=engine, train=train))

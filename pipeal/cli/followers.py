@@ -64,7 +64,7 @@ class Follower(Generic[Config]):
             PeerLostError: Another rank is lost.
             Exception: What this rank failed with, or else what rank 0 ended a pipeline with.
         """
-        with _first_signal_is_for_rank_0():
+        with _signals_passed_on(self.world):
             while True:
                 order = self.world.hear()
                 if order["do"] == "leave":
@@ -126,16 +126,18 @@ def _silent(_: str) -> None:
 
 
 @contextmanager
-def _first_signal_is_for_rank_0() -> Iterator[None]:
-    """A signal that all processes get asks rank 0 to save, for which it needs the others; the second one ends them."""
+def _signals_passed_on(world: World) -> Iterator[None]:
+    """A signal asks the run to end: rank 0 saves, for which it needs the others. A second one ends this process."""
     before: dict[int, Any] = {}
 
-    def heard(_: int, __: FrameType | None) -> None:
+    def heard(number: int, _: FrameType | None) -> None:
+        world.pass_on(number)
         for each, handler in before.items():
             signal.signal(each, handler)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, heard)
+        if signal.getsignal(number) not in (None, signal.SIG_IGN):
+            before[number] = signal.signal(number, heard)
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -41,11 +40,13 @@ class Team:
     Args:
         world: The processes.
         device: ``cpu`` or ``cuda``, for all.
+        say: Told what a user should know.
     """
 
-    def __init__(self, world: World, device: str) -> None:
+    def __init__(self, world: World, device: str, say: Say) -> None:
         self.world = world
         self.device = device
+        self._say = say
         self.pipe: DistributedPipeline | None = None
         self._threads = 1
         self._opened = 0
@@ -147,11 +148,10 @@ class Team:
             )
             seen = self.world.gather(True)
         if self._opened == 1 and not all(seen):
-            blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
-            print(
-                f"ranks {blind} do not see {dump_folder.resolve()}: rank 0 writes their layers; an --out that all "
-                "machines share spares them the way",
-                file=sys.stderr,
+            blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
+            self._say(
+                f"{dump_folder.resolve()} is not seen by rank{'s' if len(blind) > 1 else ''} {', '.join(blind)}: rank "
+                "0 writes their layers; an --out that all machines share spares them the way"
             )
         if first_batch:
             hand_out_states(self.world, list(package), config.engine.sizes or ())

@@ -13,6 +13,7 @@ import pytest
 from pipeal.cli import main
 from pipeal.data.atomic import replacing
 from pipeal.engine.blame import add_note
+from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError
 from tests.cli.running import run_command
 
@@ -123,3 +124,14 @@ def test_a_name_that_is_no_text_is_shown_all_the_same(capfd: pytest.CaptureFixtu
         click.echo("\udcff.html")
 
     assert run_command(command, capfd)[:2] == (0, "\\udcff.html\n")
+
+
+def test_an_error_of_another_process_is_one_line_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Symptom: the stack that a follower's error brings along, squeezed into the one line."""
+
+    @click.command
+    def command() -> None:
+        error = rebuilt(told(NonFiniteError("the loss is nan", 1, 2, (float("nan"),))), "rank 3 (stage 3) on there")
+        raise error
+
+    assert run_command(command, capsys) == (1, "", "pipeal: the loss is nan; on rank 3 (stage 3) on there\n")

@@ -86,10 +86,13 @@ def test_a_job_over_two_machines_survives_both(
         assert re.search(r"pipeal: rank 0: .*rank 1 \(stage 1\) on there", near), near
         assert "AL goes on after batch" in near
 
+    there.run("mount", "-t", "tmpfs", "none", str(tmp_path / "many"))  # no file system that both see
     with job(two, tmp_path / "third", *command) as nodes:
         for process, log in nodes:
             assert process.wait(LONG_S) == 0, log.read_text()
-        assert "AL goes on after batch" in nodes[0][1].read_text()
+        near = nodes[0][1].read_text()
+        assert "AL goes on after batch" in near
+        assert f"{folder} is not seen by rank 1: rank 0 writes their layers" in near
     assert_same(alone, folder)
     assert not here.processes()
 

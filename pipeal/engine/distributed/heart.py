@@ -2,7 +2,7 @@
 
 Through a store that all ranks reach, on a connection of its own::
 
-    beat/<rank>   a number that grows, about every second
+    beat/<rank>   a number that grows, about every second, and the number of a signal that asks it to end, if one came
     end/<rank>    "-" while it lives; then how it ended: it left in order, or why it failed, in its own words
     news          what rank 0, who reads all of the above, has found of the first that was lost; the others read this
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Generic, TypeVar
@@ -31,6 +31,7 @@ LIVING = "-"
 
 _TICK_S = 0.1
 _LAST_WORDS_S = 2.0
+_ALL_HEARD_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,9 @@ class Heart:
 
     Attributes:
         lost: Set as soon as a loss is known.
+        asked: The number of the signal that asks this rank to end, and when it came; it is passed on to rank 0, which
+            ends for all, but not at once: mostly all of them get it.
+        on_asked: On rank 0, called with it, once.
     """
 
     def __init__(self, line: dist.Store, rank: int, mesh: Mesh, timeout_s: float, where: str) -> None:
@@ -79,6 +83,8 @@ class Heart:
         self.timeout_s = timeout_s
         self.every_s = min(1.0, max(0.05, timeout_s / 5))
         self.lost = threading.Event()
+        self.asked = 0, 0.0
+        self.on_asked: Callable[[int], None] | None = None
         self._line = line
         self._where = where
         self._changed = threading.Condition()
@@ -157,12 +163,18 @@ class Heart:
                 self.lost.set()
                 self._changed.notify_all()
 
-    def farewell(self, note: str, linger_s: float) -> None:
-        """Writes this rank's end, unless it has one already; who hosts the store lingers while others may read it."""
+    def farewell(self, note: str) -> None:
+        """Writes this rank's end, unless it has one already.
+
+        Raises:
+            PeerLostError: The store cannot be reached.
+        """
         self._line_within(lambda line: line.compare_set(f"end/{self.rank}", LIVING, note))
-        until = monotonic() + linger_s
-        keys = [f"end/{rank}" for rank in range(self.mesh.size)]
-        while monotonic() < until:
+
+    def linger(self, ranks: Sequence[int], within_s: float) -> None:
+        """Waits until certain ranks have their ends, too, but not for long; raises as :meth:`farewell`."""
+        until, keys = monotonic() + within_s, [f"end/{rank}" for rank in ranks]
+        while monotonic() < until and not (self._loss is not None and self._loss.rank in ranks):
             ends = self._line_within(lambda line: [line.check([key]) and line.get(key).decode() for key in keys])
             if all(end != LIVING for end in ends):
                 return
@@ -206,7 +218,8 @@ class Heart:
 
     def _beat(self) -> None:
         self._beats += 1
-        self._line.set(f"beat/{self.rank}", str(self._beats))
+        asked, when = self.asked
+        self._line.set(f"beat/{self.rank}", f"{self._beats} {asked if monotonic() > when + _ALL_HEARD_S else 0}")
         if not self._peers:
             return
         others = [rank for rank in range(self.mesh.size) if rank != self.rank] if self.rank == 0 else [0]
@@ -225,6 +238,10 @@ class Heart:
         if end != LIVING:
             self._ended(rank, end)
             return
+        asked = int(beat.partition(" ")[2] or 0)
+        if asked and self.on_asked is not None:
+            on_asked, self.on_asked = self.on_asked, None
+            on_asked(asked)
         before, since = self._seen.get(rank, ("", 0.0))
         now = monotonic()
         if beat != before:

@@ -29,6 +29,9 @@ _POLL_S = 0.05
 _LINGER_S = 5.0
 """How long whoever hosts the store waits for the others to have read the last words in it."""
 
+_GO_FIRST_S = 15.0
+"""How long the others wait for rank 0 to have left, when something has failed."""
+
 _FOR_EVER = timedelta(days=30)
 """The process groups' own timeout: whether a peer lives is known better here."""
 
@@ -196,6 +199,14 @@ class World:
         self._heart.call(lambda line: line.set(keys[self.rank], text))
         return [json.loads(self._get(key)) for key in keys]
 
+    def pass_on(self, signal: int) -> None:
+        """Tells rank 0 of a signal that asks this process to end; waits for nothing, and may be called by a handler."""
+        self._heart.asked = signal, monotonic()
+
+    def on_signal(self, heard: Callable[[int], None]) -> None:
+        """On rank 0, has a function called with the first signal that another rank passes on, on another thread."""
+        self._heart.on_asked = heard
+
     def fail(self, error: BaseException) -> None:
         """Lets the others know why this process ends before its time; does nothing when it leaves in order."""
         root = error if isinstance(error, PeerLostError) else None
@@ -211,9 +222,16 @@ class World:
 
     def _say_end(self, note: Mapping[str, Any]) -> None:
         """The first word counts; the store is kept until the others have had time to read it."""
-        text = json.dumps(note)
         with suppress(PipealError, RuntimeError):  # nobody is left to be told
-            self._heart.farewell(text, linger_s=0.0 if self.launch.hosted or self.rank else _LINGER_S)
+            self._heart.farewell(json.dumps(note))
+            if self.rank == 0 and not self.launch.hosted:
+                self._heart.linger(range(self.size), _LINGER_S)
+
+    def _let_rank_0_go_first(self) -> None:
+        """Who starts processes ends all of them when one ends, and rank 0 has more to put in order than the others."""
+        if self.rank:
+            with suppress(PipealError, RuntimeError):
+                self._heart.linger([0], _GO_FIRST_S)
 
     def _get(self, key: str) -> str:
         while True:
@@ -266,6 +284,7 @@ def open_world(
             yield world
         except BaseException as error:
             world.fail(error)
+            world._let_rank_0_go_first()
             raise
         world.leave()
     finally:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from threading import Event
-from time import monotonic
+from time import monotonic, sleep
 
 import pytest
 
@@ -41,6 +41,19 @@ def test_what_rank_0_tells_all_others_hear_in_order_and_what_all_give_all_get() 
         first, *others = each(worlds, speak)
         assert all(other == first for other in others)
         assert each(worlds, lambda world: world.gather(world.rank**2)) == [[0, 1, 4]] * 3
+
+
+def test_a_signal_that_one_rank_gets_reaches_rank_0_once() -> None:
+    with ranks(3) as worlds:
+        heard: list[int] = []
+        worlds[0].on_signal(heard.append)
+        worlds[1].pass_on(15)
+        worlds[2].pass_on(15)
+        until = monotonic() + SOON_S
+        while not heard and monotonic() < until:
+            sleep(0.02)
+        sleep(3 * worlds[0]._heart.every_s)
+        assert heard == [15]
 
 
 def test_ranks_that_are_about_to_do_different_things_all_say_the_same_of_it() -> None:
