@@ -111,8 +111,10 @@ class Alike:
             PeerLostError: A replica is lost.
         """
         found = self._under_way.pop(index)
-        for work in found.works:
-            self._wait(work)
+        facts, *others = found.works
+        self._wait(facts, on_gpu=False)
+        for work in others:
+            self._wait(work, on_gpu=self._on_gpus)
         total, *have = found.facts.tolist()
         for places, row in found.firsts if self.replica else []:
             for place, value in _parts([found.buffers[one] for one in places], places, row):
@@ -122,7 +124,7 @@ class Alike:
         for places, row in found.shares:
             for place, value in _parts([like[one] for one in places], places, row.div_(max(total, 1.0))):
                 if place == len(found.parameters):
-                    losses = list(value.to(row.device).unbind())
+                    losses = list(value.clone().unbind())  # without the rest of the row
                 elif have[place]:
                     parameter = found.parameters[place]
                     if parameter.grad is None:
@@ -155,17 +157,17 @@ class Alike:
             rows.append((places, row.cpu() if self._by_host else row))
         return rows
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: Any, *, on_gpu: bool) -> None:
         """Waits for one operation; between GPUs, lets only the stream wait for it."""
         while True:
             try:
-                if work.is_completed() or self._on_gpus:
+                if on_gpu or work.is_completed():
                     work.wait()
                 else:
                     work.wait(timedelta(seconds=TICK_S))
                 return
             except RuntimeError as error:
-                if work.is_completed() or self._on_gpus:
+                if on_gpu or work.is_completed():
                     raise self._lost(error) from error
                 if self._stopped():
                     raise Stopped from None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -91,7 +91,12 @@ class Wire:
             BrokenWireError: The peer is gone.
         """
         form, tensors = taken_apart(tree)
-        rows = [flat(tensor) for tensor in tensors]
+        self.send_rows(peer, kind, facts, form, [flat(tensor) for tensor in tensors])
+
+    def send_rows(
+        self, peer: int, kind: str, facts: Mapping[str, Any], form: Form, rows: Sequence[tuple[Layout, Tensor]]
+    ) -> None:
+        """As :meth:`send`, of a tree that was taken apart and whose tensors are rows on the CPU already."""
         frame, text = _framed(kind, facts, form, [layout for layout, _ in rows])
         with self._sending:
             works = [self._isend(frame, peer, 0)]
