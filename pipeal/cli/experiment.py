@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from pipeal.cli.build import Experiment
-from pipeal.cli.choices import Form, choose
-from pipeal.cli.outcome import show, write_curves
-from pipeal.cli.run_folder import RunFolder, find_run, new_run
+from pipeal.cli.choices import Form
+from pipeal.cli.outcome import Outcome, show, write_curves, write_summary
+from pipeal.cli.run_folder import RunFolder, Status, find_run, new_run
+from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import replacing
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.errors import SaveError
-from pipeal.train.recorders import write_json
+from pipeal.train.attempts import Attempts
 from pipeal.train.tensorboard import require_tensorboard
 
 
-def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: str = "auto") -> Path:
+def run_experiment(
+    make: Callable[[Callable[[str], None]], Experiment], resume: str = "auto", site: Site = ONE_PROCESS
+) -> Path:
     """Carries out an experiment, or the rest of one, and shows what came of it.
 
     Args:
         make: Builds the experiment; it is given a function to say what it is doing.
         resume: ``auto`` takes up the newest unfinished run of just this configuration, if there is one; ``never``
-            begins anew; anything else is the folder of the run to take up.
+            begins anew; anything else is the folder of the run to take up, or of one of its checkpoints.
+        site: Where it is carried out.
 
     Returns:
         The run's folder.
@@ -47,26 +51,44 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
         if found is not None:
             open_now.enter_context(found)
             _say(f"going on with {found.path}")
-        chosen = [_choice(experiment, form, found, compared=len(forms) > 1) for form in forms]
+        chosen = [_choice(experiment, form, found, site, compared=len(forms) > 1) for form in forms]
         run = found or open_now.enter_context(new_run(config))
         run.begin()
         folder = run.path
-        experiment.save(folder)
-        outcomes = []
-        for choice in chosen:
-            own = _own(folder, choice.train.mode, compared=len(forms) > 1)
-            own.mkdir(exist_ok=True, parents=True)
-            with replacing(own / "config.yaml") as aside:
+        own = [_own(folder, choice.train.mode, compared=len(forms) > 1) for choice in chosen]
+        for choice, path in zip(chosen, own, strict=True):
+            with replacing(path / "config.yaml") as aside:
                 aside.write_text(dump_config(choice), encoding="utf-8")
-            outcomes.append(train_form(experiment, choice, own, run, _say))
+        run.keep_asked()
+        experiment.save(folder)
+        attempts = Attempts(_say)
+        outcomes = [
+            train_form(experiment, choice, path, run, attempts, _say, site.open_pipeline)
+            for choice, path in zip(chosen, own, strict=True)
+        ]
         if len(forms) > 1:
-            write_curves(outcomes, folder)
-            write_json(folder / "summary.json", {outcome.form: outcome.summary() for outcome in outcomes})
+            write_curves(outcomes, folder, attempts)
+            write_summary(folder, lambda: {outcome.form: outcome.summary() for outcome in outcomes}, attempts)
+        _end(run, outcomes, attempts)
     show(outcomes, folder)
+    if attempts.missing:
+        raise SaveError(
+            f"training came to its end, but could not write {attempts}; make room, and give the same command again: it "
+            "writes what is missing"
+        )
     for outcome in outcomes:
         if outcome.unsaved is not None:
             raise SaveError(f"training came to its end, but not every checkpoint was written: {outcome.unsaved}")
     return folder
+
+
+def _end(run: RunFolder, outcomes: Sequence[Outcome], attempts: Attempts) -> None:
+    """A run is finished when all of it is on the disk; else the same command takes it up again."""
+    unsaved = [str(outcome.unsaved) for outcome in outcomes if outcome.ended_unsaved]
+    if attempts.missing:
+        unsaved.append(f"cannot write {attempts}")
+    status: Status = "failed" if unsaved else "finished"
+    attempts.make(run.status_path, lambda: run.tell(status, "; ".join(unsaved)))
 
 
 def _say(text: str) -> None:
@@ -77,15 +99,15 @@ def _own(folder: Path, form: str, *, compared: bool) -> Path:
     return folder / form if compared else folder
 
 
-def _choice(experiment: Experiment, form: Form, run: RunFolder | None, *, compared: bool) -> RunConfig:
+def _choice(experiment: Experiment, form: Form, run: RunFolder | None, site: Site, *, compared: bool) -> RunConfig:
     """What is left open is chosen once in a run's life; that which decides how numbers round stays for all of it."""
     config = experiment.config
     path = None if run is None else _own(run.path, form, compared=compared) / "config.yaml"
     if run is None or path is None or not path.is_file():
-        return choose(experiment, form, _say)
+        return site.choose(experiment, form, _say)
     before = load_config(type(config), path)
     train = replace(config.train, precision=before.train.precision)
-    if config.engine == run.asked.engine:
+    if config.engine == run.asked.engine and site.fits(before.engine):
         return replace(config, engine=before.engine, train=replace(train, mode=form))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
-    return choose(experiment, form, _say, replace(config, engine=engine, train=train))
+    return site.choose(experiment, form, _say, replace(config, engine=engine, train=train))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ _KEYS = {
     "mode": "train.mode",
     "schedule": "engine.schedule",
     "devices": "engine.devices",
+    "replicas": "engine.replicas",
     "epochs": "train.epochs",
     "repeat": "train.repeat",
     "max_len": "data.max_len",
@@ -36,11 +37,24 @@ _KEYS = {
 def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Adds the options that every training command has, and among them a command's own, to a click command."""
     options: list[Callable[[Command], Command]] = [
-        click.option("--mode", help="al (default), bp, or compare, which trains both."),
-        click.option("--schedule", help=f"Of the AL form: {', '.join(SCHEDULES)} (default)."),
+        click.option(
+            "--mode",
+            shell_complete=offered(("al", "bp", "compare")),
+            help="al (default), bp, or compare, which trains both.",
+        ),
+        click.option(
+            "--schedule",
+            shell_complete=offered(SCHEDULES),
+            help=f"Of the AL form: {', '.join(SCHEDULES)} (default).",
+        ),
         click.option(
             "--devices",
             help="One device per stage: cpu,cpu or cpu*4 or cuda:0,cuda:1; or auto (default), which tries some.",
+        ),
+        click.option(
+            "--replicas",
+            type=int,
+            help="Under torchrun, whose processes are stages × replicas: how many share each batch; default: 1.",
         ),
         click.option("--epochs", type=int, help="Passes over the training data; default: the experiment's."),
         click.option("-r", "--repeat", type=int, help="Whole trainings, each with the next seed; default: 1."),
@@ -51,7 +65,8 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         click.option(
             "--resume",
             metavar="auto|never|RUN",
-            help="auto (default) goes on with an unfinished run of the same command; or the folder of a run; or never.",
+            help="auto (default) goes on with an unfinished run of the same command; or the folder of a run or "
+            "of one of its checkpoints (RUN/checkpoints/step-000000100); or never.",
         ),
         click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
         click.option(
@@ -65,6 +80,11 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         return command
 
     return add
+
+
+def offered(names: Iterable[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """What a shell offers to complete a word with; other spellings stay welcome."""
+    return lambda _, __, begun: [name for name in names if name.startswith(begun.lower())]
 
 
 def configure(

@@ -7,17 +7,18 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.experiment import run_experiment
-from pipeal.cli.options import configure, training_options
+from pipeal.cli.build_text import TextModels, text_experiment
+from pipeal.cli.distributed import carry_out
+from pipeal.cli.followers import Kind
+from pipeal.cli.options import configure, offered, training_options
 from pipeal.config import TextConfig
-from pipeal.data import canonical_text_name
-from pipeal.models import canonical_text_model
+from pipeal.data import TEXT_DATASETS, canonical_text_name
+from pipeal.models import TEXT_MODELS, canonical_text_model
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
-@click.argument("dataset")
-@click.argument("model")
+@click.argument("dataset", shell_complete=offered(TEXT_DATASETS))
+@click.argument("model", shell_complete=offered(TEXT_MODELS))
 @training_options(click.option("--max-len", type=int, help="Words kept of a text; default: the published length."))
 def command(
     dataset: str,
@@ -34,7 +35,7 @@ def command(
     """
     names = canonical_text_name(dataset), canonical_text_model(model)
     config = configure(TextConfig, *names, config_file, overrides, given)
-    run_experiment(lambda say: text_experiment(config, say), resume or "auto")
+    carry_out(Kind(text_experiment, TextModels.of), config, resume or "auto")
 
 
 def main() -> None:

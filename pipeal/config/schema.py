@@ -112,8 +112,9 @@ class TrainConfig:
             the hardware computes in it at full speed.
         exit_tolerance: The share of samples that the calibrated early exit may get wrong beside the full path.
         train_accuracy_samples: How many training samples the training accuracy is taken on; None for all.
-        on_non_finite: What a non-finite loss does: ``raise`` ends the run, and keeps the batch for a look; ``skip``
-            leaves that layer's update out, and counts it.
+        on_non_finite: What a non-finite loss, or weight, does: ``raise`` ends the run, and keeps the batch for a look;
+            ``skip`` leaves that layer's update out, and counts it; ``stop-and-rewind`` goes back to the newest good
+            checkpoint, and over the same batches again without the one that did it.
         checkpoint: When it is saved.
         tensorboard: Whether the epochs are also written for TensorBoard, which is an extra of the package.
     """
@@ -126,7 +127,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     exit_tolerance: Share = 0.005
     train_accuracy_samples: Count | None = None
-    on_non_finite: Literal["raise", "skip"] = "raise"
+    on_non_finite: Literal["raise", "skip", "stop-and-rewind"] = "raise"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tensorboard: Flag = False
 
@@ -139,6 +140,7 @@ class EngineConfig:
         schedule: What may run beside what.
         devices: One device per stage, such as ``[cuda:0, cuda:1]``; ``auto`` takes what helps.
         sizes: Layers per stage; None balances them.
+        replicas: Of a run under ``torchrun``: how many share the samples of each batch. Each has a process per stage.
         queue_depth: Packets that may wait before a stage.
         compile: Whether layers go through ``torch.compile``: ``static`` compiles each shape of batches on its own,
             ``dynamic`` all at once.
@@ -146,17 +148,20 @@ class EngineConfig:
             from it in parts, with the same update up to rounding.
         threads: Threads inside each worker's operators; None lets the engine choose.
         stall_timeout_s: Seconds without progress after which the watchdog ends the run.
+        peer_timeout_s: Of a run under ``torchrun``: seconds without a sign of life after which a process is given up.
         trace_batches: Batches recorded for the timeline.
     """
 
     schedule: Literal["sequential", "backward-overlap", "al-fm", "pipelined"] = "pipelined"
     devices: Text | Texts = "auto"
     sizes: Counts | None = None
+    replicas: Count = 1
     queue_depth: Count = 2
     compile: Literal["none", "static", "dynamic"] = "none"
     on_oom: Literal["raise", "split"] = "raise"
     threads: Threads | None = None
     stall_timeout_s: Positive = 300.0
+    peer_timeout_s: Positive = 60.0
     trace_batches: Count = 40
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias, get_args
@@ -15,7 +14,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from pipeal.data.augment import Augment, Augmentation
 from pipeal.data.imagesplit import ImageSplit
 from pipeal.data.loader import Batch
+from pipeal.data.ranks import WHOLE, Share
 from pipeal.data.samplers import FixedBatchSampler
+from pipeal.data.workers import serve_parent, starting_workers, worker_failure
 from pipeal.errors import ConfigError, DataError, ScheduleError, unknown_name
 
 _Order: TypeAlias = tuple[int, list[int]]
@@ -45,6 +46,7 @@ class ImageBatches:
         pin_memory: Put the tensors into page-locked memory, for copies that do not block. Without a CUDA device
             there is nothing to copy to and the switch has no effect.
         channels_last: Lay ``x`` out channel by channel (``torch.channels_last``).
+        share: Which of the samples of each batch become tensors here.
         start_method: How workers start (``fork``, ``spawn``, ``forkserver``); None for Python's default.
 
     Raises:
@@ -65,6 +67,7 @@ class ImageBatches:
         workers: int = 0,
         pin_memory: bool = False,
         channels_last: bool = False,
+        share: Share = WHOLE,
         start_method: str | None = None,
     ) -> None:
         if augmentation not in get_args(Augmentation):
@@ -76,6 +79,7 @@ class ImageBatches:
         augment = Augment(augmentation, mean=mean, std=std, seed=seed, channels_last=channels_last)
         self.split = split
         self.workers = workers
+        self.share = share
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.start_method = start_method
         self._sampler = FixedBatchSampler(np.ones(len(split), np.int64), batch_size, shuffle, seed)
@@ -93,10 +97,8 @@ class ImageBatches:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, orders = self._sampler.epoch, list(self._sampler)[self._first :]
-        if self.workers:
-            return self._by_workers([(epoch, indices) for indices in orders])
-        return self._by_caller(epoch, orders)
+        epoch, batches = self._sampler.epoch, list(self._sampler)[self._first :]
+        return self._by_workers(epoch, batches) if self.workers else self._by_caller(epoch, batches)
 
     def __enter__(self) -> ImageBatches:
         return self
@@ -112,17 +114,17 @@ class ImageBatches:
         if crew:
             crew.close()
 
-    def _by_caller(self, epoch: int, orders: Sequence[list[int]]) -> Iterator[Batch]:
-        for indices in orders:
-            x, y = self._maker[epoch, indices]
+    def _by_caller(self, epoch: int, batches: Sequence[list[int]]) -> Iterator[Batch]:
+        for indices in batches:
+            x, y = self._maker[epoch, self.share.of(indices)]
             if self.pin_memory:
                 x, y = x.pin_memory(), y.pin_memory()
             yield Batch(x, y, indices, 0, 0)
 
-    def _by_workers(self, orders: list[_Order]) -> Iterator[Batch]:
+    def _by_workers(self, epoch: int, batches: Sequence[list[int]]) -> Iterator[Batch]:
         crew = self._crew = self._crew or _Crew(self._maker, self.workers, self.pin_memory, self.start_method)
-        turn = crew.begin(orders)
-        for _, indices in orders:
+        turn = crew.begin([(epoch, self.share.of(indices)) for indices in batches])
+        for indices in batches:
             crew.check(turn)
             try:
                 x, y = crew.next()
@@ -163,6 +165,7 @@ class _Crew:
 
     def __init__(self, maker: _Maker, workers: int, pin_memory: bool, start_method: str | None) -> None:
         self._orders = _Orders()
+        self._start_method = start_method
         self._loader: DataLoader[tuple[Tensor, Tensor]] | None = DataLoader(
             maker,
             batch_size=None,
@@ -173,6 +176,7 @@ class _Crew:
             prefetch_factor=2,
             persistent_workers=True,
             multiprocessing_context=start_method,
+            worker_init_fn=serve_parent,
             # Of its own: the loader would draw its workers' seeds from the default generator.
             generator=torch.Generator(),
         )
@@ -183,7 +187,8 @@ class _Crew:
         """Begins a pass, and gives its number."""
         assert self._loader is not None
         self._orders.orders = orders
-        self._batches = iter(self._loader)
+        with starting_workers(self._start_method):
+            self._batches = iter(self._loader)
         self._turn += 1
         return self._turn
 
@@ -203,26 +208,21 @@ class _Crew:
         """The next batch of the pass under way.
 
         Raises:
-            DataError: A worker died.
+            WorkerError: A worker died.
         """
         assert self._batches is not None
         try:
             x, y = next(self._batches)
         except RuntimeError as error:
-            if _DIED.search(str(error)):
-                raise DataError(
-                    "a worker process that prepares images died, perhaps for want of memory; lower data.workers, "
-                    f"or set it to 0 to see the cause ({' '.join(str(error).split())})"
-                ) from error
-            raise
+            failure = worker_failure(error)
+            if failure is None:
+                raise
+            raise failure from error
         return x, y
 
     def close(self) -> None:
         # The processes end with the loader's iterator, which nobody else refers to.
         self._batches = self._loader = None
-
-
-_DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|killed by signal)", re.DOTALL)
 
 
 def _as_it_is(made: Any) -> Any:

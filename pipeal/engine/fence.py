@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from pipeal.engine.device import Ready
+from pipeal.engine.finite import Arriving, raise_first
 from pipeal.engine.layer_state import State
 from pipeal.errors import StallError
 
@@ -35,11 +36,13 @@ class LayerState:
         state: What the layer has learnt (:mod:`pipeal.engine.layer_state`).
         losses: Its local losses since the last report of the pipeline, ``(batches, losses)`` float32; None where there
             are none. A report of the batches from here on continues them.
+        splits: How many batches it learnt from in parts since then.
         kept: Where another process has kept the state already, what it says of that; ``state`` is empty then.
     """
 
     state: State
     losses: Tensor | None
+    splits: int = 0
     kept: Mapping[str, Any] | None = None
 
 
@@ -65,6 +68,7 @@ class Fence:
         self._layers = list(range(layers) if isinstance(layers, int) else layers)
         self._states: dict[int, LayerState] = {}
         self._copying: list[tuple[Ready, object]] = []
+        self._losses: list[Arriving] = []
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
@@ -86,6 +90,7 @@ class Fence:
         Raises:
             StallError: They were not there in time.
             ScheduleError: The pipeline was stopped before.
+            NonFiniteError: A loss on a batch before it was not finite, which a GPU said only now.
             Exception: What a stage raised before, or what kept the states from being copied.
         """
         until = None if timeout_s is None else perf_counter() + timeout_s
@@ -107,6 +112,8 @@ class Fence:
             )
         with self._changed:
             self._copying = []
+            # Copied before the states were, by the same stages: they are there as well.
+            raise_first(found.first_error() for found in self._losses)
             return dict(sorted(self._states.items()))
 
     @property
@@ -118,6 +125,11 @@ class Fence:
         """Waits until every stage has come by, or it was given up; false if that took too long."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.is_open, timeout_s)
+
+    def look_at(self, losses: list[Arriving]) -> None:
+        """Takes losses from before the fence along that nobody has looked at; call it before :meth:`add`."""
+        with self._changed:
+            self._losses += losses
 
     def add(self, layer: int, state: LayerState, ready: Ready, sources: object) -> None:
         """Adds one layer's state.

@@ -247,8 +247,8 @@ class DistributedExecutor:
             error = rebuilt(facts["error"], self.node.name_of(message.source))
             fence.give_up(error)
             return
-        for layer, state, losses in tree:
-            fence.add(layer, LayerState(state, losses, facts["kept"]), None, None)
+        for layer, state, losses, splits in tree:
+            fence.add(layer, LayerState(state, losses, splits, facts["kept"]), None, None)
 
     def _hear_failed_leg(self, message: Message) -> None:
         error = rebuilt(message.facts["error"], self.node.name_of(message.source))

@@ -77,6 +77,7 @@ class FarPredictor(Predictor):
                 if not executor.node.ledger.stopped:
                     trips.settle()
                     executor.order("end", heads=False)
+                    executor.drain()  # the layers here are in the caller's hands again, in the mode they had
         finally:
             self._under_way = False
 

@@ -77,7 +77,7 @@ class Heart:
         self.rank = rank
         self.mesh = mesh
         self.timeout_s = timeout_s
-        self.every_s = min(1.0, timeout_s / 5)
+        self.every_s = min(1.0, max(0.05, timeout_s / 5))
         self.lost = threading.Event()
         self._line = line
         self._where = where

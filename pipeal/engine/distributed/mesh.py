@@ -94,5 +94,5 @@ class Mesh:
             per = f" in {self.replicas} replicas" if self.replicas > 1 else ""
             raise PlacementError(
                 f"{self.size} ranks{per} make {self.stages} stages, but the model has {layers} "
-                f"layer{'s' if layers > 1 else ''}; expected at most {layers * self.replicas} ranks"
+                f"layer{'s' if layers > 1 else ''}; expected at most {layers * self.replicas}"
             )

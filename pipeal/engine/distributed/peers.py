@@ -43,6 +43,8 @@ def is_gone(peer: Peer) -> bool:
 @cache
 def _machine() -> str:
     try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return ""  # the processes that /proc shows are numbered otherwise
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:

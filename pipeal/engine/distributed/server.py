@@ -173,7 +173,7 @@ class Server:
             if fence.ended:
                 return
             failure = told(error)
-        tree = [(layer, one.state if kept is None else {}, one.losses) for layer, one in found.items()]
+        tree = [(layer, one.state if kept is None else {}, one.losses, one.splits) for layer, one in found.items()]
         facts = {"number": fence.number, "error": failure, "kept": None if kept is None else dict(kept)}
         self.node.reply("fence", facts, None if failure else tree)
 

@@ -13,7 +13,6 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from pipeal.engine.distributed.facts import own_facts, require_same
@@ -26,7 +25,7 @@ from pipeal.errors import ConfigError, PeerLostError, PipealError, exit_code, fi
 
 T = TypeVar("T")
 
-_POLL_S = 0.02
+_POLL_S = 0.05
 _LINGER_S = 5.0
 """How long whoever hosts the store waits for the others to have read the last words in it."""
 
@@ -91,7 +90,6 @@ class World:
 
     def open_groups(self, cuda: bool) -> None:
         """Opens the process groups of ``torch.distributed``: Gloo between CPUs, and NCCL between GPUs."""
-        device = torch.device("cuda", self.launch.local_rank) if cuda else None
         if self.launch.local_size == self.size:
             interface = interface_towards(self.launch.address)
         else:
@@ -100,8 +98,6 @@ class World:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
         def open_groups() -> None:
-            if device is not None:
-                torch.cuda.set_device(device)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo",
                 store=dist.PrefixStore("groups", self.store),
@@ -110,10 +106,13 @@ class World:
                 timeout=_FOR_EVER,
             )
 
-        if device is not None:
-            torch.cuda.set_device(device)  # of this thread
         self.guarded(open_groups)
         self._has_groups = True
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may take until the end of a peer is known, where its machine still runs: some heartbeats."""
+        return min(4 * self._heart.every_s, self.timeout_s)
 
     def check(self) -> None:
         """Returns while all peers live, as far as is known; never waits.
@@ -132,7 +131,7 @@ class World:
             rank: The peer at the other end.
             error: What the connection said.
         """
-        if self.lost.wait(min(4 * self._heart.every_s, self.timeout_s)):
+        if self.lost.wait(self.patience_s):
             try:
                 self.check()
             except PeerLostError as known:
