@@ -168,6 +168,8 @@ class DistributedExecutor:
             self._await_farewells(_FAREWELL_S if reason is None else STOP_S)
         self._tell_all(CLOSE, {})
         left = node.join(STOP_S)
+        if not node.worker.is_alive():
+            node.errands.guide.end()  # a prediction may have been under way
         if reason is None and left:
             raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
         if node.worker.is_alive():

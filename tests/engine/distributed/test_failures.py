@@ -75,7 +75,8 @@ def traps(world: World) -> list[dict[str, Any]]:
         found.append(virtual(world, layers, schedule))
     for error in (PickyError(7, hint="look here"), SystemExit(4), KeyError("gone")):
         found.append(virtual(world, [*quick(2), Trap("B", 1, throw(error))]))
-    found.append(virtual(world, [*quick(2), Trap("F", 1, Gate().stand_still_here)], stall_timeout_s=2.0))
+    still = [*quick(2), Trap("F", 1, Gate().stand_still_here)]
+    found.append(virtual(world, still, stall_timeout_s=2.0, dump_folder=f"dump-{world.rank}"))
     found.append(virtual(world, [*quick(2), Unhappy()]))
 
     def interrupted() -> None:
@@ -132,6 +133,9 @@ def test_what_fails_anywhere_reaches_rank_0_as_its_own_type_and_stops_all(tmp_pa
     assert (first[7]["kind"], first[7]["text"]) == ("KeyError", "'gone'")
     assert first[8]["kind"] == "StallError"
     assert re.match(r"stage 2 stands still: F1@s2 for .* s on cpu of rank 2 \(stage 2\) on ", first[8]["text"])
+    assert "the stacks of all threads are in dump-0/stall-" in first[8]["text"]
+    (dump,) = (tmp_path / "dump-2").iterdir()  # each rank leaves its own
+    assert "stand_still_here" in dump.read_text()
     assert (first[9]["kind"], first[9]["text"]) == ("RuntimeError", "")
     assert [(told[10]["kind"], told[10]["code"]) for told in ranks] == [("Interrupted", 143)] * 3
     assert first[11]["kind"] == "NonFiniteError"
