@@ -22,8 +22,9 @@ from pipeal.engine.distributed.wire import BrokenWireError, Message
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.gate import GATE
+from pipeal.engine.link import Item, Link, Stopped
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.worker import TICK_S, Item, Link, Stopped
+from pipeal.engine.worker import TICK_S
 from pipeal.errors import PeerLostError, StallError
 from pipeal.packet import Tree
 

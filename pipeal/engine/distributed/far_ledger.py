@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pipeal.engine.link import Link
 from pipeal.engine.schedule import Action, Schedule, Task
-from pipeal.engine.worker import ACTIONS, Ledger, Link
+from pipeal.engine.worker import ACTIONS, Ledger
 
 
 class FarLedger(Ledger):

@@ -26,9 +26,10 @@ from pipeal.engine.distributed.meeting import Groups, Seat
 from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.world import World
 from pipeal.engine.fence import Fence
+from pipeal.engine.link import Link
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.worker import ACTIONS, Link, Worker
+from pipeal.engine.worker import ACTIONS, Worker
 from pipeal.packet import Packet, Tree
 
 

@@ -27,8 +27,9 @@ from pipeal.engine.device import Device
 from pipeal.engine.distributed.meeting import Groups
 from pipeal.engine.distributed.world import World
 from pipeal.engine.layer_state import layer_state
+from pipeal.engine.link import Stopped
 from pipeal.engine.stage import Stage
-from pipeal.engine.worker import TICK_S, Stopped
+from pipeal.engine.worker import TICK_S
 from pipeal.errors import ConfigError, PeerLostError, first_line
 from pipeal.packet import TrainableLayer, module_of, tensors
 

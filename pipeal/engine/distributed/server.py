@@ -19,8 +19,9 @@ from pipeal.engine.distributed.watch import Beat, dumped
 from pipeal.engine.distributed.wire import BrokenWireError, Message
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.fence import Fence, LayerState
+from pipeal.engine.link import Stopped
 from pipeal.engine.stage import Parcel
-from pipeal.engine.worker import TICK_S, Stopped
+from pipeal.engine.worker import TICK_S
 from pipeal.errors import DataError, PeerLostError, StallError
 from pipeal.packet import Packet, batch_size, pair_of
 
