@@ -155,19 +155,24 @@ def test_a_replica_without_a_batch_is_told_of_it(tmp_path: Path) -> None:
         assert re.match(r"the feed of rank 1 .* has no batch 103, but rank 0 has one", told["text"])
 
 
-def long(world: World) -> None:
+def long(world: World, schedule: str = "pipelined") -> None:
     """Trains until somebody dies."""
     layers = [*quick(2), Trap("F", 20, lambda: Path("under-way").touch(), (0.01, 0.01, 0.0))]
     if world.rank:
-        serve(layers, world, threads=1)
+        serve(layers, world, "cpu", schedule, threads=1)
     else:
-        with DistributedPipeline(layers, world, threads=1) as pipe:
+        with DistributedPipeline(layers, world, "cpu", schedule, threads=1) as pipe:
             pipe.run(nothing(100_000))
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_when_a_process_is_killed_all_others_end_and_name_it(victim: int, tmp_path: Path) -> None:
-    with started(long, 3, tmp_path) as ranks:
+def long_joined(world: World) -> None:
+    """The same, where stages also wait for others that are not their neighbours."""
+    long(world, "al-fm")
+
+
+@pytest.mark.parametrize(("job", "victim"), [(long, 0), (long, 2), (long_joined, 1)])
+def test_when_a_process_is_killed_all_others_end_and_name_it(job: Any, victim: int, tmp_path: Path) -> None:
+    with started(job, 3, tmp_path) as ranks:
         ranks.wait_for("under-way")
         ranks.processes[victim].kill()
         begin = time.monotonic()
