@@ -56,7 +56,7 @@ class GpuCarrier:
         rows: list[Tensor] = []
 
         def set_aside(tensor: Tensor) -> Tensor:
-            if not tensor.is_cuda:
+            if tensor.device.type != self._device.device.type:
                 layouts.append(None)
                 return tensor
             layout, row = flat(tensor)

@@ -86,19 +86,20 @@ class Alike:
 
         Raises:
             ConfigError: A gradient is sparse.
+            PeerLostError: A replica is lost.
         """
         module = module_of(layer)
         parameters = [one for one in module.parameters() if one.requires_grad]
         buffers = list(module.buffers())
         facts = torch.tensor([samples, *(one.grad is not None for one in parameters)], dtype=torch.float64)
-        works = [self._host.allreduce([facts])]
+        works = [self._begun(self._host.allreduce, facts)]
         mine = [_share(one, samples) for one in parameters]
         if losses:
             mine.append(torch.stack([loss.float() for loss in losses]) * samples)
         shares = self._rows(mine)
-        works += [self._far.allreduce([row]) for _, row in shares]
+        works += [self._begun(self._far.allreduce, row) for _, row in shares]
         firsts = self._rows(buffers)
-        works += [self._far.broadcast([row], dist.BroadcastOptions()) for _, row in firsts]
+        works += [self._begun(self._far.broadcast, row, dist.BroadcastOptions()) for _, row in firsts]
         self._under_way[index] = _UnderWay(facts, works, parameters, shares, len(losses or ()), buffers, firsts)
 
     @torch.no_grad()
@@ -157,6 +158,12 @@ class Alike:
             row = torch.cat([found[place].reshape(-1) for place in places])
             rows.append((places, row.cpu() if self._by_host else row))
         return rows
+
+    def _begun(self, operation: Callable[..., Any], row: Tensor, *options: Any) -> Any:
+        try:
+            return operation([row], *options)
+        except RuntimeError as error:
+            raise self._lost(error) from error
 
     def _wait(self, work: Any, *, on_gpu: bool) -> None:
         """Waits for one operation; between GPUs, lets only the stream wait for it."""

@@ -170,15 +170,40 @@ def long_joined(world: World) -> None:
     long(world, "al-fm")
 
 
-@pytest.mark.parametrize(("job", "victim"), [(long, 0), (long, 2), (long_joined, 1)])
-def test_when_a_process_is_killed_all_others_end_and_name_it(job: Any, victim: int, tmp_path: Path) -> None:
-    with started(job, 3, tmp_path) as ranks:
+def long_replicated(world: World) -> None:
+    """Two replicas of a real layer, which average after every batch."""
+    model = ALPackage([AL(ENC(nn.Linear(3, 3), nn.Linear(3, 2)), AE(nn.Linear(2, 2), nn.Linear(2, 2)))])
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.1)
+
+    def batches(_: int = 0, __: int = 0) -> Iterator[Any]:
+        for number in range(100_000):
+            if number == 20:
+                Path("under-way").touch()
+            yield torch.ones(2, 3), torch.ones(2, 2)
+
+    if world.rank:
+        serve(model, world, threads=1, feed=batches)
+    else:
+        with DistributedPipeline(model, world, threads=1) as pipe:
+            pipe.begin_feed(0)
+            pipe.run(batches())
+
+
+@pytest.mark.parametrize(
+    ("job", "victim", "size", "replicas"),
+    [(long, 0, 3, 1), (long, 2, 3, 1), (long_joined, 1, 3, 1), (long_replicated, 1, 2, 2)],
+)
+def test_when_a_process_is_killed_all_others_end_and_name_it(
+    job: Any, victim: int, size: int, replicas: int, tmp_path: Path
+) -> None:
+    with started(job, size, tmp_path, replicas) as ranks:
         ranks.wait_for("under-way")
         ranks.processes[victim].kill()
         begin = time.monotonic()
         codes = ranks.wait(60)
         assert time.monotonic() - begin < 30
-        assert codes == [-9 if rank == victim else 1 for rank in range(3)]
-        for rank in {0, 1, 2} - {victim}:
+        assert codes == [-9 if rank == victim else 1 for rank in range(size)]
+        for rank in set(range(size)) - {victim}:
             last = ranks.said(rank).strip().splitlines()[-1]
             assert re.match(rf"pipeal\.errors\.PeerLostError: .*rank {victim} ", last), ranks.said(rank)

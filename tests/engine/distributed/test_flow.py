@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
 from torch import Tensor
 
+from pipeal.engine.device import Device
+from pipeal.engine.distributed import front
 from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.gpu_carrier import GpuCarrier
+from pipeal.engine.distributed.wire import Wire
 from pipeal.engine.distributed.world import World
 from pipeal.engine.virtual import VirtualLayer
 from pipeal.packet import Tree
@@ -112,6 +119,42 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """In the place of streams and events: everything has happened when it was asked for."""
+    with ExitStack() as patched:
+        for name in ("Stream", "Event", "device", "stream"):
+            patched.enter_context(patch.object(torch.cuda, name, MagicMock()))
+        yield
+
+
+def test_what_goes_from_gpu_to_gpu_keeps_its_order_and_shape_over_two_ways() -> None:
+    """The protocol of heads over one group and tensors over another, over gloo: NCCL needs two GPUs."""
+    trees: list[Any] = [
+        (torch.randn(3, 5).T, {"mask": torch.ones(2, dtype=torch.bool)}, [None, 3]),
+        None,
+        (torch.zeros(0, 4), torch.tensor(3), torch.randn(4, 6)[:, 1], torch.randn(4, 1).expand(4, 9)),
+    ]
+
+    def work(world: World) -> list[Any]:
+        groups = front.open_groups(world, [])
+        carrier = GpuCarrier(Wire(groups.control, 0), groups.packets, 1 - world.rank, Device(torch.device("cpu")))
+        if world.rank == 0:
+            for number, tree in enumerate(trees):
+                carrier.send(1, "tree", {"number": number}, tree, None)
+            return []
+        found = []
+        for number in range(len(trees)):
+            message = carrier.wire.receive(0)
+            assert (message.kind, message.facts["number"]) == ("tree", number)
+            found.append(carrier.body(message)[0])
+        return found
+
+    with stand_ins(), thread_ranks(2) as worlds:
+        arrived = on_each(worlds, work)[1]
+    assert all(map(same, arrived, trees))
 
 
 def test_a_rank_keeps_no_memory_for_layers_that_are_not_its_own() -> None:
