@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pipeal.engine.device import Device, Ready
+from pipeal.engine.distributed.flat import Layout, flat, row_for
+from pipeal.engine.distributed.trees import taken_apart
 from pipeal.engine.distributed.wire import Message, Wire
-from pipeal.packet import Tree, map_tensors, tensors
+from pipeal.packet import Tree, tensors
 
 
 class Carrier(Protocol):
@@ -50,27 +52,28 @@ class HostCarrier:
     def send(self, peer: int, kind: str, facts: Mapping[str, Any], tree: Tree, ready: Ready) -> None:
         """Sends a message whose tree may be read once it is ``ready``; returns when it has been taken."""
         if self._stream is not None and any(tensor.is_cuda for tensor in tensors(tree)):
-            tree = self._on_host(self._stream, tree, ready)
-        self._wire.send(peer, kind, facts, tree)
+            form, found = taken_apart(tree)
+            self._wire.send_rows(peer, kind, facts, form, _on_host(self._stream, found, ready))
+        else:
+            self._wire.send(peer, kind, facts, tree)
 
     def body(self, message: Message) -> tuple[Tree, Ready]:
         """The tree of a message, and when it may be read."""
         return self._wire.body(message), None
 
-    @staticmethod
-    def _on_host(stream: torch.cuda.Stream, tree: Tree, ready: Ready) -> Tree:
-        def copy(tensor: Tensor) -> Tensor:
-            if not tensor.is_cuda:
-                return tensor
-            tensor.record_stream(stream)
-            there = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True)
-            return there.copy_(tensor, non_blocking=True)
 
-        with torch.cuda.device(stream.device), torch.cuda.stream(stream):
-            if ready is not None:
-                stream.wait_event(ready)
-            copied = map_tensors(copy, tree)
-            done = torch.cuda.Event()
-            done.record(stream)
-        done.synchronize()  # on a courier's thread: no stage waits for it
-        return copied
+def _on_host(stream: torch.cuda.Stream, found: Sequence[Tensor], ready: Ready) -> list[tuple[Layout, Tensor]]:
+    """Tensors as rows in pinned memory; this thread waits for the copies, and no stage does."""
+    rows = []
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        if ready is not None:
+            stream.wait_event(ready)
+        for tensor in found:
+            layout, row = flat(tensor)
+            if row.is_cuda:
+                row = row_for(layout, pinned=True).copy_(row, non_blocking=True)
+            rows.append((layout, row))
+        done = torch.cuda.Event()
+        done.record(stream)
+    done.synchronize()
+    return rows

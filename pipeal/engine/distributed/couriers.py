@@ -17,8 +17,8 @@ from pipeal.engine.device import Ready
 from pipeal.engine.distributed.carrier import Carrier
 from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.fence import Fence
+from pipeal.engine.link import Item, Link, Stopped
 from pipeal.engine.stage import Parcel
-from pipeal.engine.worker import Item, Link, Stopped
 from pipeal.packet import Tree
 
 CLOSE = "close"

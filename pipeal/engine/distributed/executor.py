@@ -22,8 +22,9 @@ from pipeal.engine.distributed.wire import BrokenWireError, Message
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.gate import GATE
+from pipeal.engine.link import Item, Link, Stopped
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.worker import TICK_S, Item, Link, Stopped
+from pipeal.engine.worker import TICK_S
 from pipeal.errors import PeerLostError, StallError
 from pipeal.packet import Tree
 
@@ -168,6 +169,8 @@ class DistributedExecutor:
             self._await_farewells(_FAREWELL_S if reason is None else STOP_S)
         self._tell_all(CLOSE, {})
         left = node.join(STOP_S)
+        if not node.worker.is_alive():
+            node.errands.guide.end()  # a prediction may have been under way
         if reason is None and left:
             raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
         if node.worker.is_alive():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pipeal.engine.link import Link
 from pipeal.engine.schedule import Action, Schedule, Task
-from pipeal.engine.worker import ACTIONS, Ledger, Link
+from pipeal.engine.worker import ACTIONS, Ledger
 
 
 class FarLedger(Ledger):
@@ -17,13 +18,21 @@ class FarLedger(Ledger):
         links: Closed by :meth:`stop`.
         schedule: Says who waits for what.
         tell: Tells a stage.
+        explain: Says of an exception what is behind it, if anything is.
     """
 
     def __init__(
-        self, stage: int, stages: int, links: list[Link], schedule: Schedule, tell: Callable[[int, Task], None]
+        self,
+        stage: int,
+        stages: int,
+        links: list[Link],
+        schedule: Schedule,
+        tell: Callable[[int, Task], None],
+        explain: Callable[[BaseException], BaseException],
     ) -> None:
         super().__init__(stages, links)
         self._tell = tell
+        self._explain = explain
         self._listeners = {action: listeners(schedule, stage, stages, action) for action in ACTIONS}
 
     def end(self, task: Task) -> None:
@@ -31,6 +40,11 @@ class FarLedger(Ledger):
         super().end(task)
         for stage in self._listeners[task.action]:
             self._tell(stage, task)
+
+    def fail(self, error: BaseException) -> None:
+        """Keeps the first failure, and stops everyone; too late once stopped."""
+        if not self._stopped:
+            super().fail(self._explain(error))
 
     def hear(self, task: Task) -> None:
         """Notes that a task of another stage has ended."""

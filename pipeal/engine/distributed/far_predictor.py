@@ -15,9 +15,10 @@ from pipeal.engine.distributed.executor import DistributedExecutor
 from pipeal.engine.distributed.legs import Leg
 from pipeal.engine.exit_policy import EarlyExits, decide
 from pipeal.engine.inference import Arrived, Journey
+from pipeal.engine.link import Stopped
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.stage import Stage
-from pipeal.engine.worker import TICK_S, Stopped
+from pipeal.engine.worker import TICK_S
 from pipeal.packet import Tree
 
 

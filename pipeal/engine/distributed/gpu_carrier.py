@@ -56,7 +56,7 @@ class GpuCarrier:
         rows: list[Tensor] = []
 
         def set_aside(tensor: Tensor) -> Tensor:
-            if not tensor.is_cuda:
+            if tensor.device.type != self._device.device.type:
                 layouts.append(None)
                 return tensor
             layout, row = flat(tensor)
@@ -71,7 +71,7 @@ class GpuCarrier:
             self._wire.send(peer, kind, {**facts, _LAYOUTS: layouts}, light)
             for row in rows:
                 if row.numel():
-                    _wait_on_stream(lambda row=row: self._pair.send([row], self._to, 0))  # type: ignore[misc]
+                    _wait_on_stream(lambda row=row: self._pair.send([row], self._to, 0), peer)  # type: ignore[misc]
             done = self._mark()
         done.synchronize()  # on a courier's thread: no stage waits for it
 
@@ -89,7 +89,7 @@ class GpuCarrier:
             found = True
             row = row_for(layout, device=self._device.device)
             if row.numel():
-                _wait_on_stream(lambda: self._pair.recv([row], self._to, 0))
+                _wait_on_stream(lambda: self._pair.recv([row], self._to, 0), message.source)
             return unflat(layout, row)
 
         with self._active():
@@ -107,9 +107,9 @@ class GpuCarrier:
         return event
 
 
-def _wait_on_stream(begin: Callable[[], Any]) -> None:
+def _wait_on_stream(begin: Callable[[], Any], peer: int) -> None:
     """Has the current stream wait for an operation of NCCL; the host goes on."""
     try:
         begin().wait()
     except RuntimeError as error:
-        raise BrokenWireError(first_line(error)) from error
+        raise BrokenWireError(first_line(error), peer) from error

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from pipeal.engine.distributed.carrier import Carrier, HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE, Courier, Failed, Handler, receive_all, send_all
+from pipeal.engine.distributed.couriers import CLOSE, Courier, Handler, receive_all, send_all
 from pipeal.engine.distributed.errands import Errands
 from pipeal.engine.distributed.failures import told
 from pipeal.engine.distributed.far_ledger import FarLedger, listeners
@@ -26,9 +26,11 @@ from pipeal.engine.distributed.meeting import Groups, Seat
 from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.world import World
 from pipeal.engine.fence import Fence
+from pipeal.engine.link import Link
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.worker import ACTIONS, Link, Worker
+from pipeal.engine.worker import ACTIONS, Worker
+from pipeal.errors import PeerLostError
 from pipeal.packet import Packet, Tree
 
 
@@ -77,7 +79,7 @@ class Node:
         self.orders = Wire(groups.packets, 2)
         self.commands, self.news, self.results, self.ended = (Wire(groups.control, number) for number in range(4))
         links = [self.inbox, self.backbox, *([] if self.outbox is None else [self.outbox])]
-        self.ledger = FarLedger(stage.number, mesh.stages, links, schedule, self._tell_ended)
+        self.ledger = FarLedger(stage.number, mesh.stages, links, schedule, self._tell_ended, self.explained)
         self.worker = Worker(stage, schedule, self.ledger, self.inbox, self.outbox, threads)
         self.errands = Errands(self)
 
@@ -122,7 +124,7 @@ class Node:
         def has_failed() -> bool:
             return self.ledger.failure is not None
 
-        self.run(name, lambda: send_all(link, carrier, peer, self._failed(peer), has_failed), peer)
+        self.run(name, lambda: send_all(link, carrier, peer, self.ledger.fail, has_failed))
 
     def receive(
         self,
@@ -135,12 +137,12 @@ class Node:
         closings: int = 1,
     ) -> None:
         """Starts a courier that receives what comes over a wire, of a peer or of any."""
-        failed, dropped = self._failed(peer), drop or wire.body
-        self.run(name, lambda: receive_all(wire, peer, handlers, failed, drop=dropped, closings=closings), peer)
+        failed, dropped = self.ledger.fail, drop or wire.body
+        self.run(name, lambda: receive_all(wire, peer, handlers, failed, drop=dropped, closings=closings))
 
-    def run(self, name: str, work: Callable[[], None], peer: int | None) -> None:
+    def run(self, name: str, work: Callable[[], None]) -> None:
         """Starts any courier."""
-        courier = Courier(name, work, self._failed(peer))
+        courier = Courier(name, work, self.ledger.fail)
         self._couriers[name] = courier
         courier.start()
 
@@ -192,6 +194,19 @@ class Node:
         """Tells rank 0 that this rank has failed."""
         self.news.post(0, "failed", told(error))
 
+    def explained(self, error: BaseException) -> BaseException:
+        """Behind a connection that broke is a peer that is lost; it may have said why it ended."""
+        if not isinstance(error, BrokenWireError):
+            return error
+        if error.peer is not None:
+            return self.world.blame(error.peer, error)
+        self.world.lost.wait(self.world.patience_s)
+        try:
+            self.world.check()
+        except PeerLostError as known:
+            return known
+        return PeerLostError(f"a connection to another rank broke: {error}")
+
     def name_of(self, rank: int) -> str:
         """A rank, for messages."""
         return f"{self.world.mesh.name_of(rank)} on {self.world.peers[rank].host}"
@@ -225,15 +240,3 @@ class Node:
     def _listeners_of(self, stage: int) -> set[int]:
         found = (listeners(self.schedule, stage, self.ledger.stages, action) for action in ACTIONS)
         return {other for others in found for other in others}
-
-    def _failed(self, peer: int | None) -> Failed:
-        """What is to be done when a courier to that peer has failed."""
-
-        def failed(error: BaseException) -> None:
-            if self.ledger.stopped:
-                return
-            if isinstance(error, BrokenWireError) and peer is not None:
-                error = self.world.blame(peer, error)  # it may have said why it ended
-            self.ledger.fail(error)
-
-        return failed

@@ -27,8 +27,9 @@ from pipeal.engine.device import Device
 from pipeal.engine.distributed.meeting import Groups
 from pipeal.engine.distributed.world import World
 from pipeal.engine.layer_state import layer_state
+from pipeal.engine.link import Stopped
 from pipeal.engine.stage import Stage
-from pipeal.engine.worker import TICK_S, Stopped
+from pipeal.engine.worker import TICK_S
 from pipeal.errors import ConfigError, PeerLostError, first_line
 from pipeal.packet import TrainableLayer, module_of, tensors
 
@@ -85,19 +86,20 @@ class Alike:
 
         Raises:
             ConfigError: A gradient is sparse.
+            PeerLostError: A replica is lost.
         """
         module = module_of(layer)
         parameters = [one for one in module.parameters() if one.requires_grad]
         buffers = list(module.buffers())
         facts = torch.tensor([samples, *(one.grad is not None for one in parameters)], dtype=torch.float64)
-        works = [self._host.allreduce([facts])]
+        works = [self._begun(self._host.allreduce, facts)]
         mine = [_share(one, samples) for one in parameters]
         if losses:
             mine.append(torch.stack([loss.float() for loss in losses]) * samples)
         shares = self._rows(mine)
-        works += [self._far.allreduce([row]) for _, row in shares]
+        works += [self._begun(self._far.allreduce, row) for _, row in shares]
         firsts = self._rows(buffers)
-        works += [self._far.broadcast([row], dist.BroadcastOptions()) for _, row in firsts]
+        works += [self._begun(self._far.broadcast, row, dist.BroadcastOptions()) for _, row in firsts]
         self._under_way[index] = _UnderWay(facts, works, parameters, shares, len(losses or ()), buffers, firsts)
 
     @torch.no_grad()
@@ -111,8 +113,10 @@ class Alike:
             PeerLostError: A replica is lost.
         """
         found = self._under_way.pop(index)
-        for work in found.works:
-            self._wait(work)
+        facts, *others = found.works
+        self._wait(facts, on_gpu=False)
+        for work in others:
+            self._wait(work, on_gpu=self._on_gpus)
         total, *have = found.facts.tolist()
         for places, row in found.firsts if self.replica else []:
             for place, value in _parts([found.buffers[one] for one in places], places, row):
@@ -122,7 +126,7 @@ class Alike:
         for places, row in found.shares:
             for place, value in _parts([like[one] for one in places], places, row.div_(max(total, 1.0))):
                 if place == len(found.parameters):
-                    losses = list(value.to(row.device).unbind())
+                    losses = list(value.clone().unbind())  # without the rest of the row
                 elif have[place]:
                     parameter = found.parameters[place]
                     if parameter.grad is None:
@@ -155,17 +159,23 @@ class Alike:
             rows.append((places, row.cpu() if self._by_host else row))
         return rows
 
-    def _wait(self, work: Any) -> None:
+    def _begun(self, operation: Callable[..., Any], row: Tensor, *options: Any) -> Any:
+        try:
+            return operation([row], *options)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _wait(self, work: Any, *, on_gpu: bool) -> None:
         """Waits for one operation; between GPUs, lets only the stream wait for it."""
         while True:
             try:
-                if work.is_completed() or self._on_gpus:
+                if on_gpu or work.is_completed():
                     work.wait()
                 else:
                     work.wait(timedelta(seconds=TICK_S))
                 return
             except RuntimeError as error:
-                if work.is_completed() or self._on_gpus:
+                if on_gpu or work.is_completed():
                     raise self._lost(error) from error
                 if self._stopped():
                     raise Stopped from None

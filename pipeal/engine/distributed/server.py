@@ -19,8 +19,9 @@ from pipeal.engine.distributed.watch import Beat, dumped
 from pipeal.engine.distributed.wire import BrokenWireError, Message
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.fence import Fence, LayerState
+from pipeal.engine.link import Stopped
 from pipeal.engine.stage import Parcel
-from pipeal.engine.worker import TICK_S, Stopped
+from pipeal.engine.worker import TICK_S
 from pipeal.errors import DataError, PeerLostError, StallError
 from pipeal.packet import Packet, batch_size, pair_of
 
@@ -75,11 +76,14 @@ class Server:
         except BaseException as error:
             node.abandon()
             node.ledger.fail(error)
+            failure = node.ledger.failure or node.explained(error)  # which says more where a connection broke
             if self._verdict is None:
-                self._tell(error)
+                self._tell(failure)
             with suppress(PeerLostError, BrokenWireError):
                 self._leave(STOP_S)
-            raise
+            if failure is error:
+                raise
+            raise failure from error
         finally:
             self._close_feed()
 
@@ -87,7 +91,7 @@ class Server:
         node = self.node
         commands = {"stop": self._hear_verdict, CLOSE: lambda _: self._dismissed.set()}
         node.receive("commands", node.commands, 0, commands)
-        node.run("fences", self._keep_fences, None)
+        node.run("fences", self._keep_fences)
         if node.stage.number == 0:
             orders = HostCarrier(node.orders, node.stage.device)
             handlers = {

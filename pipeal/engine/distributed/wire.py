@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -37,7 +37,16 @@ _POSTED = 256
 
 
 class BrokenWireError(Exception):
-    """The peer is gone; the message is what the connection said."""
+    """A peer is gone.
+
+    Args:
+        said: What the connection said.
+        peer: Its rank; None where any might have sent.
+    """
+
+    def __init__(self, said: str, peer: int | None) -> None:
+        super().__init__(said)
+        self.peer = peer
 
 
 @dataclass
@@ -75,7 +84,7 @@ class Wire:
         self._tag = 1 + _TAGS * number
         self._pinned = pinned
         self._sending = threading.Lock()
-        self._posted: deque[tuple[Any, Tensor]] = deque()
+        self._posted: deque[tuple[Any, int, Tensor]] = deque()
 
     def send(self, peer: int, kind: str, facts: Mapping[str, Any], tree: Tree = None) -> None:
         """Sends a message and waits until it has been taken; from one thread at a time, others wait.
@@ -91,7 +100,12 @@ class Wire:
             BrokenWireError: The peer is gone.
         """
         form, tensors = taken_apart(tree)
-        rows = [flat(tensor) for tensor in tensors]
+        self.send_rows(peer, kind, facts, form, [flat(tensor) for tensor in tensors])
+
+    def send_rows(
+        self, peer: int, kind: str, facts: Mapping[str, Any], form: Form, rows: Sequence[tuple[Layout, Tensor]]
+    ) -> None:
+        """As :meth:`send`, of a tree that was taken apart and whose tensors are rows on the CPU already."""
         frame, text = _framed(kind, facts, form, [layout for layout, _ in rows])
         with self._sending:
             works = [self._isend(frame, peer, 0)]
@@ -99,22 +113,22 @@ class Wire:
                 works.append(self._isend(text, peer, 1))
             works += [self._isend(row, peer, 2) for _, row in rows if row.numel()]
             for work in works:
-                _wait(work)
+                _wait(work, peer)
 
     def post(self, peer: int, kind: str, facts: Mapping[str, Any]) -> None:
         """Sends a message without a tree, and does not wait. For a peer that always receives."""
         with self._sending:
             for part, row in enumerate(_framed(kind, facts, None, [])):
                 if row is not None:
-                    self._posted.append((self._isend(row, peer, part), row))
+                    self._posted.append((self._isend(row, peer, part), peer, row))
             while len(self._posted) > _POSTED:
-                _wait(self._posted.popleft()[0])
+                _wait(*self._posted.popleft()[:2])
 
     def settle(self) -> None:
         """Waits until all that was posted has been taken."""
         with self._sending:
             while self._posted:
-                _wait(self._posted.popleft()[0])
+                _wait(*self._posted.popleft()[:2])
 
     def receive(self, peer: int | None) -> Message:
         """Waits for the head of the next message, of a rank or of any. Its body must follow: :meth:`body`.
@@ -125,10 +139,10 @@ class Wire:
         frame = torch.empty(FRAME, dtype=torch.uint8)
         if peer is None:
             work: Any = self.group.recv_anysource([frame], self._tag)
-            _wait(work)
+            _wait(work, None)
             source = int(work._source_rank())
         else:
-            _wait(self._irecv(frame, peer, 0))
+            _wait(self._irecv(frame, peer, 0), peer)
             source = peer
         raw = frame.numpy().tobytes()
         length = int.from_bytes(raw[:_LENGTH], "little")
@@ -136,7 +150,7 @@ class Wire:
             text = raw[_LENGTH : _LENGTH + length]
         else:
             row = torch.empty(length, dtype=torch.uint8)
-            _wait(self._irecv(row, source, 1))
+            _wait(self._irecv(row, source, 1), source)
             text = row.numpy().tobytes()
         kind, facts, form, layouts = json.loads(text)
         return Message(kind, facts, source, form, layouts)
@@ -151,7 +165,7 @@ class Wire:
         message.taken = True
         rows = [row_for(layout, pinned=self._pinned) for layout in message.layouts]
         for work in [self._irecv(row, message.source, 2) for row in rows if row.numel()]:
-            _wait(work)
+            _wait(work, message.source)
         tensors = [unflat(layout, row) for layout, row in zip(message.layouts, rows, strict=True)]
         return put_together(message.form, tensors)
 
@@ -159,20 +173,20 @@ class Wire:
         try:
             return self.group.send([row], peer, self._tag + part)
         except RuntimeError as error:
-            raise BrokenWireError(first_line(error)) from error
+            raise BrokenWireError(first_line(error), peer) from error
 
     def _irecv(self, row: Tensor, peer: int, part: int) -> Any:
         try:
             return self.group.recv([row], peer, self._tag + part)
         except RuntimeError as error:
-            raise BrokenWireError(first_line(error)) from error
+            raise BrokenWireError(first_line(error), peer) from error
 
 
-def _wait(work: Any) -> None:
+def _wait(work: Any, peer: int | None) -> None:
     try:
         work.wait(_EVER)
     except RuntimeError as error:
-        raise BrokenWireError(first_line(error)) from error
+        raise BrokenWireError(first_line(error), peer) from error
 
 
 def _framed(kind: str, facts: Mapping[str, Any], form: Form, layouts: list[Layout]) -> tuple[Tensor, Tensor | None]:

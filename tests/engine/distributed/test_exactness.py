@@ -7,13 +7,15 @@ from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeal import ALPackage
 from pipeal.engine import SCHEDULES, Fence, load_layer_state
 from pipeal.engine.distributed.front import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
 
-from ..cases import Case, Layer, Outcome, cosine, outcome, reference
+from ..cases import Case, Layer, Outcome, cases, cosine, cuts, outcome, reference
 from .lines import on_each, thread_ranks
 
 RICH = Case(
@@ -68,6 +70,18 @@ def run(worlds: list[World], case: Case, schedule: str, sizes: list[int], **sett
     found = on_each(worlds, lambda world: trained(world, packages[world.rank], case, schedule, sizes=sizes, **settings))
     assert found[0] is not None
     return found[0]
+
+
+@given(case=cases(), data=st.data())
+@settings(max_examples=8)
+def test_random_packages_on_random_ranks(case: Case, data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, min(4, len(case.layers))), label="stages")
+    sizes = data.draw(st.sampled_from(list(cuts(len(case.layers), stages))), label="sizes")
+    schedule = data.draw(st.sampled_from(list(SCHEDULES)), label="schedule")
+    queue_depth = data.draw(st.integers(1, 4), label="queue depth")
+    with thread_ranks(stages) as worlds:
+        found = run(worlds, case, schedule, sizes, queue_depth=queue_depth)
+    assert found.differences(reference(case)) == []
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

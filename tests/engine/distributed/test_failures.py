@@ -75,7 +75,8 @@ def traps(world: World) -> list[dict[str, Any]]:
         found.append(virtual(world, layers, schedule))
     for error in (PickyError(7, hint="look here"), SystemExit(4), KeyError("gone")):
         found.append(virtual(world, [*quick(2), Trap("B", 1, throw(error))]))
-    found.append(virtual(world, [*quick(2), Trap("F", 1, Gate().stand_still_here)], stall_timeout_s=2.0))
+    still = [*quick(2), Trap("F", 1, Gate().stand_still_here)]
+    found.append(virtual(world, still, stall_timeout_s=2.0, dump_folder=f"dump-{world.rank}"))
     found.append(virtual(world, [*quick(2), Unhappy()]))
 
     def interrupted() -> None:
@@ -132,6 +133,9 @@ def test_what_fails_anywhere_reaches_rank_0_as_its_own_type_and_stops_all(tmp_pa
     assert (first[7]["kind"], first[7]["text"]) == ("KeyError", "'gone'")
     assert first[8]["kind"] == "StallError"
     assert re.match(r"stage 2 stands still: F1@s2 for .* s on cpu of rank 2 \(stage 2\) on ", first[8]["text"])
+    assert "the stacks of all threads are in dump-0/stall-" in first[8]["text"]
+    (dump,) = (tmp_path / "dump-2").iterdir()  # each rank leaves its own
+    assert "stand_still_here" in dump.read_text()
     assert (first[9]["kind"], first[9]["text"]) == ("RuntimeError", "")
     assert [(told[10]["kind"], told[10]["code"]) for told in ranks] == [("Interrupted", 143)] * 3
     assert first[11]["kind"] == "NonFiniteError"
@@ -151,25 +155,55 @@ def test_a_replica_without_a_batch_is_told_of_it(tmp_path: Path) -> None:
         assert re.match(r"the feed of rank 1 .* has no batch 103, but rank 0 has one", told["text"])
 
 
-def long(world: World) -> None:
+def long(world: World, schedule: str = "pipelined") -> None:
     """Trains until somebody dies."""
     layers = [*quick(2), Trap("F", 20, lambda: Path("under-way").touch(), (0.01, 0.01, 0.0))]
     if world.rank:
-        serve(layers, world, threads=1)
+        serve(layers, world, "cpu", schedule, threads=1)
     else:
-        with DistributedPipeline(layers, world, threads=1) as pipe:
+        with DistributedPipeline(layers, world, "cpu", schedule, threads=1) as pipe:
             pipe.run(nothing(100_000))
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_when_a_process_is_killed_all_others_end_and_name_it(victim: int, tmp_path: Path) -> None:
-    with started(long, 3, tmp_path) as ranks:
+def long_joined(world: World) -> None:
+    """The same, where stages also wait for others that are not their neighbours."""
+    long(world, "al-fm")
+
+
+def long_replicated(world: World) -> None:
+    """Two replicas of a real layer, which average after every batch."""
+    model = ALPackage([AL(ENC(nn.Linear(3, 3), nn.Linear(3, 2)), AE(nn.Linear(2, 2), nn.Linear(2, 2)))])
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.1)
+
+    def batches(_: int = 0, __: int = 0) -> Iterator[Any]:
+        for number in range(100_000):
+            if number == 20:
+                Path("under-way").touch()
+            yield torch.ones(2, 3), torch.ones(2, 2)
+
+    if world.rank:
+        serve(model, world, threads=1, feed=batches)
+    else:
+        with DistributedPipeline(model, world, threads=1) as pipe:
+            pipe.begin_feed(0)
+            pipe.run(batches())
+
+
+@pytest.mark.parametrize(
+    ("job", "victim", "size", "replicas"),
+    [(long, 0, 3, 1), (long, 2, 3, 1), (long_joined, 1, 3, 1), (long_replicated, 1, 2, 2)],
+)
+def test_when_a_process_is_killed_all_others_end_and_name_it(
+    job: Any, victim: int, size: int, replicas: int, tmp_path: Path
+) -> None:
+    with started(job, size, tmp_path, replicas) as ranks:
         ranks.wait_for("under-way")
         ranks.processes[victim].kill()
         begin = time.monotonic()
         codes = ranks.wait(60)
         assert time.monotonic() - begin < 30
-        assert codes == [-9 if rank == victim else 1 for rank in range(3)]
-        for rank in {0, 1, 2} - {victim}:
+        assert codes == [-9 if rank == victim else 1 for rank in range(size)]
+        for rank in set(range(size)) - {victim}:
             last = ranks.said(rank).strip().splitlines()[-1]
             assert re.match(rf"pipeal\.errors\.PeerLostError: .*rank {victim} ", last), ranks.said(rank)

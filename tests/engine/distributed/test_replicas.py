@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +134,19 @@ def test_one_stage_with_replicas_is_plain_data_parallel_backpropagation() -> Non
         train(worlds, packages, shares(EXACT, 2, 2))
         for name, value in packages[2].state_dict().items():
             torch.testing.assert_close(value, whole.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_replica_that_comes_late_is_waited_for() -> None:
+    """A wait for an average ends now and then to look around, and must not have broken what it waits for."""
+    parts, found = shares(EXACT, 3), []
+    for late_s in (0.0, 0.5):
+        with thread_ranks(2, replicas=2) as worlds:
+            packages = [EXACT.build() for _ in worlds]
+            backward = packages[1][1].backward
+            packages[1][1].backward = lambda: (time.sleep(late_s), backward())  # type: ignore[method-assign]  # noqa: B023
+            train(worlds, packages, parts, sizes=[3])
+            found.append(outcome(packages[0], [], []))
+    assert found[0].differences(found[1]) == []
 
 
 class Sometimes(nn.Module):

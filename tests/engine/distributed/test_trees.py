@@ -181,5 +181,6 @@ def test_a_broken_wire_has_an_error_of_its_own() -> None:
 
     wire: Any = Wire(Gone(), 0)  # type: ignore[arg-type]
     for attempt in (lambda: wire.send(1, "word", {}), lambda: wire.receive(1)):
-        with pytest.raises(BrokenWireError, match="Connection closed by peer"):
+        with pytest.raises(BrokenWireError, match="Connection closed by peer") as caught:
             attempt()
+        assert caught.value.peer == 1
