@@ -34,6 +34,7 @@ _LENGTH = 4
 _TAGS = 3  # of a frame, of a text that does not fit into it, of tensors
 _EVER = timedelta(days=365)  # gloo's own limit would end a wait for the next batch of a slow loader
 _POSTED = 256
+_PATIENCE_S = 5.0
 
 
 class BrokenWireError(Exception):
@@ -116,13 +117,21 @@ class Wire:
                 _wait(work, peer)
 
     def post(self, peer: int, kind: str, facts: Mapping[str, Any]) -> None:
-        """Sends a message without a tree, and does not wait. For a peer that always receives."""
-        with self._sending:
+        """Sends a message without a tree, and does not wait for it. For a peer that always receives.
+
+        Raises:
+            BrokenWireError: The peer is gone, or does not take what another thread sends.
+        """
+        if not self._sending.acquire(timeout=_PATIENCE_S):
+            raise BrokenWireError(f"a message before it was not taken within {_PATIENCE_S:g} s", peer)
+        try:
             for part, row in enumerate(_framed(kind, facts, None, [])):
                 if row is not None:
                     self._posted.append((self._isend(row, peer, part), peer, row))
             while len(self._posted) > _POSTED:
                 _wait(*self._posted.popleft()[:2])
+        finally:
+            self._sending.release()
 
     def settle(self) -> None:
         """Waits until all that was posted has been taken."""
