@@ -71,12 +71,11 @@ class DistributedExecutor:
         self._changed = threading.Condition()
         self._replies: dict[int, list[tuple[Mapping[str, Any], Tree]]] = {}
         self._fences: dict[int, Fence] = {}
-        self._farewells = 0
         self._tokens = count()
         self._numbers = count(1)
         self._watch = Watch(node, stall_timeout_s, dump_folder)
-        mesh, groups_of = node.world.mesh, node.world.size
-        self._others = [rank for rank in range(groups_of) if rank != node.rank]
+        mesh = node.world.mesh
+        self._others = [rank for rank in range(node.world.size) if rank != node.rank]
         self._heads = {mesh.rank_of(replica, 0): Link(queue_depth) for replica in range(1, mesh.replicas)}
         node.ledger.add_links(self._heads.values())
         for head, link in self._heads.items():

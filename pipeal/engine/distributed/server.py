@@ -32,7 +32,9 @@ Feed: TypeAlias = Callable[[int, int], Iterator[Any]]
 """Gives the batches of an epoch from a batch on, for this rank's replica: pairs, or objects with ``x`` and ``y``."""
 
 _WAITING_FENCES = 2
-_VERDICT_S = 5.0
+_VERDICT_S = 60.0
+"""How long rank 0 may read data, say, before it notices that this rank has failed, and tells all others by name."""
+
 _FAREWELL_S = 30.0
 
 
@@ -138,7 +140,8 @@ class Server:
             self.node.tell_failure(error)
         until = perf_counter() + _VERDICT_S
         while self._verdict is None and perf_counter() < until and not self.node.world.lost.is_set():
-            self._dismissed.wait(TICK_S / 4)
+            if self._dismissed.wait(TICK_S / 4):
+                return
 
     def _hear_verdict(self, message: Message) -> None:
         self._verdict = rebuilt(message.facts, self.node.name_of(0))
