@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
-from time import monotonic
+from subprocess import Popen, TimeoutExpired
+from time import monotonic, sleep
 
 import pytest
 
@@ -24,6 +27,15 @@ MARGIN_S = 45.0
 pytestmark = pytest.mark.timeout(900)
 
 
+@dataclass(frozen=True)
+class Node:
+    """torchrun on a machine, and the file of its words."""
+
+    machine: Machine
+    process: Popen[str]
+    log: Path
+
+
 @pytest.fixture
 def two() -> Iterator[list[Machine]]:
     reason = why_not()
@@ -34,8 +46,8 @@ def two() -> Iterator[list[Machine]]:
 
 
 @contextmanager
-def job(two: list[Machine], folder: Path, *arguments: str) -> Iterator[list[tuple[Popen[str], Path]]]:
-    """torchrun on either machine, and the file of its words."""
+def job(two: list[Machine], folder: Path, *arguments: str) -> Iterator[list[Node]]:
+    """torchrun on either machine."""
     folder.mkdir()
     with ExitStack() as open_now:
         nodes = []
@@ -44,14 +56,15 @@ def job(two: list[Machine], folder: Path, *arguments: str) -> Iterator[list[tupl
             words = open_now.enter_context(log.open("w"))
             where = ("--nnodes=2", f"--node-rank={number}", f"--master-addr={two[0].address}", "--master-port=29500")
             command = [*torchrun(1, *where), *arguments]
-            nodes.append((machine.start(*command, stdout=words, stderr=words, env=environment()), log))
+            said = {"stdout": words, "stderr": words, "env": environment(PYTHONFAULTHANDLER="1")}
+            nodes.append(Node(machine, machine.start(*command, **said), log))
         try:
             yield nodes
         finally:
             for machine in two:
                 machine.kill_all()
-            for process, _ in nodes:
-                process.wait()
+            for node in nodes:
+                node.process.wait()
 
 
 def test_a_job_over_two_machines_survives_both(
@@ -66,10 +79,10 @@ def test_a_job_over_two_machines_survives_both(
     def saved() -> set[str]:
         return {path.parent.name for path in (folder / "checkpoints").glob("step-*/manifest.json")}
 
-    def until_it_saves(nodes: list[tuple[Popen[str], Path]]) -> None:
+    def until_it_saves(nodes: list[Node]) -> None:
         before = saved()
-        until(lambda: saved() - before or any(process.poll() is not None for process, _ in nodes))
-        assert all(process.poll() is None for process, _ in nodes), [log.read_text() for _, log in nodes]
+        until(lambda: saved() - before or any(node.process.poll() is not None for node in nodes))
+        assert all(node.process.poll() is None for node in nodes), [node.log.read_text() for node in nodes]
 
     with job(two, tmp_path / "first", *command) as nodes:
         until_it_saves(nodes)
@@ -88,19 +101,26 @@ def test_a_job_over_two_machines_survives_both(
 
     there.run("mount", "-t", "tmpfs", "none", str(tmp_path / "many"))  # no file system that both see
     with job(two, tmp_path / "third", *command) as nodes:
-        for process, log in nodes:
-            assert process.wait(LONG_S) == 0, log.read_text()
-        near = nodes[0][1].read_text()
+        for node in nodes:
+            assert node.process.wait(LONG_S) == 0, node.log.read_text()
+        near = nodes[0].log.read_text()
         assert "AL goes on after batch" in near
         assert f"{folder} is not seen by rank 1: rank 0 writes their layers" in near
     assert_same(alone, folder)
     assert not here.processes()
 
 
-def ended(node: tuple[Popen[str], Path]) -> str:
-    """What a node's processes said, all of which have to be gone in time."""
-    process, log = node
+def ended(node: Node) -> str:
+    """What a machine's processes said, all of which have to be gone in time; those that are not say where they are."""
     begin = monotonic()
-    assert process.wait(TIMEOUT_S + MARGIN_S) == 1, log.read_text()
+    try:
+        code = node.process.wait(TIMEOUT_S + MARGIN_S)
+    except TimeoutExpired:
+        for number in node.machine.processes():
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGABRT)
+        sleep(2)
+        pytest.fail(f"still there on {node.machine.name}: {node.log.read_text()}")
+    assert code == 1, node.log.read_text()
     assert monotonic() - begin < TIMEOUT_S + MARGIN_S
-    return log.read_text()
+    return node.log.read_text()
