@@ -29,7 +29,7 @@ from pipeal.engine.fence import Fence
 from pipeal.engine.link import Link
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.worker import ACTIONS, Worker
+from pipeal.engine.worker import ACTIONS, TICK_S, Worker
 from pipeal.errors import PeerLostError
 from pipeal.packet import Packet, Tree
 
@@ -91,6 +91,7 @@ class Node:
         """
         number = self.stage.number
         before, after = self.rank - 1, self.rank + 1
+        self.run("lost", self._watch_peers)
 
         def fence(message: Message) -> None:
             found = Fence(message.facts["batch"], [index for index, _ in self.stage.layers])
@@ -240,3 +241,9 @@ class Node:
     def _listeners_of(self, stage: int) -> set[int]:
         found = (listeners(self.schedule, stage, self.ledger.stages, action) for action in ACTIONS)
         return {other for others in found for other in others}
+
+    def _watch_peers(self) -> None:
+        """Ends every wait here when a peer is lost; the caller may wait for a fence, and look at nothing else."""
+        while not self.ledger.stopped:
+            if self.world.lost.wait(TICK_S):
+                self.world.check()

@@ -82,7 +82,6 @@ class Server:
             if self._verdict is None:
                 self._tell(failure)
             with suppress(PeerLostError, BrokenWireError):
-                node.world.check()  # nobody hears the farewell of one whose cable was cut
                 self._leave(STOP_S)
             if failure is error:
                 raise
