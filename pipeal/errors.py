@@ -105,6 +105,40 @@ class Interrupted(PipealError):  # noqa: N818  not a mistake: someone asked for 
         self.code = code
 
 
+class PeerLostError(PipealError, RuntimeError):
+    """Another process of a distributed run has ended before its time, or is not heard of any more.
+
+    Args:
+        message: Which one, where it ran, and what is known of its end.
+        rank: Its rank; None where it is not one of them, but all that are not here.
+        code: The exit code of a command that ends by this: that of the peer where it said why it ended.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, code: int = 1) -> None:
+        super().__init__(message, rank, code)
+        self.rank = rank
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def exit_code(error: BaseException) -> int:
+    """With what a command ends by an error: 2 for a user's mistake, 1 for a machine's failure or a bug.
+
+    >>> exit_code(ConfigError("no such key")), exit_code(KeyboardInterrupt()), exit_code(ValueError())
+    (2, 130, 1)
+    """
+    if isinstance(error, (Interrupted, PeerLostError)):
+        return error.code
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    nobodys = (StallError, SaveError, WorkerError, NonFiniteError, OutOfMemoryError)
+    return 2 if isinstance(error, PipealError) and not isinstance(error, nobodys) else 1
+
+
 def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:
     """Words the one line for a name nobody knows, with the nearest known one first.
 

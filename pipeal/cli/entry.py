@@ -18,10 +18,12 @@ from typing import NoReturn
 
 import click
 
+from pipeal.cli.ending import at_once, spoken
 from pipeal.errors import (
     Interrupted,
     NonFiniteError,
     OutOfMemoryError,
+    PeerLostError,
     PipealError,
     SaveError,
     StallError,
@@ -48,6 +50,7 @@ _LONGEST = 1_000
 """Characters of the one line for a mistake."""
 
 
+@at_once
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """Runs a command and leaves the process.
 
@@ -68,7 +71,7 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         _leave(error.format_message(), 2)
     except StallError as error:  # of several lines: it shows stacks
         _leave("\n".join([str(error), *_notes(error)]), 1)
-    except Interrupted as error:
+    except (Interrupted, PeerLostError) as error:
         _leave(_with_notes(error), error.code)
     except (SaveError, NonFiniteError, OutOfMemoryError, WorkerError) as error:
         _leave(_with_notes(error), 1)
@@ -106,11 +109,12 @@ def _with_notes(error: BaseException) -> str:
 
 
 def _notes(error: BaseException) -> list[str]:
-    return getattr(error, "__notes__", [])
+    """Where an error happened, without the stack of another process, which is for a bug."""
+    return [str(note).partition("\n")[0].rstrip(":") for note in getattr(error, "__notes__", [])]
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    print(f"pipeal: {one_line(message) if code == 2 else message}", file=sys.stderr)
+    print(f"{spoken()}{one_line(message) if code == 2 else message}", file=sys.stderr)
     sys.exit(code)
 
 

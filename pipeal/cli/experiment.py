@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeal.cli.build import Experiment
-from pipeal.cli.choices import Form, choose
+from pipeal.cli.choices import Form
 from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summary
 from pipeal.cli.run_folder import RunFolder, Status, find_run, new_run
+from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import replacing
@@ -22,13 +23,16 @@ from pipeal.train.attempts import Attempts
 from pipeal.train.tensorboard import require_tensorboard
 
 
-def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: str = "auto") -> Path:
+def run_experiment(
+    make: Callable[[Callable[[str], None]], Experiment], resume: str = "auto", site: Site = ONE_PROCESS
+) -> Path:
     """Carries out an experiment, or the rest of one, and shows what came of it.
 
     Args:
         make: Builds the experiment; it is given a function to say what it is doing.
         resume: ``auto`` takes up the newest unfinished run of just this configuration, if there is one; ``never``
             begins anew; anything else is the folder of the run to take up, or of one of its checkpoints.
+        site: Where it is carried out.
 
     Returns:
         The run's folder.
@@ -38,21 +42,20 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
         Interrupted: The run was asked to end, and saved.
     """
     keep_freed_memory()
-    experiment = make(_say)
+    experiment = make(say)
     config = experiment.config
     forms: tuple[Form, ...] = ("al", "bp") if config.train.mode == "compare" else (config.train.mode,)
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
-        found = find_run(config, resume, _say)
+        found = find_run(config, resume, say)
         if found is not None:
             open_now.enter_context(found)
-            _say(f"going on with {found.path}")
+            say(f"going on with {found.path}")
             if found.passed is not None:
-                _say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
+                say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
         heard: list[str] = []  # what was tried to make the choices: the run keeps it
-        say = _also_to(heard)
-        chosen = [_choice(experiment, form, found, say, compared=len(forms) > 1) for form in forms]
+        chosen = [_choice(experiment, form, found, site, _also_to(heard), compared=len(forms) > 1) for form in forms]
         run = found or open_now.enter_context(new_run(config))
         if resume != "auto":
             run.way_back = f"--resume {run.path}"
@@ -64,12 +67,13 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
                 aside.write_text(dump_config(choice), encoding="utf-8")
         run.keep_asked()
         experiment.save(folder)
-        attempts = Attempts(_say)
+        attempts = Attempts(say)
         if heard:
             text = "\n".join([*heard, ""])
             attempts.make(folder / "placement.txt", lambda: _write(folder / "placement.txt", text))
         outcomes = [
-            train_form(experiment, choice, path, run, attempts, _say) for choice, path in zip(chosen, own, strict=True)
+            train_form(experiment, choice, path, run, attempts, say, site.open_pipeline)
+            for choice, path in zip(chosen, own, strict=True)
         ]
         if len(forms) > 1:
             write_curves(outcomes, folder, attempts)
@@ -99,7 +103,8 @@ def _end(run: RunFolder, outcomes: Sequence[Outcome], attempts: Attempts) -> Non
     attempts.make(run.status_path, lambda: run.tell(status, "; ".join(unsaved)))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tells a user what is being done, on standard error."""
     print(text, file=sys.stderr)
 
 
@@ -121,11 +126,11 @@ def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:
 
 
 def _also_to(heard: list[str]) -> Callable[[str], None]:
-    def say(text: str) -> None:
+    def also_say(text: str) -> None:
         heard.append(text)
-        _say(text)
+        say(text)
 
-    return say
+    return also_say
 
 
 def _write(path: Path, text: str) -> None:
@@ -138,16 +143,22 @@ def _own(folder: Path, form: str, *, compared: bool) -> Path:
 
 
 def _choice(
-    experiment: Experiment, form: Form, run: RunFolder | None, say: Callable[[str], None], *, compared: bool
+    experiment: Experiment,
+    form: Form,
+    run: RunFolder | None,
+    site: Site,
+    say: Callable[[str], None],
+    *,
+    compared: bool,
 ) -> RunConfig:
     """What is left open is chosen once in a run's life; that which decides how numbers round stays for all of it."""
     config = experiment.config
     path = None if run is None else _own(run.path, form, compared=compared) / "config.yaml"
     if run is None or path is None or not path.is_file():
-        return choose(experiment, form, say)
+        return site.choose(experiment, form, say)
     before = _as_chosen(type(config), path)
     train = replace(config.train, precision=before.train.precision)
-    if config.engine == run.asked.engine:
+    if config.engine == run.asked.engine and site.fits(before.engine):
         try:
             for device in before.engine.devices:
                 parse_device(device)
@@ -157,4 +168,4 @@ def _choice(
             ) from error
         return replace(config, engine=before.engine, train=replace(train, mode=form))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
-    return choose(experiment, form, say, replace(config, engine=engine, train=train))
+    return site.choose(experiment, form, say, replace(config, engine=engine, train=train))

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from pipeal.data import Batch
 from pipeal.data.workers import worker_failure
@@ -26,7 +26,10 @@ class StopRequest:
 
     Attributes:
         signal: The signal that came first; None while none has come.
+        any_heard: Whether any of them has heard one, in this process.
     """
+
+    any_heard: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -54,6 +57,7 @@ class StopRequest:
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number)
+        StopRequest.any_heard = True
         self._give_back()
 
     def _give_back(self) -> None:

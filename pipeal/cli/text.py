@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.experiment import run_experiment
+from pipeal.cli.build_text import TextModels, text_experiment
+from pipeal.cli.distributed import carry_out
+from pipeal.cli.followers import Kind
 from pipeal.cli.options import configure, offered, training_options
 from pipeal.config import TextConfig
 from pipeal.data import TEXT_DATASETS, canonical_text_name
@@ -34,7 +35,7 @@ def command(
     """
     names = canonical_text_name(dataset), canonical_text_model(model)
     config = configure(TextConfig, *names, config_file, overrides, given)
-    run_experiment(lambda say: text_experiment(config, say), "auto" if resume is None else resume)
+    carry_out(Kind(text_experiment, TextModels.of), config, "auto" if resume is None else resume)
 
 
 def main() -> None:

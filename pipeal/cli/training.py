@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
@@ -41,10 +41,17 @@ TRACE_FROM = 10
 """The batch from which the timeline is recorded: the pipeline is full by then."""
 
 Say = Callable[[str], None]
+Opened = TypeVar("Opened")
 
 
 def train_form(
-    experiment: Experiment, config: RunConfig, folder: Path, run: RunFolder, attempts: Attempts, say: Say
+    experiment: Experiment,
+    config: RunConfig,
+    folder: Path,
+    run: RunFolder,
+    attempts: Attempts,
+    say: Say,
+    open_pipe: Callable[..., Pipeline] | None = None,
 ) -> Outcome:
     """All turns of one form. What there is by then is written even if the last epoch does not come.
 
@@ -55,6 +62,7 @@ def train_form(
         run: The run's folder, told how the run stands.
         attempts: What is written beside the checkpoints goes through it.
         say: Told what is being done.
+        open_pipe: Opens the pipeline of a turn, as :func:`open_pipeline` does.
 
     Raises:
         DataError: What was saved of the run does not fit it.
@@ -82,7 +90,19 @@ def train_form(
                 Progress(epochs=train.epochs, turns=train.repeat, label=outcome.form) as progress,
             ):
                 recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(config, folder)]
-                training = _Training(experiment, config, folder, run, attempts, say, store, saver, recorders, progress)
+                training = _Training(
+                    experiment,
+                    config,
+                    folder,
+                    run,
+                    attempts,
+                    say,
+                    store,
+                    saver,
+                    recorders,
+                    progress,
+                    open_pipe or open_pipeline,
+                )
                 training.record_again(position.rows)
                 training.tell(position.epoch)
                 if saved is not None and taken_up is not None:
@@ -149,6 +169,7 @@ class _Training:
     saver: Saver
     recorders: Sequence[Recorder]
     progress: Progress
+    open_pipe: Callable[..., Pipeline]
     exits: ExitTable | None = None
 
     def turn(self, package: ALPackage, position: Position, stop: StopRequest) -> None:
@@ -190,7 +211,7 @@ class _Training:
         with worker_failures(stop, self.run.way_back), closing(self.experiment.train_batches(seed)) as batches:
             drawn = all(path.exists() for path in self._pictures)
             traced = None if drawn else _window(self.config, batches, position)
-            pipe = open_pipeline(package, self.config, seed, position.batches, traced, self.folder)
+            pipe = self.open_pipe(package, self.config, seed, position.batches, traced, self.folder)
             try:
                 with pipe:
                     self._train(pipe, batches, position, keeper, stop, drawn)
@@ -346,11 +367,12 @@ def open_pipeline(
     first_batch: int = 0,
     traced: Window | None = None,
     dump_folder: Path | None = None,
-) -> Pipeline:
-    """The pipeline that a configuration with every choice made describes."""
+    opener: Callable[..., Opened] = Pipeline,  # type: ignore[assignment]
+) -> Opened:
+    """The pipeline that a configuration with every choice made describes, or what ``opener`` makes of its settings."""
     engine = config.engine
     assert config.train.precision != "auto"  # chosen by now
-    return Pipeline(
+    return opener(
         package,
         engine.devices,
         engine.schedule,

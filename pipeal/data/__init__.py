@@ -67,7 +67,7 @@ from pipeal.data.peaks import (
     meter_for,
 )
 from pipeal.data.plan import PlannedBatchSampler
-from pipeal.data.ranks import EvenBatches, even_batches, steps_of
+from pipeal.data.ranks import WHOLE, EvenBatches, Share, even_batches, steps_of
 from pipeal.data.reread import CheckpointableSource
 from pipeal.data.samplers import (
     EpochSampler,
@@ -90,6 +90,7 @@ __all__ = [
     "SOURCES",
     "STOP_WORDS",
     "TEXT_DATASETS",
+    "WHOLE",
     "Annotated",
     "AnnotatedModule",
     "Augment",
@@ -146,6 +147,7 @@ __all__ = [
     "SamplingRandomMapIterator",
     "SelectManyIterator",
     "ShardIterator",
+    "Share",
     "SizeAwareBatchSampler",
     "SizeTypeError",
     "Source",

@@ -49,9 +49,11 @@ class Device:
 
     Attributes:
         lags: Whether work has yet to be done when the host has given it.
+        far: Whether another process works on it, and this one only knows of it.
     """
 
     lags = False
+    far = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -134,6 +136,24 @@ class Device:
 
     def __str__(self) -> str:
         return str(self.device)
+
+
+class FarDevice(Device):
+    """A device that another process works on.
+
+    Args:
+        name: What it is called there, for messages.
+        device: Where this process keeps what belongs to it: ``meta`` for nowhere.
+    """
+
+    far = True
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        super().__init__(device)
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class CudaDevice(Device):

@@ -13,6 +13,7 @@ from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.finite_state import not_finite_in
 from pipeal.errors import Interrupted, NonFiniteError, first_line
 from pipeal.train.position import Position, joined
+from pipeal.train.rankfiles import KeptLayer
 from pipeal.train.saver import PATIENCE_S, Job, PipelineEnded, Saver
 
 QUIET_S = 3.0
@@ -142,7 +143,7 @@ class CheckpointKeeper:
         self._sees = True
         return fence
 
-    def _layers(self, fence: Fence, earlier: list[Tensor], step: int) -> dict[int, dict[str, Any]]:
+    def _layers(self, fence: Fence, earlier: list[Tensor], step: int) -> dict[int, dict[str, Any] | KeptLayer]:
         """What the layers' files hold: their states; and in the first, what is counted of the epoch under way.
 
         Runs on the saver's thread.
@@ -164,13 +165,13 @@ class CheckpointKeeper:
         splits = sum(found.splits for found in passed.values())
         first, *others = passed
         return {first: {"state": passed[first].state, "losses": losses, "splits": splits}} | {
-            number: {"state": passed[number].state} for number in others
+            number: _content(number, passed[number]) for number in others
         }
 
     def _require_sound(self, fence: Fence, passed: Mapping[int, LayerState], step: int) -> None:
         """Raises for a layer whose state is not finite, and says what is known of the batch that did it."""
         for number, found in passed.items():
-            name = not_finite_in(found.state)
+            name = _not_finite_in(number, found)
             if name is None:
                 continue
             last = fence.batch - 1
@@ -187,3 +188,13 @@ class CheckpointKeeper:
                 is_to_blame=is_to_blame,
             )
         self._sound = max(fence.batch, self._sound or 0)
+
+
+def _content(number: int, found: LayerState) -> dict[str, Any] | KeptLayer:
+    """What the file of a layer but the first holds, or the file, where the rank that has the layer has written it."""
+    return {"state": found.state} if found.kept is None else KeptLayer.of(found.kept, number)
+
+
+def _not_finite_in(number: int, found: LayerState) -> str | None:
+    """What is not finite in a layer; whoever has written its file has looked."""
+    return not_finite_in(found.state) if found.kept is None else found.kept["not_finite"][str(number)]

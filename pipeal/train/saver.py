@@ -11,8 +11,9 @@ from typing import Any
 
 from pipeal.errors import PipealError, StallError, first_line
 from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.rankfiles import KeptLayer
 
-Layers = Mapping[int, Mapping[str, Any]]
+Layers = Mapping[int, Mapping[str, Any] | KeptLayer]
 
 
 @dataclass(eq=False)

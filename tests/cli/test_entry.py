@@ -14,6 +14,7 @@ import pytest
 from pipeal.cli import main
 from pipeal.data.atomic import replacing
 from pipeal.engine.blame import add_note
+from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError, WorkerError
 from tests.cli.running import run_command
 
@@ -138,3 +139,14 @@ def test_sigterm_is_told_as_ctrl_c_is(capsys: pytest.CaptureFixture[str]) -> Non
         assert run_command(command, capsys) == (143, "", "pipeal: interrupted\n")
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_an_error_of_another_process_is_one_line_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Symptom: the stack that a follower's error brings along, squeezed into the one line."""
+
+    @click.command
+    def command() -> None:
+        error = rebuilt(told(NonFiniteError("the loss is nan", 1, 2, (float("nan"),))), "rank 3 (stage 3) on there")
+        raise error
+
+    assert run_command(command, capsys) == (1, "", "pipeal: the loss is nan; on rank 3 (stage 3) on there\n")

@@ -37,7 +37,7 @@ def made(run: Run, *, written: bool = True, policy: str = "stop-and-rewind") -> 
     saver: Any = SimpleNamespace(flush=lambda _: written)
     fake: Any = None
     return (
-        _Training(fake, config, fake, run, Attempts(said.append), said.append, store, saver, (), fake),  # type: ignore[arg-type]
+        _Training(fake, config, fake, run, Attempts(said.append), said.append, store, saver, (), fake, fake),  # type: ignore[arg-type]
         said,
     )
 
