@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,8 +11,9 @@ import numpy.typing as npt
 
 from pipeal.al import ALPackage, LearningRates
 from pipeal.config import LrConfig, RunConfig
+from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError
-from pipeal.train.trainer import EpochBatches
+from pipeal.train.trainer import Criterion, EpochBatches
 
 SPLIT_SEED = 0
 """Of what divides a data set: runs of different seeds are trained and tested on the same samples."""
@@ -33,6 +35,11 @@ class Experiment(Protocol):
     @property
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """``(N,)`` of the training samples; None where they have no length."""
+        ...
+
+    @property
+    def criterion(self) -> Criterion | None:
+        """The loss that epochs are measured by; None where the accuracy tells good ones from bad."""
         ...
 
     def package(self, mode: str, seed: int) -> ALPackage:
@@ -57,6 +64,10 @@ class Experiment(Protocol):
 
     def test_evaluation(self) -> EpochBatches:
         """Test samples to take the accuracy on."""
+        ...
+
+    def afterword(self, pipe: Pipeline) -> Sequence[str]:
+        """What else there is to show of a trained model, in lines."""
         ...
 
 

@@ -13,6 +13,7 @@ from pipeal.cli import bars
 from pipeal.cli.build import data_root, evaluated_part, hold_out, rates
 from pipeal.config import VisionConfig, VisionModelConfig
 from pipeal.data import Augmentation, ImageBatches, ImageDataset, ImageSplit, canonical_image_name, load_images
+from pipeal.engine import Pipeline
 from pipeal.engine.threads import cores
 from pipeal.errors import ConfigError
 from pipeal.models import VisionDims, build_vision, canonical_vision_model
@@ -50,6 +51,10 @@ class VisionExperiment:
     def lengths(self) -> None:
         """Images have no length."""
 
+    @property
+    def criterion(self) -> None:
+        """Images are classified: the accuracy tells."""
+
     def train_batches(self, seed: int) -> EpochBatches:
         """Shuffled, augmented batches as configured."""
         data = self.config.data
@@ -80,6 +85,10 @@ class VisionExperiment:
     def test_evaluation(self) -> EpochBatches:
         """The test set."""
         return self._batches(self.dataset.test)
+
+    def afterword(self, pipe: Pipeline) -> tuple[str, ...]:  # noqa: ARG002
+        """Nothing."""
+        return ()
 
     def _batches(
         self,

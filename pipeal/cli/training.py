@@ -32,7 +32,7 @@ from pipeal.train.recorders import CsvRecorder, EpochRow, JsonLinesRecorder, Rec
 from pipeal.train.saver import Saver
 from pipeal.train.tensorboard import TensorBoardRecorder
 from pipeal.train.timeline import draw_timeline
-from pipeal.train.trainer import Course, EpochBatches, Leave, accuracy, fit
+from pipeal.train.trainer import Course, EpochBatches, Leave, Scores, accuracy, accuracy_and_loss, fit
 
 TRACE_FROM = 10
 """The batch from which the timeline is recorded: the pipeline is full by then."""
@@ -84,6 +84,7 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
                     position.next_turn()
                     training.turn(experiment.package(form, _seed(config, position.turn)), position)
             outcome.exits, outcome.unsaved = training.exits, saver.last_failure
+            outcome.afterword = training.afterword
         except BaseException as error:
             try:
                 outcome.write()
@@ -107,6 +108,7 @@ class _Training:
     recorders: Sequence[Recorder]
     progress: Progress
     exits: ExitTable | None = None
+    afterword: Sequence[str] = ()
 
     def turn(self, package: ALPackage, position: Position) -> None:
         """What is still to come of one turn, and after the last one the exits."""
@@ -136,6 +138,7 @@ class _Training:
                     keeper.leave(pipe, position)
             if position.turn == self.config.train.repeat:
                 self.exits = measure_exits(self.experiment, self.config, pipe, self.folder, self.say)
+                self.afterword = self.experiment.afterword(pipe)
 
     def record(self, row: EpochRow) -> None:
         """Writes an epoch in every format."""
@@ -161,12 +164,16 @@ class _Training:
             f"updates be left out: --resume {self.run.path} --set train.on_non_finite=skip",
         )
 
-    def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], tuple[float, float]]:
+    def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], Scores]:
         parts = self.experiment.train_evaluation(), self.experiment.test_evaluation()
+        criterion = self.experiment.criterion
 
-        def evaluate(pipe: Pipeline) -> tuple[float, float]:
-            train_acc, test_acc = (accuracy(pipe, _unless(stop, part)) for part in parts)
-            return train_acc, test_acc
+        def evaluate(pipe: Pipeline) -> Scores:
+            if criterion is None:
+                train_acc, test_acc = (accuracy(pipe, _unless(stop, part)) for part in parts)
+                return Scores(train_acc, test_acc)
+            train, test = (accuracy_and_loss(pipe, _unless(stop, part), criterion) for part in parts)
+            return Scores(train[0], test[0], train[1], test[1])
 
         return evaluate
 

@@ -3,6 +3,7 @@
 from pipeal.data.augment import Augment, Augmentation
 from pipeal.data.binned import BinnedBatchSampler
 from pipeal.data.bounds import find_thresholds, length_bounds, round_up
+from pipeal.data.characters import Alphabet, Characters, RandomBlocks, find_shakespeare, read_characters
 from pipeal.data.cleaning import STOP_WORDS, clean
 from pipeal.data.corpus import Corpus
 from pipeal.data.download import Progress, download
@@ -88,6 +89,7 @@ __all__ = [
     "FEATURES",
     "SOURCES",
     "STOP_WORDS",
+    "Alphabet",
     "Annotated",
     "AnnotatedModule",
     "Augment",
@@ -103,6 +105,7 @@ __all__ = [
     "Buckets",
     "BufferedShuffleIterator",
     "CDimPadder",
+    "Characters",
     "CheckpointableIterator",
     "CheckpointableLoader",
     "CheckpointableSource",
@@ -138,6 +141,7 @@ __all__ = [
     "PredefinedGrouper",
     "PrefetchIterator",
     "Progress",
+    "RandomBlocks",
     "RandomIterator",
     "RecurrentIterator",
     "ResidentPeak",
@@ -170,6 +174,7 @@ __all__ = [
     "device_memory",
     "download",
     "even_batches",
+    "find_shakespeare",
     "find_thresholds",
     "find_vectors",
     "fit_memory_model",
@@ -182,6 +187,7 @@ __all__ = [
     "meter_for",
     "padding_share",
     "probe_memory",
+    "read_characters",
     "round_up",
     "size_aware_batching",
     "steps_of",

@@ -21,7 +21,7 @@ class Batch:
 
     Attributes:
         x: Texts: ``(B, T)`` int64, padded on the right. Images: ``(B, 3, S, S)`` float32.
-        y: ``(B,)`` int64.
+        y: ``(B,)`` int64; of blocks of characters ``(B, T)``.
         indices: Which samples of the data set these are.
         tokens: The tokens without padding; 0 for images.
         padded: The tokens with padding, ``B × T``; 0 for images.

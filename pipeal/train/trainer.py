@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from pipeal.packet import Tree, pair_of
 from pipeal.train.learning_rate import Decay, Per, epoch_scale
 from pipeal.train.position import Part, Position, joined
 from pipeal.train.recorders import EpochRow
+
+Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From logits and targets to a loss."""
 
 
 class EpochBatches(Protocol):
@@ -39,6 +43,15 @@ class EpochBatches(Protocol):
     def close(self) -> None:
         """Ends what prepares batches, if anything does."""
         ...
+
+
+class Scores(NamedTuple):
+    """What an evaluation came to; see :class:`pipeal.train.recorders.EpochRow`."""
+
+    train_acc: float
+    test_acc: float
+    train_loss: float | None = None
+    test_loss: float | None = None
 
 
 class Watcher(Protocol):
@@ -99,7 +112,7 @@ class Leave(Exception):  # noqa: N818  the way out of an evaluation
 def fit(
     pipe: Pipeline,
     train: EpochBatches,
-    evaluate: Callable[[Pipeline], tuple[float, float]],
+    evaluate: Callable[[Pipeline], Scores],
     course: Course,
     watcher: Watcher,
     position: Position,
@@ -110,7 +123,7 @@ def fit(
     Args:
         pipe: An open pipeline, whose next batch is ``position.batches``.
         train: The training batches.
-        evaluate: Gives the training and the test accuracy of the model as it stands.
+        evaluate: Measures the model as it stands.
         course: How long, and with what learning rates.
         watcher: Told of every batch and epoch.
         position: Where the training stands; moved along.
@@ -142,7 +155,7 @@ def fit(
         try:
             if passing.left:
                 raise Leave
-            train_acc, test_acc = evaluate(pipe)
+            scores = evaluate(pipe)
         except Leave:
             assert keeper is not None  # nobody else makes anyone leave
             keeper.leave(pipe, position)
@@ -152,13 +165,15 @@ def fit(
         row = EpochRow(
             turn=position.turn,
             epoch=position.epoch + 1,
-            train_acc=train_acc,
-            test_acc=test_acc,
+            train_acc=scores.train_acc,
+            test_acc=scores.test_acc,
             train_time=position.trained_s,
             epoch_time=part.seconds,
             samples_per_s=part.samples / part.seconds,
             tokens_per_s=part.tokens / part.seconds,
             losses=tuple(tuple(layer[finite].mean(0).tolist()) for layer, finite in kept),
+            train_loss=scores.train_loss,
+            test_loss=scores.test_loss,
         )
         position.rows.append(row)
         position.totals.add(part)
@@ -183,6 +198,26 @@ def accuracy(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None = None)
         predicted = logits.argmax(-1)
         right.append(predicted == targets.popleft().to(predicted.device, non_blocking=True))
     return float(torch.cat(right).double().mean()) if right else 0.0
+
+
+def accuracy_and_loss(
+    pipe: Pipeline, batches: Iterable[Any], criterion: Criterion, exit_at: int | None = None
+) -> tuple[float, float]:
+    """The share of answers that are right, and the mean loss of the batches; not a number where there are none.
+
+    Args:
+        pipe: The pipeline; it is drained first.
+        batches: What to predict, as :meth:`pipeal.Pipeline.run` takes it, with class numbers as targets.
+        criterion: The loss of a batch, from its logits and its targets.
+        exit_at: The exit to take; None for the full path.
+    """
+    targets: deque[Tensor] = deque()
+    found = []
+    for logits in pipe.predict_each(inputs_of(batches, targets), exit_at):
+        wanted = targets.popleft().to(logits.device, non_blocking=True)
+        found.append(torch.stack((logits.argmax(-1).eq(wanted).double().mean(), criterion(logits, wanted).double())))
+    right, loss = torch.stack(found).mean(0).tolist() if found else (0.0, math.nan)
+    return right, loss
 
 
 def inputs_of(batches: Iterable[Any], targets: MutableSequence[Tensor]) -> Iterator[Tree]:

@@ -9,7 +9,7 @@ from pipeal import BP, ALPackage, Pipeline
 from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
 from pipeal.train.position import Position
 from pipeal.train.recorders import EpochRow
-from pipeal.train.trainer import Course, accuracy, fit
+from pipeal.train.trainer import Course, Scores, accuracy, fit
 
 
 class Silent:
@@ -47,7 +47,7 @@ def test_rows_hold_each_turns_own_seconds_and_totals_hold_all() -> None:
         watcher.epochs = 0
         with Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe:
             course = Course(epochs=2, decay="cosine")
-            found = list(fit(pipe, loader(), lambda pipe: (0.5, 0.5), course, watcher, position))
+            found = list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, watcher, position))
         assert found == position.rows[-2:]
         assert (position.turn, position.epoch, position.batches) == (turn, 2, 6)
         position.next_turn()
