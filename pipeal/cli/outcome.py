@@ -181,5 +181,7 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
             f"{first.batches.padding_of_random:.1%} in random batches of as many samples"
         )
     for outcome in outcomes:
+        if compared and outcome.afterword:
+            print(f"{outcome.form}:")
         for line in outcome.afterword:
             print(line)

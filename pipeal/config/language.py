@@ -35,7 +35,7 @@ class LanguageModelConfig(ModelConfig):
     per_layer: Count = 1
     code: Count | None = None
     labels: Literal["codes", "published"] = "codes"
-    bridges: Literal["linear", "block"] = "block"
+    bridges: Literal["linear", "block"] = "linear"
 
 
 @dataclass(frozen=True)

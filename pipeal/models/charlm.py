@@ -49,7 +49,7 @@ class CharDims:
     per_layer: int = 1
     code: int | None = None
     labels: CodeStyle = "codes"
-    bridges: BridgeKind = "block"
+    bridges: BridgeKind = "linear"
 
     def __post_init__(self) -> None:
         for name in ("block", "width", "heads", "layers", "per_layer", "code"):

@@ -96,8 +96,9 @@ class CharacterCodes(AE):
 
     def forward(self, y: Tensor) -> tuple[Tensor, Labels]:
         """``(B, T)`` labels to the autoencoder loss, and them with the codes of all characters."""
-        every = torch.arange(self.characters, device=y.device)
-        codes = self.g(F.one_hot(every, self.characters).to(next(self.parameters()).dtype))
+        like = next(self.parameters())
+        every = torch.eye(self.characters, dtype=like.dtype, device=like.device)
+        codes = self.g(every)
         return self.cri(self.h(codes), every), (y, _per_sample(codes, y))
 
 
