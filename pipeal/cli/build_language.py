@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from pipeal.al import ALPackage, OptimizerFactory
+from pipeal.al.path import InferencePath
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, rates
 from pipeal.config import LanguageConfig, LanguageModelConfig
@@ -17,6 +18,7 @@ from pipeal.data import Characters, RandomBlocks, find_shakespeare, read_charact
 from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError, DataError, unknown_name
 from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate
+from pipeal.packet import module_of
 from pipeal.train.trainer import Criterion, accuracy_and_loss
 
 DATASETS = ("shakespeare", "text")
@@ -91,9 +93,9 @@ class LanguageExperiment:
             lines.append(f"exits:    validation loss {' '.join(f'{loss:.4f}' for loss in found)}")
         alphabet = self.text.alphabet
         prompt = alphabet.encode(_PROMPT if _PROMPT in alphabet.characters else alphabet.characters[0])
-        written = generate(
-            pipe.predict, prompt, length=SAMPLE, block=self.config.model.block, seed=self.config.train.seed
-        )
+        # Not through the pipeline: a text that grows is a new shape for each character, and may be one to compile for.
+        model = InferencePath([module_of(layer) for stage in pipe.stages for _, layer in stage.layers])
+        written = generate(model, prompt, length=SAMPLE, block=self.config.model.block, seed=self.config.train.seed)
         return [*lines, "sample:", alphabet.decode(written).strip()]
 
     def _estimate(self, text: torch.Tensor) -> RandomBlocks:

@@ -33,7 +33,9 @@ class CharDims:
         layers: Blocks.
         dropout: On the embedding, and on what attention and feed-forward add.
         per_layer: Blocks that share an AL layer; the last may have fewer. The embedding is in the first.
-        code: The width of the label codes; None for that of the features.
+        code: The width of the label codes; None for four times as many as there are characters. In codes narrower than
+            the alphabet, not everything can be said of what comes next: with 32 features, codes of 32 stood at 2.44
+            validation loss after 1,000 steps, of 64 at 2.30, of 256 at 2.26.
         labels: The style of the label sides; see :mod:`pipeal.models.nextchar`.
         bridges: What the bridges of all layers but the last are made of, before a norm and a linear map.
 
@@ -65,6 +67,8 @@ class CharDims:
 
 LESSON = CharDims()
 
+_CODE_OVER_ALPHABET = 4
+
 
 class CharLMAL(ALPackage):
     """The AL form: packets of ``(B, T)`` characters and, as labels, the ``(B, T)`` characters that come next.
@@ -88,7 +92,7 @@ class CharLMAL(ALPackage):
         lr: LearningRates = 1e-3,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
-        code = dims.code or dims.width
+        code = dims.code or _CODE_OVER_ALPHABET * characters
         layers = []
         for first in range(0, dims.layers, dims.per_layer):
             last = min(first + dims.per_layer, dims.layers)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from math import inf
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeal.errors import ConfigError
+from pipeal.packet import device_of
 
 
 @torch.no_grad()
@@ -25,8 +26,8 @@ def generate(
     """Continues a prompt.
 
     Args:
-        model: ``(1, T)`` characters to logits ``(1, T, V)``, in evaluation mode; a package's :meth:`infer
-            <pipeal.ALPackage.infer>` or a pipeline's ``predict``, from whatever exit.
+        model: ``(1, T)`` characters to logits ``(1, T, V)``, in evaluation mode: a module, on whatever device, such as
+            :meth:`pipeal.ALPackage.to_bp` gives of every exit, or a function of characters on the CPU.
         prompt: ``(N,)`` characters, at least one.
         length: How many to write.
         block: The most that the model looks back on.
@@ -47,10 +48,11 @@ def generate(
     for name, count in (("length", length), ("top_k", top_k), ("block", block)):
         if count is not None and count < 1:
             raise ConfigError(f"{name} is {count}; expected a whole number, at least 1")
+    device = device_of(model) if isinstance(model, nn.Module) else torch.device("cpu")
     draws = torch.Generator().manual_seed(seed)
     written = torch.cat((prompt.cpu(), prompt.new_zeros(length, device="cpu")))
     for place in range(len(prompt), len(written)):
-        logits = model(written[None, max(0, place - block) : place])[0, -1].float().cpu()
+        logits = model(written[None, max(0, place - block) : place].to(device))[0, -1].float().cpu()
         written[place] = _draw(logits, temperature, top_k, draws)
     return written
 

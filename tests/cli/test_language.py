@@ -7,12 +7,15 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from pipeal.cli import generate, text
 from pipeal.cli.main import command as pipeal
 from pipeal.config import LanguageConfig, load_config
+from pipeal.engine.stage import Stage
 from pipeal.train.report import read_runs
 from tests.cli.running import run_command, told_one_line
 
@@ -76,6 +79,24 @@ def test_the_report_and_the_list_of_runs_speak_of_losses(corpus: Path, capsys: p
     code, out, err = run_command(pipeal, capsys, "runs", str(folder.parent))
     assert code == 0, err
     assert re.search(r"text +\| charlm +\| AL .*\| loss \d\.\d{4}", out)
+
+
+def test_the_sample_is_not_written_through_the_pipeline(
+    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with ``engine.compile: static`` came to its end and then stood for minutes: the sample grows by a character
+    at a time, and the pipeline compiled its layers for each of these lengths."""
+    lengths: set[tuple[int, ...]] = set()
+    infer = Stage.infer
+
+    def watch(stage: Stage, index: int, layer: Any, path: Any, x: torch.Tensor, **options: Any) -> Any:
+        lengths.add(tuple(x.shape[:2]))
+        return infer(stage, index, layer, path, x, **options)
+
+    monkeypatch.setattr(Stage, "infer", watch)
+    _, out = train(capsys, corpus)
+    assert "sample:" in out
+    assert lengths == {(4, 8)}, "the shapes of the estimates alone"
 
 
 def test_a_run_that_was_ended_goes_on_and_leaves_what_an_untouched_one_leaves(

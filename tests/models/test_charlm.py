@@ -345,5 +345,6 @@ def test_a_gpu_answers_as_a_cpu(mode: str) -> None:
     package.cuda()
     for depth, wanted in enumerate(expected, start=1):
         torch.testing.assert_close(package.infer(x, depth).cpu(), wanted, rtol=1e-3, atol=1e-3)
+        assert generate(package.to_bp(depth), x[0, :2], length=9, block=8, top_k=3).device.type == "cpu"
     trained(package.train())
     assert all(loss == loss for losses in package.losses() for loss in losses)
