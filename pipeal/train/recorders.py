@@ -141,7 +141,7 @@ class JsonLinesRecorder(_RowFile):
 
     def write(self, row: EpochRow) -> None:
         """Appends a row."""
-        fields = {name: _json_value(value) for name, value in asdict(row).items() if value is not None}
+        fields: dict[str, Any] = {name: _json_value(value) for name, value in asdict(row).items()}
         self._append(f"{json.dumps(fields, allow_nan=False)}\n")
 
 
