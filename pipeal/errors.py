@@ -18,6 +18,10 @@ class DataError(PipealError, ValueError):
     """A data file is missing, malformed or does not fit the model; the message holds file and line."""
 
 
+class WorkerError(DataError):
+    """A process that prepares data died; commands exit with 1: nobody made a mistake."""
+
+
 class PlacementError(PipealError, ValueError):
     """Layers, stages and devices do not fit each other, or a device does not exist."""
 
@@ -37,14 +41,19 @@ class NonFiniteError(PipealError, ArithmeticError):
         message: What was found, and what to do.
         layer: The layer's number.
         batch: The batch's number.
-        losses: The layer's losses on it.
+        losses: The layer's losses on it; none where weights were found.
+        is_to_blame: Whether it is known that just this batch did it. It is not where the weights were not finite
+            before it already, and where nobody has looked at them, as on a GPU.
     """
 
-    def __init__(self, message: str, layer: int, batch: int, losses: tuple[float, ...]) -> None:
+    def __init__(
+        self, message: str, layer: int, batch: int, losses: tuple[float, ...], *, is_to_blame: bool = True
+    ) -> None:
         super().__init__(message, layer, batch, losses)
         self.layer = layer
         self.batch = batch
         self.losses = losses
+        self.is_to_blame = is_to_blame
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -53,7 +53,14 @@ LONGEST_LINE = 2_500
 LATE = ("NonFiniteError", "OutOfMemoryError")
 """What may end a run with exit code 2 once it is under way."""
 
-NOBODYS_MISTAKE = ("memory", "stands still", "this machine has no more", "not every checkpoint", "out of the way")
+NOBODYS_MISTAKE = (
+    "memory",
+    "a worker process",
+    "stands still",
+    "this machine has no more",
+    "not every checkpoint",
+    "out of the way",
+)
 
 
 class Observed:

@@ -11,26 +11,18 @@ aside, which are those of a clock) must be equal, bit for bit.
 from __future__ import annotations
 
 import argparse
-import csv
-import os
 import random
-import signal
 import subprocess
-import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
+from left_behind import kill, left_behind, same, start
 from rich.progress import track
 
-from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.tables import print_table
 
-ROOT = Path(__file__).parents[1]
-TIMES = ("train_time", "epoch_time", "samples_per_s", "tokens_per_s")
 TEXT = (
     "--epochs=3",
     "--devices=cpu*2",
@@ -56,25 +48,6 @@ CASES: dict[str, list[str]] = {
     f"resnet-{workers}-workers": ["cvmain.py", "toyimages", "resnet", f"--set=data.workers={workers}", *IMAGES]
     for workers in (0, 2)
 }
-
-
-def start(arguments: list[str], out: Path) -> subprocess.Popen[bytes]:
-    log = (out / "log.txt").open("ab")
-    with log:
-        return subprocess.Popen(
-            [sys.executable, *arguments, f"--out={out}"],
-            cwd=ROOT,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and all that it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def finish(arguments: list[str], out: Path) -> float:
@@ -106,26 +79,8 @@ def disturb(name: str, arguments: list[str], out: Path, kills: int, seconds: flo
     return early
 
 
-def left_behind(out: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
-    """The last checkpoint's layers, and the rows without their times, of the first run in a folder."""
-    folder = min(path for path in out.iterdir() if path.is_dir())
-    saved = CheckpointStore(folder / "checkpoints").newest(print)
-    if saved is None:
-        raise SystemExit(f"{folder} has no good checkpoint")
-    with (folder / "epochs.csv").open() as file:
-        rows = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
-    return saved.layers(), rows
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two nested states hold the same bits."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other) and one.dtype == other.dtype
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+def _of_the_run_in(out: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
+    return left_behind(min(path for path in out.iterdir() if path.is_dir()))
 
 
 def main() -> None:
@@ -146,7 +101,7 @@ def main() -> None:
             draw = random.Random(f"{options.seed} {name}")
             early = disturb(name, command, disturbed, options.kills, seconds, draw)
             finish(command, disturbed)
-            (layers, rows), (layers_again, rows_again) = left_behind(untouched), left_behind(disturbed)
+            (layers, rows), (layers_again, rows_again) = map(_of_the_run_in, (untouched, disturbed))
             equal = same(layers, layers_again), rows == rows_again
             table.append(
                 [name, f"{seconds:.1f}", options.kills - early, *("equal" if e else "DIFFERENT" for e in equal)]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipeal.errors import ConfigError
 
@@ -42,7 +42,20 @@ def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> N
 
 
 def follow_weights(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Brings optimizer states to the device and type of their parameters, which ``nn.Module.to`` leaves behind."""
+    """Brings optimizer states to the device, type and layout in memory of their parameters.
+
+    ``nn.Module.to`` leaves them behind, and fused optimizers walk through a parameter and its state side by side.
+    """
     for optimizer in optimizers:
         if optimizer.state:
             optimizer.load_state_dict(optimizer.state_dict())
+            for parameter, values in optimizer.state.items():
+                for name, value in values.items():
+                    if isinstance(value, Tensor) and _is_laid_out_otherwise(value, parameter):
+                        values[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def _is_laid_out_otherwise(value: Tensor, parameter: Tensor) -> bool:
+    if value.shape != parameter.shape or value.layout is not torch.strided or parameter.layout is not torch.strided:
+        return False
+    return value.stride() != parameter.stride()

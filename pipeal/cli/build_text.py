@@ -150,7 +150,10 @@ def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExper
         "longest": int(train.lengths.max()),
         "batching": data.batching.kind,
         "fingerprint": f"{train.fingerprint}-{vocab.fingerprint}",
+        "test_fingerprint": test.fingerprint,
     }
+    if held is not None:
+        facts["held_out_fingerprint"] = held.fingerprint
     pretrained = None
     if config.model.pretrained == "none":
         if config.model.vectors is not None:

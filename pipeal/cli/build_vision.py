@@ -158,7 +158,10 @@ def vision_experiment(config: VisionConfig, say: Callable[[str], None]) -> Visio
         "skipped_images": len(broken),
         "pixels": data.size,
         "fingerprint": train.fingerprint,
+        "test_fingerprint": images.test.fingerprint,
     }
+    if held is not None:
+        facts["held_out_fingerprint"] = held.fingerprint
     return VisionExperiment(config, images, train, held, facts)
 
 

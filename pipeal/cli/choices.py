@@ -19,7 +19,7 @@ from pipeal.engine.costs import WARM_UP, Placement, place
 from pipeal.engine.device import Precision, fastest_precision
 from pipeal.engine.placement import check_sizes
 from pipeal.engine.threads import cores, threads_each
-from pipeal.errors import ConfigError, PlacementError
+from pipeal.errors import ConfigError, PlacementError, first_line
 from pipeal.train.trainer import EpochBatches
 
 Form = Literal["al", "bp"]
@@ -96,6 +96,8 @@ def _tried(
         config.engine.schedule,
         precision=precision,
         compile=config.engine.compile,
+        on_oom=config.engine.on_oom,
+        on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
         on_trial=lambda trial: say(f"  {trial}: {1e3 * (trial.seconds_per_batch or 0):.1f} ms/batch"),
     )
 

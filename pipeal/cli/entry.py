@@ -1,4 +1,12 @@
-"""How every command ends: 0, or one clear line and 2 for a user's mistake, or 130 for Ctrl-C."""
+"""How every command ends: 0, or one clear line and an exit code.
+
+| code | |
+| --- | --- |
+| 0 | all of it is done, and on the disk |
+| 1 | nobody's mistake: memory or room on the disk ran out, a loss is not finite, a stage stands still |
+| 2 | a user's mistake |
+| 130, 143 | Ctrl-C, SIGTERM |
+"""
 
 from __future__ import annotations
 
@@ -10,10 +18,21 @@ from typing import NoReturn
 
 import click
 
-from pipeal.errors import Interrupted, PipealError, SaveError, StallError
+from pipeal.errors import (
+    Interrupted,
+    NonFiniteError,
+    OutOfMemoryError,
+    PipealError,
+    SaveError,
+    StallError,
+    WorkerError,
+)
 from pipeal.outofmemory import bytes_asked, in_units, is_out_of_memory
 
-_SYSTEM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""A disk that takes no more."""
+
+_SYSTEM = (*_FULL, errno.EROFS, errno.EACCES)
 """A full or protected disk: nobody's bug."""
 
 _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
@@ -34,7 +53,8 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         arguments: Its arguments; None for those of the process.
     """
     # As Ctrl-C: the run unwinds, its workers end, and what there is by then is written.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, nor terminals know every letter
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -43,12 +63,15 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         _leave(f"{error.format_message()} (see --help)", 2)
     except click.ClickException as error:
         _leave(error.format_message(), 2)
-    except (StallError, SaveError) as error:  # nobody's mistake
+    except (StallError, WorkerError) as error:
         _leave(str(error), 1)
     except Interrupted as error:
-        _leave(str(error), error.code)
+        _leave(_with_notes(error), error.code)
+    except (SaveError, NonFiniteError, OutOfMemoryError) as error:
+        _leave(_with_notes(error), 1)
     except PipealError as error:
-        _leave("; ".join([str(error), *getattr(error, "__notes__", [])]), 2)
+        cause = error.__cause__
+        _leave(_with_notes(error), 1 if isinstance(cause, OSError) and cause.errno in _FULL else 2)
     except (KeyboardInterrupt, click.Abort):
         _leave("interrupted", 130)
     except BrokenPipeError:  # whoever read our output has left
@@ -69,6 +92,10 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
             raise
         _leave(f"{error.filename or 'output'}: {error.strerror}; make room or choose another --out", 1)
     sys.exit(0)
+
+
+def _with_notes(error: BaseException) -> str:
+    return one_line("; ".join([str(error), *getattr(error, "__notes__", [])]))
 
 
 def _leave(message: str, code: int) -> NoReturn:

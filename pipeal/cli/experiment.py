@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.choices import Form, choose
-from pipeal.cli.outcome import show, write_curves
-from pipeal.cli.run_folder import RunFolder, find_run, new_run
+from pipeal.cli.outcome import Outcome, show, write_curves, write_summary
+from pipeal.cli.run_folder import RunFolder, Status, find_run, new_run
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import replacing
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.errors import SaveError
-from pipeal.train.recorders import write_json
+from pipeal.train.attempts import Attempts
 from pipeal.train.tensorboard import require_tensorboard
 
 
@@ -27,7 +27,7 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
     Args:
         make: Builds the experiment; it is given a function to say what it is doing.
         resume: ``auto`` takes up the newest unfinished run of just this configuration, if there is one; ``never``
-            begins anew; anything else is the folder of the run to take up.
+            begins anew; anything else is the folder of the run to take up, or of one of its checkpoints.
 
     Returns:
         The run's folder.
@@ -51,22 +51,39 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
         run = found or open_now.enter_context(new_run(config))
         run.begin()
         folder = run.path
-        experiment.save(folder)
-        outcomes = []
-        for choice in chosen:
-            own = _own(folder, choice.train.mode, compared=len(forms) > 1)
-            own.mkdir(exist_ok=True, parents=True)
-            with replacing(own / "config.yaml") as aside:
+        own = [_own(folder, choice.train.mode, compared=len(forms) > 1) for choice in chosen]
+        for choice, path in zip(chosen, own, strict=True):
+            with replacing(path / "config.yaml") as aside:
                 aside.write_text(dump_config(choice), encoding="utf-8")
-            outcomes.append(train_form(experiment, choice, own, run, _say))
+        run.keep_asked()
+        experiment.save(folder)
+        attempts = Attempts(_say)
+        outcomes = [
+            train_form(experiment, choice, path, run, attempts, _say) for choice, path in zip(chosen, own, strict=True)
+        ]
         if len(forms) > 1:
-            write_curves(outcomes, folder)
-            write_json(folder / "summary.json", {outcome.form: outcome.summary() for outcome in outcomes})
+            write_curves(outcomes, folder, attempts)
+            write_summary(folder, lambda: {outcome.form: outcome.summary() for outcome in outcomes}, attempts)
+        _end(run, outcomes, attempts)
     show(outcomes, folder)
+    if attempts.missing:
+        raise SaveError(
+            f"training came to its end, but could not write {attempts}; make room, and give the same command again: it "
+            "writes what is missing"
+        )
     for outcome in outcomes:
         if outcome.unsaved is not None:
             raise SaveError(f"training came to its end, but not every checkpoint was written: {outcome.unsaved}")
     return folder
+
+
+def _end(run: RunFolder, outcomes: Sequence[Outcome], attempts: Attempts) -> None:
+    """A run is finished when all of it is on the disk; else the same command takes it up again."""
+    unsaved = [str(outcome.unsaved) for outcome in outcomes if outcome.ended_unsaved]
+    if attempts.missing:
+        unsaved.append(f"cannot write {attempts}")
+    status: Status = "failed" if unsaved else "finished"
+    attempts.make(run.status_path, lambda: run.tell(status, "; ".join(unsaved)))
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,8 +37,16 @@ _KEYS = {
 def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Adds the options that every training command has, and among them a command's own, to a click command."""
     options: list[Callable[[Command], Command]] = [
-        click.option("--mode", help="al (default), bp, or compare, which trains both."),
-        click.option("--schedule", help=f"Of the AL form: {', '.join(SCHEDULES)} (default)."),
+        click.option(
+            "--mode",
+            shell_complete=offered(("al", "bp", "compare")),
+            help="al (default), bp, or compare, which trains both.",
+        ),
+        click.option(
+            "--schedule",
+            shell_complete=offered(SCHEDULES),
+            help=f"Of the AL form: {', '.join(SCHEDULES)} (default).",
+        ),
         click.option(
             "--devices",
             help="One device per stage: cpu,cpu or cpu*4 or cuda:0,cuda:1; or auto (default), which tries some.",
@@ -52,7 +60,8 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         click.option(
             "--resume",
             metavar="auto|never|RUN",
-            help="auto (default) goes on with an unfinished run of the same command; or the folder of a run; or never.",
+            help="auto (default) goes on with an unfinished run of the same command; or the folder of a run or "
+            "of one of its checkpoints (RUN/checkpoints/step-000000100); or never.",
         ),
         click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
         click.option(
@@ -66,6 +75,11 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         return command
 
     return add
+
+
+def offered(names: Iterable[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """What a shell offers to complete a word with; other spellings stay welcome."""
+    return lambda _, __, begun: [name for name in names if name.startswith(begun.lower())]
 
 
 def configure(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeal.config import RunConfig
+from pipeal.train.attempts import Attempts
 from pipeal.train.batches import Batches
 from pipeal.train.environment import environment
 from pipeal.train.exits import ExitTable
@@ -36,6 +39,7 @@ class Outcome:
         folder: Where its files are.
         exits: What each exit is worth after the last turn; None where that is not measured.
         unsaved: What kept checkpoints from being written; None if all were.
+        ended_unsaved: Whether the last checkpoint is one of them.
         afterword: What else there is to show, in lines.
     """
 
@@ -48,11 +52,12 @@ class Outcome:
     folder: Path
     exits: ExitTable | None = None
     unsaved: str | None = None
+    ended_unsaved: bool = False
     afterword: Sequence[str] = ()
 
-    @property
+    @cached_property
     def batches(self) -> Batches:
-        """What was trained on."""
+        """What was trained on, when it has come to its end."""
         return Batches(self.totals.shapes, self.lengths)
 
     @property
@@ -95,6 +100,7 @@ class Outcome:
             "padding_share": totals.padding_share,
             "samples_per_batch": totals.samples / totals.batches,
             "non_finite_updates_skipped": totals.non_finite,
+            "batches_left_out": len(totals.left_out),
             "updates_in_parts": totals.splits,
             "batches_per_epoch": totals.batches / len(self.rows),
             "batches": self.batches.summary(),
@@ -119,22 +125,30 @@ class Outcome:
             "environment": environment(),
         }
 
-    def write(self) -> None:
+    def write(self, attempts: Attempts) -> None:
         """Writes ``summary.json``, ``curves.png`` and, for samples with lengths, ``batches.png``, if there are rows."""
         if not self.rows:
             return
-        write_json(self.folder / "summary.json", self.summary())
-        write_curves([self], self.folder)
+        write_summary(self.folder, self.summary, attempts)
+        write_curves([self], self.folder, attempts)
         if self.lengths is not None:
             title = f"{self.config.dataset} {self.config.model.name} {self.form}: batches"
-            self.batches.draw(self.folder / "batches.png", title, self.totals.padding_share)
+            path = self.folder / "batches.png"
+            attempts.make(path, lambda: self.batches.draw(path, title, self.totals.padding_share))
 
 
-def write_curves(outcomes: Sequence[Outcome], folder: Path) -> None:
+def write_summary(folder: Path, summary: Callable[[], Mapping[str, Any]], attempts: Attempts) -> None:
+    """Writes ``summary.json``."""
+    path = folder / "summary.json"
+    attempts.make(path, lambda: write_json(path, summary()))
+
+
+def write_curves(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts) -> None:
     """Draws the curves of one form, or of several for comparison."""
     config = outcomes[0].config
     rows = {outcome.form: outcome.rows for outcome in outcomes}
-    draw_curves(rows, folder / "curves.png", title=f"{config.dataset} {config.model.name}")
+    path, title = folder / "curves.png", f"{config.dataset} {config.model.name}"
+    attempts.make(path, lambda: draw_curves(rows, path, title=title))
 
 
 def show(outcomes: Sequence[Outcome], folder: Path) -> None:
@@ -165,6 +179,8 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     for outcome in outcomes:
         if outcome.totals.non_finite:
             print(f"skipped:  {outcome.totals.non_finite:,} updates of {outcome.form} layers, for a non-finite loss")
+        if outcome.totals.left_out:
+            print(f"left out: {len(outcome.totals.left_out):,} batches of {outcome.form}, for which it went back")
         if outcome.totals.splits:
             print(f"in parts: {outcome.totals.splits:,} updates of {outcome.form} layers, for want of memory")
         if outcome.exits is not None:

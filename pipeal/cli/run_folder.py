@@ -4,26 +4,32 @@
 
     <out>/<dataset>-<model>-<mode>-001/
         asked.yaml     the configuration as asked for: the same command finds its unfinished run by it
-        status.json    running, finished, interrupted or failed
+        status.json    running, finished, interrupted or failed; since when, and how often it was taken up again
         run.lock       locked by the process that writes here, as long as it lives
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
+import re
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from itertools import count
 from pathlib import Path
+from shutil import rmtree
 from types import TracebackType
 from typing import Any, Literal
+from uuid import uuid4
 
 from pipeal.config import RunConfig, dump_config, load_config
-from pipeal.errors import ConfigError, Interrupted, PipealError, first_line
+from pipeal.data.atomic import replacing, sync_folder
+from pipeal.data.lock import FileLock
+from pipeal.errors import ConfigError, DataError, Interrupted, PipealError, first_line
+from pipeal.train.manifest import read_manifest
 from pipeal.train.recorders import write_json
 
 Status = Literal["running", "finished", "interrupted", "failed"]
@@ -34,26 +40,33 @@ class RunFolder:
 
     Args:
         path: The folder.
-        config: As asked for.
-        resumed: Whether there was a run in it.
+        config: As asked for now.
+        asked: As its run was asked for before; None for a new one.
         lock: Its lock, held.
 
     Attributes:
-        asked: What its run was asked for first.
+        resumed: Whether there was a run in it.
+        asked: What its run was asked for before, or is now.
+        checkpoint: The folder of the checkpoint to go on from; None for the newest.
     """
 
-    def __init__(self, path: Path, config: RunConfig, *, resumed: bool, lock: int) -> None:
+    def __init__(self, path: Path, config: RunConfig, *, asked: RunConfig | None, lock: FileLock) -> None:
         self.path = path
-        self.resumed = resumed
+        self.checkpoint: Path | None = None
+        self.resumed = asked is not None
+        self.asked = asked or config
+        self._config = config
         self._lock = lock
-        self._epochs = config.train.epochs
-        self._epoch = 0
-        self._began = ""
-        if resumed:
-            self.asked = load_config(type(config), path / "asked.yaml")
-        else:
-            self.asked = config
-            (path / "asked.yaml").write_text(dump_config(config), encoding="utf-8")
+        self._status: Status | None = None
+        told = _told(path)
+        self._epoch = _count(told.get("epoch"))
+        self._started = str(told.get("started") or _now())
+        self._resumes = _count(told.get("resumes")) + self.resumed
+
+    @property
+    def status_path(self) -> Path:
+        """The file that :meth:`tell` writes."""
+        return self.path / "status.json"
 
     def __enter__(self) -> RunFolder:
         return self
@@ -62,10 +75,11 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if not self._began:
+            if self._status is None:
                 return  # a mistake was found before anything was done
             if error is None:
-                self.tell("finished")
+                if self._status == "running":
+                    self.tell("finished")
             elif isinstance(error, (KeyboardInterrupt, SystemExit, Interrupted)):
                 self.tell("interrupted", str(error))
             else:
@@ -74,24 +88,41 @@ class RunFolder:
             if error is None:
                 raise  # a run that cannot say that it finished will be taken up again: the user should know
         finally:
-            os.close(self._lock)
+            self._lock.release()
 
     def begin(self) -> None:
-        """Says that the run is under way."""
-        self._began = _now()
+        """Says that the run is under way, and removes what a killed process left half-written."""
+        for left in (*self.path.glob(".*.aside"), *self.path.glob("*/.*.aside")):
+            if left.is_file():  # checkpoints have a broom of their own
+                left.unlink(missing_ok=True)
         self.tell("running")
 
+    def keep_asked(self) -> None:
+        """From here on the run is found by what it is asked for now; all that was chosen for that is written by then.
+
+        Raises:
+            DataError: The system refused to write.
+        """
+        if self._config != self.asked:
+            _write_asked(self.path, self._config)
+
     def tell(self, status: Status, message: str = "", epoch: int | None = None) -> None:
-        """Writes how the run stands, with the epochs behind it."""
+        """Writes how the run stands, with the epochs behind it; when it began first is kept.
+
+        Raises:
+            DataError: The system refused to write.
+        """
+        self._status = status
         self._epoch = self._epoch if epoch is None else epoch
         write_json(
-            self.path / "status.json",
+            self.status_path,
             {
                 "status": status,
                 "message": message,
                 "epoch": self._epoch,
-                "epochs": self._epochs,
-                "started": self._began,
+                "epochs": self._config.train.epochs,
+                "started": self._started,
+                "resumes": self._resumes,
                 "updated": _now(),
                 "pid": os.getpid(),
             },
@@ -104,7 +135,7 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
     Args:
         config: As asked for.
         resume: ``auto`` takes the newest unfinished run of the same configuration, if there is one; ``never`` none;
-            anything else is the folder of a run.
+            anything else is the folder of a run, or of one of its checkpoints to go on from.
 
     Raises:
         ConfigError: The folder holds no run, another process works in it, or its run was asked for with another
@@ -114,7 +145,9 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
         return None
     if resume != "auto":
         return _named(Path(resume), config)
-    for path in sorted(Path(config.out).glob(f"{_name(config)}-[0-9]*"), reverse=True):
+    paths = Path(config.out).glob(f"{_name(config)}-*")
+    numbered = [(number, path) for path in paths if (number := _number(path, config)) is not None]
+    for _, path in sorted(numbered, reverse=True):
         found = _unfinished(path, config)
         if found is not None:
             return found
@@ -122,79 +155,132 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
 
 
 def new_run(config: RunConfig) -> RunFolder:
-    """Makes the first folder of ``name-001``, ``name-002``, … that is not there yet, and locks it.
+    """Makes the first folder of ``name-001``, ``name-002``, … that is not there yet or empty, and locks it.
 
     Raises:
         ConfigError: The folder for all runs cannot be used.
     """
     root = Path(config.out)
+    # Made aside: whoever finds the folder under its name finds it whole, and locked.
+    aside = root / f".{_name(config)}.{uuid4().hex[:12]}.aside"
+    lock = None
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for number in count(1):
-            path = root / f"{_name(config)}-{number:03d}"
-            with suppress(FileExistsError):
-                path.mkdir()
-                lock = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
-                fcntl.lockf(lock, fcntl.LOCK_EX)
-                return RunFolder(path, config, resumed=False, lock=lock)
-    except OSError as error:
-        raise ConfigError(f"out: cannot use {root}: {error.strerror or error}; choose another --out") from error
-    raise AssertionError("unreachable: counting does not end")
+        aside.mkdir(parents=True)
+        lock = FileLock.take(aside / "run.lock")
+        assert lock is not None  # nobody else knows of it
+        _write_asked(aside, config)
+        path = next(path for path in map(partial(_numbered, config), count(1)) if _takes_name(aside, path))
+        sync_folder(root)
+        return RunFolder(path, config, asked=None, lock=lock)
+    except BaseException as error:
+        if lock is not None:
+            lock.release()
+        rmtree(aside, ignore_errors=True)
+        cause = error.__cause__ if isinstance(error, DataError) else error
+        if isinstance(cause, OSError):
+            raise ConfigError(f"out: cannot use {root}: {cause.strerror or cause}; choose another --out") from cause
+        raise
 
 
 def _name(config: RunConfig) -> str:
     return f"{config.dataset}-{config.model.name}-{config.train.mode}"
 
 
+def _numbered(config: RunConfig, number: int) -> Path:
+    return Path(config.out) / f"{_name(config)}-{number:03d}"
+
+
+def _number(path: Path, config: RunConfig) -> int | None:
+    """That of a run of this name; None for other folders.
+
+    The thousandth has four digits, so that names do not sort as their numbers do.
+    """
+    found = re.fullmatch(rf"{re.escape(_name(config))}-(\d{{3,}})", path.name, re.ASCII)
+    return None if found is None else int(found[1])
+
+
+def _takes_name(aside: Path, path: Path) -> bool:
+    """Renames a folder, unless the name is taken; a folder without anything in it gives way."""
+    try:
+        aside.rename(path)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            return False
+        raise
+    return True
+
+
+def _write_asked(path: Path, config: RunConfig) -> None:
+    with replacing(path / "asked.yaml") as aside:
+        aside.write_text(dump_config(config), encoding="utf-8")
+
+
 def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
     """The run in a folder, locked, if it was asked for in just this way, did not finish, and nobody works at it."""
+    if not (path / "asked.yaml").is_file():
+        return None
     try:
-        asked = (path / "asked.yaml").read_text(encoding="utf-8")
-        lock = _try_lock(path)
+        asked = load_config(type(config), path / "asked.yaml")
+        # It lies where runs are looked for now, however that was spelled before.
+        if replace(asked, out=config.out) != config:
+            return None
+        lock = FileLock.take(path / "run.lock")
     except (OSError, ValueError):
         return None
     if lock is None:
         return None
-    if asked != dump_config(config) or _status(path) == "finished":
-        os.close(lock)
+    if _told(path).get("status") == "finished":
+        lock.release()
         return None
-    return RunFolder(path, config, resumed=True, lock=lock)
+    return RunFolder(path, config, asked=asked, lock=lock)
 
 
 def _named(path: Path, config: RunConfig) -> RunFolder:
+    run = _run_of(path)
+    if run is not None:
+        read_manifest(path)  # a mistake is told before anything is done
+        found = _named(run, config)
+        found.checkpoint = path
+        return found
     if not (path / "asked.yaml").is_file():
-        raise ConfigError(f"--resume {path}: no run there; expected the folder of a run, or auto or never")
+        raise ConfigError(
+            f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
+        )
     asked = load_config(type(config), path / "asked.yaml")
     for (key, before), (_, now) in zip(_decisive(asked), _decisive(config), strict=True):
         if before != now:
             raise ConfigError(
                 f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
             )
-    lock = _try_lock(path)
+    try:
+        lock = FileLock.take(path / "run.lock")
+    except OSError as error:
+        raise ConfigError(f"--resume {path}: cannot work there: {error.strerror or error}") from error
     if lock is None:
         raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
-    return RunFolder(path, config, resumed=True, lock=lock)
+    return RunFolder(path, config, asked=asked, lock=lock)
 
 
-def _try_lock(path: Path) -> int | None:
-    """The lock of a folder; None if another process holds it.
-
-    Of the kind that forked loader workers do not inherit: they may outlive a run that was killed.
-    """
-    lock = os.open(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
+def _run_of(path: Path) -> Path | None:
+    """The run that a checkpoint is of; None for other folders."""
+    path = path.resolve()
+    if path.parent.name != "checkpoints" or not path.name.startswith("step-"):
         return None
-    return lock
+    own = path.parents[1]  # or in a comparison, where each form has one
+    return own if (own / "asked.yaml").is_file() else own.parent
 
 
-def _status(path: Path) -> str | None:
+def _told(path: Path) -> dict[str, Any]:
+    """What a run told last; nothing if it told nothing that can be read."""
     try:
-        return str(json.loads((path / "status.json").read_text(encoding="utf-8"))["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        found = json.loads((path / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _count(told: object) -> int:
+    return told if isinstance(told, int) and told >= 0 else 0
 
 
 _FREE = (

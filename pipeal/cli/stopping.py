@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+from pipeal.data import Batch
+from pipeal.data.workers import worker_failure
+from pipeal.errors import Interrupted
+from pipeal.train.trainer import EpochBatches, Leave
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -13,7 +20,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopRequest:
     """Listens to both signals within its ``with`` block; outside of it they do what they did before.
 
-    Used from the main thread; in any other it hears nothing.
+    Used from the main thread; in any other it hears nothing. Nor does it hear a signal that is ignored (SIGINT is in
+    what a script starts in the background), or one for which code in another language has a handler of its own, which
+    could not be given back.
 
     Attributes:
         signal: The signal that came first; None while none has come.
@@ -29,7 +38,13 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._heard) for number in _SIGNALS}
+            for number in _SIGNALS:
+                before = signal.getsignal(number)
+                if before is not None and before != signal.SIG_IGN:
+                    self._before[number] = before
+                    signal.signal(number, self._heard)
+            if self.signal is not None:  # it came before there was a handler for both
+                self._give_back()
         return self
 
     def __exit__(
@@ -38,10 +53,61 @@ class StopRequest:
         self._give_back()
 
     def _heard(self, number: int, _: FrameType | None) -> None:
-        self.signal = signal.Signals(number)
+        self.signal = self.signal or signal.Signals(number)
         self._give_back()
 
     def _give_back(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+
+class Stoppable:
+    """Batches that are wanted no longer than the run goes on: what signals a whole machine may end their workers first.
+
+    Args:
+        batches: What is trained on.
+        stop: Asked when a batch cannot be had.
+    """
+
+    def __init__(self, batches: EpochBatches, stop: StopRequest) -> None:
+        self._batches = batches
+        self._stop = stop
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches; raises :class:`Leave` where they fail after the request."""
+        try:
+            yield from self._batches
+        except Exception as error:
+            if self._stop.signal is None:
+                raise
+            raise Leave from error
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Chooses the epoch, and the batch that iterators begin with."""
+        self._batches.set_epoch(epoch, first)
+
+    def close(self) -> None:
+        """Ends what prepares the batches."""
+        self._batches.close()
+
+
+@contextmanager
+def worker_failures(stop: StopRequest) -> Iterator[None]:
+    """Names the failure of a worker process, which PyTorch may raise anywhere, between any two lines.
+
+    Raises:
+        WorkerError: There was one.
+        Interrupted: There was one after the request: the end that was asked for.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        failure, code = worker_failure(error), stop.code()
+        if failure is None:
+            raise
+        if code is not None:
+            raise Interrupted("interrupted; the same command goes on from the last checkpoint", code) from error
+        raise failure from error

@@ -10,18 +10,18 @@ from pipeal.cli import entry
 from pipeal.cli.build_language import DATASETS, canonical_corpus, language_experiment
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.experiment import run_experiment
-from pipeal.cli.options import configure, training_options
+from pipeal.cli.options import configure, offered, training_options
 from pipeal.config import LanguageConfig, TextConfig, find_config
-from pipeal.data import canonical_text_name
+from pipeal.data import TEXT_DATASETS, canonical_text_name
 from pipeal.errors import ConfigError
-from pipeal.models import LANGUAGE_MODELS, canonical_language_model, canonical_text_model
+from pipeal.models import LANGUAGE_MODELS, TEXT_MODELS, canonical_language_model, canonical_text_model
 
 PRESETS = ("cpu", "gpu")
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
-@click.argument("dataset")
-@click.argument("model")
+@click.argument("dataset", shell_complete=offered((*TEXT_DATASETS, *DATASETS)))
+@click.argument("model", shell_complete=offered((*TEXT_MODELS, *LANGUAGE_MODELS)))
 @training_options(
     click.option("--max-len", type=int, help="Words kept of a text; default: the published length."),
     click.option("--text", metavar="FILE", help="The file that the data set text stands for; charlm."),

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
 from pipeal.cli.outcome import Outcome
 from pipeal.cli.run_folder import RunFolder
-from pipeal.cli.stopping import StopRequest
+from pipeal.cli.stopping import Stoppable, StopRequest, worker_failures
 from pipeal.config import RunConfig
-from pipeal.data.atomic import replacing
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.blame import add_note
-from pipeal.errors import DataError, NonFiniteError, PipealError, first_line
+from pipeal.errors import DataError, Interrupted, NonFiniteError
+from pipeal.train.attempts import Attempts
 from pipeal.train.calibration import calibrate
-from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.checkpoint import Checkpoint, CheckpointStore
 from pipeal.train.chrome_trace import write_chrome_trace
 from pipeal.train.exit_plot import draw_exits
 from pipeal.train.exits import ExitTable, exit_table
 from pipeal.train.keeper import CheckpointKeeper, TakenUp
+from pipeal.train.kept_batch import keep_batch
 from pipeal.train.position import Position
 from pipeal.train.progress import Progress
 from pipeal.train.recorders import CsvRecorder, EpochRow, JsonLinesRecorder, Recorder, write_json
-from pipeal.train.saver import Saver
+from pipeal.train.rewind import Rewinds, go_back
+from pipeal.train.saver import PATIENCE_S, Saver
 from pipeal.train.tensorboard import TensorBoardRecorder
 from pipeal.train.timeline import draw_timeline
 from pipeal.train.trainer import Course, EpochBatches, Leave, Scores, accuracy, accuracy_and_loss, fit
@@ -40,7 +42,9 @@ TRACE_FROM = 10
 Say = Callable[[str], None]
 
 
-def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: RunFolder, say: Say) -> Outcome:
+def train_form(
+    experiment: Experiment, config: RunConfig, folder: Path, run: RunFolder, attempts: Attempts, say: Say
+) -> Outcome:
     """All turns of one form. What there is by then is written even if the last epoch does not come.
 
     Args:
@@ -48,6 +52,7 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
         config: Of this form, with every choice made.
         folder: Its own.
         run: The run's folder, told how the run stands.
+        attempts: What is written beside the checkpoints goes through it.
         say: Told what is being done.
 
     Raises:
@@ -56,11 +61,13 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
     """
     train, form = config.train, config.train.mode
     with CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
-        saved = store.newest(say) if run.resumed else None
+        saved = _saved(store, run, form, say) if run.resumed else None
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
-        if taken_up is not None:
+        if saved is not None and taken_up is not None:
             _check_same(experiment.facts, taken_up.facts)
+            if position.turn > train.repeat:
+                raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
             say(f"{form.upper()} goes on after batch {position.part.batches} of epoch {position.epoch + 1}")
         package = experiment.package(form, _seed(config, position.turn))
         parameters = package.effective_parameters(), package.affiliated_parameters()
@@ -73,26 +80,54 @@ def train_form(experiment: Experiment, config: RunConfig, folder: Path, run: Run
                 Progress(epochs=train.epochs, turns=train.repeat, label=outcome.form) as progress,
             ):
                 recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(config, folder)]
-                training = _Training(experiment, config, folder, run, say, saver, recorders, progress)
-                for row in position.rows:
-                    training.record(row)
-                if taken_up is not None:
+                training = _Training(experiment, config, folder, run, attempts, say, store, saver, recorders, progress)
+                training.record_again(position.rows)
+                training.tell(position.epoch)
+                if saved is not None and taken_up is not None:
                     taken_up.load_into(package)
+                    store.make_newest(saved)
                     taken_up = None  # its copy of all states is no longer needed
                 training.turn(package, position)
                 while position.turn < train.repeat:
                     position.next_turn()
                     training.turn(experiment.package(form, _seed(config, position.turn)), position)
             outcome.exits, outcome.unsaved = training.exits, saver.last_failure
+            outcome.ended_unsaved = saver.failing
             outcome.afterword = training.afterword
         except BaseException as error:
-            try:
-                outcome.write()
-            except (OSError, PipealError) as second:
-                add_note(error, str(second))
+            outcome.write(attempts)
+            if attempts.missing:
+                add_note(error, f"cannot write {attempts}")
             raise
-        outcome.write()
+        for recorder in recorders:
+            if recorder.path in attempts.missing:
+                attempts.make(recorder.path, partial(recorder.rewrite, position.rows))
+        outcome.write(attempts)
     return outcome
+
+
+def _saved(store: CheckpointStore, run: RunFolder, form: str, say: Say) -> Checkpoint | None:
+    """The checkpoint to go on from: the one that was named, if it is of this form, or the newest."""
+    named = run.checkpoint
+    if named is not None and named.resolve().parent == store.folder.resolve():
+        return Checkpoint.open(named)
+    return _newest(store, form, say)
+
+
+def _newest(store: CheckpointStore, form: str, say: Say) -> Checkpoint | None:
+    """The checkpoint to go on from; where there is none, that is said."""
+    bad = []
+
+    def tell(text: str) -> None:
+        bad.append(text)
+        say(text)
+
+    found = store.newest(tell)
+    if found is None and bad:
+        say(f"no checkpoint in {store.folder} is as it was written: {form.upper()} begins anew in the same folder")
+    elif found is None:
+        say(f"there is no checkpoint in {store.folder} yet: {form.upper()} begins at its first batch")
+    return found
 
 
 @dataclass
@@ -103,7 +138,9 @@ class _Training:
     config: RunConfig
     folder: Path
     run: RunFolder
+    attempts: Attempts
     say: Say
+    store: CheckpointStore
     saver: Saver
     recorders: Sequence[Recorder]
     progress: Progress
@@ -111,58 +148,86 @@ class _Training:
     afterword: Sequence[str] = ()
 
     def turn(self, package: ALPackage, position: Position) -> None:
-        """What is still to come of one turn, and after the last one the exits."""
+        """What is still to come of one turn, and after the last one the exits; it may take several attempts."""
+        begun, rewinds = deepcopy(position), Rewinds()
+        while True:
+            rewinds.planned = None
+            try:
+                return self._attempt(package, position, rewinds)
+            except NonFiniteError as error:
+                if rewinds.planned is None:
+                    raise
+                rows = len(position.rows)
+                written = self.saver.flush(PATIENCE_S)  # what was asked for before may be the newest
+                saved = self.store.newest(self.say)
+                if not written or not go_back(package, position, saved, begun, partial(self._package, position.turn)):
+                    add_note(error, f"there is no good checkpoint in {self.store.folder} to go back to")
+                    raise
+                if len(position.rows) < rows:
+                    self.record_again(position.rows)
+            where = f"batch {position.part.batches} of epoch {position.epoch + 1}"
+            self.say(f"{rewinds.planned}; going back to {where}")
+
+    def _attempt(self, package: ALPackage, position: Position, rewinds: Rewinds) -> None:
         seed = _seed(self.config, position.turn)
-        with ExitStack() as open_now:
+        stop = StopRequest()
+        with worker_failures(stop), ExitStack() as open_now:
             batches = open_now.enter_context(closing(self.experiment.train_batches(seed)))
-            drawn = (self.folder / "timeline.png").exists()
-            traced = None if drawn else _window(self.config.engine.trace_batches, batches)
+            drawn = all(path.exists() for path in self._pictures)
+            traced = None if drawn else _window(self.config, batches, position)
             pipe = open_now.enter_context(
                 open_pipeline(package, self.config, seed, position.batches, traced, self.folder)
             )
-            with StopRequest() as stop:
+            with stop:
                 every = self.config.train.checkpoint.every
-                keeper = CheckpointKeeper(self.saver, every, stop.code, self.experiment.facts)
+                keeper = CheckpointKeeper(
+                    self.saver,
+                    every,
+                    stop.code,
+                    self.experiment.facts,
+                    ends_on_broken=self.config.train.on_non_finite != "skip",
+                    look_until=rewinds.look_until,
+                )
                 evaluate = self._evaluate(stop)
                 try:
-                    for row in fit(pipe, batches, evaluate, course_of(self.config), self.progress, position, keeper):
+                    wanted, course = Stoppable(batches, stop), course_of(self.config)
+                    for row in fit(pipe, wanted, evaluate, course, self.progress, position, keeper):
                         self.record(row)
-                        self.run.tell("running", epoch=row.epoch)
-                        if not drawn:
-                            self._draw(pipe)
-                            drawn = True
+                        drawn = drawn or self._draw(pipe)
+                        self.tell(row.epoch)
                 except NonFiniteError as error:
-                    self._keep(error, batches, position)
+                    if self.config.train.on_non_finite != "stop-and-rewind" or not rewinds.plan(error, position):
+                        keep_batch(error, batches, position, self.folder, self.run.path)
+                    elif (code := keeper.asked_to_end()) is not None:
+                        raise Interrupted(
+                            f"interrupted: {rewinds.planned}; the same command goes back", code
+                        ) from error
                     raise
-                if stop.signal is not None:  # it came when the last epoch was behind
+                except Leave:  # the batches failed when the end had been asked for
                     keeper.leave(pipe, position)
+            if stop.signal is not None:  # it came when the last epoch was behind
+                keeper.leave(pipe, position)
             if position.turn == self.config.train.repeat:
-                self.exits = measure_exits(self.experiment, self.config, pipe, self.folder, self.say)
+                self.exits = self._measure_exits(pipe)
                 self.afterword = self.experiment.afterword(pipe)
 
     def record(self, row: EpochRow) -> None:
         """Writes an epoch in every format."""
         for recorder in self.recorders:
-            recorder.write(row)
+            self.attempts.make(recorder.path, partial(recorder.write, row))
 
-    def _keep(self, error: NonFiniteError, batches: EpochBatches, position: Position) -> None:
-        """Leaves the batch that a layer could not learn from, and says where, and which samples it held."""
-        batches.set_epoch(position.epoch, error.batch - (position.batches - position.part.batches))
-        batch = next(iter(batches))
-        few = ", ".join(map(str, batch.indices[:10])) + (", …" if len(batch.indices) > 10 else "")
-        path = self.folder / f"non-finite-batch-{error.batch:09d}.pt"
-        kept = {"x": batch.x, "y": batch.y, "indices": batch.indices, "layer": error.layer, "losses": error.losses}
-        try:
-            with replacing(path) as aside:
-                torch.save(kept, aside)
-        except (PipealError, RuntimeError) as second:  # PyTorch says of a full disk that it is a RuntimeError
-            add_note(error, f"the batch (training samples {few}) could not be kept: {first_line(second)}")
-            return
-        add_note(
-            error,
-            f"the batch is kept in {path} (training samples {few}); look at it, or let such "
-            f"updates be left out: --resume {self.run.path} --set train.on_non_finite=skip",
-        )
+    def record_again(self, rows: Sequence[EpochRow]) -> None:
+        """Writes these epochs and no others: what was recorded of epochs that are to come again is dropped."""
+        for recorder in self.recorders:
+            self.attempts.make(recorder.path, partial(recorder.rewrite, rows))
+
+    def tell(self, epoch: int) -> None:
+        """Tells whoever looks how the run stands, and the user what could not be written."""
+        self.attempts.make(self.run.status_path, partial(self.run.tell, "running", epoch=epoch))
+        self.attempts.tell()
+
+    def _package(self, turn: int) -> ALPackage:
+        return self.experiment.package(self.config.train.mode, _seed(self.config, turn))
 
     def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], Scores]:
         parts = self.experiment.train_evaluation(), self.experiment.test_evaluation()
@@ -177,11 +242,41 @@ class _Training:
 
         return evaluate
 
-    def _draw(self, pipe: Pipeline) -> None:
+    @property
+    def _pictures(self) -> tuple[Path, Path]:
+        return self.folder / "timeline.png", self.folder / "trace.json"
+
+    def _draw(self, pipe: Pipeline) -> bool:
+        """Draws the batches that were traced; whether it is done: they may be those of the next epoch."""
         config, spans, devices = self.config, pipe.spans(), [str(stage.device) for stage in pipe.stages]
+        if not spans:
+            return False
         title = f"{config.dataset} {config.model.name} {config.train.mode.upper()}, {pipe.schedule.name}"
-        draw_timeline(spans, self.folder / "timeline.png", title=title, devices=devices)
-        write_chrome_trace(spans, self.folder / "trace.json", devices)
+        timeline, trace = self._pictures
+        written = (
+            self.attempts.make(timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices)),
+            self.attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices)),
+        )
+        return all(written)
+
+    def _measure_exits(self, pipe: Pipeline) -> ExitTable | None:
+        """Accuracy and cost of every exit and of the calibrated early exit, as ``exits.json`` and ``exits.png``.
+
+        None for a model with a single exit, and where the configuration holds out no samples to calibrate on.
+        """
+        experiment, config = self.experiment, self.config
+        held_out = experiment.held_out()
+        if held_out is None or config.train.mode == "bp":
+            return None
+        self.say("calibrating the early exit on held-out samples")
+        table = exit_table(
+            pipe, experiment.test_evaluation(), calibrate(pipe, held_out, tolerance=config.train.exit_tolerance)
+        )
+        kept, drawn = self.folder / "exits.json", self.folder / "exits.png"
+        title = f"{config.dataset} {config.model.name}: exits"
+        self.attempts.make(kept, lambda: write_json(kept, table.summary()))
+        self.attempts.make(drawn, lambda: draw_exits(table, drawn, title=title))
+        return table
 
 
 def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
@@ -245,34 +340,30 @@ def open_pipeline(
         precision=config.train.precision,
         compile=engine.compile,
         stall_timeout_s=engine.stall_timeout_s,
-        on_non_finite=config.train.on_non_finite,
+        # To go back is not the pipeline's to do: it ends.
+        on_non_finite="skip" if config.train.on_non_finite == "skip" else "raise",
         on_oom=engine.on_oom,
         dump_folder=dump_folder,
         trace=traced,
     )
 
 
-def measure_exits(
-    experiment: Experiment, config: RunConfig, pipe: Pipeline, folder: Path, say: Say
-) -> ExitTable | None:
-    """Accuracy and cost of every exit and of the calibrated early exit, kept as ``exits.json`` and ``exits.png``.
+def _window(config: RunConfig, batches: EpochBatches, position: Position) -> Window | None:
+    """Steady state, if an epoch is long enough to reach it; None where no batch is still to come.
 
-    None for a model with a single exit, and where the configuration holds out no samples to calibrate on.
+    Counted from where the training goes on: in the rest of the epoch under way if that is long enough, or else in the
+    next one if there is one.
     """
-    held_out = experiment.held_out()
-    if held_out is None or config.train.mode == "bp":
+    epochs, count = config.train.epochs - position.epoch, config.engine.trace_batches
+    if epochs < 1:
         return None
-    say("calibrating the early exit on held-out samples")
-    table = exit_table(
-        pipe, experiment.test_evaluation(), calibrate(pipe, held_out, tolerance=config.train.exit_tolerance)
-    )
-    write_json(folder / "exits.json", table.summary())
-    draw_exits(table, folder / "exits.png", title=f"{config.dataset} {config.model.name}: exits")
-    return table
-
-
-def _window(count: int, batches: EpochBatches) -> Window:
-    """Steady state, if the first epoch is long enough to reach it."""
-    batches.set_epoch(0)
-    count = min(count, len(batches))
-    return Window(min(TRACE_FROM, len(batches) - count), count)
+    done = position.part.batches
+    batches.set_epoch(position.epoch)
+    left = first = len(batches) - done
+    if left >= count + TRACE_FROM or not done or epochs == 1:
+        first = 0
+    else:
+        batches.set_epoch(position.epoch + 1)
+        left = len(batches)
+    count = min(count, left)
+    return Window(first + min(TRACE_FROM, left - count), count) if count else None

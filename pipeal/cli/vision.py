@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from pipeal.cli import entry
 from pipeal.cli.build_vision import vision_experiment
 from pipeal.cli.experiment import run_experiment
-from pipeal.cli.options import configure, training_options
+from pipeal.cli.options import configure, offered, training_options
 from pipeal.config import VisionConfig
-from pipeal.data import canonical_image_name
-from pipeal.models import canonical_vision_model
+from pipeal.data import IMAGE_DATASETS, Augmentation, canonical_image_name
+from pipeal.models import VISION_MODELS, canonical_vision_model
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
-@click.argument("dataset")
-@click.argument("model")
+@click.argument("dataset", shell_complete=offered(IMAGE_DATASETS))
+@click.argument("model", shell_complete=offered(VISION_MODELS))
 @training_options(
     click.option("--size", type=int, help="Side of the images, in pixels; default: 32."),
-    click.option("--augmentation", help="Of training images: none, basic or strong; default: the experiment's."),
+    click.option(
+        "--augmentation",
+        shell_complete=offered(get_args(Augmentation)),
+        help="Of training images: none, basic or strong; default: the experiment's.",
+    ),
     click.option("--batch-size", type=int, help="Images per training batch; default: the experiment's."),
 )
 def command(

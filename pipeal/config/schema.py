@@ -112,8 +112,9 @@ class TrainConfig:
             the hardware computes in it at full speed.
         exit_tolerance: The share of samples that the calibrated early exit may get wrong beside the full path.
         train_accuracy_samples: How many training samples the training accuracy is taken on; None for all.
-        on_non_finite: What a non-finite loss does: ``raise`` ends the run, and keeps the batch for a look; ``skip``
-            leaves that layer's update out, and counts it.
+        on_non_finite: What a non-finite loss, or weight, does: ``raise`` ends the run, and keeps the batch for a look;
+            ``skip`` leaves that layer's update out, and counts it; ``stop-and-rewind`` goes back to the newest good
+            checkpoint, and over the same batches again without the one that did it.
         checkpoint: When it is saved.
         tensorboard: Whether the epochs are also written for TensorBoard, which is an extra of the package.
     """
@@ -126,7 +127,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     exit_tolerance: Share = 0.005
     train_accuracy_samples: Count | None = None
-    on_non_finite: Literal["raise", "skip"] = "raise"
+    on_non_finite: Literal["raise", "skip", "stop-and-rewind"] = "raise"
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tensorboard: Flag = False
 

@@ -27,7 +27,7 @@ from pipeal.data.grouping import (
 )
 from pipeal.data.imagecache import OnBroken
 from pipeal.data.imageloader import ImageBatches
-from pipeal.data.images import ImageDataset, canonical_image_name, load_images
+from pipeal.data.images import IMAGE_DATASETS, ImageDataset, canonical_image_name, load_images
 from pipeal.data.imagesplit import ImageSplit
 from pipeal.data.iterators import (
     BlockwiseShuffleIterator,
@@ -81,14 +81,16 @@ from pipeal.data.sizeaware import SizeAwareBatchSampler, size_aware_batching
 from pipeal.data.sizebuckets import BucketBatchSampler, Buckets, EmptyBucketsError, create_buckets
 from pipeal.data.sources import SOURCES, Source, unpack_imdb, unpack_members
 from pipeal.data.stream import BinnedBatchIterator, StreamBatch
-from pipeal.data.text import TextDataset, TextSplit, canonical_text_name, load_text
+from pipeal.data.text import TEXT_DATASETS, TextDataset, TextSplit, canonical_text_name, load_text
 from pipeal.data.vocab import Vocab
 from pipeal.outofmemory import is_out_of_memory
 
 __all__ = [
     "FEATURES",
+    "IMAGE_DATASETS",
     "SOURCES",
     "STOP_WORDS",
+    "TEXT_DATASETS",
     "Alphabet",
     "Annotated",
     "AnnotatedModule",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias, get_args
@@ -16,6 +15,7 @@ from pipeal.data.augment import Augment, Augmentation
 from pipeal.data.imagesplit import ImageSplit
 from pipeal.data.loader import Batch
 from pipeal.data.samplers import FixedBatchSampler
+from pipeal.data.workers import serve_parent, starting_workers, worker_failure
 from pipeal.errors import ConfigError, DataError, ScheduleError, unknown_name
 
 _Order: TypeAlias = tuple[int, list[int]]
@@ -163,6 +163,7 @@ class _Crew:
 
     def __init__(self, maker: _Maker, workers: int, pin_memory: bool, start_method: str | None) -> None:
         self._orders = _Orders()
+        self._start_method = start_method
         self._loader: DataLoader[tuple[Tensor, Tensor]] | None = DataLoader(
             maker,
             batch_size=None,
@@ -173,6 +174,7 @@ class _Crew:
             prefetch_factor=2,
             persistent_workers=True,
             multiprocessing_context=start_method,
+            worker_init_fn=serve_parent,
             # Of its own: the loader would draw its workers' seeds from the default generator.
             generator=torch.Generator(),
         )
@@ -183,7 +185,8 @@ class _Crew:
         """Begins a pass, and gives its number."""
         assert self._loader is not None
         self._orders.orders = orders
-        self._batches = iter(self._loader)
+        with starting_workers(self._start_method):
+            self._batches = iter(self._loader)
         self._turn += 1
         return self._turn
 
@@ -203,26 +206,21 @@ class _Crew:
         """The next batch of the pass under way.
 
         Raises:
-            DataError: A worker died.
+            WorkerError: A worker died.
         """
         assert self._batches is not None
         try:
             x, y = next(self._batches)
         except RuntimeError as error:
-            if _DIED.search(str(error)):
-                raise DataError(
-                    "a worker process that prepares images died, perhaps for want of memory; lower data.workers, "
-                    f"or set it to 0 to see the cause ({' '.join(str(error).split())})"
-                ) from error
-            raise
+            failure = worker_failure(error)
+            if failure is None:
+                raise
+            raise failure from error
         return x, y
 
     def close(self) -> None:
         # The processes end with the loader's iterator, which nobody else refers to.
         self._batches = self._loader = None
-
-
-_DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|killed by signal)", re.DOTALL)
 
 
 def _as_it_is(made: Any) -> Any:

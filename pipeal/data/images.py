@@ -96,6 +96,9 @@ _SPELLINGS = {
     "embedded": "toyimages",
 }
 
+IMAGE_DATASETS = tuple(dict.fromkeys(_SPELLINGS.values()))
+"""The canonical names of the image data sets."""
+
 
 def canonical_image_name(name: str) -> str:
     """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.

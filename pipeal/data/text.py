@@ -67,6 +67,9 @@ _SPELLINGS = {
     "embedded": "toynews",
 }
 
+TEXT_DATASETS = tuple(dict.fromkeys(_SPELLINGS.values()))
+"""The canonical names of the text data sets."""
+
 
 def canonical_text_name(name: str) -> str:
     """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.

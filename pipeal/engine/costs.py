@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from pipeal.engine.blame import OnOom
 from pipeal.engine.compiling import Compile
 from pipeal.engine.device import Precision
 from pipeal.engine.pipeline import Pipeline
@@ -19,6 +20,7 @@ from pipeal.engine.schedule import Action, Schedule, schedule_named
 from pipeal.engine.threads import cores, threads_each
 from pipeal.engine.trace import Window
 from pipeal.errors import PlacementError
+from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, layers_of
 
 WARM_UP = 2
@@ -54,6 +56,7 @@ def layer_costs(
     threads: int = 1,
     precision: Precision = "fp32",
     compile: Compile = "none",
+    on_oom: OnOom = "raise",
 ) -> list[dict[Action, float]]:
     """The seconds of each layer's forward, backward and update per batch, the layers run one after the other.
 
@@ -67,9 +70,11 @@ def layer_costs(
         threads: Intra-op threads on a CPU.
         precision: As for :class:`Pipeline`.
         compile: As for :class:`Pipeline`.
+        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
 
     Raises:
         PlacementError: Too few batches.
+        OutOfMemoryError: They do not fit.
     """
     counted = len(batches) - WARM_UP
     if counted < 1:
@@ -78,7 +83,15 @@ def layer_costs(
     before = _before_the_clock(batches, compile)
     window = Window(len(before) + WARM_UP, counted)
     with Pipeline(
-        layers, [device], "sequential", threads=threads, precision=precision, compile=compile, trace=window
+        layers,
+        [device],
+        "sequential",
+        threads=threads,
+        precision=precision,
+        compile=compile,
+        trace=window,
+        on_non_finite="ignore",
+        on_oom=on_oom,
     ) as pipe:
         pipe.run(before)
         pipe.run(batches)
@@ -96,14 +109,17 @@ def place(
     *,
     precision: Precision = "fp32",
     compile: Compile = "none",
+    on_oom: OnOom = "raise",
     rounds: int = 2,
     on_trial: Callable[[Placement], None] | None = None,
+    on_left_out: Callable[[Placement, Exception], None] | None = None,
 ) -> Placement:
     """The fastest placement on this machine's devices, by trying the candidates on a copy of the layers.
 
     On GPUs the candidates are one stage, and as many stages as there are GPUs (on a single GPU: one stage per
     layer, as streams). On a CPU they are one stage on all cores, and from two stages up to twice as many as there
-    are cores, the cores shared out among them. Stages are balanced by the measured costs of the layers.
+    are cores, the cores shared out among them. Stages are balanced by the measured costs of the layers, or by their
+    number where all of them together do not fit into the memory of one device.
 
     Args:
         model: The layers; they are not changed.
@@ -111,8 +127,13 @@ def place(
         schedule: The schedule it is for.
         precision: As for :class:`Pipeline`.
         compile: As for :class:`Pipeline`. Each trial compiles anew, before its time is taken.
+        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no trial.
         rounds: How often each candidate is tried, in turns; its best round counts.
         on_trial: Called with each candidate and its time.
+        on_left_out: Called with each candidate for which memory does not suffice, and what was said of it.
+
+    Raises:
+        OutOfMemoryError: It suffices for none.
     """
     layers = layers_of(model)
     schedule = schedule_named(schedule)
@@ -121,20 +142,28 @@ def place(
     choices = _candidate_devices(len(layers), gpus)
     if len(choices) == 1:
         return Placement(choices[0], [len(layers)], threads_each(choices[0], schedule))
-    costs = layer_costs(deepcopy(layers), batches, device=home, precision=precision, compile=compile)
-    totals = [sum(cost.values()) for cost in costs]
-    candidates = [
-        Placement(devices, balance(totals, len(devices)), threads_each(devices, schedule)) for devices in choices
-    ]
-    best: dict[int, float] = {}
+    try:
+        costs = layer_costs(deepcopy(layers), batches, device=home, precision=precision, compile=compile, on_oom=on_oom)
+        totals = [sum(cost.values()) for cost in costs]
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        totals = [1.0] * len(layers)
+    left = [Placement(devices, balance(totals, len(devices)), threads_each(devices, schedule)) for devices in choices]
+    best: dict[str, float] = {}
     for _ in range(rounds):
-        for index, candidate in enumerate(candidates):
-            seconds = _trial(layers, batches, schedule, candidate, precision, compile)
-            best[index] = min(seconds, best.get(index, seconds))
-    tried = [
-        Placement(candidate.devices, candidate.sizes, candidate.threads, best[index])
-        for index, candidate in enumerate(candidates)
-    ]
+        for candidate in list(left):
+            try:
+                seconds = _trial(layers, batches, schedule, candidate, precision, compile, on_oom)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error) or len(left) == 1:
+                    raise
+                left.remove(candidate)
+                if on_left_out is not None:
+                    on_left_out(candidate, error)
+            else:
+                best[str(candidate)] = min(seconds, best.get(str(candidate), seconds))
+    tried = [replace(candidate, seconds_per_batch=best[str(candidate)]) for candidate in left]
     for placement in tried:
         if on_trial is not None:
             on_trial(placement)
@@ -158,6 +187,7 @@ def _trial(
     candidate: Placement,
     precision: Precision,
     compile: Compile,
+    on_oom: OnOom,
 ) -> float:
     """Seconds per batch of a candidate, on a copy."""
     with Pipeline(
@@ -168,6 +198,8 @@ def _trial(
         threads=candidate.threads,
         precision=precision,
         compile=compile,
+        on_non_finite="ignore",
+        on_oom=on_oom,
     ) as pipe:
         pipe.run(_before_the_clock(batches, compile))
         pipe.run(batches[:WARM_UP])

@@ -19,6 +19,7 @@ from time import perf_counter
 from torch import Tensor
 
 from pipeal.engine.device import Ready
+from pipeal.engine.finite import Arriving, raise_first
 from pipeal.engine.layer_state import State
 from pipeal.errors import StallError
 
@@ -33,10 +34,12 @@ class LayerState:
         state: What the layer has learnt (:mod:`pipeal.engine.layer_state`).
         losses: Its local losses since the last report of the pipeline, ``(batches, losses)`` float32; None where there
             are none. A report of the batches from here on continues them.
+        splits: How many batches it learnt from in parts since then.
     """
 
     state: State
     losses: Tensor | None
+    splits: int = 0
 
 
 class Fence:
@@ -57,6 +60,7 @@ class Fence:
         self._layers = layers
         self._states: dict[int, LayerState] = {}
         self._copying: list[tuple[Ready, object]] = []
+        self._losses: list[Arriving] = []
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
@@ -78,6 +82,7 @@ class Fence:
         Raises:
             StallError: They were not there in time.
             ScheduleError: The pipeline was stopped before.
+            NonFiniteError: A loss on a batch before it was not finite, which a GPU said only now.
             Exception: What a stage raised before, or what kept the states from being copied.
         """
         until = None if timeout_s is None else perf_counter() + timeout_s
@@ -99,12 +104,19 @@ class Fence:
             )
         with self._changed:
             self._copying = []
+            # Copied before the states were, by the same stages: they are there as well.
+            raise_first(found.first_error() for found in self._losses)
             return dict(sorted(self._states.items()))
 
     @property
     def is_open(self) -> bool:
         """Whether there are stages that have yet to come by."""
         return self._failure is None and len(self._states) < self._layers
+
+    def look_at(self, losses: list[Arriving]) -> None:
+        """Takes losses from before the fence along that nobody has looked at; call it before :meth:`add`."""
+        with self._changed:
+            self._losses += losses
 
     def add(self, layer: int, state: LayerState, ready: Ready, sources: object) -> None:
         """Adds one layer's state.

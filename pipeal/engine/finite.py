@@ -3,7 +3,7 @@
 ``raise``
     ends the run with a :class:`~pipeal.errors.NonFiniteError`. On a CPU that is before the layer is updated. On a GPU
     nobody waits: the losses of :data:`LOOK_EVERY` forwards are copied to the host together, and read when they have
-    arrived, so that the error comes some batches late, but not after a fence or a drain.
+    arrived, so that the error comes some batches late, but not after a drain, and to whoever waits for a fence.
 ``skip``
     leaves this layer's update on this batch out, as if the batch had never been: weights, optimizer states and buffers
     stay as they were. What the layer hands on goes on; if that is not finite, the following layers leave the batch out
@@ -44,14 +44,14 @@ _LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
-class _Arriving:
+class Arriving:
     """Losses on their way to the host: for each layer and batch how many, and all of them in one row."""
 
     counts: list[tuple[int, int, int]]
     values: Tensor
     ready: Any  # a Ready that is there
 
-    def first_error(self, more: str) -> NonFiniteError | None:
+    def first_error(self, more: str | None = None) -> NonFiniteError | None:
         """The first batch with a loss that is not finite, once they are ready; ``more`` says what follows from it."""
         values = self.values.tolist()
         start = 0
@@ -59,7 +59,7 @@ class _Arriving:
             row = tuple(values[start : start + count])
             start += count
             if not _all_finite(row):
-                return NonFiniteError(_message(layer, batch, row, more), layer, batch, row)
+                return NonFiniteError(_message(layer, batch, row, more or _LATE), layer, batch, row, is_to_blame=False)
         return None
 
 
@@ -79,8 +79,8 @@ class FiniteWatch:
     def forget(self) -> None:
         """Drops what was seen so far."""
         self._unseen: list[tuple[int, int, list[Tensor]]] = []
-        self._arriving: deque[_Arriving] = deque()
-        self._left_out: dict[int, NonFiniteError | _Arriving] = {}
+        self._arriving: deque[Arriving] = deque()
+        self._left_out: dict[int, NonFiniteError | Arriving] = {}
         self._failure: NonFiniteError | None = None
 
     def look(self, layer: int, batch: int, losses: list[Tensor], cause: Callable[[], str]) -> None:
@@ -105,7 +105,11 @@ class FiniteWatch:
             return
         values = tuple(_number(loss) for loss in losses)
         if not _all_finite(values):
-            error = NonFiniteError(_message(layer, batch, values, _ON_TIME.format(cause())), layer, batch, values)
+            why = cause()
+            message = _message(layer, batch, values, _ON_TIME.format(why))
+            # What an earlier layer hands on may be broken by its weights, where it has no losses or is on a GPU.
+            is_to_blame = why == _NOTHING or (layer == 0 and why != _WEIGHTS)
+            error = NonFiniteError(message, layer, batch, values, is_to_blame=is_to_blame)
             if self.policy == "raise":
                 raise error
             self._left_out[layer] = error
@@ -113,7 +117,7 @@ class FiniteWatch:
     def not_finite(self, layer: int) -> NonFiniteError | None:
         """Under ``skip``, before a layer's update: why it must be left out. Waits for the forward, and no longer."""
         found = self._left_out.pop(layer, None)
-        if not isinstance(found, _Arriving):
+        if not isinstance(found, Arriving):
             return found
         found.ready.synchronize()
         return found.first_error(_ON_TIME.format("On a GPU its cause is not looked for"))
@@ -127,6 +131,19 @@ class FiniteWatch:
             self._read(wait=True)
         return self._failure
 
+    def unsettled(self) -> list[Arriving]:
+        """What has not been seen, on its way to the host, for someone else to look at as well; waits for nothing.
+
+        Raises:
+            NonFiniteError: There is a failure among what has arrived.
+        """
+        if self._unseen:
+            with self._device.active():
+                self._send_unseen()
+        self._read(wait=False)
+        raise_first([self._failure])
+        return list(self._arriving)
+
     def _look_later(self, layer: int, batch: int, losses: list[Tensor]) -> None:
         self._unseen.append((layer, batch, losses))
         if len(self._unseen) == LOOK_EVERY:
@@ -139,11 +156,11 @@ class FiniteWatch:
         self._arriving.append(self._send(self._unseen))
         self._unseen = []
 
-    def _send(self, rows: list[tuple[int, int, list[Tensor]]]) -> _Arriving:
+    def _send(self, rows: list[tuple[int, int, list[Tensor]]]) -> Arriving:
         """Has losses copied to the host; call it where the device is active."""
         flat = torch.cat([loss.float().reshape(-1) for _, _, losses in rows for loss in losses])
         counts = [(layer, batch, sum(loss.numel() for loss in losses)) for layer, batch, losses in rows]
-        return _Arriving(counts, self._device.snapshot(flat), self._device.mark())
+        return Arriving(counts, self._device.snapshot(flat), self._device.mark())
 
     def _read(self, *, wait: bool) -> None:
         while self._arriving and self._failure is None:
@@ -153,7 +170,7 @@ class FiniteWatch:
                     return
                 found.ready.synchronize()
             self._arriving.popleft()
-            self._failure = found.first_error(_LATE)
+            self._failure = found.first_error()
 
 
 def raise_first(found: Iterable[NonFiniteError | None]) -> None:
@@ -170,8 +187,8 @@ def cause_of(x: Tree, y: Tree, module: nn.Module) -> str:
     if not _finite(tensors(y)):
         return "Its target was not finite already"
     if not _finite(module.parameters()):
-        return "Its weights were not finite already"
-    return "Its input and its weights were finite"
+        return _WEIGHTS
+    return _NOTHING
 
 
 def refuse_broken(module: nn.Module, found: NonFiniteError) -> None:
@@ -187,9 +204,12 @@ def refuse_broken(module: nn.Module, found: NonFiniteError) -> None:
             found.layer,
             found.batch,
             found.losses,
+            is_to_blame=False,
         )
 
 
+_WEIGHTS = "Its weights were not finite already"
+_NOTHING = "Its input and its weights were finite"
 _ON_TIME = "{}. The layer was not updated on this batch."
 _LATE = (
     "It was seen after later batches had begun, as a GPU is not waited for, so that the layer may have learnt from it: "

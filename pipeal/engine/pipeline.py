@@ -64,8 +64,8 @@ class Pipeline:
             :class:`~pipeal.engine.compiling.CompileWarning`. It is a numeric setting: fused operators round
             differently. While one stage compiles, the others wait.
         on_non_finite: What happens on a loss that is not finite: ``raise`` ends the run, on a GPU some batches late,
-            but not after a fence or a drain; ``skip`` leaves out that layer's update on that batch, as if it had not
-            been; ``ignore`` goes on. See :mod:`pipeal.engine.finite`.
+            but not after a drain, and no fence gives states that learnt from it; ``skip`` leaves out that layer's
+            update on that batch, as if it had not been; ``ignore`` goes on. See :mod:`pipeal.engine.finite`.
         on_oom: What happens on a batch that does not fit into a stage's memory: ``raise`` ends the run; ``split`` has
             the layer learn from it in parts, which gives the update of the whole batch up to rounding where losses are
             means over the samples. See :mod:`pipeal.engine.rescue`.
@@ -241,6 +241,16 @@ class Pipeline:
         fence = Fence(self.next_batch, sum(self.sizes))
         executor.fence(fence)
         return fence
+
+    def skip(self, count: int = 1) -> None:
+        """Passes over the numbers of batches that are left out: those after them draw and learn under their own.
+
+        Raises:
+            ValueError: ``count`` is negative.
+        """
+        if count < 0:
+            raise ValueError(f"cannot skip {count} batches; expected at least 0")
+        self.next_batch += count
 
     def drain(self) -> RunReport:
         """Waits until every batch submitted has been learnt from, and reports on them; raises as :meth:`submit`."""

@@ -15,7 +15,7 @@ from pipeal.engine.blame import OnOom, add_note, does_not_fit
 from pipeal.engine.compiling import Compile, CompiledLayer
 from pipeal.engine.device import Device, Precision, Ready
 from pipeal.engine.fence import Fence, LayerState
-from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of, raise_first
+from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of
 from pipeal.engine.forward import Passed, go_forward
 from pipeal.engine.gate import Abandoned
 from pipeal.engine.layer_state import layer_state
@@ -149,10 +149,16 @@ class Stage:
     def save(self, fence: Fence, moved: Callable[[], None]) -> None:
         """Copies what the layers have learnt into a fence, between two batches; ``moved`` is called after each layer.
 
-        What goes wrong is told to whoever waits for the fence; training goes on.
+        What goes wrong is told to whoever waits for the fence; training goes on. Whether losses that have yet to
+        arrive from a GPU are finite is looked at there, too: nobody waits for them here.
+
+        Raises:
+            NonFiniteError: A loss that has arrived is not finite.
         """
-        raise_first([self.finite.settle()])
+        fence.look_at(self.finite.unsettled())
         for index, layer in self.layers:
+            if not fence.is_open:
+                return  # given up: nobody would read the copies
             sources: list[Tensor] = []
 
             def snapshot(tensor: Tensor, sources: list[Tensor] = sources) -> Tensor:
@@ -165,7 +171,8 @@ class Stage:
                     begin = self.device.stamp()
                     state = layer_state(layer, snapshot)
                     losses = self.losses.so_far(index)
-                    found = LayerState(state, None if losses is None else snapshot(losses))
+                    splits = self._rescues[index].splits if self._rescues else 0
+                    found = LayerState(state, None if losses is None else snapshot(losses), splits)
                     fence.add(index, found, self.device.mark(), sources)
                     self.clock.add_saving(begin)
             except Abandoned:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ class Batches:
     shapes: Counter[tuple[int, int]]
     lengths: npt.NDArray[np.int64] | None
 
-    @property
+    @cached_property
     def padding_of_random(self) -> float:
         """The share of padding in random batches of as many samples, each padded to its longest."""
         assert self.lengths is not None

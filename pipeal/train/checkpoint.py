@@ -15,8 +15,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import re
 import shutil
@@ -26,6 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pipeal.data.atomic import sync_folder
+from pipeal.data.lock import FileLock
 from pipeal.errors import DataError
 from pipeal.train.layerfile import require_plain, write_layer
 from pipeal.train.manifest import Checkpoint, read_manifest, write_manifest
@@ -51,7 +51,7 @@ class CheckpointStore:
             raise ValueError(f"keep is {keep}, wanted at least 1: without a checkpoint there is nothing to resume from")
         self.folder = Path(folder)
         self.keep = keep
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
         self._number = 0
         self._bad: set[int] = set()
 
@@ -74,12 +74,16 @@ class CheckpointStore:
             return
         with _told(f"cannot keep checkpoints in {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            sync_folder(self.folder.parent)
+            lock = FileLock.take(self.folder / ".lock")
+            if lock is None:
+                raise DataError(
+                    f"another process saves checkpoints in {self.folder}; wait for it, or choose another folder"
+                )
             try:
-                _lock(lock, self.folder)
                 self._sweep()
             except BaseException:
-                os.close(lock)
+                lock.release()
                 raise
         self._lock = lock
         self._number = max((one.number for one in self._readable()), default=0)
@@ -87,7 +91,7 @@ class CheckpointStore:
     def close(self) -> None:
         """Gives the folder back; a second time does nothing."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def save(
@@ -130,7 +134,7 @@ class CheckpointStore:
                     size, crc32 = write_layer(aside / name, layer)
                     files[name] = {"bytes": size, "crc32": crc32}
                 write_manifest(aside, {**body, "files": files})
-                _sync_folder(aside)
+                sync_folder(aside)
                 self._put(aside, path)
         except BaseException:
             # What the system does not let go now is cleared away at the next try or the next start.
@@ -162,6 +166,15 @@ class CheckpointStore:
                     on_bad(f"{error}; it is skipped")
         return None
 
+    def make_newest(self, one: Checkpoint) -> None:
+        """Writes a checkpoint of this folder again, so that those that came after it are older; nothing for the newest.
+
+        They are rotated away like any. Raises as :meth:`save`.
+        """
+        self.claim()
+        if one.number < self._number:
+            self.save(one.step, one.layers(), one.position, one.state, one.best)
+
     def _readable(self, on_bad: Callable[[str], None] = lambda _: None) -> Iterator[Checkpoint]:
         """The checkpoints whose manifests are right; their files are not looked at."""
         try:
@@ -183,7 +196,7 @@ class CheckpointStore:
             path.rename(before)
         try:
             aside.rename(path)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError:
             if os.path.lexists(path):
                 path.rename(aside)
@@ -236,26 +249,3 @@ def _told(what: str) -> Iterator[None]:
         raise DataError(
             f"{what}: {error.strerror or error}; make room there or make it writable, or choose another folder"
         ) from error
-
-
-def _lock(lock: int, folder: Path) -> None:
-    """Locks an open file for this process alone."""
-    try:
-        # Not flock, which forked loader workers would inherit: they may outlive a process that was killed.
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            raise DataError(
-                f"another process saves checkpoints in {folder}; wait for it, or choose another folder"
-            ) from None
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):  # a file system without locks
-            raise
-
-
-def _sync_folder(path: Path) -> None:
-    """Names in a folder are on the disk only after this."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -9,9 +9,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field, TypeAdapter
 
 from pipeal.errors import DataError
+from pipeal.train.checked import checked
 from pipeal.train.layerfile import crc32_of, read_layer
 
 FORMAT = 1
@@ -19,6 +22,30 @@ FORMAT = 1
 
 _MANIFEST = "manifest.json"
 _LAYER = re.compile(r"layer-(\d{3,})\.pt")
+
+
+_Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+
+
+@dataclass(frozen=True)
+class _File:
+    bytes: _Whole
+    crc32: _Whole
+
+
+@dataclass(frozen=True)
+class _Body:
+    """What a manifest holds, beside the version of its format."""
+
+    number: _Whole
+    step: _Whole
+    best: Annotated[bool, Field(strict=True)]
+    position: dict[str, Any]
+    state: dict[str, Any]
+    files: dict[str, _File]
+
+
+_BODY = TypeAdapter(_Body)
 
 
 @dataclass(frozen=True)
@@ -110,8 +137,6 @@ def read_manifest(path: Path) -> Checkpoint:
             raise _bad(path, f"its format version {body['format']!r} is unknown, wanted {FORMAT}")
         if _hash_of(body) != whole["sha256"]:
             raise _bad(path, f"the hash of {_MANIFEST} differs from the one in it")
-        files = {name: (int(file["bytes"]), int(file["crc32"])) for name, file in body["files"].items()}
-        found = Checkpoint(path, body["number"], body["step"], body["best"], body["position"], body["state"], files)
     except DataError:
         raise
     except FileNotFoundError:
@@ -122,9 +147,14 @@ def read_manifest(path: Path) -> Checkpoint:
         raise _bad(path, f"{_MANIFEST} is not JSON ({error})") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise _bad(path, f"{_MANIFEST} is not the one of a checkpoint") from error
-    if strange := [name for name in files if not _LAYER.fullmatch(name)]:
+    try:
+        found = checked(_BODY, body)
+    except ValueError as error:
+        raise _bad(path, f"{_MANIFEST} is not the one of a checkpoint ({error})") from error
+    if strange := [name for name in found.files if not _LAYER.fullmatch(name)]:
         raise _bad(path, f"{_MANIFEST} names {strange[0]!r}, wanted files of layers")
-    return found
+    files = {name: (file.bytes, file.crc32) for name, file in found.files.items()}
+    return Checkpoint(path, found.number, found.step, found.best, found.position, found.state, files)
 
 
 def _hash_of(body: Any) -> str:

@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import reprlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
 
 import torch
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter
 from torch import Tensor
 
 from pipeal.engine import RunReport
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageTimes
+from pipeal.train.checked import checked
 from pipeal.train.recorders import EpochRow
+
+
+def _counted(shapes: Any) -> Any:
+    return {tuple(shape): times for *shape, times in shapes} if isinstance(shapes, list) else shapes
+
+
+def _listed(shapes: Counter[tuple[int, int]]) -> list[list[int]]:
+    return [[*shape, times] for shape, times in sorted(shapes.items())]
+
+
+Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
+Ordinal: TypeAlias = Annotated[int, Field(strict=True, ge=1, lt=2**53)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Shapes: TypeAlias = Annotated[
+    Counter[tuple[Whole, Whole]], BeforeValidator(_counted), PlainSerializer(_listed, return_type=list[list[int]])
+]
+
+Numbers: TypeAlias = Annotated[
+    set[tuple[Ordinal, Whole]], PlainSerializer(sorted, return_type=list[tuple[int, int]], when_used="json")
+]
 
 
 @dataclass
 class Part:
-    """What was trained on of an epoch; ``shapes`` counts batches by their samples and padded length."""
+    """What was trained on of an epoch; ``shapes`` counts batches by their samples and padded length.
 
-    seconds: float = 0.0
-    batches: int = 0
-    samples: int = 0
-    tokens: int = 0
-    padded: int = 0
-    shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    ``batches`` are those behind it, with those that were left out.
+    """
+
+    seconds: Seconds = 0.0
+    batches: Whole = 0
+    samples: Whole = 0
+    tokens: Whole = 0
+    padded: Whole = 0
+    shapes: Shapes = field(default_factory=Counter)
 
     def add(self, other: Part) -> None:
         """Counts another part as well."""
@@ -46,12 +74,14 @@ class Totals(Part):
         splits: Layers' updates that were made in parts for want of memory.
         stages: How each stage spent its time.
         stage_s: The seconds that ``stages`` accounts for: fewer than all where a training was taken up again.
+        left_out: Batches that no layer learns from, by turn and number, since they made it go back. Some may be ahead.
     """
 
-    non_finite: int = 0
-    splits: int = 0
+    non_finite: Whole = 0
+    splits: Whole = 0
     stages: list[StageTimes] = field(default_factory=list)
-    stage_s: float = 0.0
+    stage_s: Seconds = 0.0
+    left_out: Numbers = field(default_factory=set)
 
     def watched(self, report: RunReport) -> None:
         """Counts the times of the stages; with another number of stages than before, the earlier ones are forgotten."""
@@ -87,10 +117,12 @@ class Position:
         totals: Of all turns, without ``part``.
     """
 
-    turn: int = 1
-    epoch: int = 0
-    batches: int = 0
-    trained_s: float = 0.0
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+
+    turn: Ordinal = 1
+    epoch: Whole = 0
+    batches: Whole = 0
+    trained_s: Seconds = 0.0
     part: Part = field(default_factory=Part)
     losses: list[Tensor] = field(default_factory=list)
     rows: list[EpochRow] = field(default_factory=list)
@@ -107,66 +139,60 @@ class Position:
         self.epoch = self.batches = 0
         self.trained_s = 0.0
 
+    def go_back_to(self, earlier: Position) -> None:
+        """Becomes an earlier position of the same training; what is left out stays so.
+
+        ``rows`` and ``totals`` stay the objects they are, for whoever looks at them.
+        """
+        earlier, rows, totals = copy.deepcopy(earlier), self.rows, self.totals
+        earlier.totals.left_out |= totals.left_out
+        vars(totals).update(vars(earlier.totals))
+        rows[:] = earlier.rows
+        vars(self).update(vars(earlier), rows=rows, totals=totals)
+
     def state(self) -> dict[str, Any]:
         """As JSON, without :attr:`losses`, which are tensors."""
-        return {
-            "turn": self.turn,
-            "epoch": self.epoch,
-            "batches": self.batches,
-            "trained_s": self.trained_s,
-            "part": _counts(self.part),
-            "rows": [asdict(row) for row in self.rows],
-            "totals": {
-                **_counts(self.totals),
-                "non_finite": self.totals.non_finite,
-                "splits": self.totals.splits,
-                "stage_s": self.totals.stage_s,
-                "stages": [
-                    {"busy": {str(action): s for action, s in stage.busy.items()}, "waiting": stage.waiting}
-                    for stage in self.totals.stages
-                ],
-            },
-        }
+        state: dict[str, Any] = _POSITION.dump_python(self, mode="json", exclude={"losses"})
+        return state
 
     @classmethod
     def of(cls, state: Mapping[str, Any], losses: list[Tensor]) -> Position:
         """What :meth:`state` gave.
 
         Raises:
-            KeyError, TypeError, ValueError: It did not.
+            ValueError: It did not; in one line.
         """
-        totals = dict(state["totals"])
-        stages = [
-            StageTimes({Action(name): s for name, s in stage["busy"].items()}, dict(stage["waiting"]))
-            for stage in totals.pop("stages")
-        ]
-        rows = [EpochRow(**{**row, "losses": tuple(map(tuple, row["losses"]))}) for row in state["rows"]]
-        numbers = {name: state[name] for name in ("turn", "epoch", "batches", "trained_s")}
-        return cls(
-            **numbers,
-            part=Part(**_counted(state["part"])),
-            losses=losses,
-            rows=rows,
-            totals=Totals(**_counted(totals), stages=stages),
+        position = checked(_POSITION, {**state, "losses": losses})
+        _require_consistent(position)
+        return position
+
+
+_POSITION = TypeAdapter(Position)
+
+
+def _require_consistent(position: Position) -> None:
+    """Refuses numbers that each are possible, but not together."""
+    part, totals = position.part, position.totals
+    rows = [row.epoch for row in position.rows if row.turn == position.turn]
+    if rows != list(range(1, position.epoch + 1)):
+        raise ValueError(f"epoch: {position.epoch} are done of turn {position.turn}, but there are rows of {rows}")
+    if not part.batches <= position.batches <= position.step:
+        raise ValueError(
+            f"batches: {part.batches} of the epoch, {position.batches} of the turn, {position.step} of all"
         )
+    for kept in (part, totals):
+        if kept.shapes.total() > kept.batches or kept.tokens > kept.padded:
+            raise ValueError(
+                f"shapes: of {kept.shapes.total()} batches with {kept.tokens} of {kept.padded} tokens, but there were "
+                f"{kept.batches} batches"
+            )
+    if any(losses.ndim != 2 or len(losses) > part.batches for losses in position.losses):
+        raise ValueError(f"losses: {[tuple(losses.shape) for losses in position.losses]} of {part.batches} batches")
+    for stage in totals.stages:
+        if set(stage.busy) != set(Action) or not all(0 <= s < math.inf for s in stage.waiting.values()):
+            raise ValueError(f"totals.stages: found {reprlib.repr(stage)}")
 
 
 def joined(first: list[Tensor], then: list[Tensor]) -> list[Tensor]:
     """The losses of an epoch's two parts, layer by layer; either part may be empty."""
     return [torch.cat(pair) for pair in zip(first, then, strict=True)] if first and then else first or then
-
-
-def _counts(part: Part) -> dict[str, Any]:
-    return {
-        "seconds": part.seconds,
-        "batches": part.batches,
-        "samples": part.samples,
-        "tokens": part.tokens,
-        "padded": part.padded,
-        "shapes": [[*shape, times] for shape, times in sorted(part.shapes.items())],
-    }
-
-
-def _counted(state: Mapping[str, Any]) -> dict[str, Any]:
-    shapes = Counter({(samples, length): times for samples, length, times in state["shapes"]})
-    return {**state, "shapes": shapes}

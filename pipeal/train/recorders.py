@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,11 +56,21 @@ class Recorder(Protocol):
     """Where the rows of a run go: :class:`CsvRecorder`, :class:`JsonLinesRecorder` and
     :class:`pipeal.train.tensorboard.TensorBoardRecorder` are three.
 
-    What an earlier recorder left at the same place is lost: a run that goes on writes its rows again.
+    What an earlier recorder left at the same place is lost: a run that goes on writes its rows again. A row whose
+    writing failed is written with the next one.
+
+    Attributes:
+        path: The file or folder.
     """
+
+    path: Path
 
     def write(self, row: EpochRow) -> None:
         """Keeps a row; it is on the disk when the call returns."""
+        ...
+
+    def rewrite(self, rows: Iterable[EpochRow]) -> None:
+        """Keeps these rows and no others."""
         ...
 
     def close(self) -> None:
@@ -70,25 +79,41 @@ class Recorder(Protocol):
 
 
 class _RowFile:
-    """A file that grows by whole rows: each is on the disk when it is written, and a kill falls between two.
+    """A file of whole rows: whatever happens, it holds those up to one epoch or those up to the next.
 
     Args:
-        path: The file; what it held is lost. Its folder is made if need be.
+        path: The file; what it held is lost with the first row. Its folder is made if need be.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered: one write call per row.
-        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115
+        self._rows: list[EpochRow] = []
 
-    def _append(self, text: str) -> None:
-        self._file.write(text.encode())
-        os.fsync(self._file.fileno())
+    def write(self, row: EpochRow) -> None:
+        """Adds a row.
+
+        Raises:
+            DataError: The system refused to write; the file is as it was, and the row comes with the next one.
+        """
+        self._rows.append(row)
+        self._put()
+
+    def rewrite(self, rows: Iterable[EpochRow]) -> None:
+        """Replaces all rows; raises as :meth:`write`."""
+        self._rows = list(rows)
+        self._put()
+
+    def _put(self) -> None:
+        # Not appended: a full disk takes a part of a row, and a power cut may leave a part of one.
+        lines = "".join(f"{line}\n" for line in self._lines(self._rows))
+        with replacing(self.path) as aside:
+            aside.write_text(lines, encoding="utf-8")
+
+    def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
+        raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the file; a second time does nothing."""
-        self._file.close()
+        """Nothing is open between two rows."""
 
     def __enter__(self: _File) -> _File:
         return self
@@ -109,25 +134,26 @@ class CsvRecorder(_RowFile):
     returns.
 
     Args:
-        path: The file; what it held is lost. Its folder is made if need be.
+        path: The file; what it held is lost with the first row. Its folder is made if need be.
     """
 
-    _columns: list[str] | None = None
-
     def write(self, row: EpochRow) -> None:
-        """Appends a row.
+        """Adds a row.
 
         Raises:
+            DataError: The system refused to write; the file is as it was, and the row comes with the next one.
             ValueError: The row has other losses than the first one had.
         """
-        cells = _cells(row)
-        lines = [",".join(map(repr, cells.values()))]
-        if self._columns is None:
-            self._columns = list(cells)
-            lines.insert(0, ",".join(cells))
-        if list(cells) != self._columns:
-            raise ValueError(f"the row has columns {', '.join(cells)}, but the file {', '.join(self._columns)}")
-        self._append("".join(f"{line}\n" for line in lines))
+        if self._rows and list(_cells(row)) != list(_cells(self._rows[0])):
+            wanted = ", ".join(_cells(self._rows[0]))
+            raise ValueError(f"the row has columns {', '.join(_cells(row))}, but the file {wanted}")
+        super().write(row)
+
+    def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
+        for row in rows[:1]:
+            yield ",".join(_cells(row))
+        for row in rows:
+            yield ",".join(map(repr, _cells(row).values()))
 
 
 class JsonLinesRecorder(_RowFile):
@@ -136,13 +162,13 @@ class JsonLinesRecorder(_RowFile):
     JSON knows no NaN and no infinity; both become ``null``. Each row is on the disk when :meth:`write` returns.
 
     Args:
-        path: The file; what it held is lost. Its folder is made if need be.
+        path: The file; what it held is lost with the first row. Its folder is made if need be.
     """
 
-    def write(self, row: EpochRow) -> None:
-        """Appends a row."""
-        fields: dict[str, Any] = {name: _json_value(value) for name, value in asdict(row).items()}
-        self._append(f"{json.dumps(fields, allow_nan=False)}\n")
+    def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
+        for row in rows:
+            fields = {name: _json_value(value) for name, value in asdict(row).items()}
+            yield json.dumps(fields, allow_nan=False)
 
 
 def write_json(path: str | Path, mapping: Mapping[str, Any]) -> None:

@@ -28,6 +28,13 @@ class PipelineEnded(Exception):  # noqa: N818  not a failure of the checkpoint
     """What a job raises when the states will not come because the training has ended."""
 
 
+PATIENCE_S = 300.0
+"""How long the end of a training waits for its last checkpoint."""
+
+HURRY_S = 2.0
+"""How long it does when nobody wants it any more."""
+
+
 class Saver:
     """Writes checkpoints on a thread of its own, one after the other. Used with ``with``, outside of the pipeline's.
 
@@ -44,14 +51,16 @@ class Saver:
         failures: How many writes failed; a run in which any did should say so with its exit code.
         replaced: How many gave way to newer ones before they were begun.
         last_failure: What the last failed write said.
+        say: As given.
     """
 
     def __init__(self, store: CheckpointStore, say: Callable[[str], None]) -> None:
         self.written = self.failures = self.replaced = 0
         self.last_failure: str | None = None
         self._store = store
-        self._say = say
+        self.say = say
         self._in_a_row = 0
+        self._patience_s = PATIENCE_S
         self._changed = threading.Condition()
         self._waiting: list[_Job] = []
         self._busy = False
@@ -65,12 +74,14 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            self.give_up()  # a signal, while this one or another was waited for
         try:
             self.close()
         except StallError as stall:
             if error is None:
                 raise
-            self._say(str(stall))  # what ended the training is the news
+            self.say(str(stall))  # what ended the training is the news
 
     def submit(
         self,
@@ -118,10 +129,19 @@ class Saver:
             self._require_alive()
             return done
 
-    def close(self, timeout_s: float = 300.0) -> None:
+    def give_up(self) -> None:
+        """What waits is not written any more, and :meth:`close` hardly waits for what is being written."""
+        with self._changed:
+            self._waiting.clear()
+            self._patience_s = HURRY_S
+
+    def close(self, timeout_s: float | None = None) -> None:
         """Writes what waits and ends the thread; a second time does nothing.
 
         A job that waits for a pipeline ends with it: close that first.
+
+        Args:
+            timeout_s: How long to wait; None for ``PATIENCE_S``, or ``HURRY_S`` after :meth:`give_up`.
 
         Raises:
             StallError: The thread still waits or writes after ``timeout_s``; it is left behind.
@@ -129,16 +149,22 @@ class Saver:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            timeout_s = self._patience_s if timeout_s is None else timeout_s
         if self._thread is None:
             return
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise StallError(
-                f"a checkpoint is still not written {timeout_s:g} s after the end of the training; "
+                f"a checkpoint is still not written {timeout_s:g} s after the end of the training, and left out; "
                 f"look at the disk below {self._store.folder}"
             )
         self._thread = None
         self._require_alive()
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last write failed: what was trained since the one before it would be lost."""
+        return self._in_a_row > 0
 
     def _require_alive(self) -> None:
         if self._crash is not None:
@@ -186,7 +212,7 @@ class Saver:
             self.written += 1
             if self._in_a_row:
                 self._in_a_row = 0
-                self._say(f"checkpoints are written again, that of step {job.step} is the first")
+                self.say(f"checkpoints are written again, that of step {job.step} is the first")
 
     def _failed(self, step: int, error: Exception) -> None:
         self.failures += 1
@@ -195,4 +221,4 @@ class Saver:
         self.last_failure = str(error) if known else f"the checkpoint of step {step} failed: {first_line(error)}"
         if self._in_a_row & (self._in_a_row - 1) == 0:
             row = f" ({self._in_a_row} in a row now)" if self._in_a_row > 1 else ""
-            self._say(f"{self.last_failure}; the training goes on{row}")
+            self.say(f"{self.last_failure}; the training goes on{row}")

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
@@ -96,6 +95,10 @@ class Keeper(Protocol):
         """Between two batches; says whether training is to end here."""
         ...
 
+    def before_evaluation(self, pipe: Pipeline, position: Position) -> None:
+        """An epoch was trained."""
+        ...
+
     def after_epoch(self, pipe: Pipeline, position: Position) -> None:
         """An epoch was trained, evaluated and counted."""
         ...
@@ -129,58 +132,11 @@ def fit(
         position: Where the training stands; moved along.
         keeper: Saves it now and then.
     """
+    turn = _Turn(pipe, train, evaluate, course, watcher, position, keeper)
     while position.epoch < course.epochs:
-        part, done = position.part, position.part.batches
-        train.set_epoch(position.epoch, done)
-        watcher.begin_epoch(position.epoch + 1, batches=len(train) - done, turn=position.turn)
-        scale = epoch_scale(
-            course.decay,
-            course.per,
-            end_over_base=course.end_over_base,
-            warmup=course.warmup,
-            epoch=position.epoch,
-            epochs=course.epochs,
-            batches=len(train),
-            first_batch=position.batches - done,
-        )
-        before_s = part.seconds
-        passing = _Passing(train, watcher, position, None if keeper is None else partial(keeper.after_batch, pipe))
-        report = pipe.run(passing, lr_scale=scale)
-        if not part.batches:
-            raise DataError(f"epoch {position.epoch + 1} has no batches; every sample was left out")
-        part.seconds = before_s + report.seconds
-        position.losses = joined(position.losses, report.losses)
-        position.totals.watched(report)
-        position.totals.splits += sum(report.splits)
-        try:
-            if passing.left:
-                raise Leave
-            scores = evaluate(pipe)
-        except Leave:
-            assert keeper is not None  # nobody else makes anyone leave
-            keeper.leave(pipe, position)
-        position.trained_s += part.seconds
-        kept = [(layer, layer.isfinite().all(1)) for layer in position.losses]
-        position.totals.non_finite += sum(int((~finite).sum()) for _, finite in kept)
-        row = EpochRow(
-            turn=position.turn,
-            epoch=position.epoch + 1,
-            train_acc=scores.train_acc,
-            test_acc=scores.test_acc,
-            train_time=position.trained_s,
-            epoch_time=part.seconds,
-            samples_per_s=part.samples / part.seconds,
-            tokens_per_s=part.tokens / part.seconds,
-            losses=tuple(tuple(layer[finite].mean(0).tolist()) for layer, finite in kept),
-            train_loss=scores.train_loss,
-            test_loss=scores.test_loss,
-        )
-        position.rows.append(row)
-        position.totals.add(part)
-        position.epoch, position.part, position.losses = position.epoch + 1, Part(), []
-        if keeper is not None:
-            keeper.after_epoch(pipe, position)
-        watcher.end_epoch(row)
+        turn.train()
+        row = turn.row(turn.evaluate())
+        turn.end_epoch(row)
         yield row
 
 
@@ -228,36 +184,116 @@ def inputs_of(batches: Iterable[Any], targets: MutableSequence[Tensor]) -> Itera
         yield x
 
 
-class _Passing:
-    """Batches on their way into the pipeline, counted; the keeper may save between two, and end it.
+@dataclass
+class _Turn:
+    """The parts of an epoch.
 
     Attributes:
-        left: Whether the keeper ended it.
+        left: Whether the keeper ended the training.
     """
 
-    def __init__(
-        self, batches: EpochBatches, watcher: Watcher, position: Position, keep: Callable[[Position], bool] | None
-    ) -> None:
-        self.batches = batches
-        self.watcher = watcher
-        self.position = position
-        self.keep = keep
-        self.left = False
+    pipe: Pipeline
+    batches: EpochBatches
+    scores: Callable[[Pipeline], Scores]
+    course: Course
+    watcher: Watcher
+    position: Position
+    keeper: Keeper | None
+    left: bool = False
 
-    def __iter__(self) -> Iterator[Batch]:
+    def train(self) -> None:
+        """Trains on what is left of the epoch, and counts it."""
+        position, part, done = self.position, self.position.part, self.position.part.batches
+        self.batches.set_epoch(position.epoch, done)
+        if done > len(self.batches):
+            raise DataError(
+                f"the training stands behind batch {done} of epoch {position.epoch + 1}, which has "
+                f"{len(self.batches)}; go on from another checkpoint, or begin anew"
+            )
+        self.watcher.begin_epoch(position.epoch + 1, batches=len(self.batches) - done, turn=position.turn)
+        before_s = part.seconds
+        report = self.pipe.run(self._passing(), self._scale())
+        if not part.samples:
+            raise DataError(f"epoch {position.epoch + 1} has no batches; every sample was left out")
+        part.seconds = before_s + report.seconds
+        position.losses = joined(position.losses, report.losses)
+        position.totals.watched(report)
+        position.totals.splits += sum(report.splits)
+
+    def evaluate(self) -> Scores:
+        """Measures the model, unless the training is asked to end."""
+        try:
+            if self.left:
+                raise Leave
+            if self.keeper is not None:
+                self.keeper.before_evaluation(self.pipe, self.position)
+            return self.scores(self.pipe)
+        except Leave:
+            assert self.keeper is not None  # nobody else makes anyone leave
+            self.keeper.leave(self.pipe, self.position)
+
+    def row(self, scores: Scores) -> EpochRow:
+        """What the epoch came to; counts the losses that were not finite."""
+        position, part = self.position, self.position.part
+        position.trained_s += part.seconds
+        kept = [(layer, layer.isfinite().all(1)) for layer in position.losses]
+        position.totals.non_finite += sum(int((~finite).sum()) for _, finite in kept)
+        return EpochRow(
+            turn=position.turn,
+            epoch=position.epoch + 1,
+            train_acc=scores.train_acc,
+            test_acc=scores.test_acc,
+            train_time=position.trained_s,
+            epoch_time=part.seconds,
+            samples_per_s=part.samples / part.seconds,
+            tokens_per_s=part.tokens / part.seconds,
+            losses=tuple(tuple(layer[finite].mean(0).tolist()) for layer, finite in kept),
+            train_loss=scores.train_loss,
+            test_loss=scores.test_loss,
+        )
+
+    def end_epoch(self, row: EpochRow) -> None:
+        """Moves the position behind the epoch, and has it saved and told."""
+        position = self.position
+        position.rows.append(row)
+        position.totals.add(position.part)
+        position.epoch, position.part, position.losses = position.epoch + 1, Part(), []
+        if self.keeper is not None:
+            self.keeper.after_epoch(self.pipe, position)
+        self.watcher.end_epoch(row)
+
+    def _scale(self) -> Callable[[int], float]:
+        return epoch_scale(
+            self.course.decay,
+            self.course.per,
+            end_over_base=self.course.end_over_base,
+            warmup=self.course.warmup,
+            epoch=self.position.epoch,
+            epochs=self.course.epochs,
+            batches=len(self.batches),
+            first_batch=self.position.batches - self.position.part.batches,
+        )
+
+    def _passing(self) -> Iterator[Batch]:
+        """Batches on their way into the pipeline, counted; the keeper may save between two, and end it."""
         position, part = self.position, self.position.part
         before_s, begin = part.seconds, perf_counter()
         for batch in self.batches:
-            yield batch
-            # Here again, it has been submitted.
+            samples = tokens = 0
+            if (position.turn, position.batches) in position.totals.left_out:
+                self.pipe.skip()
+            else:
+                yield batch
+                # Here again, it has been submitted.
+                samples, tokens = len(batch), batch.tokens
+                part.padded += batch.padded
+                part.shapes[samples, batch.padded // samples] += 1
             position.batches += 1
             part.batches += 1
-            part.samples += len(batch)
-            part.tokens += batch.tokens
-            part.padded += batch.padded
-            part.shapes[len(batch), batch.padded // len(batch)] += 1
+            part.samples += samples
+            part.tokens += tokens
             part.seconds = before_s + perf_counter() - begin
-            self.watcher.advance(samples=len(batch), tokens=batch.tokens)
-            if self.keep is not None and self.keep(position):
+            self.watcher.advance(samples=samples, tokens=tokens)
+            if self.keeper is not None and self.keeper.after_batch(self.pipe, position):
                 self.left = True
                 return

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import re
+from pathlib import Path
 
 import click
 import pytest
 
 from pipeal.cli import main
-from pipeal.errors import ConfigError
+from pipeal.data.atomic import replacing
+from pipeal.engine.blame import add_note
+from pipeal.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError
 from tests.cli.running import run_command
 
 
@@ -40,6 +43,45 @@ def test_what_the_machine_lacks_is_told_in_one_line(
     code, _, err = run_command(command, capsys)
     assert code == 1
     assert re.fullmatch(f"pipeal: .*{line}.*\n", err)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NonFiniteError("layer 1: the loss is nan", 1, 7, (float("nan"),)),
+        OutOfMemoryError("out of memory in stage 1", 1, 2, 7),
+        SaveError("not every checkpoint was written"),
+        StallError("stage 1 stands still"),
+    ],
+)
+def test_what_is_nobodys_mistake_is_told_with_its_notes(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    """Memory that ran out in a stage was a user's mistake, and while building was none."""
+    add_note(error, "a note")
+
+    @click.command
+    def command() -> None:
+        raise error
+
+    code, _, err = run_command(command, capsys)
+    assert code == 1
+    assert err.startswith(f"pipeal: {error}")
+
+
+def test_a_full_disk_is_no_mistake_and_a_folder_that_may_not_be_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for number, wanted in ((errno.ENOSPC, 1), (errno.EFBIG, 1), (None, 2)):
+
+        @click.command
+        def command(number: int | None = number) -> None:
+            path = tmp_path / "x" if number else tmp_path / "file" / "x"
+            with replacing(path):
+                raise OSError(number, os.strerror(number or 0))
+
+        code, _, err = run_command(command, capsys)
+        assert (code, err.count("\n")) == (wanted, 1)
+        assert err.startswith(f"pipeal: cannot write {tmp_path}")
 
 
 def test_what_a_user_typed_neither_breaks_nor_paints_nor_floods_the_one_line(

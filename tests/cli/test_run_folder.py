@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +16,7 @@ import pytest
 from pipeal.cli.run_folder import find_run, new_run
 from pipeal.config import TextConfig
 from pipeal.errors import ConfigError, Interrupted
+from pipeal.train.report import runs_in
 
 
 def asked(out: Path) -> TextConfig:
@@ -131,7 +135,7 @@ def test_a_named_run_may_be_executed_otherwise_but_not_be_another(tmp_path: Path
     other = replace(config, data=replace(config.data, vocab_size=99))
     with pytest.raises(ConfigError, match=r"its run has data.vocab_size 30000, this command 99; .*--resume never"):
         find_run(other, str(path))
-    with pytest.raises(ConfigError, match="no run there; expected the folder of a run, or auto or never"):
+    with pytest.raises(ConfigError, match="no run there; expected the folder of a run or checkpoint"):
         find_run(config, str(tmp_path / "nowhere"))
 
 
@@ -141,3 +145,93 @@ def test_a_damaged_record_of_what_was_asked_is_no_run_to_go_on_with(tmp_path: Pa
     path = unfinished(config)
     (path / "asked.yaml").write_text(text)
     assert find_run(config, "auto") is None
+
+
+def test_what_a_killed_process_left_without_a_run_in_it_troubles_nobody(tmp_path: Path) -> None:
+    """A kill between the folder and what was asked left a folder that every later command met."""
+    config = asked(tmp_path)
+    (tmp_path / "toynews-transformer-al-001").mkdir()
+    (tmp_path / "toynews-transformer-al-002").mkdir()
+    (tmp_path / "toynews-transformer-al-002" / "run.lock").touch()
+    (tmp_path / "toynews-transformer-al-003").touch()
+    (tmp_path / ".toynews-transformer-al.0.aside").mkdir()
+    (tmp_path / ".toynews-transformer-al.0.aside" / "asked.yaml").touch()
+    assert find_run(config, "auto") is None
+    names = []
+    for _ in range(2):
+        with new_run(config) as run:
+            names.append(run.path.name)
+    assert names == ["toynews-transformer-al-001", "toynews-transformer-al-004"]
+    assert [path.name for path in runs_in(tmp_path)] == names
+
+
+def test_a_folder_is_there_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", fail)
+        with pytest.raises(ConfigError, match=r"out: cannot use .*: No space left on device; choose another --out"):
+            new_run(asked(tmp_path / "runs"))
+    assert list((tmp_path / "runs").iterdir()) == []
+    with new_run(asked(tmp_path / "runs")):
+        pass
+
+
+def test_the_thousandth_run_is_newer_than_the_one_before(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    first = unfinished(config)
+    for number in (999, 1000):
+        shutil.copytree(first, tmp_path / f"toynews-transformer-al-{number}")
+    with find_run(config, "auto") as run:  # type: ignore[union-attr]
+        assert run.path.name == "toynews-transformer-al-1000"
+
+
+def test_a_run_taken_up_keeps_when_it_began_and_counts_how_often(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    path = unfinished(config)
+    told = json.loads((path / "status.json").read_text())
+    (path / "status.json").write_text(json.dumps({**told, "started": "2026-01-01T00:00:00+00:00", "epoch": 3}))
+    for number in (1, 2):
+        with pytest.raises(Interrupted), find_run(config, "auto") as run:  # type: ignore[union-attr]  # noqa: PT012
+            run.begin()
+            found = json.loads((path / "status.json").read_text())
+            assert (found["epoch"], found["resumes"], found["started"]) == (3, number, "2026-01-01T00:00:00+00:00")
+            raise Interrupted("someone asked", 130)
+    for nonsense in ("", "[", "[1]", '{"epoch": "x", "resumes": -3, "started": null}'):
+        (path / "status.json").write_text(nonsense)
+        with pytest.raises(Interrupted), find_run(config, "auto") as run:  # type: ignore[union-attr]  # noqa: PT012
+            run.begin()
+            found = json.loads((path / "status.json").read_text())
+            assert (found["epoch"], found["resumes"]) == (0, 1)
+            raise Interrupted("someone asked", 130)
+
+
+def test_a_named_run_that_goes_on_otherwise_is_found_by_what_it_was_asked_last(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    path = unfinished(config)
+    longer = replace(config, train=replace(config.train, epochs=99))
+    assert find_run(longer, "auto") is None
+    with pytest.raises(Interrupted), find_run(longer, str(path)) as run:  # type: ignore[union-attr]  # noqa: PT012
+        run.begin()
+        run.keep_asked()
+        raise Interrupted("someone asked", 130)
+    assert find_run(config, "auto") is None
+    with find_run(longer, "auto") as run:  # type: ignore[union-attr]
+        assert run.path == path
+
+
+def test_where_runs_lie_may_be_spelled_otherwise(tmp_path: Path) -> None:
+    path = unfinished(asked(tmp_path))
+    with find_run(asked(tmp_path / "." / ".." / tmp_path.name), "auto") as run:  # type: ignore[union-attr]
+        assert run.path.resolve() == path.resolve()
+
+
+def test_what_was_half_written_at_a_kill_is_gone_when_the_run_goes_on(tmp_path: Path) -> None:
+    path = unfinished(asked(tmp_path))
+    (path / "al").mkdir()
+    for left in (path / ".status.json.0.aside", path / "al" / ".epochs.csv.0.aside"):
+        left.touch()
+    with find_run(asked(tmp_path), "auto") as run:  # type: ignore[union-attr]
+        run.begin()
+        assert not list(path.rglob("*.aside"))

@@ -282,6 +282,17 @@ def test_a_state_that_cannot_be_had_is_told_by_the_fence_and_training_goes_on(sc
     assert "layer 1 (Reluctant), device cpu" in notes[0]
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_later_stages_copy_nothing_for_a_fence_that_was_given_up(schedule: str) -> None:
+    asked: list[int] = []
+    layers = [*quick(1), Reluctant(throw(LookupError("not today"))), Reluctant(lambda: asked.append(1))]
+    with Pipeline(layers, None, schedule, threads=1) as pipe:
+        pipe.submit(None, None)
+        pipe.fence()
+        pipe.drain()
+    assert asked == []
+
+
 def test_saving_is_progress_and_is_told_apart_from_work_and_waits() -> None:
     layers: list[TrainableLayer] = [Reluctant(lambda: time.sleep(0.1)) for _ in range(6)]
     with Pipeline(layers, ["cpu"], "pipelined", sizes=[6], threads=1, stall_timeout_s=0.35) as pipe:

@@ -30,9 +30,13 @@ def square(**options: Any) -> AL:
     )
 
 
-def package(layers: int = 3, **options: Any) -> ALPackage:
+def package(layers: int = 3, dropout: float = 0.0, **options: Any) -> ALPackage:
     torch.manual_seed(0)
-    return ALPackage([square(**options) for _ in range(layers)])
+    made = ALPackage([square(**options) for _ in range(layers)])
+    if dropout:
+        for layer in made:
+            layer.enc.f = nn.Sequential(layer.enc.f, nn.Dropout(dropout))
+    return made
 
 
 def data(batches: int, poisoned: Sequence[int] = (), value: float = nan) -> list[tuple[Tensor, Tensor]]:
@@ -314,11 +318,38 @@ def test_on_a_device_that_lags_it_ends_the_run_as_soon_as_the_losses_have_arrive
 @pytest.mark.usefixtures("late")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_fence_never_keeps_weights_that_learnt_from_it(schedule: str) -> None:
-    with pytest.raises(NonFiniteError), Pipeline(package(), None, schedule, threads=1) as pipe:  # noqa: PT012
+    """Nobody waits for the losses at the fence itself: whoever waits for it learns of them."""
+    pipe = Pipeline(package(), None, schedule, threads=1)
+    with pytest.raises(NonFiniteError, match=r"layer 0 .* on batch 2: nan.*go on from a checkpoint"), pipe:  # noqa: PT012
         for x, y in data(4, [2]):
             pipe.submit(x, y)
         fence = pipe.fence()
-        fence.wait(5)
+        for x, y in data(4):
+            pipe.submit(x, y)
+        pipe._executor.drain()  # type: ignore[union-attr]
+        marks = [mark for stage in pipe.stages for mark in stage.device.marks]
+        assert not any(mark.passed for mark in marks)
+        assert not fence.done()
+        for mark in marks:
+            mark.passed = True
+        with pytest.raises(NonFiniteError, match=r"layer 0 .* on batch 2: nan") as caught:
+            fence.wait(5)
+        assert caught.value.batch == 2
+
+
+@pytest.mark.usefixtures("late")
+def test_a_fence_before_the_batch_is_sound() -> None:
+    with pytest.raises(NonFiniteError), Pipeline(package(), threads=1) as pipe:  # noqa: PT012
+        for x, y in data(2):
+            pipe.submit(x, y)
+        fence = pipe.fence()
+        for x, y in data(3, [1]):
+            pipe.submit(x, y)
+        pipe._executor.drain()  # type: ignore[union-attr]
+        for stage in pipe.stages:
+            for mark in stage.device.marks:
+                mark.passed = True
+        assert list(fence.wait(5)) == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("late")
@@ -351,3 +382,21 @@ def test_a_pipeline_is_sound_again_after_it_was_left() -> None:
         pipe.run(data(2, [1]))
     with pipe:
         assert pipe.run(data(2)).non_finite == [0, 0, 0]
+
+
+def test_the_batches_after_one_that_was_passed_over_keep_their_numbers() -> None:
+    """What a batch draws and learns does not depend on whether those before it came."""
+    model, wanted = package(dropout=0.5), package(dropout=0.5)
+    batches = data(4)
+    with Pipeline(model, threads=1) as pipe:
+        pipe.run(batches[:2], cosine)
+        pipe.skip()
+        assert pipe.run(batches[3:], cosine).batches == 1
+        assert pipe.fence().batch == 4
+    with Pipeline(wanted, threads=1) as pipe:
+        pipe.run(batches[:2], cosine)
+    with Pipeline(wanted, threads=1, first_batch=3) as pipe:
+        pipe.run(batches[3:], cosine)
+    assert all(map(torch.equal, weights(model), weights(wanted)))
+    with pytest.raises(ValueError, match="cannot skip -1 batches"):
+        pipe.skip(-1)

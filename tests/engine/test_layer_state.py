@@ -399,3 +399,30 @@ def test_the_side_of_labels_of_a_later_layer_has_a_state_of_its_own() -> None:
     state = layer_state(later)
     assert sorted(state["optimizers"]) == ["ae_opt", "enc_opt"]
     assert state["optimizers"]["ae_opt"]["parameters"] == [["ae.g.weight", "ae.g.bias", "ae.h.weight", "ae.h.bias"]]
+
+
+def test_optimizer_states_follow_weights_into_another_layout() -> None:
+    """Moved to ``channels_last`` after a batch, a layer's fused optimizer went on with states of the old layout, which
+    it walks through beside the weights: each weight got the step of another."""
+
+    def trained(layout: torch.memory_format, after: int) -> nn.Module:
+        torch.manual_seed(0)
+        package = build_vision("resnet", "al", classes=4, dims=VisionDims(size=32, width=0.05, hidden=8, code=8))
+        layer = package[1]
+        draw = torch.Generator().manual_seed(1)
+        for batch in range(3):
+            if batch == after:
+                package.to(memory_format=layout)
+            x = torch.randn(ROWS, 3, 32, 32, generator=draw)
+            y: Any = torch.randint(4, (ROWS,), generator=draw)
+            for each in package:
+                x, y = each(x, y)
+                each.backward()
+                each.update()
+        for parameter, values in layer.enc_opt.state.items():
+            assert values["exp_avg"].stride() == parameter.stride()
+        return package
+
+    wanted = trained(torch.contiguous_format, 0).state_dict()
+    for name, value in trained(torch.channels_last, 1).state_dict().items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-3, atol=1e-4, msg=name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import signal
 import subprocess
@@ -12,18 +11,16 @@ from typing import Any
 
 import click
 import pytest
-import torch
+from fuzz_cases import write_images
+from left_behind import ROOT, left_behind, same
 
 from pipeal.cli import text, vision
-from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Position
 from pipeal.train.recorders import EpochRow, JsonLinesRecorder
 from tests.cli.running import run_command
 from tests.cli.test_text import varied
 
-TIMES = ("train_time", "epoch_time", "samples_per_s", "tokens_per_s")
-ROOT = Path(__file__).parents[2]
 SMALL = (
     "--set=model.embedding_dim=12", "--set=model.n_heads=2", "--set=model.x_hid=8", "--set=model.y_hid=8",
     "--set=data.batching.budget_tokens=256", "--set=train.train_accuracy_samples=50", "--set=engine.threads=1",
@@ -56,26 +53,8 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> Stopping:
     return Stopping(monkeypatch)
 
 
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other) and one.dtype == other.dtype
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
-def left_in(folder: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
-    saved = CheckpointStore(folder / "checkpoints").newest(pytest.fail)
-    assert saved is not None
-    with (folder / "epochs.csv").open() as file:
-        rows = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
-    return saved.layers(), rows
-
-
 def assert_same(one: Path, other: Path) -> None:
-    (layers, rows), (layers_again, rows_again) = left_in(one), left_in(other)
+    (layers, rows), (layers_again, rows_again) = left_behind(one), left_behind(other)
     assert rows == rows_again
     assert same(layers, layers_again)
 
@@ -167,17 +146,18 @@ def test_a_checkpoint_goes_on_on_any_number_of_stages_in_any_schedule(
         assert_same(tmp_path / "untouched" / name, out / name)
 
 
+@pytest.mark.parametrize(("name", "fact"), [("train.csv", "fingerprint"), ("test.csv", "test_fingerprint")])
 def test_other_data_than_the_checkpoints_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+    name: str, fact: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:
     root = varied(tmp_path / "data")
     arguments = ("agnews", "lstm", "--data-root", str(root), *SMALL, "--devices=cpu", f"--out={tmp_path}")
     stopping.at = [(1, 6)]
     run(text.command, capsys, 130, *arguments)
-    train = root / "ag_news_csv" / "train.csv"
-    train.write_text(train.read_text().replace("news", "olds"))
+    file = root / "ag_news_csv" / name
+    file.write_text(file.read_text().replace("news", "olds"))
     err = run(text.command, capsys, 2, *arguments)
-    assert "the data has fingerprint" in err
+    assert f"the data has {fact} " in err
     assert "--resume never" in err
 
 
@@ -237,3 +217,33 @@ def test_a_signal_that_comes_after_the_last_epoch_is_heeded(
     for code in (143, 0):
         run(text.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}")
     assert_same(*(tmp_path / out / "agnews-lstm-al-001" for out in ("untouched", "stopped")))
+
+
+def test_a_sample_that_breaks_is_named_and_the_run_goes_on_once_it_is_mended_or_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    root, out = tmp_path / "data", tmp_path / "out"
+    write_images(root)
+    arguments = (
+        "cifar10", "vgg", f"--data-root={root}", "--set=data.cache=false", "--devices=cpu", "--size=16",
+        "--set=model.width=0.0625", "--set=model.x_hid=8", "--set=model.y_hid=8", "--set=engine.threads=1",
+        "--set=data.held_out=0", "--epochs=1", "--batch-size=10", f"--out={out}",
+    )  # fmt: skip
+    broken = root / "cifar-10-images" / "train" / "class3" / "13.png"
+    whole = broken.read_bytes()
+    broken.write_bytes(whole[:40])
+    err = run(vision.command, capsys, 2, *arguments)
+    assert "broken image train/class3/13.png" in err
+    assert "on_broken: skip" in err
+    assert not out.exists(), "a mistake that is told before anything is written"
+    broken.write_bytes(whole)
+    stopping.at = [(1, 2)]
+    run(vision.command, capsys, 130, *arguments)
+    broken.write_bytes(whole[:40])
+    assert "broken image train/class3/13.png" in run(vision.command, capsys, 2, *arguments)
+    broken.write_bytes(whole)
+    assert "goes on after batch 2" in run(vision.command, capsys, 0, *arguments)
+    broken.write_bytes(whole[:40])
+    err = run(vision.command, capsys, 0, *arguments, "--set=data.on_broken=skip")
+    assert "left out 1 broken images, the first train/class3/13.png" in err
+    assert len([path for path in out.iterdir() if path.is_dir()]) == 2

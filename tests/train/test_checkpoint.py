@@ -269,6 +269,15 @@ DAMAGES = {
     r"manifest\.json is not JSON \(max": lambda at: (at / "manifest.json").write_text("[" * 100_000),
     r"manifest\.json is not JSON \('utf": lambda at: (at / "manifest.json").write_bytes(b"\xff\xfe"),
     r"manifest\.json is not the one of a checkpoint": lambda at: (at / "manifest.json").write_text("[]"),
+    r"checkpoint \(number: input should be a valid integer, found '2'\)": lambda at: overwrite(
+        at / "manifest.json", number="2"
+    ),
+    r"checkpoint \(step: .* found -1\)": lambda at: overwrite(at / "manifest.json", step=-1),
+    r"checkpoint \(best: .* found 'yes'\)": lambda at: overwrite(at / "manifest.json", best="yes"),
+    r"checkpoint \(position: .* found \[\]\)": lambda at: overwrite(at / "manifest.json", position=[]),
+    r"checkpoint \(files\.layer-000\.pt\.bytes: ": lambda at: overwrite(
+        at / "manifest.json", files={"layer-000.pt": {"bytes": 1e9, "crc32": 0}}
+    ),
     r"format version 99 is unknown, wanted 1": lambda at: overwrite(at / "manifest.json", format=99),
     r"names '\.\./secret', wanted files of layers": lambda at: overwrite(
         at / "manifest.json", files={"../secret": {"bytes": 1, "crc32": 0}}
@@ -532,3 +541,21 @@ def test_what_someone_put_in_a_checkpoints_place_gives_way(folder, make):
         put(store, 2)
     assert same(newest(folder)[0], 2)
     assert hidden(folder) == []
+
+
+def test_one_that_is_made_the_newest_is_taken_and_those_after_it_are_rotated_away(folder):
+    with CheckpointStore(folder, keep=2) as store:
+        for number in (1, 2, 3):
+            put(store, number, step=number)
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-000000002", "step-000000003"]
+    with CheckpointStore(folder, keep=2) as store:
+        store.make_newest(Checkpoint.open(folder / "step-000000003"))  # it is
+        assert store.newest(pytest.fail).number == 3
+        store.make_newest(Checkpoint.open(folder / "step-000000002"))
+    found, bad = newest(folder)
+    assert same(found, 2)
+    assert bad == []
+    with CheckpointStore(folder, keep=2) as store:
+        put(store, 4, step=3)
+        put(store, 5, step=4)
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-000000003", "step-000000004"]

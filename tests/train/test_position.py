@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from pipeal.train.recorders import EpochRow
 
 def position() -> Position:
     times = StageTimes(dict.fromkeys(Action, 0.1), {"input": 0.3})
-    row = EpochRow(1, 1, 0.1 + 0.2, 0.9, 3.3, 3.3, 7.0, 0.0, losses=((0.1, 1e-17), (0.3,)))
+    row = EpochRow(2, 1, 0.1 + 0.2, 0.9, 3.3, 3.3, 7.0, 0.0, losses=((0.1, 1e-17), (0.3,)))
     return Position(
         turn=2,
         epoch=1,
@@ -24,7 +26,19 @@ def position() -> Position:
         trained_s=3.3,
         part=Part(1.5, 3, 12, 40, 50, Counter({(4, 10): 2, (4, 9): 1})),
         rows=[row],
-        totals=Totals(3.3, 4, 16, 60, 70, Counter({(4, 10): 4}), non_finite=2, splits=1, stages=[times], stage_s=3.1),
+        totals=Totals(
+            3.3,
+            4,
+            16,
+            60,
+            70,
+            Counter({(4, 10): 4}),
+            non_finite=2,
+            splits=1,
+            stages=[times],
+            stage_s=3.1,
+            left_out={(2, 9), (1, 3)},
+        ),
     )
 
 
@@ -60,3 +74,37 @@ def test_losses_of_two_parts_are_those_of_the_whole() -> None:
     assert torch.equal(joined([one], [other])[0], torch.cat([one, other]))
     assert joined([], [other]) == [other]
     assert joined([one], []) == [one]
+
+
+FORGED: dict[str, Any] = {
+    "turn": [0, -1, 1.0, "2", None, True, 2**60, 3],  # there are no rows of turn 3
+    "epoch": [-1, 2, 10**30, "1"],
+    "batches": [-1, 8, 2, None],
+    "trained_s": [-1.0, math.nan, math.inf, "long", []],
+    "part": [None, 3, {"batches": -1}, {"shapes": 7}, {"shapes": [[1, 2]]}, {"shapes": [[1, 2, 9]]},
+             {"shapes": {"a": 1}}],
+    "rows": [None, [1], [{}], {}, [{"turn": 2}]],
+    "totals": [{"stages": [{}]}, {"stages": [{"busy": {"F": 1}, "waiting": {}}]}, {"non_finite": -3}, {"left_out": [3]},
+               {"batches": 2**80}, {"stages": [{"busy": {"X": 1}, "waiting": {}}]}, {"left_out": [[0, 1]]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in FORGED.items() for value in values])
+def test_a_forged_position_is_one_line(name: str, value: Any) -> None:
+    """It ended in a traceback, in the middle of the run."""
+    state = json.loads(json.dumps(position().state()))
+    forged = {**state[name], **value} if isinstance(state[name], dict) and isinstance(value, dict) else value
+    with pytest.raises(ValueError, match=r"^\w[^\n]*$"):
+        Position.of({**state, name: forged}, [])
+
+
+@pytest.mark.parametrize("losses", [None, 3, [1.0], [torch.zeros(3)], [torch.zeros(9, 2)], {"a": 1}])
+def test_forged_losses_are_one_line(losses: Any) -> None:
+    with pytest.raises(ValueError, match=r"^losses[^\n]*$"):
+        Position.of(position().state(), losses)
+
+
+def test_a_position_of_before_batches_were_left_out_is_taken() -> None:
+    state = position().state()
+    del state["totals"]["left_out"]
+    assert Position.of(state, []).totals.left_out == set()

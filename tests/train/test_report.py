@@ -19,7 +19,6 @@ from pipeal.train.report.chart import Line, chart
 from pipeal.train.report.idle import stage_shares
 from pipeal.train.report.markup import table, tag
 from pipeal.train.report.rows import read_rows
-from pipeal.train.report.status import lock_is_held
 from tests.train.run_folders import SUMMARY, held, make_run, rows, tell, write_rows
 
 VOID = ("meta", "img")
@@ -76,6 +75,17 @@ def test_a_run_is_told_with_its_figures(tmp_path):
         assert told in text
     assert "Missing here" not in text
     assert "batches.png is not there" in text
+
+
+def test_what_was_left_out_is_told_where_there_was_any(tmp_path):
+    folder = make_run(tmp_path / "run")
+    assert "left out" not in report(folder).text
+    counts = {"batches_left_out": 2, "non_finite_updates_skipped": 0, "updates_in_parts": 5}
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | counts))
+    text = report(folder).text
+    assert "batches left out, after going back 2" in text
+    assert "updates in parts, for want of memory 5" in text
+    assert "updates left out" not in text
 
 
 def test_the_reasons_of_idle_time_are_shares_of_all_time(tmp_path):
@@ -270,14 +280,6 @@ def test_a_run_whose_process_was_killed_has_died(tmp_path):
     with held(folder / "run.lock"):
         assert read_runs(folder)[0].status.state == "running"
     assert read_runs(folder)[0].status.state == "died"
-
-
-def test_looking_at_a_lock_does_not_keep_it(tmp_path):
-    (tmp_path / "run.lock").touch()
-    assert lock_is_held(tmp_path / "run.lock") is False
-    with held(tmp_path / "run.lock"):
-        assert lock_is_held(tmp_path / "run.lock") is True
-    assert lock_is_held(tmp_path / "run.lock") is False
 
 
 @pytest.mark.parametrize(("done", "state"), [(3, "finished"), (1, "unknown"), (0, "unknown")])

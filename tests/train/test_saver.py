@@ -246,3 +246,22 @@ def test_someone_who_cannot_be_told_is_raised_where_the_training_runs():
         saver.flush(10)
     saver.close()
     assert not threads()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_a_signal_does_not_wait_for_what_hangs(kind, monkeypatch):
+    """Symptom: the second Ctrl-C waited 300 s for the disk that the first one had waited for."""
+    monkeypatch.setattr("pipeal.train.saver.HURRY_S", 0.1)
+    slow, said = Slow(), []
+    begin = time.monotonic()
+    with pytest.raises(kind), Saver(slow, said.append) as saver:  # noqa: PT012  what happens before counts
+        submit(saver, 1)
+        assert slow.began.wait(10)
+        submit(saver, 2)
+        raise kind
+    assert time.monotonic() - begin < 5
+    assert "a checkpoint is still not written 0.1 s after the end" in said[0]
+    slow.go.set()
+    for thread in threads():
+        thread.join(10)
+    assert slow.saved == [1], "what had not been begun is not wanted any more"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from pipeal import BP, ALPackage, Pipeline
 from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
-from pipeal.train.position import Position
+from pipeal.errors import DataError
+from pipeal.train.position import Part, Position
 from pipeal.train.recorders import EpochRow
 from pipeal.train.trainer import Course, Scores, accuracy, fit
 
@@ -61,6 +63,35 @@ def test_rows_hold_each_turns_own_seconds_and_totals_hold_all() -> None:
     assert totals.tokens == 4 * 30
     assert 0 < totals.padding_share < 1
     assert 0 < totals.busy_share[0] <= 1
+
+
+def test_a_batch_that_is_left_out_is_passed_over_and_keeps_its_number() -> None:
+    position, watcher = Position(), Silent()
+    position.totals.left_out = {(1, 4), (2, 1)}
+    with Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe:
+        list(fit(pipe, loader(), lambda pipe: (0.5, 0.5), Course(epochs=2), watcher, position))
+        assert pipe.next_batch == position.batches == 6
+    assert (watcher.samples, position.totals.samples, position.totals.batches) == (32, 32, 6)
+    assert position.totals.shapes.total() == 5
+
+
+def test_a_position_behind_the_end_of_its_epoch_is_refused() -> None:
+    position = Position(batches=4, part=Part(batches=4))
+    with (
+        Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1, first_batch=4) as pipe,
+        pytest.raises(DataError, match="behind batch 4 of epoch 1, which has 3"),
+    ):
+        list(fit(pipe, loader(), lambda pipe: (0.5, 0.5), Course(epochs=1), Silent(), position))
+
+
+def test_an_epoch_of_which_every_batch_is_left_out_is_one_line() -> None:
+    position = Position()
+    position.totals.left_out = {(1, 0), (1, 1), (1, 2)}
+    with (
+        Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe,
+        pytest.raises(DataError, match="epoch 1 has no batches"),
+    ):
+        list(fit(pipe, loader(), lambda pipe: (0.5, 0.5), Course(epochs=1), Silent(), position))
 
 
 def test_accuracy_counts_every_sample_once() -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from pipeal.data.iterators.base import CheckpointableIterator, State
 from pipeal.data.iterators.checks import add_note, at_least, check_instance
 from pipeal.data.iterators.shards import ShardIterator
+from pipeal.data.workers import serve_parent, starting_workers
 from pipeal.errors import ConfigError, DataError, ScheduleError
 
 T = TypeVar("T")
@@ -184,7 +185,9 @@ class CheckpointableLoader(Generic[T]):
     def _run(self, number: int) -> Generator[T, None, None]:
         served = _Shards(self._source, self._setup, self._next, list(self._states))
         # Without batches of its own, and with what arrives handed on as it is.
-        arriving = iter(DataLoader(served, batch_size=None, collate_fn=_as_it_is, **self._options))
+        loader = DataLoader(served, batch_size=None, collate_fn=_as_it_is, worker_init_fn=serve_parent, **self._options)
+        with starting_workers(self._options["multiprocessing_context"]):
+            arriving = iter(loader)
         due = 0
         try:
             while True:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import add_note, apply, at_least, check_callable, shorter
+from pipeal.data.workers import serve_parent, starting_workers
 from pipeal.errors import ConfigError
 
 In = TypeVar("In")
@@ -126,8 +127,10 @@ class ParallelMapIterator(Stage[Out]):
             self._owner = os.getpid()
             self._end = weakref.finalize(self, _end, self._pool, self._owner)
             # The pool starts its processes with the first task.
+            with self._dying(), starting_workers(self._start_method):
+                first = self._pool.submit(_answer, [])
             with self._dying():
-                self._pool.submit(_answer, []).result()
+                first.result()
 
     def _next(self) -> Out:
         self.prepare()
@@ -228,15 +231,7 @@ def _learn(transform: Callable[[Any], Any]) -> None:
     """Runs once in each process: the function travels once, not with each chunk."""
     global _transform
     _transform = transform
-    # Killed, the parent could not end its processes: they would wait for work for ever.
-    threading.Thread(target=_follow_parent, name="pipeal-follow-parent", daemon=True).start()
-
-
-def _follow_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    serve_parent()
 
 
 def _answer(items: list[Any]) -> _Answer:

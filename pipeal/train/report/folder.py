@@ -123,7 +123,7 @@ def runs_in(folder: Path) -> list[Path]:
     with _told_as_data(folder):
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; name the one that training was told as --out (default: runs)")
-        return [folder] if is_run(folder) else sorted(child for child in folder.iterdir() if is_run(child))
+        return [folder] if is_run(folder) else sorted(child for child in folder.iterdir() if _is_listed(child))
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -134,6 +134,11 @@ def read_runs(folder: Path) -> list[Run]:
     """
     with _told_as_data(folder):
         return _read_forms(folder)
+
+
+def _is_listed(folder: Path) -> bool:
+    """Not what is being made, and what a killed process left of it."""
+    return not folder.name.startswith(".") and is_run(folder)
 
 
 def _is_marked(folder: Path) -> bool:

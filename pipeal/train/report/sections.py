@@ -113,7 +113,15 @@ def _batches(run: Run, album: Album) -> Iterator[Html]:
             "padding of random batches": percent(number_at(told, "padding_share_of_random_batches")),
         }
         parts.append(album.picture(run.folder / "batches.png", "lengths of samples, shapes of batches, padding"))
+    facts |= {name: number(count) for name, key in _MISHAPS.items() if (count := number_at(run.summary, key))}
     yield fold("Batches and padding" if parts else "Batches", _facts(facts), *parts, is_open=True)
+
+
+_MISHAPS = {
+    "batches left out, after going back": "batches_left_out",
+    "updates left out, for a loss that is not finite": "non_finite_updates_skipped",
+    "updates in parts, for want of memory": "updates_in_parts",
+}
 
 
 def _exits(run: Run, album: Album) -> Iterator[Html]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from pipeal.data.lock import lock_is_held
 
 State = Literal["running", "finished", "interrupted", "failed", "died", "unknown"]
 
@@ -65,22 +65,3 @@ def inferred_status(*, done: int, asked: int | None, summarised: bool) -> Status
     if summarised:
         return Status("interrupted" if asked is not None and 0 < done < asked else "finished")
     return Status("unknown")
-
-
-def lock_is_held(path: Path) -> bool | None:
-    """Whether a live process holds the lock file; None where the file system cannot tell."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    try:
-        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    finally:
-        os.close(file)  # gives the lock back, if it was had
-    return False

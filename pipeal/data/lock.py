@@ -1,0 +1,96 @@
+"""A file that says who works in a folder: one process holds it, for as long as it lives."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+_TAKEN = (errno.EACCES, errno.EAGAIN)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""What a file system without locks says."""
+
+_Key = tuple[int, int, int]
+
+_guard = threading.Lock()
+_held: set[_Key] = set()
+"""Process, device and inode of what this process holds: the system would give it to the same process again, and would
+take it away when the second holder, or anyone here who only opened the file, closes it."""
+
+
+class FileLock:
+    """A lock file, held from :meth:`take` to :meth:`release`, or until the process has ended in whatever way.
+
+    Of the kind that forked processes do not inherit: a loader's workers may outlive a run that was killed.
+    """
+
+    def __init__(self, file: int, key: _Key) -> None:
+        self._file: int | None = file
+        self._key = key
+
+    @classmethod
+    def take(cls, path: str | Path) -> FileLock | None:
+        """Makes the file if need be, and locks it; where the file system has no locks, everybody gets it.
+
+        Returns:
+            The lock; None if another process holds it, or this one does already.
+
+        Raises:
+            OSError: The file can be neither opened nor made.
+        """
+        with _guard:
+            if _is_ours(path):
+                return None
+            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    os.close(file)
+                    if error.errno in _TAKEN:
+                        return None
+                    raise
+            key = _key(os.fstat(file))
+            _held.add(key)
+            return cls(file, key)
+
+    def release(self) -> None:
+        """Gives it back; a second time does nothing."""
+        with _guard:
+            if self._file is not None:
+                _held.discard(self._key)
+                os.close(self._file)
+                self._file = None
+
+
+def lock_is_held(path: Path) -> bool | None:
+    """Whether a live process holds the lock file; None where the file system cannot tell."""
+    with _guard:
+        if _is_ours(path):
+            return True
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return None
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return True if error.errno in _TAKEN else None
+        finally:
+            os.close(file)  # gives the lock back, if it was had
+        return False
+
+
+def _is_ours(path: str | Path) -> bool:
+    try:
+        return _key(os.stat(path)) in _held
+    except OSError:
+        return False
+
+
+def _key(found: os.stat_result) -> _Key:
+    return os.getpid(), found.st_dev, found.st_ino

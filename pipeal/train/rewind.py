@@ -1,0 +1,85 @@
+"""What a training that met a number that is not finite does next: which batch it leaves out, and when it gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipeal.al import ALPackage
+from pipeal.engine.layer_state import layer_state, load_layer_state
+from pipeal.errors import NonFiniteError
+from pipeal.train.checkpoint import Checkpoint
+from pipeal.train.keeper import TakenUp
+from pipeal.train.position import Position
+
+MOST_LEFT_OUT = 8
+"""Batches of one epoch that are left out at most: where more break the model, it diverges, and no batch is to blame.
+Each costs the way back to a checkpoint."""
+
+
+@dataclass
+class Rewinds:
+    """Of one turn.
+
+    Where it is not known which batch is to blame (the weights were broken before, by an update whose loss was finite;
+    or a GPU told of it late), none is left out: the training goes back and looks after every batch, until it is there
+    again. The batches on that way are the same, and so one of them breaks it again, and is known then.
+
+    Attributes:
+        look_until: Up to so many batches of the turn, each is looked at.
+        planned: What was decided last, in words; None where the training is to end.
+    """
+
+    look_until: int = 0
+    planned: str | None = None
+
+    def plan(self, error: NonFiniteError, position: Position) -> bool:
+        """Decides what is done about an error, and notes it in the position; False where the training is to end."""
+        left_out, begun = position.totals.left_out, position.batches - position.part.batches
+        here = (position.turn, error.batch)
+        self.planned = None
+        what = "has a loss that is not finite on" if error.losses else "is not finite after"
+        found = f"layer {error.layer} {what} batch {error.batch} of turn {position.turn}"
+        if sum(turn == position.turn and batch >= begun for turn, batch in left_out) >= MOST_LEFT_OUT:
+            return False
+        if error.is_to_blame or error.batch < self.look_until:
+            if here in left_out:
+                return False
+            left_out.add(here)
+            self.planned = f"{found}, which is left out from now on"
+        else:
+            self.look_until = error.batch + 1
+            self.planned = f"{found}; another may be to blame, and is looked for"
+        return True
+
+
+def go_back(
+    package: ALPackage,
+    position: Position,
+    saved: Checkpoint | None,
+    begun: Position,
+    fresh: Callable[[], ALPackage],
+) -> bool:
+    """Takes up a checkpoint of the turn, or where there is none its beginning; False where neither is to be had.
+
+    Args:
+        package: The model; becomes what it was there, where it is.
+        position: Moved there; what is left out stays so.
+        saved: The newest checkpoint.
+        begun: Where this process began the turn.
+        fresh: Makes the model that a turn begins with.
+
+    Raises:
+        DataError: The checkpoint does not fit.
+    """
+    taken_up = None if saved is None else TakenUp.of(saved)
+    if taken_up is not None and taken_up.position.turn == position.turn:
+        taken_up.load_into(package)
+        position.go_back_to(taken_up.position)
+    elif begun.batches == 0:
+        for layer, made in zip(package, fresh(), strict=True):
+            load_layer_state(layer, layer_state(made))
+        position.go_back_to(begun)
+    else:
+        return False
+    return True

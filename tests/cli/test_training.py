@@ -1,0 +1,79 @@
+"""Which batches are traced, what is said of checkpoints that are not there, what is computed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeal.cli.training import _newest, _window
+from pipeal.config import TextConfig
+from pipeal.engine import Window
+from pipeal.train import batches as batches_module
+from pipeal.train.batches import Batches
+from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.position import Part, Position
+
+
+class Epochs:
+    """Epochs of so many batches each."""
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths, self.epoch = lengths, 0
+
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.lengths[self.epoch]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "done", "window"),
+    [
+        (0, 0, Window(10, 24)),  # a new run: the pipeline is full by then
+        (0, 40, Window(10, 24)),  # enough is left of the epoch
+        (0, 95, Window(5 + 10, 24)),  # not here: in the next epoch
+        (0, 100, Window(10, 24)),  # trained, but not evaluated
+        (1, 60, Window(0, 20)),  # the last epoch: what is left of it
+        (1, 80, None),
+        (2, 0, None),
+        (3, 0, None),  # asked for fewer epochs than it has had
+    ],
+)
+def test_the_traced_batches_are_still_to_come(epoch: int, done: int, window: Window | None) -> None:
+    """A run taken up near an epoch's end had an empty timeline, and kept it."""
+    asked = TextConfig(dataset="toynews")
+    config = replace(asked, train=replace(asked.train, epochs=5), engine=replace(asked.engine, trace_batches=24))
+    batches: Any = Epochs(100, *[80] * 4)
+    position = Position(epoch=epoch if epoch == 0 else 4 + epoch - 1, part=Part(batches=done))
+    assert _window(config, batches, position) == window
+
+
+def test_a_run_without_a_good_checkpoint_says_that_it_begins_anew(tmp_path: Path) -> None:
+    said: list[str] = []
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        assert _newest(store, "al", said.append) is None
+        assert said == [f"there is no checkpoint in {store.folder} yet: AL begins at its first batch"]
+        for step in (1, 2):
+            store.save(step, {0: {"w": 1}}, {}, {})
+            (store.folder / f"step-{step:09d}" / "layer-000.pt").write_bytes(b"")
+        said.clear()
+        assert _newest(store, "al", said.append) is None
+    assert len(said) == 3
+    assert said[-1] == f"no checkpoint in {store.folder} is as it was written: AL begins anew in the same folder"
+
+
+def test_random_batches_are_made_once_to_compare_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    share = batches_module.padding_share
+    monkeypatch.setattr(batches_module, "padding_share", lambda *args: calls.append(1) or share(*args))
+    batches = Batches(Counter({(4, 7): 3}), np.array([1, 7, 3, 5]))
+    batches.summary()
+    batches.draw(tmp_path / "x.png", "", 0.1)
+    assert batches.padding_of_random > 0
+    assert len(calls) == 1

@@ -1,0 +1,61 @@
+"""One process holds a lock file, once; and looking at it changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeal.data.lock import FileLock, lock_is_held
+from tests.train.run_folders import held
+
+
+def test_another_process_is_refused_and_after_its_end_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert lock_is_held(path) is False
+    with held(path):
+        assert FileLock.take(path) is None
+        assert lock_is_held(path) is True
+    assert lock_is_held(path) is False
+    lock = FileLock.take(path)
+    assert lock is not None
+    lock.release()
+
+
+def free_for_others(path: Path) -> bool:
+    """Whether a process that was forked, which inherits no lock, gets it."""
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    lock = FileLock.take(path)
+    os._exit(lock is None)
+
+
+def test_the_same_process_does_not_get_it_twice_nor_lose_it_by_looking(tmp_path: Path) -> None:
+    """The system gives a process its own lock again, and takes it away when any of its files on it is closed."""
+    path = tmp_path / "lock"
+    lock = FileLock.take(path)
+    assert lock is not None
+    assert FileLock.take(path) is None
+    assert lock_is_held(path) is True
+    assert not free_for_others(path)
+    lock.release()
+    lock.release()
+    assert free_for_others(path)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_where_the_file_system_has_no_locks_everybody_gets_it(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    (tmp_path / "lock").touch()
+    assert lock_is_held(tmp_path / "lock") is None
+    lock = FileLock.take(tmp_path / "lock")
+    assert lock is not None
+    lock.release()

@@ -1,0 +1,159 @@
+"""Worker processes: signals to a whole process group are not for them, their parent's are, and its end is theirs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from pipeal.data.workers import serve_parent, starting_workers, worker_failure
+
+FEEDS = """
+import multiprocessing, signal, sys
+import numpy as np
+from pipeal.data import CheckpointableLoader, ImageBatches, ImageSplit, NativeCheckpointableIterator
+from pipeal.data import ParallelMapIterator
+
+split = ImageSplit(np.zeros((40, 8, 8, 3), np.uint8), np.zeros(40, np.int64))
+images = ImageBatches(split, batch_size=1, mean=(0, 0, 0), std=(1, 1, 1), workers=2)
+numbers = CheckpointableLoader(NativeCheckpointableIterator(range(40)), num_workers=2)
+mapped = ParallelMapIterator(NativeCheckpointableIterator(range(40)), abs, 2, 2, start_method="fork")
+feeds = [iter(images), iter(numbers), mapped]
+first = [next(feed) for feed in feeds]
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: None)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+sys.stdin.readline()
+print(*(1 + sum(1 for _ in feed) for feed in feeds), flush=True)
+numbers.close(); mapped.close(); images.close()
+"""
+
+
+@contextmanager
+def feeding() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process in a session of its own with three feeds under way, and the six processes that work for it."""
+    command = [sys.executable, "-c", FEEDS]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, [int(pid) for pid in process.stdout.readline().split()]
+        finally:
+            process.kill()
+
+
+def alive(pids: list[int]) -> list[int]:
+    def state(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return "gone"
+
+    return [pid for pid in pids if state(pid) not in ("gone", "Z")]
+
+
+def until_gone(pids: list[int], within_s: float = 10.0) -> list[int]:
+    until = monotonic() + within_s
+    while alive(pids) and monotonic() < until:
+        sleep(0.02)
+    return alive(pids)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process who sent it a signal")
+
+
+@linux
+def test_signals_to_the_process_group_end_no_worker() -> None:
+    """Symptom: Ctrl-C ended the loader's workers too, and the run with "a worker died" before it could save."""
+    with feeding() as (process, pids):
+        assert len(pids) == 6
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.killpg(process.pid, number)
+        sleep(0.2)
+        assert alive(pids) == pids
+        out, _ = process.communicate("go on\n", timeout=60)
+        assert out.split() == ["40", "40", "40"]
+        assert process.returncode == 0
+    assert until_gone(pids) == []
+
+
+def test_workers_end_with_a_parent_that_was_killed() -> None:
+    with feeding() as (process, pids):
+        assert len(pids) == 6
+        process.kill()
+        assert until_gone(pids) == []
+
+
+def serve(born: Any, begin: Any, ready: Any) -> None:
+    born.set()
+    begin.wait(30)
+    serve_parent()
+    ready.set()
+    sleep(60)
+
+
+def send(number: signal.Signals, pid: int) -> None:
+    """From a process that is not the parent."""
+    subprocess.run([sys.executable, "-c", f"import os; os.kill({pid}, {int(number)})"], check=True)
+
+
+@linux
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_obeys_its_parent_alone_from_its_birth_on(method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    born, begin, ready = context.Event(), context.Event(), context.Event()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    worker = context.Process(target=serve, args=(born, begin, ready))
+    with starting_workers(method):
+        worker.start()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    try:
+        assert born.wait(60)
+        send(signal.SIGTERM, worker.pid)  # before it has had time to do anything about it
+        send(signal.SIGINT, worker.pid)
+        begin.set()
+        assert ready.wait(60)
+        send(signal.SIGTERM, worker.pid)
+        worker.join(0.3)
+        assert worker.is_alive()
+        worker.terminate()
+        worker.join(10)
+        assert worker.exitcode == 0
+    finally:
+        worker.kill()
+        worker.join()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "worker process .*died.*pid"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "killed by signal: Killed"),
+        (
+            RuntimeError(
+                "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "
+                "are out of shared memory. Please try to raise your shared memory limit."
+            ),
+            "no shared memory is left.*/dev/shm",
+        ),
+        (RuntimeError("unable to write to file </torch_7_1_0>: No space left on device (28)"), "no shared memory"),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
+        (ValueError("DataLoader worker (pid(s) 7) exited unexpectedly"), None),
+    ],
+)
+def test_what_pytorch_says_of_dead_workers_is_named(error: Exception, words: str | None) -> None:
+    found = worker_failure(error)
+    if words is None:
+        assert found is None
+    else:
+        with pytest.raises(type(found), match=words):
+            raise found

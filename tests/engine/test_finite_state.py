@@ -1,0 +1,74 @@
+"""Whether what a layer has learnt is finite: weights and what optimizers keep must be, masks need not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, nan
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeal import AE, AL, ENC
+from pipeal.engine import layer_state
+from pipeal.engine.finite_state import not_finite_in
+from pipeal.engine.layer_state import State
+
+
+class Masked(nn.Module):
+    """With a mask as attention has, and numbers of other kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mask", torch.full((3, 3), -inf).triu(1))
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("wave", torch.ones(2, dtype=torch.complex64))
+        self.register_buffer("nothing", torch.empty(0))
+        self.register_buffer("small", torch.ones(2, dtype=torch.bfloat16))
+        self.register_buffer("tiny", torch.ones(2).to(torch.float8_e5m2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def state() -> State:
+    torch.manual_seed(0)
+    layer = AL(ENC(Masked(), nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))
+    layer(torch.randn(2, 4), torch.randn(2, 4))
+    layer.backward()
+    layer.update()
+    return layer_state(layer)
+
+
+def test_a_sound_state_is_sound() -> None:
+    assert not_finite_in(state()) is None
+
+
+def put(tensor: Tensor, value: float) -> None:
+    tensor.view(-1)[-1] = value
+
+
+BROKEN: dict[str, Callable[[State], Any]] = {
+    "enc.f.linear.weight": lambda found: put(found["module"]["enc.f.linear.weight"], nan),
+    "ae.h.bias": lambda found: put(found["module"]["ae.h.bias"], -inf),
+    "enc.f.mask": lambda found: put(found["module"]["enc.f.mask"], nan),
+    "enc.f.wave": lambda found: put(found["module"]["enc.f.wave"], nan),
+    "enc.f.small": lambda found: put(found["module"]["enc.f.small"], nan),
+    "enc.f.tiny": lambda found: found["module"].update({"enc.f.tiny": torch.tensor([nan]).to(torch.float8_e5m2)}),
+    "exp_avg_sq of enc.f.linear.weight in enc_opt": lambda found: put(
+        found["optimizers"]["enc_opt"]["state"]["state"][0]["exp_avg_sq"], inf
+    ),
+    "step of enc.f.linear.weight in enc_opt": lambda found: put(
+        found["optimizers"]["enc_opt"]["state"]["state"][0]["step"], nan
+    ),
+    "the gradient of ae.g.bias": lambda found: found["gradients"].update({"ae.g.bias": torch.tensor([1.0, inf])}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_not_finite_is_named(name: str) -> None:
+    found = state()
+    BROKEN[name](found)
+    assert not_finite_in(found) == name

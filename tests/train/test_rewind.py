@@ -1,0 +1,194 @@
+"""What is done about a number that is not finite: which batch is left out, and when a training gives up."""
+
+from __future__ import annotations
+
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeal import AE, AL, ENC, ALPackage, Pipeline
+from pipeal.errors import Interrupted, NonFiniteError
+from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.keeper import CheckpointKeeper, TakenUp
+from pipeal.train.position import Part, Position
+from pipeal.train.rewind import MOST_LEFT_OUT, Rewinds, go_back
+from pipeal.train.saver import Saver
+
+WIDE = 4
+
+
+def error(batch: int, losses: tuple[float, ...] = (nan,), *, is_to_blame: bool = True) -> NonFiniteError:
+    return NonFiniteError("broken", 1, batch, losses, is_to_blame=is_to_blame)
+
+
+def position(batches: int, epoch_begins: int = 0) -> Position:
+    return Position(turn=2, batches=batches, part=Part(batches=batches - epoch_begins))
+
+
+def test_a_batch_that_is_to_blame_is_left_out() -> None:
+    where, rewinds = position(9), Rewinds()
+    assert rewinds.plan(error(7), where)
+    assert where.totals.left_out == {(2, 7)}
+    assert rewinds.planned == (
+        "layer 1 has a loss that is not finite on batch 7 of turn 2, which is left out from now on"
+    )
+    assert rewinds.look_until == 0
+
+
+def test_where_it_is_not_known_which_it_is_looked_for_first() -> None:
+    where, rewinds = position(9), Rewinds()
+    assert rewinds.plan(error(7, (), is_to_blame=False), where)
+    assert where.totals.left_out == set()
+    assert rewinds.look_until == 8
+    assert rewinds.plan(error(5, (), is_to_blame=False), where)  # found on the way there
+    assert where.totals.left_out == {(2, 5)}
+    assert "is not finite after batch 5" in str(rewinds.planned)
+
+
+def test_a_batch_that_is_left_out_already_is_not_to_blame_again() -> None:
+    where, rewinds = position(9), Rewinds()
+    where.totals.left_out.add((2, 7))
+    assert not rewinds.plan(error(7), where)
+    assert rewinds.planned is None
+
+
+def test_a_model_that_diverges_ends_the_training() -> None:
+    """It would otherwise go back for ever, or until no batch were left."""
+    where, rewinds = position(500, epoch_begins=100), Rewinds()
+    where.totals.left_out |= {(2, 99), (1, 120)}  # of another epoch, of another turn
+    for batch in range(MOST_LEFT_OUT):
+        assert rewinds.plan(error(120 + batch), where)
+    assert not rewinds.plan(error(200), where)
+    assert len(where.totals.left_out) == MOST_LEFT_OUT + 2
+    where.part.batches = 0  # the next epoch
+    assert rewinds.plan(error(501), where)
+
+
+class Sinister(nn.Module):
+    """On one batch it makes a weight that no loss shows at once: a word's vector, where the word is rare."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(3))
+        self.register_buffer("seen", torch.tensor(0))
+        self.linear = nn.Linear(WIDE, WIDE)
+        self.batch = batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            if int(self.seen) == self.batch:
+                with torch.no_grad():
+                    self.table[2] = nan
+            self.seen += 1
+        return self.linear(x) + self.table[0]
+
+
+def package(batch: int) -> ALPackage:
+    torch.manual_seed(0)
+    plain = AL(ENC(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)), AE(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)))
+    return ALPackage(
+        [plain, AL(ENC(Sinister(batch), nn.Linear(WIDE, WIDE)), AE(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)))]
+    )
+
+
+def train(keeper: CheckpointKeeper, model: ALPackage, where: Position, until: int) -> None:
+    draw = torch.Generator().manual_seed(1)
+    batches = [(torch.randn(3, WIDE, generator=draw), torch.randn(3, WIDE, generator=draw)) for _ in range(until)]
+    with Pipeline(model, threads=1, first_batch=where.batches) as pipe:
+        while where.batches < until:
+            pipe.submit(*batches[where.batches])
+            where.batches += 1
+            where.part.batches += 1
+            if keeper.after_batch(pipe, where):
+                keeper.leave(pipe, where)
+        keeper.before_evaluation(pipe, where)
+
+
+def running() -> None:
+    return None
+
+
+def test_weights_that_no_loss_shows_are_no_checkpoint_and_the_batch_that_made_them_is_found(tmp_path: Path) -> None:
+    """They were saved as good, and every later run went on from them."""
+    said: list[str] = []
+    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, said.append) as saver:
+        model, where = package(batch=7), Position()
+        with pytest.raises(
+            NonFiniteError, match=r"layer 1 is not finite after batch .* \(step \d+\).*: enc.f.table"
+        ) as e:
+            train(CheckpointKeeper(saver, 5, running, {}), model, where, 12)
+        assert not e.value.is_to_blame
+        assert saver.flush(20)
+        saved = store.newest(pytest.fail)
+        assert saved is not None
+        assert saved.step == 5
+        rewinds = Rewinds()
+        assert rewinds.plan(e.value, where)
+        assert go_back(model, where, saved, Position(), lambda: package(7))
+        assert where.batches == 5
+        with pytest.raises(NonFiniteError, match=r"after batch 7 .*, though it was before batch 7") as e:
+            train(CheckpointKeeper(saver, 5, running, {}, look_until=rewinds.look_until), model, where, 12)
+        assert (e.value.batch, e.value.is_to_blame) == (7, True)
+        assert rewinds.plan(e.value, where)
+        assert where.totals.left_out == {(1, 7)}
+    assert said == []
+
+
+def test_told_to_skip_the_training_goes_on_and_the_checkpoint_is_missing(tmp_path: Path) -> None:
+    said: list[str] = []
+    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, said.append) as saver:
+        train(CheckpointKeeper(saver, 5, running, {}, ends_on_broken=False), package(batch=7), Position(), 12)
+        assert saver.flush(20)
+        assert [path.name for path in store.folder.glob("step-*")] == ["step-000000005"]
+        assert saver.failures == 1
+    assert len(said) == 1
+    assert said[0].startswith(
+        "layer 1 is not finite after batch 9 (step 10), though it was before batch 5: enc.f.table"
+    )
+
+
+def test_whoever_ends_a_training_whose_weights_are_broken_is_told_that_it_is_not_saved(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, pytest.fail) as saver:
+        keeper = CheckpointKeeper(saver, None, lambda: 130 if where.batches == 9 else None, {})
+        where = Position()
+        with pytest.raises(
+            Interrupted, match="which could not be saved: layer 1 is not finite after batch 8"
+        ) as caught:
+            train(keeper, package(batch=7), where, 12)
+        assert caught.value.code == 130
+        assert store.newest(pytest.fail) is None
+
+
+def test_going_back_takes_the_checkpoint_of_the_turn_or_its_beginning(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, pytest.fail) as saver:
+        model, where = package(batch=-1), Position()
+        train(CheckpointKeeper(saver, 5, running, {}), model, where, 7)
+        assert saver.flush(20)
+        saved = store.newest(pytest.fail)
+    begun, wanted = Position(turn=2), package(batch=-1)
+    later = Position(turn=2, batches=4, part=Part(batches=4))
+    later.totals.left_out.add((2, 3))
+    rows, totals = later.rows, later.totals
+    assert go_back(model, later, saved, begun, lambda: package(-1))  # the checkpoint is of turn 1
+    assert (later.turn, later.batches, later.part.batches) == (2, 0, 0)
+    assert later.totals.left_out == {(2, 3)}
+    assert later.rows is rows
+    assert later.totals is totals
+    assert same(model, wanted)
+    assert not model[0].enc_opt.state
+    midway = Position(turn=2, batches=4)
+    assert not go_back(model, later, None, midway, lambda: package(-1))
+    assert go_back(model, where, saved, Position(), lambda: package(-1))
+    assert (where.turn, where.batches) == (1, 5)
+    assert saved is not None
+    TakenUp.of(saved).load_into(wanted)
+    assert same(model, wanted)
+
+
+def same(one: nn.Module, other: nn.Module) -> Any:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
