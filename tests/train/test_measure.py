@@ -46,7 +46,7 @@ def test_losses_come_back_from_every_file(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "epochs.csv") == (LOSSY, 0)
     told = [json.loads(line) for line in (tmp_path / "epochs.jsonl").open()]
     assert [(row["train_loss"], row["test_loss"]) for row in told] == [(row.train_loss, row.test_loss) for row in LOSSY]
-    position = Position(rows=LOSSY)
+    position = Position(turn=2, epoch=3, rows=LOSSY)
     assert Position.of(json.loads(json.dumps(position.state())), []).rows == LOSSY
 
 
