@@ -89,20 +89,21 @@ def trained(experiment: LanguageExperiment, seed: int) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     """Prints the table."""
     runs: dict[str, list[dict[str, Any]]] = found["ideas"]
-    means = {name: mean(run["validation"][-1] for run in made) for name, made in runs.items()}
+    by_seed = {name: {run["seed"]: run["validation"][-1] for run in made} for name, made in runs.items()}
     rows: list[list[Cell]] = []
     for name, (what, _) in IDEAS.items():
         if name in runs:
             first = runs[name][0]
             exits = [mean(run["validation"][place] for run in runs[name]) for place in range(len(first["validation"]))]
-            rival = means.get("bp-lower" if name == "lower" else "bp")
+            own, rival = by_seed[name], by_seed.get("bp-lower" if name == "lower" else "bp", {})
+            over = [own[seed] - rival[seed] for seed in own if seed in rival]
             rows.append(
                 [
                     name,
                     what,
                     len(exits),
-                    f"{means[name]:.3f}",
-                    "-" if rival is None else f"{means[name] - rival:+.3f}",
+                    f"{mean(own.values()):.3f}",
+                    f"{mean(over):+.3f}" if over else None,
                     " ".join(f"{loss:.3f}" for loss in exits),
                     f"{mean(run['train'] for run in runs[name]):.3f}",
                     f"{sum(first['parameters']) / 1e6:.2f} M",
