@@ -12,7 +12,8 @@ all codes was meant, instead of how near the bridge came to one::
 ``h`` is the transpose of ``g``, so that ``h1(h2(b2(x)))``, the way of an inference, gives just the logits that the
 second layer was trained on: the answer times a code is the answer taken back through ``g``, times what the code came
 from. The regression of the ``published`` style (a code for each place, sigmoids, squared errors) has no such property:
-the mean of two codes need not decode to the mean of what they say.
+the mean of two codes need not decode to the mean of what they say. Nor are its answers logits: they lie between 0 and
+1, which with 65 characters keeps their cross entropy above 3.2 nats, however right they are.
 
 Labels below zero are left out: those places have none. No class here draws random numbers.
 """
