@@ -31,6 +31,7 @@ bench: $(READY)  ## the benchmarks; each prints the machine it ran on
 	$(BIN)/python scripts/bench/batching.py --data-root "$${PIPEAL_DATA:-data}"
 	$(BIN)/python scripts/bench/training.py agnews transformer --data-root "$${PIPEAL_DATA:-data}"
 	$(BIN)/python scripts/bench/grouping.py
+	$(BIN)/python scripts/bench/gpu.py --quick
 	$(BIN)/python scripts/bench/overhead.py transformer --data-root "$${PIPEAL_DATA:-data}"
 
 $(READY): pyproject.toml

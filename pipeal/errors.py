@@ -7,7 +7,11 @@ from collections.abc import Iterable
 
 
 class PipealError(Exception):
-    """Base of every error that pipeal raises on purpose; commands print it in one line and exit with 2."""
+    """Base of every error that pipeal raises on purpose.
+
+    Commands print it in one line and exit with 2, a user's mistake, but for those of its kinds that say otherwise and
+    for a disk that takes no more, which is nobody's mistake and exit code 1.
+    """
 
 
 class ConfigError(PipealError, ValueError):
@@ -31,11 +35,14 @@ class ScheduleError(PipealError, RuntimeError):
 
 
 class StallError(PipealError, RuntimeError):
-    """No stage made progress for too long; the message names the stage and prints its stack."""
+    """No stage made progress for too long, or a disk does not answer; commands exit with 1.
+
+    Of a stage, the message says which and shows its stack.
+    """
 
 
 class NonFiniteError(PipealError, ArithmeticError):
-    """A layer's loss is not finite, or its weights are not.
+    """A layer's loss is not finite, or its weights are not; commands exit with 1.
 
     Args:
         message: What was found, and what to do.
@@ -60,7 +67,9 @@ class NonFiniteError(PipealError, ArithmeticError):
 
 
 class OutOfMemoryError(PipealError, MemoryError):
-    """A stage's memory does not suffice for a batch; what the device said is the cause (``__cause__``).
+    """A stage's memory does not suffice for a batch; commands exit with 1.
+
+    What the device said is the cause (``__cause__``).
 
     Args:
         message: Where it happened, for what input, and what to lower.
@@ -80,11 +89,11 @@ class OutOfMemoryError(PipealError, MemoryError):
 
 
 class SaveError(PipealError, OSError):
-    """Something a run leaves could not be written; the run itself came to its end."""
+    """Something a run leaves could not be written; the run itself came to its end, and commands exit with 1."""
 
 
 class Interrupted(PipealError):  # noqa: N818  not a mistake: someone asked for it
-    """A run was asked to end, and did, at a place from which it can go on.
+    """A run was asked to end, and did, at a place from which it can go on; commands exit with :attr:`code`.
 
     Args:
         message: Where, and how it goes on.
@@ -94,6 +103,40 @@ class Interrupted(PipealError):  # noqa: N818  not a mistake: someone asked for 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+class PeerLostError(PipealError, RuntimeError):
+    """Another process of a distributed run has ended before its time, or is not heard of any more.
+
+    Args:
+        message: Which one, where it ran, and what is known of its end.
+        rank: Its rank; None where it is not one of them, but all that are not here.
+        code: The exit code of a command that ends by this: that of the peer where it said why it ended.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, code: int = 1) -> None:
+        super().__init__(message, rank, code)
+        self.rank = rank
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def exit_code(error: BaseException) -> int:
+    """With what a command ends by an error: 2 for a user's mistake, 1 for a machine's failure or a bug.
+
+    >>> exit_code(ConfigError("no such key")), exit_code(KeyboardInterrupt()), exit_code(ValueError())
+    (2, 130, 1)
+    """
+    if isinstance(error, (Interrupted, PeerLostError)):
+        return error.code
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    nobodys = (StallError, SaveError, WorkerError, NonFiniteError, OutOfMemoryError)
+    return 2 if isinstance(error, PipealError) and not isinstance(error, nobodys) else 1
 
 
 def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:

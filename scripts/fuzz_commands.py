@@ -6,8 +6,8 @@ What a case is, `fuzz_cases.py` says. Cases run one after the other in a process
 stand still; what ends that process is a failure, and another one goes on with the next case. A case may end with
 
     0   a finished run, or what was asked to be shown
-    2   one line on standard error, nothing on standard output, and no new run, unless it diverged or had no memory
-    1   one line where nobody made a mistake: no memory, a stall
+    2   one line on standard error, nothing on standard output, and no new run
+    1   one line where nobody made a mistake: no memory, no room on the disk, a stall, a loss that is not finite
 
 and leaves no thread, no process, and nothing half-written.
 """
@@ -50,15 +50,15 @@ GRACE_S = 3.0
 """How long threads and processes that were told to end may take."""
 
 LONGEST_LINE = 2_500
-LATE = ("NonFiniteError", "OutOfMemoryError")
-"""What may end a run with exit code 2 once it is under way."""
-
 NOBODYS_MISTAKE = (
     "memory",
     "a worker process",
     "stands still",
+    "not finite",
     "this machine has no more",
     "not every checkpoint",
+    "could not write",
+    "make room",
     "out of the way",
 )
 
@@ -150,7 +150,7 @@ def _left(folder: Path, runs: set[Path], code: int, *, training: bool) -> Iterat
             continue
         if code == 0 and training and status["status"] != "finished":
             yield f"a run that is {status['status']}"
-        if code == 2 and not (status["status"] == "failed" and status["message"].startswith(LATE)):
+        if code == 2:
             yield f"a mistake told when the run was under way ({status['status']}: {status['message']})"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeal.al import ALPackage, LearningRates
 from pipeal.config import LrConfig, RunConfig
+from pipeal.data import WHOLE, Share
 from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError
 from pipeal.train.trainer import Criterion, EpochBatches
@@ -19,7 +20,15 @@ SPLIT_SEED = 0
 """Of what divides a data set: runs of different seeds are trained and tested on the same samples."""
 
 
-class Experiment(Protocol):
+class Models(Protocol):
+    """Makes the models of a run, also where its data was not read."""
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model; ``mode`` is ``al`` or ``bp``. The same on every rank, but for vectors that were read."""
+        ...
+
+
+class Experiment(Models, Protocol):
     """What a run needs, whatever kind of data it is: models and batches made anew for each turn."""
 
     @property
@@ -42,12 +51,13 @@ class Experiment(Protocol):
         """The loss that epochs are measured by; None where the accuracy tells good ones from bad."""
         ...
 
-    def package(self, mode: str, seed: int) -> ALPackage:
-        """A new model; ``mode`` is ``al`` or ``bp``."""
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        """What must be known of the data to make the models, as JSON: for ranks that do not read it."""
         ...
 
-    def train_batches(self, seed: int) -> EpochBatches:
-        """Batches to train on."""
+    def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
+        """Batches to train on, or one replica's share of each."""
         ...
 
     def save(self, folder: Path) -> None:

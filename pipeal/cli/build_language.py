@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from pipeal.al.path import InferencePath
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, rates
 from pipeal.config import LanguageConfig, LanguageModelConfig
-from pipeal.data import Characters, RandomBlocks, find_shakespeare, read_characters
+from pipeal.data import WHOLE, Characters, RandomBlocks, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError, DataError, unknown_name
 from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate
@@ -37,6 +38,36 @@ adam: OptimizerFactory = partial(torch.optim.Adam, fused=True, betas=(0.9, 0.99)
 
 
 @dataclass(frozen=True)
+class LanguageModels:
+    """Makes language models; see :class:`pipeal.cli.build.Models`.
+
+    Attributes:
+        config: Which, and how wide.
+        characters: How many there are.
+    """
+
+    config: LanguageConfig
+    characters: int
+
+    @classmethod
+    def of(cls, config: LanguageConfig, blueprint: Mapping[str, Any]) -> LanguageModels:
+        """Those of an experiment whose text was read elsewhere."""
+        return cls(config, **blueprint)
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model of the configured name and widths."""
+        torch.manual_seed(seed)
+        return build_language(
+            self.config.model.name,
+            "bp" if mode == "bp" else "al",
+            characters=self.characters,
+            dims=_dims(self.config.model),
+            lr=rates(self.config.train.lr, mode),
+            optimizer=adam,
+        )
+
+
+@dataclass(frozen=True)
 class LanguageExperiment:
     """A text and a model for it; see :class:`pipeal.cli.build.Experiment`."""
 
@@ -55,9 +86,14 @@ class LanguageExperiment:
 
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model of the configured name and widths."""
-        return language_package(self.config, len(self.text.alphabet), mode, seed)
+        return LanguageModels(self.config, len(self.text.alphabet)).package(mode, seed)
 
-    def train_batches(self, seed: int) -> RandomBlocks:
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        """How many characters there are; see :meth:`LanguageModels.of`."""
+        return {"characters": len(self.text.alphabet)}
+
+    def train_batches(self, seed: int, share: Share = WHOLE) -> RandomBlocks:
         """Random blocks, others in each epoch."""
         data = self.config.data
         return RandomBlocks(
@@ -67,6 +103,7 @@ class LanguageExperiment:
             batches=data.steps,
             seed=seed,
             pin_memory=True,
+            share=share,
         )
 
     def save(self, folder: Path) -> None:
@@ -93,9 +130,9 @@ class LanguageExperiment:
             lines.append(f"exits:    validation loss {' '.join(f'{loss:.4f}' for loss in found)}")
         alphabet = self.text.alphabet
         prompt = alphabet.encode(_PROMPT if _PROMPT in alphabet.characters else alphabet.characters[0])
-        # Not through the pipeline: a text that grows is a new shape for each character, and may be one to compile for.
-        model = InferencePath([module_of(layer) for stage in pipe.stages for _, layer in stage.layers])
-        written = generate(model, prompt, length=SAMPLE, block=self.config.model.block, seed=self.config.train.seed)
+        written = generate(
+            _writer(pipe), prompt, length=SAMPLE, block=self.config.model.block, seed=self.config.train.seed
+        )
         return [*lines, "sample:", alphabet.decode(written).strip()]
 
     def _estimate(self, text: torch.Tensor) -> RandomBlocks:
@@ -172,17 +209,20 @@ def canonical_corpus(name: str) -> str:
     return plain
 
 
-def language_package(config: LanguageConfig, characters: int, mode: str, seed: int) -> ALPackage:
-    """A new model of the configured name and widths, for an alphabet of so many characters."""
-    torch.manual_seed(seed)
-    return build_language(
-        config.model.name,
-        "bp" if mode == "bp" else "al",
-        characters=characters,
-        dims=_dims(config.model),
-        lr=rates(config.train.lr, mode),
-        optimizer=adam,
-    )
+def _writer(pipe: Pipeline) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The trained model, to write with.
+
+    Not the pipeline: a text that grows is a new shape for each character, and may be one to compile for. But where
+    other processes have the weights, only it reaches them.
+    """
+    if type(pipe) is Pipeline:
+        return InferencePath([module_of(layer) for stage in pipe.stages for _, layer in stage.layers])
+
+    def predict(x: torch.Tensor) -> torch.Tensor:
+        (logits,) = pipe.predict_each([x])
+        return logits
+
+    return predict
 
 
 def _dims(model: LanguageModelConfig) -> CharDims:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,11 @@ from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, hold_out, ra
 from pipeal.cli.build_batches import batch_sampler
 from pipeal.config import GroupingConfig, TextConfig, TextModelConfig
 from pipeal.data import (
+    WHOLE,
     BatchLoader,
     Corpus,
     PlannedBatchSampler,
+    Share,
     Vocab,
     canonical_text_name,
     clean,
@@ -38,17 +41,32 @@ EVALUATION_BUDGET = 32_768
 
 
 @dataclass(frozen=True)
-class TextExperiment:
-    """A text data set and a model for it; see :class:`Experiment`."""
+class TextModels:
+    """Makes text models; see :class:`pipeal.cli.build.Models`.
+
+    Attributes:
+        config: Which, and how wide.
+        vocab_size: How many words there are.
+        classes: How many classes there are.
+        pad_index: The word that pads.
+        thresholds: Where layers group; none for no grouping.
+        pretrained: ``(vocab_size, embedding_dim)`` word vectors.
+    """
 
     config: TextConfig
-    train: Corpus
-    held: Corpus | None
-    test: Corpus
-    vocab: Vocab
-    pretrained: npt.NDArray[np.float32] | None
+    vocab_size: int
+    classes: int
+    pad_index: int
     thresholds: list[int]
-    facts: dict[str, int | float | str]
+    pretrained: npt.NDArray[np.float32] | None
+
+    @classmethod
+    def of(cls, config: TextConfig, blueprint: Mapping[str, Any]) -> TextModels:
+        """Those of an experiment whose data was read elsewhere; the first layer's vectors, if any, are left blank."""
+        found = dict(blueprint)
+        shape = found["vocab_size"], config.model.embedding_dim
+        pretrained = np.zeros(shape, np.float32) if found.pop("pretrained") else None
+        return cls(config, **found, pretrained=pretrained)
 
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model of the configured name and widths."""
@@ -57,16 +75,45 @@ class TextExperiment:
         package = build_text(
             model.name,
             "bp" if mode == "bp" else "al",
-            vocab_size=len(self.vocab),
-            classes=self.train.classes,
+            vocab_size=self.vocab_size,
+            classes=self.classes,
             dims=_dims(model),
             lr=rates(self.config.train.lr, mode),
-            pad_index=self.vocab.pad_index,
+            pad_index=self.pad_index,
             pretrained=self.pretrained,
         )
         if not self.thresholds:
             return package
-        return group_layers(package, self.thresholds, model.grouping.layers, pad_index=self.vocab.pad_index)
+        return group_layers(package, self.thresholds, model.grouping.layers, pad_index=self.pad_index)
+
+
+@dataclass(frozen=True)
+class TextExperiment:
+    """A text data set and a model for it; see :class:`Experiment`."""
+
+    config: TextConfig
+    train: Corpus
+    held: Corpus | None
+    test: Corpus
+    vocab: Vocab
+    models: TextModels
+    facts: dict[str, int | float | str]
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model of the configured name and widths."""
+        return self.models.package(mode, seed)
+
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        """Sizes; see :meth:`TextModels.of`."""
+        models = self.models
+        return {
+            "vocab_size": models.vocab_size,
+            "classes": models.classes,
+            "pad_index": models.pad_index,
+            "thresholds": models.thresholds,
+            "pretrained": models.pretrained is not None,
+        }
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -77,11 +124,11 @@ class TextExperiment:
     def criterion(self) -> None:
         """Texts are classified: the accuracy tells."""
 
-    def train_batches(self, seed: int) -> EpochBatches:
+    def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         """Shuffled batches as configured."""
         data = self.config.data
         sampler = batch_sampler(self.train.lengths, data.batching, data.max_len or int(self.train.lengths.max()), seed)
-        return BatchLoader(self.train, sampler, pin_memory=True)
+        return BatchLoader(self.train, sampler, pin_memory=True, share=share)
 
     def save(self, folder: Path) -> None:
         """Leaves ``vocab.json``."""
@@ -169,7 +216,8 @@ def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExper
     thresholds = _thresholds(train.lengths, config.model.grouping)
     if thresholds:
         facts["grouped_at"] = " ".join(map(str, thresholds))
-    return TextExperiment(config, train, held, test, vocab, pretrained, thresholds, facts)
+    models = TextModels(config, len(vocab), classes, vocab.pad_index, thresholds, pretrained)
+    return TextExperiment(config, train, held, test, vocab, models, facts)
 
 
 def _pretrained(

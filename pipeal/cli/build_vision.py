@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,16 @@ from pipeal.al import ALPackage
 from pipeal.cli import bars
 from pipeal.cli.build import data_root, evaluated_part, hold_out, rates
 from pipeal.config import VisionConfig, VisionModelConfig
-from pipeal.data import Augmentation, ImageBatches, ImageDataset, ImageSplit, canonical_image_name, load_images
+from pipeal.data import (
+    WHOLE,
+    Augmentation,
+    ImageBatches,
+    ImageDataset,
+    ImageSplit,
+    Share,
+    canonical_image_name,
+    load_images,
+)
 from pipeal.engine import Pipeline
 from pipeal.engine.threads import cores
 from pipeal.errors import ConfigError
@@ -22,6 +32,27 @@ from pipeal.train.trainer import EpochBatches
 
 EVALUATION_BATCH = 512
 """Images per batch where nothing has to be kept for a backward, as published."""
+
+
+@dataclass(frozen=True)
+class VisionModels:
+    """Makes vision models; see :class:`pipeal.cli.build.Models`."""
+
+    config: VisionConfig
+    classes: int
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model of the configured name and widths."""
+        torch.manual_seed(seed)
+        model = self.config.model
+        package = build_vision(
+            model.name,
+            "bp" if mode == "bp" else "al",
+            classes=self.classes,
+            dims=_dims(model, self.config.data.size),
+            lr=rates(self.config.train.lr, mode),
+        )
+        return package.to(memory_format=torch.channels_last) if model.channels_last else package
 
 
 @dataclass(frozen=True)
@@ -36,16 +67,12 @@ class VisionExperiment:
 
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model of the configured name and widths."""
-        torch.manual_seed(seed)
-        model = self.config.model
-        package = build_vision(
-            model.name,
-            "bp" if mode == "bp" else "al",
-            classes=len(self.dataset.classes),
-            dims=_dims(model, self.config.data.size),
-            lr=rates(self.config.train.lr, mode),
-        )
-        return package.to(memory_format=torch.channels_last) if model.channels_last else package
+        return VisionModels(self.config, **self.blueprint).package(mode, seed)
+
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        """All that :class:`VisionModels` needs to know of the data."""
+        return {"classes": len(self.dataset.classes)}
 
     @property
     def lengths(self) -> None:
@@ -55,7 +82,7 @@ class VisionExperiment:
     def criterion(self) -> None:
         """Images are classified: the accuracy tells."""
 
-    def train_batches(self, seed: int) -> EpochBatches:
+    def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         """Shuffled, augmented batches as configured."""
         data = self.config.data
         return self._batches(
@@ -65,6 +92,7 @@ class VisionExperiment:
             shuffle=True,
             seed=seed,
             workers=data.workers or 0,
+            share=share,
         )
 
     def save(self, folder: Path) -> None:
@@ -99,6 +127,7 @@ class VisionExperiment:
         shuffle: bool = False,
         seed: int = 0,
         workers: int = 0,  # enough for images that are not augmented, even beside a GPU
+        share: Share = WHOLE,
     ) -> ImageBatches:
         return ImageBatches(
             split,
@@ -111,6 +140,7 @@ class VisionExperiment:
             workers=workers,
             pin_memory=True,
             channels_last=self.config.model.channels_last,
+            share=share,
         )
 
 

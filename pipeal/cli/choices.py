@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import islice
+from io import StringIO
+from itertools import groupby, islice
 from typing import Literal
 
 import torch
+from rich.console import Console
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.options import device_names
 from pipeal.config import RunConfig
 from pipeal.engine import balance, parse_device, schedule_named
 from pipeal.engine.compiling import check_compile
-from pipeal.engine.costs import WARM_UP, Placement, place
+from pipeal.engine.costs import Placement, place
 from pipeal.engine.device import Precision, fastest_precision
+from pipeal.engine.measure import WARM_UP
 from pipeal.engine.placement import check_sizes
 from pipeal.engine.threads import cores, threads_each
 from pipeal.errors import ConfigError, PlacementError, first_line
+from pipeal.train.tables import print_table
 from pipeal.train.trainer import EpochBatches
 
 Form = Literal["al", "bp"]
@@ -90,16 +94,49 @@ def _tried(
     if config.engine.sizes is not None:
         raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
     say(f"choosing devices for {form.upper()}")
-    return place(
+    trials: list[Placement] = []
+    taken = place(
         experiment.package(form, config.train.seed),
-        _sample(batches, WARM_UP + TRIAL_BATCHES),
+        sample_batches(batches, WARM_UP + TRIAL_BATCHES),
         config.engine.schedule,
         precision=precision,
         compile=config.engine.compile,
         on_oom=config.engine.on_oom,
         on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
-        on_trial=lambda trial: say(f"  {trial}: {1e3 * (trial.seconds_per_batch or 0):.1f} ms/batch"),
+        on_trial=trials.append,
     )
+    if trials:
+        say(_table(trials, taken, form))
+    return taken
+
+
+def _table(trials: Sequence[Placement], taken: Placement, form: Form) -> str:
+    """What was tried, what it took, and what each stage took alone."""
+    rows = [
+        [
+            _briefly(trial.devices),
+            " + ".join(map(str, trial.sizes)),
+            trial.threads,
+            "-" if trial.stage_s is None else " + ".join(f"{1e3 * seconds:.1f}" for seconds in trial.stage_s),
+            None if trial.seconds_per_batch is None else 1e3 * trial.seconds_per_batch,
+            "taken" if trial == taken else "",
+        ]
+        for trial in trials
+    ]
+    text = StringIO()
+    columns = ["devices", "layers of each", "threads each", "alone, ms/batch", "together, ms/batch", ""]
+    print_table(f"placements of {form.upper()}, tried", columns, rows, console=Console(file=text))
+    return text.getvalue().rstrip()
+
+
+def _briefly(devices: Sequence[str]) -> str:
+    """As ``--devices`` takes them.
+
+    >>> _briefly(["cpu", "cpu", "cuda:1"])
+    'cpu*2,cuda:1'
+    """
+    runs = [(name, len(list(same))) for name, same in groupby(devices)]
+    return ",".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
 
 
 def _asked_for(config: RunConfig, form: Form, layers: int) -> Placement:
@@ -120,7 +157,7 @@ def _asked_for(config: RunConfig, form: Form, layers: int) -> Placement:
     return Placement(devices, check_sizes(sizes, layers, len(devices)), threads)
 
 
-def _sample(batches: EpochBatches, count: int) -> list[object]:
+def sample_batches(batches: EpochBatches, count: int) -> list[object]:
     """The first batches of an epoch, over again where it has fewer."""
     batches.set_epoch(0)
     first: list[object] = list(islice(iter(batches), count))

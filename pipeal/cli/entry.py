@@ -3,7 +3,7 @@
 | code | |
 | --- | --- |
 | 0 | all of it is done, and on the disk |
-| 1 | nobody's mistake: memory or room on the disk ran out, a loss is not finite, a stage stands still |
+| 1 | nobody's mistake: memory or room on the disk ran out, a loss is not finite, a stage stands still, a worker died |
 | 2 | a user's mistake |
 | 130, 143 | Ctrl-C, SIGTERM |
 """
@@ -18,10 +18,12 @@ from typing import NoReturn
 
 import click
 
+from pipeal.cli.ending import at_once, spoken
 from pipeal.errors import (
     Interrupted,
     NonFiniteError,
     OutOfMemoryError,
+    PeerLostError,
     PipealError,
     SaveError,
     StallError,
@@ -41,10 +43,14 @@ _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 """Open files, processes, memory."""
 
+TERMINATED = 143
+"""The exit code after SIGTERM."""
+
 _LONGEST = 1_000
 """Characters of the one line for a mistake."""
 
 
+@at_once
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """Runs a command and leaves the process.
 
@@ -54,7 +60,7 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """
     # As Ctrl-C: the run unwinds, its workers end, and what there is by then is written.
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, nor terminals know every letter
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -63,17 +69,21 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         _leave(f"{error.format_message()} (see --help)", 2)
     except click.ClickException as error:
         _leave(error.format_message(), 2)
-    except (StallError, WorkerError) as error:
-        _leave(str(error), 1)
-    except Interrupted as error:
+    except StallError as error:  # of several lines: it shows stacks
+        _leave("\n".join([str(error), *_notes(error)]), 1)
+    except (Interrupted, PeerLostError) as error:
         _leave(_with_notes(error), error.code)
-    except (SaveError, NonFiniteError, OutOfMemoryError) as error:
+    except (SaveError, NonFiniteError, OutOfMemoryError, WorkerError) as error:
         _leave(_with_notes(error), 1)
     except PipealError as error:
         cause = error.__cause__
         _leave(_with_notes(error), 1 if isinstance(cause, OSError) and cause.errno in _FULL else 2)
     except (KeyboardInterrupt, click.Abort):
         _leave("interrupted", 130)
+    except SystemExit as error:
+        if error.code != TERMINATED:
+            raise
+        _leave("interrupted", TERMINATED)
     except BrokenPipeError:  # whoever read our output has left
         sys.stderr.close()
         sys.exit(1)
@@ -95,11 +105,16 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
 
 
 def _with_notes(error: BaseException) -> str:
-    return one_line("; ".join([str(error), *getattr(error, "__notes__", [])]))
+    return one_line("; ".join([str(error), *_notes(error)]))
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Where an error happened, without the stack of another process, which is for a bug."""
+    return [str(note).partition("\n")[0].rstrip(":") for note in getattr(error, "__notes__", [])]
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    print(f"pipeal: {one_line(message) if code == 2 else message}", file=sys.stderr)
+    print(f"{spoken()}{one_line(message) if code == 2 else message}", file=sys.stderr)
     sys.exit(code)
 
 

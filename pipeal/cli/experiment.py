@@ -9,25 +9,30 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeal.cli.build import Experiment
-from pipeal.cli.choices import Form, choose
-from pipeal.cli.outcome import Outcome, show, write_curves, write_summary
+from pipeal.cli.choices import Form
+from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summary
 from pipeal.cli.run_folder import RunFolder, Status, find_run, new_run
+from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import replacing
+from pipeal.engine import parse_device
 from pipeal.engine.allocator import keep_freed_memory
-from pipeal.errors import SaveError
+from pipeal.errors import ConfigError, PlacementError, SaveError
 from pipeal.train.attempts import Attempts
 from pipeal.train.tensorboard import require_tensorboard
 
 
-def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: str = "auto") -> Path:
+def run_experiment(
+    make: Callable[[Callable[[str], None]], Experiment], resume: str = "auto", site: Site = ONE_PROCESS
+) -> Path:
     """Carries out an experiment, or the rest of one, and shows what came of it.
 
     Args:
         make: Builds the experiment; it is given a function to say what it is doing.
         resume: ``auto`` takes up the newest unfinished run of just this configuration, if there is one; ``never``
             begins anew; anything else is the folder of the run to take up, or of one of its checkpoints.
+        site: Where it is carried out.
 
     Returns:
         The run's folder.
@@ -37,18 +42,23 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
         Interrupted: The run was asked to end, and saved.
     """
     keep_freed_memory()
-    experiment = make(_say)
+    experiment = make(say)
     config = experiment.config
     forms: tuple[Form, ...] = ("al", "bp") if config.train.mode == "compare" else (config.train.mode,)
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
-        found = find_run(config, resume)
+        found = find_run(config, resume, say)
         if found is not None:
             open_now.enter_context(found)
-            _say(f"going on with {found.path}")
-        chosen = [_choice(experiment, form, found, compared=len(forms) > 1) for form in forms]
+            say(f"going on with {found.path}")
+            if found.passed is not None:
+                say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
+        heard: list[str] = []  # what was tried to make the choices: the run keeps it
+        chosen = [_choice(experiment, form, found, site, _also_to(heard), compared=len(forms) > 1) for form in forms]
         run = found or open_now.enter_context(new_run(config))
+        if resume != "auto":
+            run.way_back = f"--resume {run.path}"
         run.begin()
         folder = run.path
         own = [_own(folder, choice.train.mode, compared=len(forms) > 1) for choice in chosen]
@@ -57,23 +67,30 @@ def run_experiment(make: Callable[[Callable[[str], None]], Experiment], resume: 
                 aside.write_text(dump_config(choice), encoding="utf-8")
         run.keep_asked()
         experiment.save(folder)
-        attempts = Attempts(_say)
+        attempts = Attempts(say)
+        if heard:
+            text = "\n".join([*heard, ""])
+            attempts.make(folder / "placement.txt", lambda: _write(folder / "placement.txt", text))
         outcomes = [
-            train_form(experiment, choice, path, run, attempts, _say) for choice, path in zip(chosen, own, strict=True)
+            train_form(experiment, choice, path, run, attempts, say, site.open_pipeline)
+            for choice, path in zip(chosen, own, strict=True)
         ]
         if len(forms) > 1:
             write_curves(outcomes, folder, attempts)
             write_summary(folder, lambda: {outcome.form: outcome.summary() for outcome in outcomes}, attempts)
         _end(run, outcomes, attempts)
     show(outcomes, folder)
+    unsaved = [outcome.unsaved for outcome in outcomes if outcome.unsaved is not None]
+    checkpoints = f"not every checkpoint was written: {'; '.join(unsaved)}" if unsaved else ""
     if attempts.missing:
+        lost = " and ".join(sorted({path.name for path in attempts.missing} & set(TRACED)))
         raise SaveError(
-            f"training came to its end, but could not write {attempts}; make room, and give the same command again: it "
-            "writes what is missing"
+            f"training came to its end, but could not write {attempts}; make room: "
+            f"{run.way_back} writes what is missing{f', but for {lost}: no batch is left to trace' if lost else ''}"
+            f"{checkpoints and f'; {checkpoints}'}"
         )
-    for outcome in outcomes:
-        if outcome.unsaved is not None:
-            raise SaveError(f"training came to its end, but not every checkpoint was written: {outcome.unsaved}")
+    if unsaved:
+        raise SaveError(f"training came to its end, but {checkpoints}")
     return folder
 
 
@@ -86,23 +103,69 @@ def _end(run: RunFolder, outcomes: Sequence[Outcome], attempts: Attempts) -> Non
     attempts.make(run.status_path, lambda: run.tell(status, "; ".join(unsaved)))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tells a user what is being done, on standard error."""
     print(text, file=sys.stderr)
+
+
+def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:
+    """What was chosen for a run, read back.
+
+    Raises:
+        ConfigError: It is not as it was written; a part of it may be a configuration, too, which leaves choices open.
+    """
+    hint = "put it back, or remove it, and what it holds is chosen anew"
+    try:
+        found = load_config(schema, path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {hint}") from error
+    engine = found.engine
+    if isinstance(engine.devices, str) or None in (engine.sizes, engine.threads) or found.train.precision == "auto":
+        raise ConfigError(f"{path} is not as the run wrote it, it leaves choices open: {hint}")
+    return found
+
+
+def _also_to(heard: list[str]) -> Callable[[str], None]:
+    def also_say(text: str) -> None:
+        heard.append(text)
+        say(text)
+
+    return also_say
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
 
 
 def _own(folder: Path, form: str, *, compared: bool) -> Path:
     return folder / form if compared else folder
 
 
-def _choice(experiment: Experiment, form: Form, run: RunFolder | None, *, compared: bool) -> RunConfig:
+def _choice(
+    experiment: Experiment,
+    form: Form,
+    run: RunFolder | None,
+    site: Site,
+    say: Callable[[str], None],
+    *,
+    compared: bool,
+) -> RunConfig:
     """What is left open is chosen once in a run's life; that which decides how numbers round stays for all of it."""
     config = experiment.config
     path = None if run is None else _own(run.path, form, compared=compared) / "config.yaml"
     if run is None or path is None or not path.is_file():
-        return choose(experiment, form, _say)
-    before = load_config(type(config), path)
+        return site.choose(experiment, form, say)
+    before = _as_chosen(type(config), path)
     train = replace(config.train, precision=before.train.precision)
-    if config.engine == run.asked.engine:
+    if config.engine == run.asked.engine and site.fits(before.engine):
+        try:
+            for device in before.engine.devices:
+                parse_device(device)
+        except PlacementError as error:
+            raise PlacementError(
+                f"{path}: {error}; to go on elsewhere, give --resume {run.path} and --devices"
+            ) from error
         return replace(config, engine=before.engine, train=replace(train, mode=form))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
-    return choose(experiment, form, _say, replace(config, engine=engine, train=train))
+    return site.choose(experiment, form, say, replace(config, engine=engine, train=train))

@@ -8,13 +8,13 @@ from pathlib import Path
 import click
 
 from pipeal.al import ALPackage
-from pipeal.cli.build_language import ALPHABET, language_package
+from pipeal.cli.build_language import ALPHABET, LanguageModels
 from pipeal.config import LanguageConfig, load_config
 from pipeal.data import Alphabet
 from pipeal.errors import ConfigError, DataError
 from pipeal.models import generate
 from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.keeper import TakenUp
+from pipeal.train.taken_up import TakenUp
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -66,6 +66,6 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
     saved = CheckpointStore(folder / "checkpoints").newest(lambda said: print(said, file=sys.stderr))
     if saved is None:
         raise DataError(f"{folder}: no checkpoint; train until the first one is written")
-    package = language_package(config, len(alphabet), config.train.mode, config.train.seed)
+    package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)
     TakenUp.of(saved).load_into(package)
     return config, alphabet, package

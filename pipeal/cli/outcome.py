@@ -24,6 +24,9 @@ from pipeal.train.position import Totals
 from pipeal.train.recorders import EpochRow, write_json
 from pipeal.train.tables import print_table
 
+TRACED = ("timeline.png", "trace.json")
+"""What is written of batches that are trained on, and cannot be made when all of them are behind."""
+
 
 @dataclass
 class Outcome:
@@ -98,7 +101,7 @@ class Outcome:
             "samples_per_s": totals.samples / totals.seconds,
             "tokens_per_s": totals.tokens / totals.seconds,
             "padding_share": totals.padding_share,
-            "samples_per_batch": totals.samples / totals.batches,
+            "samples_per_batch": totals.samples / totals.shapes.total(),  # of those that were not left out
             "non_finite_updates_skipped": totals.non_finite,
             "batches_left_out": len(totals.left_out),
             "updates_in_parts": totals.splits,
@@ -185,13 +188,13 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
             print(f"in parts: {outcome.totals.splits:,} updates of {outcome.form} layers, for want of memory")
         if outcome.exits is not None:
             outcome.exits.show(f"{outcome.form} exits on {outcome.exits.samples:,} test samples")
-            print(f"exits:    {outcome.folder / 'exits.png'}")
-    print(f"files:    {folder}")
-    print(f"curves:   {folder / 'curves.png'}")
-    print(f"timeline: {outcomes[0].folder / 'timeline.png'}")
+            _show_picture("exits", outcome.folder / "exits.png")
     first = outcomes[0]
+    print(f"files:    {folder}")
+    _show_picture("curves", folder / "curves.png")
+    _show_picture("timeline", first.folder / "timeline.png")
     if first.lengths is not None:
-        print(f"batches:  {first.folder / 'batches.png'}")
+        _show_picture("batches", first.folder / "batches.png")
         print(
             f"padding:  {first.totals.padding_share:.1%} of the tokens trained on; "
             f"{first.batches.padding_of_random:.1%} in random batches of as many samples"
@@ -201,3 +204,9 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
             print(f"{outcome.form}:")
         for line in outcome.afterword:
             print(line)
+
+
+def _show_picture(kind: str, path: Path) -> None:
+    """One that could not be drawn is named elsewhere."""
+    if path.exists():
+        print(f"{kind + ':':<9} {path}")

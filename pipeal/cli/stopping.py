@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from pipeal.data import Batch
 from pipeal.data.workers import worker_failure
@@ -26,7 +26,10 @@ class StopRequest:
 
     Attributes:
         signal: The signal that came first; None while none has come.
+        any_heard: Whether any of them has heard one, in this process.
     """
+
+    any_heard: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -54,6 +57,7 @@ class StopRequest:
 
     def _heard(self, number: int, _: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number)
+        StopRequest.any_heard = True
         self._give_back()
 
     def _give_back(self) -> None:
@@ -94,9 +98,27 @@ class Stoppable:
         self._batches.close()
 
 
+class Unless:
+    """Batches to predict, unless the run is to end: then :class:`Leave` is raised before the next one."""
+
+    def __init__(self, stop: StopRequest, batches: Iterable[Any]) -> None:
+        self._stop = stop
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            if self._stop.signal is not None:
+                raise Leave
+            yield batch
+
+
 @contextmanager
-def worker_failures(stop: StopRequest) -> Iterator[None]:
+def worker_failures(stop: StopRequest, way_back: str) -> Iterator[None]:
     """Names the failure of a worker process, which PyTorch may raise anywhere, between any two lines.
+
+    Args:
+        stop: Whether the end was asked for.
+        way_back: What goes on with the run then, in words.
 
     Raises:
         WorkerError: There was one.
@@ -109,5 +131,5 @@ def worker_failures(stop: StopRequest) -> Iterator[None]:
         if failure is None:
             raise
         if code is not None:
-            raise Interrupted("interrupted; the same command goes on from the last checkpoint", code) from error
+            raise Interrupted(f"interrupted; {way_back} goes on from the last checkpoint", code) from error
         raise failure from error

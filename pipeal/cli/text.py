@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.build_language import DATASETS, canonical_corpus, language_experiment
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.experiment import run_experiment
+from pipeal.cli.build_language import DATASETS, LanguageModels, canonical_corpus, language_experiment
+from pipeal.cli.build_text import TextModels, text_experiment
+from pipeal.cli.distributed import carry_out
+from pipeal.cli.followers import Kind
 from pipeal.cli.options import configure, offered, training_options
 from pipeal.config import LanguageConfig, TextConfig, find_config
 from pipeal.data import TEXT_DATASETS, canonical_text_name
@@ -47,7 +48,7 @@ def command(
         if preset is not None:
             config_file = _preset_file(preset, config_file)
         language = configure(LanguageConfig, corpus, language_model, config_file, overrides, given)
-        run_experiment(lambda say: language_experiment(language, say), resume or "auto")
+        carry_out(Kind(language_experiment, LanguageModels.of), language, "auto" if resume is None else resume)
         return
     classifier = canonical_text_model(model)
     if dataset.lower() in DATASETS:
@@ -55,7 +56,7 @@ def command(
     if preset is not None:
         raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for {', '.join(LANGUAGE_MODELS)}")
     config = configure(TextConfig, canonical_text_name(dataset), classifier, config_file, overrides, given)
-    run_experiment(lambda say: text_experiment(config, say), resume or "auto")
+    carry_out(Kind(text_experiment, TextModels.of), config, "auto" if resume is None else resume)
 
 
 def _preset_file(preset: str, config_file: str | None) -> str:

@@ -7,8 +7,9 @@ from typing import Any, get_args
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.build_vision import vision_experiment
-from pipeal.cli.experiment import run_experiment
+from pipeal.cli.build_vision import VisionModels, vision_experiment
+from pipeal.cli.distributed import carry_out
+from pipeal.cli.followers import Kind
 from pipeal.cli.options import configure, offered, training_options
 from pipeal.config import VisionConfig
 from pipeal.data import IMAGE_DATASETS, Augmentation, canonical_image_name
@@ -42,7 +43,8 @@ def command(
     """
     names = canonical_image_name(dataset), canonical_vision_model(model)
     config = configure(VisionConfig, *names, config_file, overrides, given)
-    run_experiment(lambda say: vision_experiment(config, say), resume or "auto")
+    kind = Kind(vision_experiment, lambda config, blueprint: VisionModels(config, **blueprint))
+    carry_out(kind, config, "auto" if resume is None else resume)
 
 
 def main() -> None:

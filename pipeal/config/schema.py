@@ -140,6 +140,7 @@ class EngineConfig:
         schedule: What may run beside what.
         devices: One device per stage, such as ``[cuda:0, cuda:1]``; ``auto`` takes what helps.
         sizes: Layers per stage; None balances them.
+        replicas: Of a run under ``torchrun``: how many share the samples of each batch. Each has a process per stage.
         queue_depth: Packets that may wait before a stage.
         compile: Whether layers go through ``torch.compile``: ``static`` compiles each shape of batches on its own,
             ``dynamic`` all at once.
@@ -147,17 +148,20 @@ class EngineConfig:
             from it in parts, with the same update up to rounding.
         threads: Threads inside each worker's operators; None lets the engine choose.
         stall_timeout_s: Seconds without progress after which the watchdog ends the run.
+        peer_timeout_s: Of a run under ``torchrun``: seconds without a sign of life after which a process is given up.
         trace_batches: Batches recorded for the timeline.
     """
 
     schedule: Literal["sequential", "backward-overlap", "al-fm", "pipelined"] = "pipelined"
     devices: Text | Texts = "auto"
     sizes: Counts | None = None
+    replicas: Count = 1
     queue_depth: Count = 2
     compile: Literal["none", "static", "dynamic"] = "none"
     on_oom: Literal["raise", "split"] = "raise"
     threads: Threads | None = None
     stall_timeout_s: Positive = 300.0
+    peer_timeout_s: Positive = 60.0
     trace_batches: Count = 40
 
 

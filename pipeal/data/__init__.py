@@ -68,7 +68,7 @@ from pipeal.data.peaks import (
     meter_for,
 )
 from pipeal.data.plan import PlannedBatchSampler
-from pipeal.data.ranks import EvenBatches, even_batches, steps_of
+from pipeal.data.ranks import WHOLE, EvenBatches, Share, even_batches, steps_of
 from pipeal.data.reread import CheckpointableSource
 from pipeal.data.samplers import (
     EpochSampler,
@@ -91,6 +91,7 @@ __all__ = [
     "SOURCES",
     "STOP_WORDS",
     "TEXT_DATASETS",
+    "WHOLE",
     "Alphabet",
     "Annotated",
     "AnnotatedModule",
@@ -150,6 +151,7 @@ __all__ = [
     "SamplingRandomMapIterator",
     "SelectManyIterator",
     "ShardIterator",
+    "Share",
     "SizeAwareBatchSampler",
     "SizeTypeError",
     "Source",

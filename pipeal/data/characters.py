@@ -25,6 +25,7 @@ from pipeal.data.atomic import replacing
 from pipeal.data.download import Progress
 from pipeal.data.lines import read_lines
 from pipeal.data.loader import Batch
+from pipeal.data.ranks import WHOLE, Share
 from pipeal.data.sources import SOURCES, fetch
 from pipeal.errors import ConfigError, DataError
 from pipeal.random import key_seed
@@ -179,6 +180,7 @@ class RandomBlocks:
         same: Draw the same blocks in every epoch, as an estimate wants that is compared with the one before.
         pin_memory: Put the tensors into page-locked memory, for copies that do not block; without a CUDA device there
             is nothing to copy to.
+        share: Which of the blocks of each batch become tensors here.
 
     Raises:
         DataError: The text is too short for a block and its targets.
@@ -194,6 +196,7 @@ class RandomBlocks:
         seed: int,
         same: bool = False,
         pin_memory: bool = False,
+        share: Share = WHOLE,
     ) -> None:
         for name, size in (("block", block), ("batch_size", batch_size), ("batches", batches)):
             if size < 1:
@@ -209,6 +212,7 @@ class RandomBlocks:
         self.batches = batches
         self.seed = seed
         self.same = same
+        self.share = share
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self._offsets = torch.arange(block + 1)
         self._epoch = self._first = 0
@@ -229,9 +233,11 @@ class RandomBlocks:
         generator = torch.Generator()
         for number in range(self._first, self.batches):
             generator.manual_seed(key_seed(self.seed, epoch, number))
-            starts = torch.randint(len(self.text) - self.block, (self.batch_size,), generator=generator)
-            blocks = self.text[starts.unsqueeze(1) + self._offsets].long()
+            starts = torch.randint(len(self.text) - self.block, (self.batch_size,), generator=generator).tolist()
+            own = torch.tensor(self.share.of(starts))
+            blocks = self.text[own.unsqueeze(1) + self._offsets].long()
             x, y = blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()
             if self.pin_memory:
                 x, y = x.pin_memory(), y.pin_memory()
-            yield Batch(x, y, starts.tolist(), x.numel(), x.numel())
+            tokens = self.batch_size * self.block
+            yield Batch(x, y, starts, tokens, tokens)

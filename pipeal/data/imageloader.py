@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from pipeal.data.augment import Augment, Augmentation
 from pipeal.data.imagesplit import ImageSplit
 from pipeal.data.loader import Batch
+from pipeal.data.ranks import WHOLE, Share
 from pipeal.data.samplers import FixedBatchSampler
 from pipeal.data.workers import serve_parent, starting_workers, worker_failure
 from pipeal.errors import ConfigError, DataError, ScheduleError, unknown_name
@@ -45,6 +46,7 @@ class ImageBatches:
         pin_memory: Put the tensors into page-locked memory, for copies that do not block. Without a CUDA device
             there is nothing to copy to and the switch has no effect.
         channels_last: Lay ``x`` out channel by channel (``torch.channels_last``).
+        share: Which of the samples of each batch become tensors here.
         start_method: How workers start (``fork``, ``spawn``, ``forkserver``); None for Python's default.
 
     Raises:
@@ -65,6 +67,7 @@ class ImageBatches:
         workers: int = 0,
         pin_memory: bool = False,
         channels_last: bool = False,
+        share: Share = WHOLE,
         start_method: str | None = None,
     ) -> None:
         if augmentation not in get_args(Augmentation):
@@ -76,6 +79,7 @@ class ImageBatches:
         augment = Augment(augmentation, mean=mean, std=std, seed=seed, channels_last=channels_last)
         self.split = split
         self.workers = workers
+        self.share = share
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.start_method = start_method
         self._sampler = FixedBatchSampler(np.ones(len(split), np.int64), batch_size, shuffle, seed)
@@ -93,10 +97,8 @@ class ImageBatches:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        epoch, orders = self._sampler.epoch, list(self._sampler)[self._first :]
-        if self.workers:
-            return self._by_workers([(epoch, indices) for indices in orders])
-        return self._by_caller(epoch, orders)
+        epoch, batches = self._sampler.epoch, list(self._sampler)[self._first :]
+        return self._by_workers(epoch, batches) if self.workers else self._by_caller(epoch, batches)
 
     def __enter__(self) -> ImageBatches:
         return self
@@ -112,17 +114,17 @@ class ImageBatches:
         if crew:
             crew.close()
 
-    def _by_caller(self, epoch: int, orders: Sequence[list[int]]) -> Iterator[Batch]:
-        for indices in orders:
-            x, y = self._maker[epoch, indices]
+    def _by_caller(self, epoch: int, batches: Sequence[list[int]]) -> Iterator[Batch]:
+        for indices in batches:
+            x, y = self._maker[epoch, self.share.of(indices)]
             if self.pin_memory:
                 x, y = x.pin_memory(), y.pin_memory()
             yield Batch(x, y, indices, 0, 0)
 
-    def _by_workers(self, orders: list[_Order]) -> Iterator[Batch]:
+    def _by_workers(self, epoch: int, batches: Sequence[list[int]]) -> Iterator[Batch]:
         crew = self._crew = self._crew or _Crew(self._maker, self.workers, self.pin_memory, self.start_method)
-        turn = crew.begin(orders)
-        for _, indices in orders:
+        turn = crew.begin([(epoch, self.share.of(indices)) for indices in batches])
+        for indices in batches:
             crew.check(turn)
             try:
                 x, y = crew.next()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeal.data.corpus import Corpus
+from pipeal.data.ranks import WHOLE, Share
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +23,8 @@ class Batch:
     Attributes:
         x: Texts: ``(B, T)`` int64, padded on the right. Images: ``(B, 3, S, S)`` float32.
         y: ``(B,)`` int64; of blocks of characters ``(B, T)``.
-        indices: Which samples of the data set these are.
+        indices: Which samples of the data set these are. Where ``x`` and ``y`` hold a rank's share
+            (:class:`pipeal.data.Share`), this and the counts are those of the whole batch.
         tokens: The tokens without padding; 0 for images.
         padded: The tokens with padding, ``B × T``; 0 for images.
     """
@@ -62,11 +64,15 @@ class BatchLoader:
             largest of these among its samples, else to the longest of its samples.
         pin_memory: Put the tensors into page-locked memory, for copies that do not block. Without a CUDA
             device there is nothing to copy to and the switch has no effect.
+        share: Which of the samples of each batch become tensors here.
     """
 
-    def __init__(self, corpus: Corpus, sampler: BatchSampler, *, pin_memory: bool = False) -> None:
+    def __init__(
+        self, corpus: Corpus, sampler: BatchSampler, *, pin_memory: bool = False, share: Share = WHOLE
+    ) -> None:
         self.corpus = corpus
         self.sampler = sampler
+        self.share = share
         self.padded_lengths: npt.NDArray[np.int64] = getattr(sampler, "padded_lengths", corpus.lengths)
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self._first = 0
@@ -85,7 +91,9 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for indices in islice(self.sampler, self._first, None):
-            x, y = self.corpus.batch(indices, int(self.padded_lengths[indices].max()))
+            own = self.share.of(indices)
+            x, y = self.corpus.batch(own, int(self.padded_lengths[own].max()))
             if self.pin_memory:
                 x, y = x.pin_memory(), y.pin_memory()
-            yield Batch(x, y, indices, int(self.corpus.lengths[indices].sum()), x.numel())
+            padded = len(indices) * int(self.padded_lengths[indices].max())
+            yield Batch(x, y, indices, int(self.corpus.lengths[indices].sum()), padded)

@@ -1,4 +1,8 @@
-"""The same number of steps for every rank: decided by the list of batches alone, so that nobody need be asked."""
+"""The same number of steps for every rank: decided by the list of batches alone, so that nobody need be asked.
+
+Two ways: every rank takes batches of its own (:func:`even_batches`; the steps are fewer, and one step learns from more
+samples the more ranks there are), or its part of every batch (:class:`Share`; steps and samples are those of one rank).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,38 @@ Uneven: TypeAlias = Literal["split", "repeat", "drop"]
 batch is down to one sample, the first batches are repeated. ``repeat`` gives the first batches again at the end;
 ``drop`` leaves the last ones out.
 """
+
+
+@dataclass(frozen=True)
+class Share:
+    """A rank's part of every batch.
+
+    Averaged over the ranks by their samples, the gradients of means are those of the whole batch. So the number of
+    ranks changes neither how many steps an epoch has nor what a step learns from: a training may go on with another.
+
+    Attributes:
+        rank: From 0.
+        size: The number of ranks.
+
+    >>> [Share(rank, 2).of([7, 4, 2]) for rank in range(2)]
+    [[7, 2], [4]]
+    >>> [Share(rank, 3).of([7, 4]) for rank in range(3)]
+    [[7, 4], [7, 4], [7, 4]]
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, batch: list[int]) -> list[int]:
+        """Its samples: every so-manieth, so that all parts of a batch sorted by length are alike.
+
+        Of a batch with fewer samples than ranks every rank takes all, which gives the same average.
+        """
+        return batch if len(batch) < self.size else batch[self.rank :: self.size]
+
+
+WHOLE = Share()
+"""Of a rank that is alone."""
 
 
 @dataclass(frozen=True)

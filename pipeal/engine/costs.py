@@ -1,8 +1,7 @@
-"""What layers cost on this machine, and the placement that is fastest there: measured with real batches."""
+"""The placement that is fastest on this machine: sizes from the measured costs of layers, the rest by trial."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -14,17 +13,15 @@ from torch import nn
 from pipeal.engine.blame import OnOom
 from pipeal.engine.compiling import Compile
 from pipeal.engine.device import Precision
+from pipeal.engine.gpus import layout_on_gpus
+from pipeal.engine.measure import WARM_UP, before_the_clock, layer_costs
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance
-from pipeal.engine.schedule import Action, Schedule, schedule_named
+from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.threads import cores, threads_each
-from pipeal.engine.trace import Window
 from pipeal.errors import PlacementError
 from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, layers_of
-
-WARM_UP = 2
-"""Batches that come first and are not counted: allocators fill, kernels are chosen."""
 
 
 @dataclass(frozen=True)
@@ -36,70 +33,18 @@ class Placement:
         sizes: The number of layers of each stage.
         threads: Intra-op threads of each CPU worker.
         seconds_per_batch: Measured; None where nothing else was possible.
+        stage_s: What the layers of each stage took per batch, alone on its device; None where that was not measured.
     """
 
     devices: list[str]
     sizes: list[int]
     threads: int
     seconds_per_batch: float | None = None
+    stage_s: tuple[float, ...] | None = None
 
     def __str__(self) -> str:
         stages = " | ".join(f"{device} × {size}" for device, size in zip(self.devices, self.sizes, strict=True))
         return f"{stages} ({self.threads} thread{'s' if self.threads > 1 else ''} each)"
-
-
-def layer_costs(
-    model: nn.Module | Iterable[TrainableLayer],
-    batches: Sequence[Any],
-    *,
-    device: str = "cpu",
-    threads: int = 1,
-    precision: Precision = "fp32",
-    compile: Compile = "none",
-    on_oom: OnOom = "raise",
-) -> list[dict[Action, float]]:
-    """The seconds of each layer's forward, backward and update per batch, the layers run one after the other.
-
-    Trains the layers it is given; pass a copy to keep them.
-
-    Args:
-        model: The layers.
-        batches: Batches as :meth:`Pipeline.run` takes; the first :data:`WARM_UP` are not counted. Layers that are
-            compiled train on all of them once before that, to have seen every shape.
-        device: Where to measure.
-        threads: Intra-op threads on a CPU.
-        precision: As for :class:`Pipeline`.
-        compile: As for :class:`Pipeline`.
-        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
-
-    Raises:
-        PlacementError: Too few batches.
-        OutOfMemoryError: They do not fit.
-    """
-    counted = len(batches) - WARM_UP
-    if counted < 1:
-        raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
-    layers = layers_of(model)
-    before = _before_the_clock(batches, compile)
-    window = Window(len(before) + WARM_UP, counted)
-    with Pipeline(
-        layers,
-        [device],
-        "sequential",
-        threads=threads,
-        precision=precision,
-        compile=compile,
-        trace=window,
-        on_non_finite="ignore",
-        on_oom=on_oom,
-    ) as pipe:
-        pipe.run(before)
-        pipe.run(batches)
-        spans = pipe.spans()
-    totals: dict[tuple[int, Action], float] = defaultdict(float)
-    for span in spans:
-        totals[span.layer, span.action] += span.end - span.begin
-    return [{action: totals[layer, action] / counted for action in Action} for layer in range(len(layers))]
 
 
 def place(
@@ -116,10 +61,11 @@ def place(
 ) -> Placement:
     """The fastest placement on this machine's devices, by trying the candidates on a copy of the layers.
 
-    On GPUs the candidates are one stage, and as many stages as there are GPUs (on a single GPU: one stage per
-    layer, as streams). On a CPU they are one stage on all cores, and from two stages up to twice as many as there
-    are cores, the cores shared out among them. Stages are balanced by the measured costs of the layers, or by their
-    number where all of them together do not fit into the memory of one device.
+    On several GPUs the candidates are one stage, and the best layout for what the layers cost on each kind of them,
+    for their memory and the links between them (:mod:`pipeal.engine.gpus`); on a single GPU one stage, and one per
+    layer, as streams. On a CPU they are one stage on all cores, and from two stages up to twice as many as there are
+    cores, the cores shared out among them. Stages are balanced by the measured costs of the layers, or by their number
+    where all of them together do not fit into the memory of one device.
 
     Args:
         model: The layers; they are not changed.
@@ -142,14 +88,29 @@ def place(
     choices = _candidate_devices(len(layers), gpus)
     if len(choices) == 1:
         return Placement(choices[0], [len(layers)], threads_each(choices[0], schedule))
+    totals: list[float] | None = None
+    wide: Placement | None = None
     try:
-        costs = layer_costs(deepcopy(layers), batches, device=home, precision=precision, compile=compile, on_oom=on_oom)
-        totals = [sum(cost.values()) for cost in costs]
+        if gpus > 1:
+            layout = layout_on_gpus(layers, batches, gpus, precision=precision, compile=compile, on_oom=on_oom)
+            names = [f"cuda:{stage.devices[0]}" for stage in layout.stages]
+            alone = tuple(stage.seconds for stage in layout.stages)
+            wide = Placement(names, layout.sizes, threads_each(names, schedule), stage_s=alone)
+        else:
+            costs = layer_costs(
+                deepcopy(layers), batches, device=home, precision=precision, compile=compile, on_oom=on_oom
+            )
+            totals = [sum(cost.values()) for cost in costs]
+    except PlacementError:
+        if gpus < 2:
+            raise
+        # By what was counted nothing fits; whether that is so, the trials show.
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        totals = [1.0] * len(layers)
-    left = [Placement(devices, balance(totals, len(devices)), threads_each(devices, schedule)) for devices in choices]
+    left = [_balanced(devices, totals, len(layers), schedule) for devices in choices]
+    if wide is not None:
+        left = [left[0], wide] if len(wide.devices) > 1 else [left[0]]
     best: dict[str, float] = {}
     for _ in range(rounds):
         for candidate in list(left):
@@ -168,6 +129,15 @@ def place(
         if on_trial is not None:
             on_trial(placement)
     return min(tried, key=lambda placement: placement.seconds_per_batch or 0.0)
+
+
+def _balanced(devices: list[str], totals: Sequence[float] | None, layers: int, schedule: Schedule) -> Placement:
+    sizes = balance([1.0] * layers if totals is None else totals, len(devices))
+    alone = None
+    if totals is not None:
+        starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
+        alone = tuple(sum(totals[start : start + size]) for start, size in zip(starts, sizes, strict=True))
+    return Placement(devices, sizes, threads_each(devices, schedule), stage_s=alone)
 
 
 def _candidate_devices(layers: int, gpus: int) -> list[list[str]]:
@@ -201,11 +171,6 @@ def _trial(
         on_non_finite="ignore",
         on_oom=on_oom,
     ) as pipe:
-        pipe.run(_before_the_clock(batches, compile))
+        pipe.run(before_the_clock(batches, compile))
         pipe.run(batches[:WARM_UP])
         return pipe.run(batches[WARM_UP:]).seconds / (len(batches) - WARM_UP)
-
-
-def _before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
-    """What layers train on so that nothing is left to compile."""
-    return [] if compile == "none" else batches

@@ -26,9 +26,10 @@ from pipeal.engine.blame import add_note
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.gate import GATE, Abandoned
 from pipeal.engine.inference import Arrived, Trip, Visit, make
+from pipeal.engine.link import Stopped
 from pipeal.engine.stage import Stage
 from pipeal.engine.stall import stall_report, wait_for_end
-from pipeal.engine.worker import TICK_S, Stopped
+from pipeal.engine.worker import TICK_S
 from pipeal.errors import StallError
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from pipeal.engine.pinned import pinned, to_pinned
 from pipeal.errors import PlacementError
 from pipeal.packet import Tree, map_tensors, tensors
 
@@ -48,12 +49,15 @@ class Device:
 
     Attributes:
         lags: Whether work has yet to be done when the host has given it.
+        far: Whether another process works on it, and this one only knows of it.
     """
 
     lags = False
+    far = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._fetching: dict[torch.device, torch.cuda.Stream] = {}
 
     def active(self) -> AbstractContextManager[None]:
         """Within it, on this thread, work goes to this device."""
@@ -73,12 +77,31 @@ class Device:
 
     def receive(self, tree: Tree, ready: Ready) -> Tree:
         """Brings what another stage (or a loader) produced to this device, ready to be used here."""
-        if any(tensor.device.type == "cuda" for tensor in tensors(tree)):
-            return _to_host(tree, ready)
+        sources = {tensor.device for tensor in tensors(tree) if tensor.is_cuda}
+        for source in sources:
+            tree = self._fetch(tree, source, ready)
         return tree
+
+    def _fetch(self, tree: Tree, source: torch.device, ready: Ready) -> Tree:
+        """Copies what lies on a GPU, on a stream of this stage's own. The host waits for it: a CPU has no stream that
+        would on its behalf."""
+        if source not in self._fetching:
+            self._fetching[source] = torch.cuda.Stream(source)
+        stream = self._fetching[source]
+        if ready is not None:
+            stream.wait_event(ready)
+        with torch.cuda.stream(stream):
+            arrived = map_tensors(lambda tensor: to_pinned(tensor) if tensor.device == source else tensor, tree)
+            done = torch.cuda.Event(blocking=True)
+            done.record(stream)
+        done.synchronize()  # so that the source may go as well
+        return arrived
 
     def follow_caller(self) -> None:
         """Lets later work here wait for what the calling thread has given to its own stream, such as new weights."""
+
+    def lead_caller(self) -> None:
+        """Lets what the calling thread gives to its own stream from now on wait for the work given here."""
 
     def end_batch(self) -> None:
         """Marks the end of a batch's work."""
@@ -115,6 +138,24 @@ class Device:
         return str(self.device)
 
 
+class FarDevice(Device):
+    """A device that another process works on.
+
+    Args:
+        name: What it is called there, for messages.
+        device: Where this process keeps what belongs to it: ``meta`` for nowhere.
+    """
+
+    far = True
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        super().__init__(device)
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class CudaDevice(Device):
     """One stage's share of a GPU. Several may live on one GPU."""
 
@@ -149,15 +190,7 @@ class CudaDevice(Device):
 
     def snapshot(self, tensor: Tensor) -> Tensor:
         """Copies to pinned memory on the compute stream, so before any later update; the host waits for nothing."""
-        if not tensor.is_cuda or tensor.layout is not torch.strided:
-            return super().snapshot(tensor)
-        source = tensor.detach()
-        copy = torch.empty_like(source, device="cpu", pin_memory=True)
-        if copy.stride() != source.stride():
-            # One with gaps would be copied by way of memory that is not pinned, before it has arrived there.
-            source = source.contiguous()
-            copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
-        return copy.copy_(source, non_blocking=True)
+        return to_pinned(tensor) if tensor.is_cuda else super().snapshot(tensor)
 
     def receive(self, tree: Tree, ready: Ready) -> Tree:
         """Copies on the copy stream and lets the compute stream wait for it; the host waits for nothing."""
@@ -206,9 +239,8 @@ class CudaDevice(Device):
         return self._far_copy[source]
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        if tensor.device.type == "cpu" and not tensor.is_pinned():
-            # Pinned, or the copy would not be asynchronous. The host allocator keeps the block until it has passed.
-            tensor = tensor.pin_memory()
+        if tensor.device.type == "cpu":
+            tensor = pinned(tensor)  # the host allocator keeps the block until the copy has passed
         return tensor.to(self.device, non_blocking=True)
 
     def follow_caller(self) -> None:
@@ -218,9 +250,18 @@ class CudaDevice(Device):
             event.record(torch.cuda.current_stream(self.device))
         self.compute.wait_event(event)
 
+    def lead_caller(self) -> None:
+        """Waits, on the caller's stream, for an event on each of this stage's; the host waits for nothing."""
+        with torch.cuda.device(self.device):
+            for stream in (self.copy, self.compute):
+                event = torch.cuda.Event()
+                event.record(stream)
+                torch.cuda.current_stream(self.device).wait_event(event)
+
     def end_batch(self) -> None:
         """Records an event on the compute stream."""
-        event = torch.cuda.Event()
+        # One that lets its waiter sleep: a core that each stage's host spins on would be taken from those with work.
+        event = torch.cuda.Event(blocking=True)
         event.record(self.compute)
         self._ends.append(event)
 
@@ -286,13 +327,6 @@ def take_over(tree: Tree, ready: Ready) -> Tree:
                 stream.wait_event(ready)
             tensor.record_stream(stream)
     return tree
-
-
-def _to_host(tree: Tree, ready: Ready) -> Tree:
-    """Copies a packet to the CPU, which must wait for it: a CPU stage has no stream to wait on its behalf."""
-    if ready is not None:
-        ready.synchronize()
-    return map_tensors(lambda tensor: tensor.cpu(), tree)
 
 
 def parse_device(name: str | torch.device) -> torch.device:

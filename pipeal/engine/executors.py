@@ -12,10 +12,11 @@ import torch
 
 from pipeal.engine.fence import Fence
 from pipeal.engine.gate import GATE
+from pipeal.engine.link import Link, Stopped
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.stall import stall_report, wait_for_end
-from pipeal.engine.worker import TICK_S, Ledger, Link, Stopped, Worker
+from pipeal.engine.worker import TICK_S, Ledger, Worker
 
 STOP_S = 2.0
 """How long a stop waits for the workers' current actions."""

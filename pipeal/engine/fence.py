@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from torch import Tensor
 
@@ -35,11 +37,13 @@ class LayerState:
         losses: Its local losses since the last report of the pipeline, ``(batches, losses)`` float32; None where there
             are none. A report of the batches from here on continues them.
         splits: How many batches it learnt from in parts since then.
+        kept: Where another process has kept the state already, what it says of that; ``state`` is empty then.
     """
 
     state: State
     losses: Tensor | None
     splits: int = 0
+    kept: Mapping[str, Any] | None = None
 
 
 class Fence:
@@ -47,28 +51,26 @@ class Fence:
 
     Args:
         batch: How many batches the model was trained on before it.
-        layers: How many layers the model has.
+        layers: How many layers the model has, or the numbers of those that it is for.
 
     Attributes:
         batch: As given: the ``first_batch`` of a pipeline that goes on from here.
+        number: Of the fences of its pipeline, from 1, where those are counted.
+        note: What whoever asked for it tells those who keep what it finds; what JSON can hold.
         ended: Whether it was given up because the pipeline was ending.
     """
 
-    def __init__(self, batch: int, layers: int) -> None:
+    def __init__(self, batch: int, layers: int | Iterable[int]) -> None:
         self.batch = batch
+        self.number = 0
+        self.note: Any = None
         self.ended = False
-        self._layers = layers
+        self._layers = list(range(layers) if isinstance(layers, int) else layers)
         self._states: dict[int, LayerState] = {}
         self._copying: list[tuple[Ready, object]] = []
         self._losses: list[Arriving] = []
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
-
-    def done(self) -> bool:
-        """Whether :meth:`wait` has nothing left to wait for."""
-        with self._changed:
-            copied = all(ready is None or ready.query() for ready, _ in self._copying)
-            return self._failure is not None or (len(self._states) == self._layers and copied)
 
     def wait(self, timeout_s: float | None = None) -> dict[int, LayerState]:
         """Waits until every stage has come by and its copies are on the CPU. Not on a thread that others wait for.
@@ -90,7 +92,7 @@ class Fence:
             self._changed.wait_for(lambda: not self.is_open, timeout_s)
             if self._failure is not None:
                 raise self._failure
-            left = [layer for layer in range(self._layers) if layer not in self._states]
+            left = [layer for layer in self._layers if layer not in self._states]
             copying = list(self._copying)
         while not left and not all(ready is None or ready.query() for ready, _ in copying):
             if until is not None and perf_counter() > until:
@@ -111,7 +113,12 @@ class Fence:
     @property
     def is_open(self) -> bool:
         """Whether there are stages that have yet to come by."""
-        return self._failure is None and len(self._states) < self._layers
+        return self._failure is None and len(self._states) < len(self._layers)
+
+    def closes_within(self, timeout_s: float) -> bool:
+        """Waits until every stage has come by, or it was given up; false if that took too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.is_open, timeout_s)
 
     def look_at(self, losses: list[Arriving]) -> None:
         """Takes losses from before the fence along that nobody has looked at; call it before :meth:`add`."""

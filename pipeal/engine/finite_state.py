@@ -9,12 +9,16 @@ from torch import Tensor
 
 from pipeal.engine.layer_state import State
 
+_STATISTICS = ("running_mean", "running_var")
+"""What normalization keeps of its inputs: learnt, though nothing trains it, and once infinite for ever."""
+
 
 def not_finite_in(state: State) -> str | None:
     """The name of something in a layer's state that is not finite; None where there is nothing.
 
-    Trained weights, their gradients and what an optimizer keeps for each of their numbers must be finite. What else
-    there is may be infinite, as masks of attention are, but not NaN. Reads every tensor once; they are on the CPU.
+    Trained weights, their gradients, what an optimizer keeps for each of their numbers and running statistics must be
+    finite. What else there is may be infinite, as masks of attention are, but not NaN. Reads every tensor once; they
+    are on the CPU.
     """
     for name, value, may_be_infinite in _learnt(state):
         if not _is_sound(value, may_be_infinite):
@@ -30,7 +34,7 @@ def _learnt(state: State) -> Iterator[tuple[str, Tensor, bool]]:
     }
     for name, value in weights.items():
         if isinstance(value, Tensor):
-            yield name, value, name not in trained
+            yield name, value, name not in trained and name.rpartition(".")[2] not in _STATISTICS
     for name, value in state["gradients"].items():
         yield f"the gradient of {name}", value, False
     for title, optimizer in state["optimizers"].items():

@@ -86,6 +86,29 @@ Step: TypeAlias = tuple[Path, int, TrainableLayer]
 
 
 @dataclass(frozen=True)
+class Journey:
+    """Where all batches of a prediction go.
+
+    Attributes:
+        depth: How many layers are climbed at most.
+        every: Whether each exit on the way is taken as well.
+        policy: Where each sample leaves, if that is asked.
+    """
+
+    depth: int
+    every: bool = False
+    policy: ExitPolicy | None = None
+
+    def trip(self, traveller: Traveller, x: Tree, ready: Ready) -> Trip:
+        """The trip of one batch."""
+        if self.every:
+            return traveller.to_every_exit(x, ready)
+        if self.policy is not None:
+            return traveller.until_sure(x, ready, policy=self.policy)
+        return traveller.to_exit(x, ready, depth=self.depth)
+
+
+@dataclass(frozen=True)
 class Traveller:
     """Plans the trips of one batch.
 
@@ -130,7 +153,7 @@ class Traveller:
             if len(staying) < len(logits):
                 here = next(stage for stage in self.stages if stage.layers[-1][0] >= depth - 1)
                 # What tells who stays was computed from x: its mark is good for both.
-                x, ready = yield Visit(here, _select, (x, staying), done, self._named(f"choice at exit {depth}"))
+                x, ready = yield Visit(here, select, (x, staying), done, self._named(f"choice at exit {depth}"))
                 whole = False
             climbed = depth
         return EarlyExits(*answers[:2]), done
@@ -146,8 +169,7 @@ class Traveller:
         """
         for stage, layers in self._between(climbed, depth):
             steps: list[Step] = [("f", *numbered) for numbered in layers]
-            walk = partial(self._walk, stage, steps, whole=whole)
-            x, ready = yield Visit(stage, walk, x, ready, self._named("climb"))
+            x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("climb"))
         return x, ready
 
     def _descend(self, x: Tree, ready: Ready, depth: int, *, whole: bool = True) -> Trip:
@@ -156,8 +178,7 @@ class Traveller:
         for stage, layers in reversed(self._between(0, depth)):
             steps = [] if steps else [("b", *layers[-1])]
             steps += [("h", *numbered) for numbered in reversed(layers)]
-            walk = partial(self._walk, stage, steps, whole=whole)
-            x, ready = yield Visit(stage, walk, x, ready, self._named("descent"))
+            x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("descent"))
         return x, ready
 
     def _between(self, climbed: int, depth: int) -> list[tuple[Stage, list[Numbered]]]:
@@ -168,28 +189,40 @@ class Traveller:
     def _named(self, what: str) -> str:
         return f"inference ({what})" if self.batch is None else f"inference ({what}), batch {self.batch}"
 
-    def _walk(self, stage: Stage, steps: Sequence[Step], tree: Tree, *, whole: bool) -> Tree:
-        """Takes a tree through blocks of one stage, and says where it was if one fails."""
-        climbs = steps[0][0] == "f"
-        if climbs:
-            stage.device.limit_run_ahead()
-        for path, index, layer in steps:
-            try:
-                tree = stage.infer(index, layer, path, tree, compiled=whole, abandoned=self.abandoned)
-            except BaseException as error:
-                batch = "" if self.batch is None else f"batch {self.batch}, "
-                add_note(
-                    error,
-                    f"in the inference ({path}) of stage {stage.number}, layer {index} ({type(layer).__name__}), "
-                    f"{batch}device {stage.device}; input {describe(shapes_of(tree))}",
-                )
-                raise
-        if climbs:
-            stage.device.end_batch()
-        return tree
+    def _walk(self, stage: Stage, steps: Sequence[Step], whole: bool) -> Callable[[Tree], Tree]:
+        return partial(walk, stage, steps, whole=whole, batch=self.batch, abandoned=self.abandoned)
 
 
-def _select(tree: Tree) -> Tree:
+def walk(
+    stage: Stage,
+    steps: Sequence[Step],
+    tree: Tree,
+    *,
+    whole: bool,
+    batch: int | None,
+    abandoned: threading.Event | None,
+) -> Tree:
+    """Takes a tree through blocks of one stage, and says where it was if one fails."""
+    climbs = steps[0][0] == "f"
+    if climbs:
+        stage.device.limit_run_ahead()
+    for path, index, layer in steps:
+        try:
+            tree = stage.infer(index, layer, path, tree, compiled=whole, abandoned=abandoned)
+        except BaseException as error:
+            which = "" if batch is None else f"batch {batch}, "
+            add_note(
+                error,
+                f"in the inference ({path}) of stage {stage.number}, layer {index} ({type(layer).__name__}), "
+                f"{which}device {stage.device}; input {describe(shapes_of(tree))}",
+            )
+            raise
+    if climbs:
+        stage.device.end_batch()
+    return tree
+
+
+def select(tree: Tree) -> Tree:
     """The chosen rows of every tensor of a packet."""
     x, staying = tree
     rows = batch_size(x)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeal.engine.blame import ON_OOM, OnOom, add_note
 from pipeal.engine.compiling import Compile, check_compile
-from pipeal.engine.device import Precision, open_device, ready_now
+from pipeal.engine.device import Device, Precision, open_device, ready_now
 from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
@@ -25,7 +25,7 @@ from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.sharing import refuse_shared
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.threads import threads_each
-from pipeal.engine.trace import Span, Window
+from pipeal.engine.trace import Span, StageTimes, Window
 from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
 from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of, pair_of
 
@@ -71,6 +71,9 @@ class Pipeline:
             means over the samples. See :mod:`pipeal.engine.rescue`.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
+    Attributes:
+        left_behind: Whether a worker did not come back when it was told to; it may still change the layers.
+
     Raises:
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
         ConfigError: The schedule or another choice is unknown, or nothing can be compiled on this machine.
@@ -113,8 +116,8 @@ class Pipeline:
             devices = [device_of(module_of(layer)) for layer in layers]
         if isinstance(devices, str):
             devices = [devices]
-        handles = [open_device(device) for device in devices]
-        compile = check_compile(compile, [handle.device for handle in handles])
+        handles = self._open_devices(devices)
+        compile = check_compile(compile, [handle.device for handle in handles if not handle.far])
         if sizes is None:
             self.sizes = balance([1.0] * len(layers), len(handles))
         else:
@@ -129,7 +132,7 @@ class Pipeline:
                 seed=seed,
                 precision=precision,
                 window=trace or Window(0, 0),
-                compile=compile,
+                compile="none" if handle.far else compile,
                 on_non_finite=on_non_finite,
                 on_oom=on_oom,
             )
@@ -140,6 +143,7 @@ class Pipeline:
         self.stall_timeout_s = stall_timeout_s
         self.dump_folder = None if dump_folder is None else Path(dump_folder)
         self.next_batch = first_batch
+        self.left_behind = False
         self._sequence = 0
         self._executor: Executor | None = None
         self._predictor = Predictor(
@@ -166,17 +170,7 @@ class Pipeline:
         self._begin = None
         for stage in self.stages:
             stage.reset()
-        if self.schedule.serial:
-            self._executor = InlineExecutor(self.stages, self.schedule, self.threads)
-        else:
-            self._executor = ThreadedExecutor(
-                self.stages,
-                self.schedule,
-                queue_depth=self.queue_depth,
-                threads=self.threads,
-                stall_timeout_s=self.stall_timeout_s,
-                dump_folder=self.dump_folder,
-            )
+        self._executor = self._start()
         return self
 
     def __exit__(
@@ -187,8 +181,7 @@ class Pipeline:
         failure = error
         if error is None:
             try:
-                executor.drain()
-                self._synchronize()
+                self._finish(executor)
             except BaseException as found:  # noqa: BLE001  raised below, once the workers have ended
                 failure = found
         self._executor = None
@@ -197,9 +190,12 @@ class Pipeline:
         try:
             executor.stop()
         except StallError as left_behind:
+            self.left_behind = True
             if failure is None:
                 raise
             add_note(failure, str(left_behind))
+        finally:
+            self._lead_caller(failure)
         if error is None and failure is not None:
             raise failure
 
@@ -215,9 +211,7 @@ class Pipeline:
         self._predictor.refuse_while_under_way()
         if self._begin is None:
             self._begin = perf_counter()
-            for stage in self.stages:
-                stage.clock.restart()
-                stage.device.follow_caller()
+            self._restart_clocks()
         executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale), ready_now((x, y))))
         self._sequence += 1
         self.next_batch += 1
@@ -234,13 +228,7 @@ class Pipeline:
         Raises:
             Exception: As :meth:`submit`.
         """
-        executor = self._open()
-        if self._begin is None:
-            for stage in self.stages:
-                stage.device.follow_caller()
-        fence = Fence(self.next_batch, sum(self.sizes))
-        executor.fence(fence)
-        return fence
+        return self._send(Fence(self.next_batch, sum(self.sizes)))
 
     def skip(self, count: int = 1) -> None:
         """Passes over the numbers of batches that are left out: those after them draw and learn under their own.
@@ -257,14 +245,8 @@ class Pipeline:
         self._open().drain()
         self._synchronize()
         seconds = 0.0 if self._begin is None else perf_counter() - self._begin
-        report = RunReport(
-            self._batches,
-            self._samples,
-            seconds,
-            self._take_losses(),
-            [stage.clock.take_times() for stage in self.stages],
-            [count for stage in self.stages for count in stage.take_splits().values()],
-        )
+        found = self._collect()  # which may count more samples
+        report = RunReport(self._batches, self._samples, seconds, *found)
         self._begin, self._batches, self._samples = None, 0, 0
         return report
 
@@ -352,22 +334,70 @@ class Pipeline:
         """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""
         return sorted((span for stage in self.stages for span in stage.clock.spans()), key=lambda span: span.begin)
 
+    def _send(self, fence: Fence) -> Fence:
+        executor = self._open()
+        if self._begin is None:
+            for stage in self.stages:
+                stage.device.follow_caller()
+        executor.fence(fence)
+        return fence
+
     def _rest(self) -> None:
         if self._executor is not None:
             self._executor.drain()
+
+    def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:
+        return [open_device(device) for device in devices]
+
+    def _start(self) -> Executor:
+        if self.schedule.serial:
+            return InlineExecutor(self.stages, self.schedule, self.threads)
+        return ThreadedExecutor(
+            self.stages,
+            self.schedule,
+            queue_depth=self.queue_depth,
+            threads=self.threads,
+            stall_timeout_s=self.stall_timeout_s,
+            dump_folder=self.dump_folder,
+        )
+
+    def _restart_clocks(self) -> None:
+        for stage in self.stages:
+            stage.clock.restart()
+            stage.device.follow_caller()
+
+    def _finish(self, executor: Executor) -> None:
+        """Waits for all that was submitted, before an orderly end."""
+        executor.drain()
+        self._synchronize()
 
     def _synchronize(self) -> None:
         for stage in self.stages:
             stage.device.synchronize()
         raise_first(stage.finite.settle() for stage in self.stages)
 
-    def _take_losses(self) -> list[Tensor]:
+    def _collect(self) -> tuple[list[Tensor], list[StageTimes], list[int]]:
+        """Losses by layer, times by stage and splits by layer since the last report."""
         by_layer: dict[int, Tensor] = {}
         for stage in self.stages:
             by_layer |= stage.losses.take()
-        return [by_layer[layer] for layer in sorted(by_layer)]
+        return (
+            [by_layer[layer] for layer in sorted(by_layer)],
+            [stage.clock.take_times() for stage in self.stages],
+            [count for stage in self.stages for count in stage.take_splits().values()],
+        )
 
     def _open(self) -> Executor:
         if self._executor is None:
             raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
         return self._executor
+
+    def _lead_caller(self, failure: BaseException | None) -> None:
+        """What a failed run left under way on a GPU still writes to weights that the caller may read, or let go."""
+        for stage in self.stages:
+            try:
+                stage.device.lead_caller()
+            except RuntimeError as broken:
+                if failure is None:
+                    raise
+                add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor, nn
 
 from pipeal.engine.crew import Crew
-from pipeal.engine.device import Ready, ready_now, take_over
+from pipeal.engine.device import ready_now, take_over
 from pipeal.engine.exit_policy import ExitPolicy
-from pipeal.engine.inference import Traveller, Trip, drive
+from pipeal.engine.inference import Journey, Traveller, Trip, drive
 from pipeal.engine.stage import Stage
 from pipeal.engine.threads import intra_op_threads
 from pipeal.errors import ConfigError, PlacementError, ScheduleError
 from pipeal.packet import Tree, in_mode, module_of
-
-Plan: TypeAlias = Callable[[Traveller, Tree, Ready], Trip]
 
 
 class Predictor:
@@ -61,7 +58,7 @@ class Predictor:
         self.refuse_while_under_way()
         self._rest()
         way = self._begin(depth)
-        with in_mode(_modules(way, depth), False), intra_op_threads(self.threads):
+        with in_mode(modules_below(way, depth), False), intra_op_threads(self.threads):
             return take_over(*drive(Traveller(self.stages).to_exit(x, ready_now(x), depth=depth)))
 
     def each(
@@ -70,7 +67,7 @@ class Predictor:
         """The logits of every batch, or with a policy :class:`~pipeal.engine.exit_policy.EarlyExits`."""
         depth = self._depth(exit_at)
         if policy is None:
-            return self._travel(batches, depth, partial(Traveller.to_exit, depth=depth))
+            return self._travel(batches, Journey(depth))
         if exit_at is not None:
             raise ConfigError(f"exit_at {exit_at} and a policy are given; the policy decides where samples leave")
         if len(policy.thresholds) != depth:
@@ -78,11 +75,11 @@ class Predictor:
                 f"the policy is for a model of {len(policy.thresholds)} exits, but this one has {depth}; "
                 "calibrate it on this model"
             )
-        return self._travel(batches, depth, partial(Traveller.until_sure, policy=policy))
+        return self._travel(batches, Journey(depth, policy=policy))
 
     def exits(self, batches: Iterable[Tree]) -> Generator[list[Tensor], None, None]:
         """The logits of every exit of every batch."""
-        return self._travel(batches, self._depth(None), Traveller.to_every_exit)
+        return self._travel(batches, Journey(self._depth(None), every=True))
 
     def refuse_while_under_way(self) -> None:
         """Raises a ScheduleError while an iterator of :meth:`each` or :meth:`exits` is neither exhausted nor closed."""
@@ -91,19 +88,19 @@ class Predictor:
                 "the pipeline is predicting; finish the iterator of predict_each or predict_exits, or close() it, first"
             )
 
-    def _travel(self, batches: Iterable[Tree], depth: int, plan: Plan) -> Generator[Any, None, None]:
+    def _travel(self, batches: Iterable[Tree], journey: Journey) -> Generator[Any, None, None]:
         """Yields what the trips of all batches bring."""
 
         def trips(abandoned: threading.Event | None = None) -> Iterator[Trip]:
             for number, x in enumerate(batches):
-                yield plan(Traveller(self.stages, number, abandoned), x, ready_now(x))
+                yield journey.trip(Traveller(self.stages, number, abandoned), x, ready_now(x))
 
         self.refuse_while_under_way()
         self._rest()
         self._under_way = True
         try:
-            way = self._begin(depth)
-            with in_mode(_modules(way, depth), False):
+            way = self._begin(journey.depth)
+            with in_mode(modules_below(way, journey.depth), False):
                 if self.serial or len(way) == 1:
                     for trip in trips():
                         with intra_op_threads(self.threads):
@@ -134,5 +131,6 @@ class Predictor:
         return depth
 
 
-def _modules(stages: Sequence[Stage], depth: int) -> list[nn.Module]:
+def modules_below(stages: Sequence[Stage], depth: int) -> list[nn.Module]:
+    """The layers of these stages on the way to an exit."""
     return [module_of(layer) for stage in stages for index, layer in stage.layers if index < depth]

@@ -1,13 +1,51 @@
-"""What a schedule takes, by calculation: the schedule's own rules over given durations."""
+"""What a schedule takes, by calculation: the schedule's own rules over given durations.
+
+A clock that is only counted goes from event to event. Each stage works through its own tasks in their order; a task
+begins when all that the schedule names has ended and its packet has come over the link. Stages that share cores work
+at the pace that so many at once have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from typing import Protocol, TypeAlias
 
-from pipeal.engine.schedule import Action, Schedule, Task
+from pipeal.engine.schedule import Action, Task
 
 Durations = Mapping[Action, float]
+
+Crowding: TypeAlias = Callable[[int], float]
+"""How many times as long an action takes while so many stages work at once."""
+
+
+class Rules(Protocol):
+    """What may run after what; :class:`~pipeal.engine.schedule.Schedule` is one."""
+
+    def order(self, stages: int, batches: int) -> Iterable[Task]:
+        """All tasks, those of each stage in the order in which it does them."""
+        ...
+
+    def after(self, task: Task, stages: int) -> tuple[Task, ...]:
+        """The tasks that must have ended before; one of another stage, on the same batch with the same action, also
+        sends what the task works on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """The link between two neighbouring stages, in seconds per packet.
+
+    Attributes:
+        busy_s: The packet is on its way so long, and the next one waits.
+        latency_s: It arrives so much later.
+    """
+
+    busy_s: float = 0.0
+    latency_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +64,39 @@ class Simulation:
     """The outcome of a simulated run.
 
     Attributes:
-        spans: Every task with its times.
+        spans: Every task with its times; empty if they were not to be kept.
         makespan_s: When the last task ends.
         busy: The share of the makespan in which each stage works.
+        held: On how many batches at once each stage holds a graph, at most.
     """
 
     spans: list[SimulatedSpan]
     makespan_s: float
     busy: list[float]
+    held: list[int]
 
 
-def simulate(schedule: Schedule, costs: Sequence[Durations], batches: int, *, queue_depth: int = 2) -> Simulation:
+def simulate(
+    schedule: Rules,
+    costs: Sequence[Durations],
+    batches: int,
+    *,
+    queue_depth: int = 2,
+    hops: Sequence[Hop] | None = None,
+    crowding: Crowding | None = None,
+    keep_spans: bool = True,
+) -> Simulation:
     """Runs a schedule on a clock that is only counted.
 
     Args:
         schedule: What may run after what.
         costs: For each stage, the seconds of its forward, backward and update.
         batches: How many batches to run.
-        queue_depth: How many packets may wait before a stage; a stage that finds the queue full keeps its
-            packet, and does not go on, until there is space.
+        queue_depth: How many packets may wait before a stage, or be on their way to it; a stage that finds no space
+            keeps its packet, and does not go on, until there is some.
+        hops: The link behind each stage but the last; None for packets that are there at once.
+        crowding: For stages that share cores; None for stages with a device each.
+        keep_spans: Whether the times of every task are wanted.
 
     >>> from pipeal.engine.schedule import SCHEDULES
     >>> stage = {Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.0}
@@ -52,25 +104,157 @@ def simulate(schedule: Schedule, costs: Sequence[Durations], batches: int, *, qu
     33.0
     >>> simulate(SCHEDULES["sequential"], [stage] * 4, batches=10).makespan_s
     120.0
+    >>> two_cores = lambda at_once: max(1.0, at_once / 2)
+    >>> simulate(SCHEDULES["pipelined"], [stage] * 4, batches=10, crowding=two_cores).makespan_s
+    61.0
     """
-    stages = len(costs)
-    ended: dict[Task, float] = {}
-    began: dict[Task, float] = {}
-    free = [0.0] * stages
-    for task in schedule.order(stages, batches):
-        batch, stage, action = task.batch, task.stage, task.action
-        begin = max([free[stage], *(ended[before] for before in schedule.after(task, stages))])
-        began[task] = begin
-        free[stage] = begin + costs[stage][action]
-        if action is Action.FORWARD and stage + 1 < stages and batch >= queue_depth:
-            # Handed on once the next stage has taken the packet that many batches before.
-            taken = began[Task(batch - queue_depth, stage + 1, Action.FORWARD)]
-            free[stage] = max(free[stage], taken)
-        ended[task] = free[stage]
-    spans = [
-        SimulatedSpan(task.stage, task.batch, task.action, begin, begin + costs[task.stage][task.action])
-        for task, begin in began.items()
-    ]
-    makespan = max((span.end for span in spans), default=0.0)
-    busy = [batches * sum(cost.values()) / makespan if makespan else 0.0 for cost in costs]
-    return Simulation(spans, makespan, busy)
+    return _Clock(schedule, costs, batches, queue_depth, hops, crowding, keep_spans).run()
+
+
+_PLACE = {Action.FORWARD: 0, Action.BACKWARD: 1, Action.UPDATE: 2}
+
+
+class _Clock:
+    """Tasks that have ended and packets that have come are numbers: those of tasks first, then those of packets."""
+
+    def __init__(
+        self,
+        schedule: Rules,
+        costs: Sequence[Durations],
+        batches: int,
+        queue_depth: int,
+        hops: Sequence[Hop] | None,
+        crowding: Crowding | None,
+        keep_spans: bool,
+    ) -> None:
+        self.after = schedule.after
+        self.stages = len(costs)
+        self.costs = costs
+        self.batches = batches
+        self.queue_depth = queue_depth
+        self.hops = hops
+        self.crowding = crowding
+        self.lines: list[list[Task]] = [[] for _ in costs]
+        for task in schedule.order(self.stages, batches):
+            self.lines[task.stage].append(task)
+        self.tasks = 3 * self.stages * batches
+        self.there = bytearray(2 * self.tasks)
+        self.waiting: dict[int, list[int]] = {}
+        self.next = [0] * self.stages
+        self.taken = [0] * self.stages  # packets that a stage has begun with
+        self.keeping: list[Task | None] = [None] * self.stages  # a forward whose packet finds no space
+        self.free_at: dict[tuple[int, Action], float] = {}  # links, by the sender and what is sent
+        self.sends_back = self.stages > 1 and Task(0, 1, Action.BACKWARD) in self.after(
+            Task(0, 0, Action.BACKWARD), self.stages
+        )
+        self.now = 0.0
+        self.begun = [0.0] * self.stages
+        self.busy = [0.0] * self.stages
+        self.holding, self.held = [0] * self.stages, [0] * self.stages
+        self.spans: list[SimulatedSpan] | None = [] if keep_spans else None
+        self.makespan = 0.0
+        self.turn = count()
+        self.events: list[tuple[float, int, Task | int]] = []  # when a task ends alone, or a packet comes
+        # Of tasks that share cores, the work done by each since the start, if all were there from the start.
+        self.work = 0.0
+        self.sharing: list[tuple[float, int, Task]] = []
+
+    def run(self) -> Simulation:
+        for stage in range(self.stages):
+            self.try_next(stage)
+        while self.events or self.sharing:
+            alone = self.events[0][0] if self.events else inf
+            if self.crowding is not None and self.sharing:
+                pace = self.crowding(len(self.sharing))
+                shared = self.now + (self.sharing[0][0] - self.work) * pace
+                if shared <= alone:
+                    self.now = shared
+                    self.work, _, task = heappop(self.sharing)
+                    self.end(task)
+                    continue
+                self.work += (alone - self.now) / pace
+            self.now, _, what = heappop(self.events)
+            if isinstance(what, Task):
+                self.end(what)
+            else:
+                self.mark(what)
+        left = sum(map(len, self.lines)) - sum(self.next)
+        assert not left, f"{left} tasks wait for each other"
+        whole = self.makespan
+        busy = [seconds / whole if whole else 0.0 for seconds in self.busy]
+        return Simulation(self.spans or [], whole, busy, self.held)
+
+    def number(self, task: Task) -> int:
+        return (task.batch * self.stages + task.stage) * 3 + _PLACE[task.action]
+
+    def try_next(self, stage: int) -> None:
+        """Begins the stage's next task, or notes what it waits for."""
+        if self.next[stage] == len(self.lines[stage]):
+            return
+        task = self.lines[stage][self.next[stage]]
+        for before in reversed(self.after(task, self.stages)):  # of many stages, the last one ends last
+            wanted = self.number(before)
+            if before.stage != stage and before.action is task.action and before.batch == task.batch:
+                wanted += self.tasks  # its packet
+            if not self.there[wanted]:
+                self.waiting.setdefault(wanted, []).append(stage)
+                return
+        self.begin(task)
+
+    def begin(self, task: Task) -> None:
+        stage, seconds = task.stage, self.costs[task.stage][task.action]
+        self.begun[stage] = self.now
+        if self.crowding is None:
+            heappush(self.events, (self.now + seconds, next(self.turn), task))
+        else:
+            heappush(self.sharing, (self.work + seconds, next(self.turn), task))
+        if task.action is Action.FORWARD:
+            self.holding[stage] += 1
+            self.held[stage] = max(self.held[stage], self.holding[stage])
+            self.taken[stage] += 1
+            if stage > 0 and (kept := self.keeping[stage - 1]) is not None and self.has_space(kept):
+                self.keeping[stage - 1] = None
+                self.hand_on(kept)
+
+    def has_space(self, task: Task) -> bool:
+        """Whether what a forward sends may be on its way to the next stage, or wait there."""
+        return task.stage + 1 == self.stages or task.batch < self.taken[task.stage + 1] + self.queue_depth
+
+    def end(self, task: Task) -> None:
+        stage, begun = task.stage, self.begun[task.stage]
+        self.next[stage] += 1
+        self.busy[stage] += self.now - begun
+        self.makespan = max(self.makespan, self.now)
+        if self.spans is not None:
+            self.spans.append(SimulatedSpan(stage, task.batch, task.action, begun, self.now))
+        if task.action is Action.BACKWARD:
+            self.holding[stage] -= 1
+        if task.action is Action.FORWARD and not self.has_space(task):
+            self.keeping[stage] = task
+        else:
+            self.hand_on(task)
+
+    def hand_on(self, task: Task) -> None:
+        """Tells who waits for the task itself, sends what it sends, and goes on."""
+        number = self.number(task)
+        self.mark(number)
+        if task.action is Action.FORWARD and task.stage + 1 < self.stages:
+            self.send(task, number, task.stage)
+        elif task.action is Action.BACKWARD and task.stage > 0 and self.sends_back:
+            self.send(task, number, task.stage - 1)
+        self.try_next(task.stage)
+
+    def send(self, task: Task, number: int, over: int) -> None:
+        if self.hops is None:
+            self.mark(number + self.tasks)
+            return
+        link = (task.stage, task.action)
+        passed = max(self.now, self.free_at.get(link, 0.0)) + self.hops[over].busy_s
+        self.free_at[link] = passed
+        heappush(self.events, (passed + self.hops[over].latency_s, next(self.turn), number + self.tasks))
+
+    def mark(self, number: int) -> None:
+        """Something that stages may wait for is there."""
+        self.there[number] = 1
+        for stage in self.waiting.pop(number, ()):
+            self.try_next(stage)

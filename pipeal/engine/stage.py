@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -26,8 +26,8 @@ from pipeal.engine.settings import autocast, settings
 from pipeal.engine.trace import StageClock, Window
 from pipeal.errors import NonFiniteError, OutOfMemoryError, PipealError
 from pipeal.outofmemory import is_out_of_memory
-from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, describe, module_of, shapes_of
-from pipeal.random import keyed, may_draw, updates_may_draw
+from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, batch_size, describe, module_of, shapes_of
+from pipeal.random import key_seed, keyed, may_draw, updates_may_draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,23 @@ class Parcel:
     sequence: int
     packet: Packet
     ready: Ready = None
+
+
+class Together(Protocol):
+    """Others that hold the same layers, and learn from other samples of each batch."""
+
+    @property
+    def replica(self) -> int:
+        """Which of them this is."""
+        ...
+
+    def begin(self, index: int, layer: TrainableLayer, losses: list[Tensor] | None, samples: int) -> None:
+        """Begins, after a layer's backward, to make its gradients those of all samples."""
+        ...
+
+    def finish(self, index: int) -> list[Tensor] | None:
+        """Waits for that, before the layer's update; gives the losses of all samples."""
+        ...
 
 
 class Stage:
@@ -85,6 +102,8 @@ class Stage:
         self._rescues: dict[int, Rescue] = {}
         self._in_hand: Parcel | None = None
         self._had: dict[int, Shapes] = {}
+        self._together: Together | None = None
+        self._found: dict[int, tuple[list[Tensor] | None, int]] = {}
         self._draws: dict[int, dict[Action, bool]] = {}
         self._compiled: dict[int, CompiledLayer] = {}
         self._abandoned = threading.Event()
@@ -103,9 +122,14 @@ class Stage:
                 name = f"layer {index} ({type(layer).__name__})"
                 self._compiled[index] = CompiledLayer(layer, name, compile, draws=draws)
 
+    def learn_with(self, together: Together) -> None:
+        """Has this stage learn from each batch with others; it then draws numbers of its own, but for updates."""
+        self._together = together
+
     def reset(self) -> None:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
         self._in_hand = None
+        self._found.clear()
         self._abandoned.clear()
         self.finite.forget()
         for rescue in self._rescues.values():
@@ -133,6 +157,9 @@ class Stage:
                 update = partial(_update, layer, held.packet.lr_scale)
                 whole = partial(self._act, action, index, held, layer.backward if action is Action.BACKWARD else update)
                 rescue = self._rescues.get(index)
+                if self._together is not None:
+                    self._act_together(self._together, action, index, layer, whole)
+                    continue
                 if rescue is None:
                     whole()
                     continue
@@ -214,11 +241,28 @@ class Stage:
                 passed = whole()
             else:
                 passed = rescue.forward(x, y, whole, self._part(Action.FORWARD, index, layer, parcel))
-            if passed.losses is not None:
+            if self._together is not None:
+                self._found[index] = passed.losses, batch_size((x, y))
+            elif passed.losses is not None:
                 self.losses.add(index, passed.losses)
+            if passed.losses is not None:
                 cause = partial(cause_of, x, y, module_of(layer))
                 self.finite.look(index, parcel.packet.batch, passed.losses, cause)
         return passed.onward
+
+    def _act_together(
+        self, together: Together, action: Action, index: int, layer: TrainableLayer, whole: Callable[[], Any]
+    ) -> None:
+        """A backward or an update, with what all learn from in between."""
+        if action is Action.BACKWARD:
+            whole()
+            together.begin(index, layer, *self._found.pop(index))
+            return
+        with self.clock.waiting("join"):
+            losses = together.finish(index)
+        if losses is not None:
+            self.losses.add(index, losses)
+        whole()
 
     def _part(self, action: Action, index: int, layer: TrainableLayer, parcel: Parcel) -> LearnPart:
         """What goes, within an action, forward and backward with some samples of a batch, under keys of their own."""
@@ -289,11 +333,17 @@ class Stage:
     def _do(self, action: Action, index: int, batch: int, key: tuple[int, ...], work: Callable[[], Any]) -> Any:
         """Keys an action, and says where it was if it fails."""
         try:
-            with keyed(self.seed, index, batch, *key, whole_default=self._draws[index][action]):
+            with keyed(self._seed_of(action), index, batch, *key, whole_default=self._draws[index][action]):
                 return work()
         except BaseException as error:
             self._explain(error, action, index, batch)
             raise
+
+    def _seed_of(self, action: Action) -> int:
+        """Replicas draw alike only where they must stay alike."""
+        if self._together is None or self._together.replica == 0 or action is Action.UPDATE:
+            return self.seed
+        return key_seed(self.seed, self._together.replica)
 
     @contextmanager
     def _blaming(self, action: Action, index: int, batch: int) -> Iterator[None]:

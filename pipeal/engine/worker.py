@@ -12,7 +12,7 @@ Every wait in this module ends: by what it waits for, or because :meth:`Ledger.s
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from time import perf_counter
 
@@ -20,6 +20,7 @@ import torch
 
 from pipeal.engine.fence import Fence
 from pipeal.engine.gate import Abandoned
+from pipeal.engine.link import Errand, Link, Stopped
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.errors import ScheduleError
@@ -28,61 +29,6 @@ ACTIONS = (Action.FORWARD, Action.BACKWARD, Action.UPDATE)
 
 TICK_S = 0.2
 """How often one who waits for threads looks whether they still move."""
-
-
-class Stopped(Exception):  # noqa: N818  not an error: the way out of a wait
-    """The pipeline was told to stop."""
-
-
-class Link:
-    """A bounded queue between two threads that can be closed from any other.
-
-    Args:
-        depth: How many parcels may wait in it.
-    """
-
-    def __init__(self, depth: int) -> None:
-        self.depth = depth
-        self._parcels: deque[Parcel | Fence] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def __len__(self) -> int:
-        return len(self._parcels)
-
-    def put(self, parcel: Parcel | Fence, timeout_s: float | None = None) -> bool:
-        """Adds a parcel or a fence as soon as there is space; False if there was none in time.
-
-        Raises:
-            Stopped: The link was closed.
-        """
-        with self._changed:
-            there = self._changed.wait_for(lambda: self._closed or len(self._parcels) < self.depth, timeout_s)
-            if self._closed:
-                raise Stopped
-            if there:
-                self._parcels.append(parcel)
-                self._changed.notify_all()
-            return there
-
-    def get(self) -> Parcel | Fence:
-        """Takes the oldest as soon as there is one.
-
-        Raises:
-            Stopped: The link was closed.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._parcels))
-            if self._closed:
-                raise Stopped
-            self._changed.notify_all()
-            return self._parcels.popleft()
-
-    def close(self) -> None:
-        """Wakes everyone who waits and lets nobody wait again."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
 
 
 class Ledger:
@@ -104,6 +50,10 @@ class Ledger:
         self._waiters = 0
         self._stopped = False
         self._changed = threading.Condition()
+
+    def add_links(self, links: Iterable[Link]) -> None:
+        """Has more links closed by :meth:`stop`."""
+        self._links += links
 
     def end(self, task: Task) -> None:
         """Notes that a task has ended."""
@@ -230,13 +180,13 @@ class Worker(threading.Thread):
             while True:
                 with self._waiting("input"):
                     item = self.inbox.get()
-                if isinstance(item, Fence):
-                    self._pass_on(item)
-                    del item
-                else:
+                if isinstance(item, Parcel):
                     parcels = [item]
                     del item
                     self._work_on(parcels)
+                else:
+                    self._pass_by(item)
+                    del item
         except (Stopped, Abandoned):
             pass
         except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
@@ -254,13 +204,20 @@ class Worker(threading.Thread):
         self._do(Action.BACKWARD, sequence)
         self._do(Action.UPDATE, sequence)
 
-    def _pass_on(self, fence: Fence) -> None:
-        self.doing = (f"saving in the {fence}", perf_counter())
-        self.stage.save(fence, self.ledger.moved)
-        self.ledger.end_fence(self.stage.number)
+    def _pass_by(self, item: Fence | Errand) -> None:
+        if isinstance(item, Fence):
+            self.doing = (f"saving in the {item}", perf_counter())
+            self.stage.save(item, self.ledger.moved)
+            self.ledger.end_fence(self.stage.number)
+        else:
+            self.doing = (item.does, perf_counter())
+            item(self.stage)
+            self.ledger.moved()
+            if not item.goes_on:
+                return
         if self.outbox is not None:
             with self._waiting("space"):
-                self.outbox.put(fence)
+                self.outbox.put(item)
 
     def _do(self, action: Action, sequence: int, parcel: Parcel | None = None) -> Parcel | None:
         task = Task(sequence, self.stage.number, action)

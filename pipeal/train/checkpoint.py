@@ -11,6 +11,7 @@
         .step-000000150.aside     is being written; takes its name when all of it is on the disk
         .step-000000100.before    makes room for another of its step; is put back if that did not come
         .step-000000000.gone      is being removed
+        .parts/                   what other ranks have written, on its way into a checkpoint
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pipeal.data.lock import FileLock
 from pipeal.errors import DataError
 from pipeal.train.layerfile import require_plain, write_layer
 from pipeal.train.manifest import Checkpoint, read_manifest, write_manifest
+from pipeal.train.rankfiles import KeptLayer, clear_parts
 
 __all__ = ["Checkpoint", "CheckpointStore"]
 
@@ -82,6 +84,7 @@ class CheckpointStore:
                 )
             try:
                 self._sweep()
+                clear_parts(self.folder)
             except BaseException:
                 lock.release()
                 raise
@@ -91,13 +94,15 @@ class CheckpointStore:
     def close(self) -> None:
         """Gives the folder back; a second time does nothing."""
         if self._lock is not None:
+            with suppress(OSError):  # at the next start, then
+                clear_parts(self.folder)
             self._lock.release()
             self._lock = None
 
     def save(
         self,
         step: int,
-        layers: Mapping[int, Mapping[str, Any]],
+        layers: Mapping[int, Mapping[str, Any] | KeptLayer],
         position: Mapping[str, Any],
         state: Mapping[str, Any],
         best: bool = False,
@@ -108,7 +113,8 @@ class CheckpointStore:
 
         Args:
             step: At least 0. Need not grow: a run that went back saves the same steps again.
-            layers: The states of the layers by their number: tensors, numbers, texts, and dicts, lists and tuples.
+            layers: The states of the layers by their number: tensors, numbers, texts, and dicts, lists and tuples; or
+                files that another process has written.
             position: Where the run stands; what JSON can hold.
             state: Anything else, likewise.
             best: It is the best so far, and is kept until a better one comes.
@@ -119,7 +125,8 @@ class CheckpointStore:
             TypeError: The position or the state holds what JSON cannot.
         """
         for number, layer in layers.items():
-            require_plain(layer, f"layer {number}")
+            if not isinstance(layer, KeptLayer):
+                require_plain(layer, f"layer {number}")
         self.claim()
         path = self.folder / f"step-{step:09d}"
         aside = _hidden(path, "aside")
@@ -131,7 +138,10 @@ class CheckpointStore:
                 files = {}
                 for number, layer in sorted(layers.items()):
                     name = f"layer-{number:03d}.pt"
-                    size, crc32 = write_layer(aside / name, layer)
+                    if isinstance(layer, KeptLayer):
+                        size, crc32 = layer.move(aside / name)
+                    else:
+                        size, crc32 = write_layer(aside / name, layer)
                     files[name] = {"bytes": size, "crc32": crc32}
                 write_manifest(aside, {**body, "files": files})
                 sync_folder(aside)
@@ -145,6 +155,10 @@ class CheckpointStore:
         with _told(f"the checkpoint {path} is written, but an older one cannot be removed"):
             self._sweep()
             self._rotate()
+            for layer in layers.values():
+                if isinstance(layer, KeptLayer):
+                    clear_parts(self.folder, layer)
+                    break
         return path
 
     def newest(self, on_bad: Callable[[str], None]) -> Checkpoint | None:

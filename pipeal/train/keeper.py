@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor
 
-from pipeal.al import ALPackage
 from pipeal.engine import Pipeline
 from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.finite_state import not_finite_in
-from pipeal.engine.layer_state import State, load_layer_state
-from pipeal.errors import DataError, Interrupted, NonFiniteError, PipealError, first_line
-from pipeal.train.checkpoint import Checkpoint
+from pipeal.errors import Interrupted, NonFiniteError, first_line
 from pipeal.train.position import Position, joined
-from pipeal.train.saver import PATIENCE_S, PipelineEnded, Saver
+from pipeal.train.rankfiles import KeptLayer
+from pipeal.train.saver import PATIENCE_S, Job, PipelineEnded, Saver
 
 QUIET_S = 3.0
 """How long the last checkpoint may take before it is spoken of."""
@@ -38,6 +35,7 @@ class CheckpointKeeper:
             evaluation as well.
         look_until: As long as the position's ``batches`` are no more, they are looked at after each batch, for which
             the pipeline is waited for.
+        way_back: What goes on with a training that was asked to end, in words.
     """
 
     def __init__(
@@ -49,6 +47,7 @@ class CheckpointKeeper:
         *,
         ends_on_broken: bool = True,
         look_until: int = 0,
+        way_back: str = "the same command",
     ) -> None:
         self.saver = saver
         self.every = every
@@ -56,9 +55,11 @@ class CheckpointKeeper:
         self.facts = facts
         self.ends_on_broken = ends_on_broken
         self.look_until = look_until
+        self.way_back = way_back
         self._sound: int | None = None  # the batches before which all was finite, when last looked at
         self._broken: NonFiniteError | None = None  # set by the saver's thread
         self._looked_at: Fence | None = None
+        self._sees = True  # whether the states could be had when last looked at
 
     def after_batch(self, pipe: Pipeline, position: Position) -> bool:
         """Saves where it is due; true when the training is asked to end.
@@ -91,23 +92,26 @@ class CheckpointKeeper:
         """Saves, waits until it is written, though not without end, and ends.
 
         Raises:
-            Interrupted: Always.
+            Interrupted: The training ends here because it was asked to.
+            Exception: A stage failed before all had come by, and the training would have ended by that anyway.
         """
         failures = self.saver.failures
-        self._save(pipe, position)
-        where = f"batch {position.part.batches} of epoch {position.epoch + 1}"
+        fence, job = self._save(pipe, position)
+        where = position.where
         code = self.asked_to_end() or 1
         if not self._written():
             self.saver.give_up()
             raise Interrupted(
-                f"interrupted after {where}, which was not saved within {PATIENCE_S:g} s; the same command goes on "
+                f"interrupted after {where}, which was not saved within {PATIENCE_S:g} s; {self.way_back} goes on "
                 "from the checkpoint before it",
                 code,
             )
+        if job.written:
+            raise Interrupted(f"interrupted after {where}, and saved; {self.way_back} goes on from there", code)
+        if fence.ended:
+            fence.wait()  # raises what ended it; nobody else would, since nothing more is submitted
         why = self._broken if self.saver.failures == failures else self.saver.last_failure
-        if why is not None:
-            raise Interrupted(f"interrupted after {where}, which could not be saved: {why}", code)
-        raise Interrupted(f"interrupted after {where}, and saved; the same command goes on from there", code)
+        raise Interrupted(f"interrupted after {where}, which could not be saved: {why}", code)
 
     def _written(self) -> bool:
         """Waits for the last checkpoint, and says so if that takes its time."""
@@ -116,19 +120,30 @@ class CheckpointKeeper:
         self.saver.say("saving; another signal ends the run at once, without its last batches")
         return self.saver.flush(PATIENCE_S - QUIET_S)
 
-    def _save(self, pipe: Pipeline, position: Position, *, best: bool = False) -> None:
+    def _save(self, pipe: Pipeline, position: Position, *, best: bool = False) -> tuple[Fence, Job]:
         fence, self._looked_at = self._looked_at or pipe.fence(), None
         collect = partial(self._layers, fence, list(position.losses), position.step)
         where = {"turn": position.turn, "epoch": position.epoch, "batch": position.part.batches}
         state = {"training": position.state(), "data": self.facts}
-        self.saver.submit(position.step, collect, where, state, best=best)
+        return fence, self.saver.submit(position.step, collect, where, state, best=best)
 
-    def _look(self, pipe: Pipeline, position: Position) -> Fence:
+    def _look(self, pipe: Pipeline, position: Position) -> Fence | None:
+        """A fence whose states are finite; None where they could not be had, which is told and ends no training."""
         fence = pipe.fence()
-        self._require_sound(fence, fence.wait(pipe.stall_timeout_s), position.step)
+        try:
+            self._require_sound(fence, fence.wait(pipe.stall_timeout_s), position.step)
+        except Exception as error:
+            if fence.ended or isinstance(error, NonFiniteError):
+                raise
+            if self._sees:  # or it has been told
+                why = f"the states of step {position.step} could not be looked at: {first_line(error)}"
+                self.saver.say(f"{why}; the training goes on")
+            self._sees = False
+            return None
+        self._sees = True
         return fence
 
-    def _layers(self, fence: Fence, earlier: list[Tensor], step: int) -> dict[int, dict[str, Any]]:
+    def _layers(self, fence: Fence, earlier: list[Tensor], step: int) -> dict[int, dict[str, Any] | KeptLayer]:
         """What the layers' files hold: their states; and in the first, what is counted of the epoch under way.
 
         Runs on the saver's thread.
@@ -150,13 +165,13 @@ class CheckpointKeeper:
         splits = sum(found.splits for found in passed.values())
         first, *others = passed
         return {first: {"state": passed[first].state, "losses": losses, "splits": splits}} | {
-            number: {"state": passed[number].state} for number in others
+            number: _content(number, passed[number]) for number in others
         }
 
     def _require_sound(self, fence: Fence, passed: Mapping[int, LayerState], step: int) -> None:
         """Raises for a layer whose state is not finite, and says what is known of the batch that did it."""
         for number, found in passed.items():
-            name = not_finite_in(found.state)
+            name = _not_finite_in(number, found)
             if name is None:
                 continue
             last = fence.batch - 1
@@ -166,7 +181,7 @@ class CheckpointKeeper:
             raise NonFiniteError(
                 f"layer {number} is not finite after batch {last} (step {step}){since}: {name}; {which} made it so, "
                 "with losses that were finite. Lower the learning rate, or train in fp32, and go on from the last "
-                "checkpoint, or let the run do so and leave the batch out (train.on_non_finite=stop-and-rewind)",
+                "checkpoint",
                 number,
                 last,
                 (),
@@ -175,52 +190,11 @@ class CheckpointKeeper:
         self._sound = max(fence.batch, self._sound or 0)
 
 
-@dataclass(frozen=True)
-class TakenUp:
-    """What a checkpoint holds.
+def _content(number: int, found: LayerState) -> dict[str, Any] | KeptLayer:
+    """What the file of a layer but the first holds, or the file, where the rank that has the layer has written it."""
+    return {"state": found.state} if found.kept is None else KeptLayer.of(found.kept, number)
 
-    Attributes:
-        position: Where the training stood.
-        states: Of the layers, by their number.
-        facts: About the data it was trained on.
-    """
 
-    position: Position
-    states: Mapping[int, State]
-    facts: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> TakenUp:
-        """Reads a checkpoint that a :class:`CheckpointKeeper` had saved.
-
-        Raises:
-            DataError: It was saved by something else.
-        """
-        try:
-            layers = checkpoint.layers()
-            position = Position.of(checkpoint.state["training"], layers[0]["losses"])
-            if not isinstance(splits := layers[0].get("splits", 0), int):  # older ones have none
-                raise TypeError("splits is no number")
-            position.totals.splits += splits  # those that the report of this epoch will not know of
-            states = {number: layer["state"] for number, layer in layers.items()}
-            return cls(position, states, dict(checkpoint.state["data"]))
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, PipealError):
-                raise
-            raise DataError(f"{checkpoint.path} is no checkpoint of a training ({first_line(error)})") from error
-
-    def load_into(self, package: ALPackage) -> None:
-        """Puts the states into the layers of a new package.
-
-        Raises:
-            DataError: The checkpoint is of another model.
-        """
-        if sorted(self.states) != list(range(len(package))):
-            raise DataError(f"the checkpoint has the layers {sorted(self.states)}, the model {len(package)}")
-        for number, layer in enumerate(package):
-            try:
-                load_layer_state(layer, self.states[number])
-            except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-                if isinstance(error, PipealError):
-                    raise
-                raise DataError(f"layer {number} of the checkpoint is no state ({first_line(error)})") from error
+def _not_finite_in(number: int, found: LayerState) -> str | None:
+    """What is not finite in a layer; whoever has written its file has looked."""
+    return not_finite_in(found.state) if found.kept is None else found.kept["not_finite"][str(number)]

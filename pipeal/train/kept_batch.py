@@ -13,7 +13,7 @@ from pipeal.train.position import Position
 from pipeal.train.trainer import EpochBatches
 
 
-def keep_batch(error: NonFiniteError, batches: EpochBatches, position: Position, folder: Path, run: Path) -> None:
+def keep_batch(error: NonFiniteError, batches: EpochBatches, position: Position, folder: Path) -> None:
     """Writes ``non-finite-batch-N.pt``, and adds to the error where it is and which samples the batch held.
 
     Args:
@@ -21,7 +21,6 @@ def keep_batch(error: NonFiniteError, batches: EpochBatches, position: Position,
         batches: The training batches; what is being read of them ends.
         position: Where the training stands, in the same epoch.
         folder: Where to.
-        run: The folder of the run, which may be taken up again.
     """
     if not (error.losses or error.is_to_blame):
         return  # one of the batches before it did it
@@ -36,8 +35,4 @@ def keep_batch(error: NonFiniteError, batches: EpochBatches, position: Position,
     except (PipealError, RuntimeError) as second:  # PyTorch says of a full disk that it is a RuntimeError
         add_note(error, f"the batch (training samples {few}) could not be kept: {first_line(second)}")
         return
-    add_note(
-        error,
-        f"the batch is kept in {path} (training samples {few}); look at it, or go on without such batches: "
-        f"--resume {run} --set train.on_non_finite=skip (or stop-and-rewind)",
-    )
+    add_note(error, f"the batch is kept in {path} (training samples {few}); look at it")

@@ -133,6 +133,12 @@ class Position:
         """The batches of all turns: rises from checkpoint to checkpoint."""
         return self.totals.batches + self.part.batches
 
+    @property
+    def where(self) -> str:
+        """For people: ``batch 8 of epoch 2``, or ``epoch 1`` when all of it is behind, its evaluation included."""
+        whole = self.epoch and not self.part.batches
+        return f"epoch {self.epoch}" if whole else f"batch {self.part.batches} of epoch {self.epoch + 1}"
+
     def next_turn(self) -> None:
         """Goes to the beginning of the next turn."""
         self.turn += 1
@@ -186,8 +192,11 @@ def _require_consistent(position: Position) -> None:
                 f"shapes: of {kept.shapes.total()} batches with {kept.tokens} of {kept.padded} tokens, but there were "
                 f"{kept.batches} batches"
             )
-    if any(losses.ndim != 2 or len(losses) > part.batches for losses in position.losses):
-        raise ValueError(f"losses: {[tuple(losses.shape) for losses in position.losses]} of {part.batches} batches")
+    shapes = [tuple(losses.shape) for losses in position.losses]
+    if any(len(shape) != 2 or shape[0] != shapes[0][0] or shape[0] > part.batches for shape in shapes):
+        raise ValueError(f"losses: {shapes} of {part.batches} batches")
+    if shapes and position.rows and [shape[1] for shape in shapes] != (known := [*map(len, position.rows[-1].losses)]):
+        raise ValueError(f"losses: {shapes}, but the row before has {known}, layer by layer")
     for stage in totals.stages:
         if set(stage.busy) != set(Action) or not all(0 <= s < math.inf for s in stage.waiting.values()):
             raise ValueError(f"totals.stages: found {reprlib.repr(stage)}")

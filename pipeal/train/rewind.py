@@ -9,12 +9,25 @@ from pipeal.al import ALPackage
 from pipeal.engine.layer_state import layer_state, load_layer_state
 from pipeal.errors import NonFiniteError
 from pipeal.train.checkpoint import Checkpoint
-from pipeal.train.keeper import TakenUp
 from pipeal.train.position import Position
+from pipeal.train.taken_up import TakenUp
 
 MOST_LEFT_OUT = 8
 """Batches of one epoch that are left out at most: where more break the model, it diverges, and no batch is to blame.
 Each costs the way back to a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done about a number that is not finite.
+
+    Attributes:
+        goes_back: Whether the training goes on from a checkpoint; else it ends.
+        why: In words.
+    """
+
+    goes_back: bool
+    why: str
 
 
 @dataclass
@@ -27,30 +40,33 @@ class Rewinds:
 
     Attributes:
         look_until: Up to so many batches of the turn, each is looked at.
-        planned: What was decided last, in words; None where the training is to end.
     """
 
     look_until: int = 0
-    planned: str | None = None
 
-    def plan(self, error: NonFiniteError, position: Position) -> bool:
-        """Decides what is done about an error, and notes it in the position; False where the training is to end."""
+    def plan(self, error: NonFiniteError, position: Position) -> Decision:
+        """Decides what is done about an error, and notes in the position which batch is left out."""
         left_out, begun = position.totals.left_out, position.batches - position.part.batches
         here = (position.turn, error.batch)
-        self.planned = None
         what = "has a loss that is not finite on" if error.losses else "is not finite after"
         found = f"layer {error.layer} {what} batch {error.batch} of turn {position.turn}"
         if sum(turn == position.turn and batch >= begun for turn, batch in left_out) >= MOST_LEFT_OUT:
-            return False
-        if error.is_to_blame or error.batch < self.look_until:
-            if here in left_out:
-                return False
-            left_out.add(here)
-            self.planned = f"{found}, which is left out from now on"
-        else:
+            return Decision(
+                False,
+                f"{MOST_LEFT_OUT} batches of this epoch were left out before, the most there may be: the model "
+                "diverges, and no batch is to blame; lower the learning rate, or train in fp32",
+            )
+        if not (error.is_to_blame or error.batch < self.look_until):
             self.look_until = error.batch + 1
-            self.planned = f"{found}; another may be to blame, and is looked for"
-        return True
+            return Decision(True, f"{found}; another may be to blame, and is looked for")
+        if here in left_out:
+            return Decision(
+                False,
+                f"batch {error.batch} was left out before, so that it cannot have done it; lower the learning rate, or "
+                "train in fp32",
+            )
+        left_out.add(here)
+        return Decision(True, f"{found}, which is left out from now on")
 
 
 def go_back(

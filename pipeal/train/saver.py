@@ -11,17 +11,25 @@ from typing import Any
 
 from pipeal.errors import PipealError, StallError, first_line
 from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.rankfiles import KeptLayer
 
-Layers = Mapping[int, Mapping[str, Any]]
+Layers = Mapping[int, Mapping[str, Any] | KeptLayer]
 
 
-@dataclass(frozen=True)
-class _Job:
+@dataclass(eq=False)
+class Job:
+    """A checkpoint that was asked for.
+
+    Attributes:
+        written: Whether it is on the disk.
+    """
+
     step: int
     layers: Callable[[], Layers]
     position: Mapping[str, Any]
     state: Mapping[str, Any]
     best: bool
+    written: bool = False
 
 
 class PipelineEnded(Exception):  # noqa: N818  not a failure of the checkpoint
@@ -47,7 +55,6 @@ class Saver:
             and of the first that succeeds after them.
 
     Attributes:
-        written: How many were.
         failures: How many writes failed; a run in which any did should say so with its exit code.
         replaced: How many gave way to newer ones before they were begun.
         last_failure: What the last failed write said.
@@ -55,14 +62,14 @@ class Saver:
     """
 
     def __init__(self, store: CheckpointStore, say: Callable[[str], None]) -> None:
-        self.written = self.failures = self.replaced = 0
+        self.failures = self.replaced = 0
         self.last_failure: str | None = None
         self._store = store
         self.say = say
         self._in_a_row = 0
         self._patience_s = PATIENCE_S
         self._changed = threading.Condition()
-        self._waiting: list[_Job] = []
+        self._waiting: list[Job] = []
         self._busy = False
         self._closed = False
         self._crash: BaseException | None = None
@@ -91,7 +98,7 @@ class Saver:
         state: Mapping[str, Any],
         *,
         best: bool = False,
-    ) -> None:
+    ) -> Job:
         """Asks for a checkpoint, and does not wait for it.
 
         Args:
@@ -102,12 +109,15 @@ class Saver:
             state: Anything else, likewise.
             best: It is the best so far.
 
+        Returns:
+            What was asked for, which knows once it is written. Whoever keeps it keeps what ``layers`` holds.
+
         Raises:
             TypeError: The position or the state holds what JSON cannot.
             RuntimeError: The saver is closed.
         """
         # As they are now: the run goes on and changes them.
-        job = _Job(step, layers, json.loads(json.dumps(position)), json.loads(json.dumps(state)), best)
+        job = Job(step, layers, json.loads(json.dumps(position)), json.loads(json.dumps(state)), best)
         with self._changed:
             self._require_alive()
             if self._closed:
@@ -121,6 +131,7 @@ class Saver:
                 self._thread = threading.Thread(target=self._run, name="pipeal-saver", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+        return job
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Waits until everything asked for is written, or has failed; False if that took too long."""
@@ -196,7 +207,7 @@ class Saver:
             self._changed.notify_all()
         return True
 
-    def _carry_out(self, job: _Job) -> None:
+    def _carry_out(self, job: Job) -> None:
         try:
             layers = job.layers()
         except PipelineEnded:
@@ -209,7 +220,7 @@ class Saver:
         except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
             self._failed(job.step, error)
         else:
-            self.written += 1
+            job.written = True
             if self._in_a_row:
                 self._in_a_row = 0
                 self.say(f"checkpoints are written again, that of step {job.step} is the first")

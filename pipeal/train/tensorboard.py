@@ -25,7 +25,8 @@ class TensorBoardRecorder:
     Not with PyTorch's writer: it writes on a thread that dies of a full disk, and what it had is lost.
 
     Args:
-        folder: What TensorBoard is pointed at; event files that an earlier recorder left there are removed.
+        folder: What TensorBoard is pointed at; event files that an earlier recorder left there are removed with the
+            first row.
 
     Raises:
         ConfigError: TensorBoard is not installed.
@@ -35,20 +36,19 @@ class TensorBoardRecorder:
         require_tensorboard()
         self.path = Path(folder)
         self._files: dict[int, _EventFile] = {}
-        self._remove_all()
 
     def write(self, row: EpochRow) -> None:
         """Adds the scalars of an epoch: accuracies, times and rates, and the losses of each layer.
 
         Raises:
-            OSError: The system refused to write; the scalars come with those of the next epoch.
+            OSError: The system refused to write, or to remove an older file; what is missing comes with the next epoch.
         """
         self._add(row)
         self._put()
 
     def rewrite(self, rows: Iterable[EpochRow]) -> None:
         """Writes these epochs and no others; raises as :meth:`write`."""
-        self._remove_all()
+        self._files.clear()
         for row in rows:
             self._add(row)
         self._put()
@@ -64,11 +64,11 @@ class TensorBoardRecorder:
     def _put(self) -> None:
         for file in self._files.values():
             file.put()
-
-    def _remove_all(self) -> None:
-        self._files.clear()
+        # Last, so that what cannot be removed keeps no row from being written; it is tried again with the next one.
+        ours = {file.path for file in self._files.values()}
         for old in self.path.glob("turn-*/events.out.tfevents.*"):
-            old.unlink()
+            if old not in ours:
+                old.unlink(missing_ok=True)
 
     def __enter__(self) -> TensorBoardRecorder:
         return self

@@ -27,8 +27,9 @@ from pipeal.al import ALPackage
 from pipeal.data import Batch, BatchLoader, Corpus, PlannedBatchSampler, Vocab, clean, load_text
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.costs import WARM_UP, Placement, place
+from pipeal.engine.costs import Placement, place
 from pipeal.engine.device import fastest_precision
+from pipeal.engine.measure import WARM_UP
 from pipeal.models import build_text
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.environment import environment

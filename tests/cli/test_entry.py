@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import signal
 from pathlib import Path
 
 import click
@@ -13,7 +14,8 @@ import pytest
 from pipeal.cli import main
 from pipeal.data.atomic import replacing
 from pipeal.engine.blame import add_note
-from pipeal.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError
+from pipeal.engine.distributed.failures import rebuilt, told
+from pipeal.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError, WorkerError
 from tests.cli.running import run_command
 
 
@@ -51,11 +53,12 @@ def test_what_the_machine_lacks_is_told_in_one_line(
         NonFiniteError("layer 1: the loss is nan", 1, 7, (float("nan"),)),
         OutOfMemoryError("out of memory in stage 1", 1, 2, 7),
         SaveError("not every checkpoint was written"),
-        StallError("stage 1 stands still"),
+        WorkerError("a worker process died"),
+        StallError("stage 1 stands still:\n  its stack"),
     ],
 )
 def test_what_is_nobodys_mistake_is_told_with_its_notes(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
-    """Memory that ran out in a stage was a user's mistake, and while building was none."""
+    """Memory that ran out in a stage was a user's mistake; of a stall it was not said what could not be written."""
     add_note(error, "a note")
 
     @click.command
@@ -64,7 +67,8 @@ def test_what_is_nobodys_mistake_is_told_with_its_notes(error: Exception, capsys
 
     code, _, err = run_command(command, capsys)
     assert code == 1
-    assert err.startswith(f"pipeal: {error}")
+    between = "\n" if isinstance(error, StallError) else "; "
+    assert err == f"pipeal: {error}{between}a note\n"
 
 
 def test_a_full_disk_is_no_mistake_and_a_folder_that_may_not_be_is(
@@ -123,3 +127,26 @@ def test_a_name_that_is_no_text_is_shown_all_the_same(capfd: pytest.CaptureFixtu
         click.echo("\udcff.html")
 
     assert run_command(command, capfd)[:2] == (0, "\\udcff.html\n")
+
+
+def test_sigterm_is_told_as_ctrl_c_is(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command
+    def command() -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert run_command(command, capsys) == (143, "", "pipeal: interrupted\n")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_error_of_another_process_is_one_line_that_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Symptom: the stack that a follower's error brings along, squeezed into the one line."""
+
+    @click.command
+    def command() -> None:
+        error = rebuilt(told(NonFiniteError("the loss is nan", 1, 2, (float("nan"),))), "rank 3 (stage 3) on there")
+        raise error
+
+    assert run_command(command, capsys) == (1, "", "pipeal: the loss is nan; on rank 3 (stage 3) on there\n")

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest
 
 from pipeal.cli.run_folder import find_run, new_run
 from pipeal.config import TextConfig
-from pipeal.errors import ConfigError, Interrupted
+from pipeal.data.lock import FileLock
+from pipeal.errors import ConfigError, DataError, Interrupted
+from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.report import runs_in
 
 
@@ -88,7 +91,9 @@ def test_a_run_that_another_process_works_at_is_left_alone(tmp_path: Path) -> No
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
-        assert find_run(config, "auto") is None
+        said: list[str] = []
+        assert find_run(config, "auto", said.append) is None
+        assert said == [f"{tmp_path / 'toynews-transformer-al-001'} is left alone: another process works at this run"]
         with pytest.raises(ConfigError, match="another process works at this run"):
             find_run(config, str(tmp_path / "toynews-transformer-al-001"))
         other.communicate(b"\n")
@@ -144,7 +149,47 @@ def test_a_damaged_record_of_what_was_asked_is_no_run_to_go_on_with(tmp_path: Pa
     config = asked(tmp_path)
     path = unfinished(config)
     (path / "asked.yaml").write_text(text)
-    assert find_run(config, "auto") is None
+    said: list[str] = []
+    assert find_run(config, "auto", said.append) is None
+    assert len(said) == 1
+    assert said[0].startswith(f"{path} is left alone: ")
+
+
+def test_an_unfinished_run_that_cannot_be_found_any_more_is_named(tmp_path: Path) -> None:
+    """The same command began anew beside it, without a word."""
+    config = asked(tmp_path)
+    path = unfinished(config)
+    (path / "asked.yaml").unlink()
+    (path / "checkpoints").mkdir()
+    said: list[str] = []
+    assert find_run(config, "auto", said.append) is None
+    assert said == [f"{path} is left alone: it has no asked.yaml, which says what its run was asked for"]
+    (path / "status.json").write_text('{"status": "finished"}')
+    assert find_run(config, "auto", said.append) is None
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "a" * 5_000])
+def test_what_can_be_no_folder_is_a_mistake_of_the_user(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="--resume"):
+        find_run(asked(tmp_path), name)
+
+
+@pytest.mark.parametrize("end", [SystemExit(143), KeyboardInterrupt()])
+def test_a_run_that_was_ended_at_once_says_so_in_words(tmp_path: Path, end: BaseException) -> None:
+    """Its message was 143."""
+    run = new_run(asked(tmp_path))
+
+    def work() -> None:
+        with run:
+            run.begin()
+            raise end
+
+    with pytest.raises(type(end)):
+        work()
+    told = json.loads((run.path / "status.json").read_text())
+    assert told["status"] == "interrupted"
+    assert told["message"] == "ended at once; the same command goes on from the last checkpoint"
 
 
 def test_what_a_killed_process_left_without_a_run_in_it_troubles_nobody(tmp_path: Path) -> None:
@@ -235,3 +280,82 @@ def test_what_was_half_written_at_a_kill_is_gone_when_the_run_goes_on(tmp_path: 
     with find_run(asked(tmp_path), "auto") as run:  # type: ignore[union-attr]
         run.begin()
         assert not list(path.rglob("*.aside"))
+
+
+def save(path: Path, *steps: int) -> list[Path]:
+    with CheckpointStore(path / "checkpoints", keep=9) as store:
+        return [store.save(step, {0: {"w": step}}, {}, {}) for step in steps]
+
+
+def taken(config: TextConfig, named: Path, *, until: str = "interrupted") -> tuple[Path | None, Path | None]:
+    """What a command that names a checkpoint goes on from, and which it passes; it ends as ``until`` says."""
+    run = find_run(config, str(named))
+    assert run is not None
+    with run:
+        run.begin()
+        run.tell("finished" if until == "finished" else "interrupted")
+    return run.checkpoint, run.passed
+
+
+def test_a_command_that_names_a_checkpoint_goes_back_to_it_once(tmp_path: Path) -> None:
+    """At every re-queue by a batch system it went back again, or found that the checkpoint was rotated away."""
+    config = asked(tmp_path)
+    path = unfinished(config)
+    first, second, _ = save(path, 1, 2, 3)
+    assert taken(config, first) == (first, None)
+    assert taken(config, first) == (first, None), "nothing was saved since"
+    save(path, 1)  # as the run does when it is there again
+    assert taken(config, first) == (None, first)
+    save(path, 2)
+    shutil.rmtree(first)
+    assert taken(config, first) == (None, first), "rotated away by what it has trained since"
+    assert taken(config, second) == (second, None), "another one"
+    save(path, 3)
+    assert taken(config, second, until="finished") == (None, second)
+    assert taken(config, second) == (second, None), "the run had come to its end"
+
+
+def test_other_runs_than_those_told_to_go_back_know_nothing_of_it(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    path = unfinished(config)
+    (only,) = save(path, 1)
+    told = json.loads((path / "status.json").read_text())
+    assert told["back"] is None
+    for nonsense in (3, [], {"to": 3}, {"to": "checkpoints/step-000000001", "newest": "x"}):
+        (path / "status.json").write_text(json.dumps({**told, "back": nonsense}))
+        with find_run(config, str(path)) as run:  # type: ignore[union-attr]
+            assert (run.checkpoint, run.passed) == (None, None)
+        assert taken(config, only) in ((only, None), (None, only))
+
+
+def test_a_named_checkpoint_that_is_damaged_is_told_before_anything_is_done(tmp_path: Path) -> None:
+    """A layer's file that was cut made a finished run a failed one: only the manifest was looked at before."""
+    config = asked(tmp_path)
+    path = unfinished(config)
+    (named,) = save(path, 1)
+    taken(config, path, until="finished")
+    before = (path / "status.json").read_bytes()
+    file = named / "layer-000.pt"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"layer-000.pt is truncated"):
+        find_run(config, str(named))
+    assert (path / "status.json").read_bytes() == before
+    with find_run(config, str(path)):  # type: ignore[union-attr]
+        pass  # nobody holds it
+
+
+def test_a_folder_that_a_kill_left_in_the_making_is_removed_by_a_later_run(tmp_path: Path) -> None:
+    config = asked(tmp_path)
+    left, fresh, held = (tmp_path / f".toynews-transformer-al.{name}.aside" for name in ("left", "fresh", "held"))
+    locks = []
+    for folder in (left, fresh, held):
+        folder.mkdir()
+        locks.append(FileLock.take(folder / "run.lock"))
+    for lock in locks[:2]:
+        lock.release()  # type: ignore[union-attr]
+    for folder in (left, held):
+        os.utime(folder, (time.time() - 3600,) * 2)
+    with new_run(config) as run:
+        assert {folder for folder in (left, fresh, held) if folder.exists()} == {fresh, held}
+        assert run.path.is_dir()
+    locks[2].release()  # type: ignore[union-attr]

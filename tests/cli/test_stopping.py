@@ -144,7 +144,7 @@ def test_the_death_of_a_worker_is_named_wherever_it_is_told(
     """PyTorch raises it in a handler of SIGCHLD, in the middle of anything."""
     stop = StopRequest()
     stop.signal = number
-    with pytest.raises(error), worker_failures(stop):
+    with pytest.raises(error), worker_failures(stop, "the same command"):
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-    with pytest.raises(RuntimeError, match="something else"), worker_failures(stop):
+    with pytest.raises(RuntimeError, match="something else"), worker_failures(stop, "the same command"):
         raise RuntimeError("something else")

@@ -71,6 +71,7 @@ def test_a_comparison_leaves_tables_rows_and_pictures(
     assert code == 0, err
     folder = tmp_path / f"agnews-{model}-compare-001"
     assert str(folder / "curves.png") in out
+    assert re.search(r"AL on cpu × \d \| cpu × \d .*\nBP on cpu × 1 ", (folder / "placement.txt").read_text())
     assert re.search(r"AL .*2 .*\d", out)
     assert re.search(r"BP .*1 .*\d", out)
     for form in ("al", "bp"):

@@ -57,7 +57,9 @@ common = {
         devices=text | st.lists(text, min_size=1).map(tuple),
         sizes=st.none() | st.lists(count, min_size=1).map(tuple),
         compile=st.sampled_from(["none", "static", "dynamic"]),
+        replicas=count,
         stall_timeout_s=positive,
+        peer_timeout_s=positive,
     ),
 }
 text_configs = st.builds(

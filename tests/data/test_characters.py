@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.data import Alphabet, RandomBlocks, find_shakespeare, read_characters
+from pipeal.data import Alphabet, RandomBlocks, Share, find_shakespeare, read_characters
 from pipeal.errors import ConfigError, DataError
 
 TEXT = torch.arange(100, dtype=torch.uint8)
@@ -143,3 +143,11 @@ def test_shakespeare_is_found_under_either_name_or_told_where_to_put(tmp_path, r
     assert find_shakespeare(tmp_path, download=False).name == "shakespeare.txt.gz"
     read = read_characters(find_shakespeare(real_data, download=False))
     assert (len(read.alphabet), len(read.train), len(read.validation)) == (65, 1_003_854, 111_540)
+
+
+def test_the_shares_of_all_ranks_are_the_whole_batch():
+    (whole,) = blocks(batches=1)
+    shares = [next(iter(blocks(batches=1, share=Share(rank, 2)))) for rank in range(2)]
+    assert sorted(row for share in shares for row in share.x[:, 0].tolist()) == sorted(whole.indices)
+    for share in shares:
+        assert (share.indices, share.tokens) == (whole.indices, whole.tokens), "the counts are those of the whole batch"

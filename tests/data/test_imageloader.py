@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeal.data import ImageBatches, ImageSplit
+from pipeal.data import ImageBatches, ImageSplit, Share
 from pipeal.errors import ConfigError, DataError, ScheduleError
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -46,6 +46,22 @@ def no_children(within_s: float = 10.0) -> bool:
     while multiprocessing.active_children() and monotonic() < until:
         sleep(0.02)
     return not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_shares_of_all_ranks_are_the_batch(split, workers):
+    """Augmented alike, since a sample's randomness is its own."""
+    whole = epoch(batches(split, augmentation="strong"), 3)
+    options = {"augmentation": "strong", "workers": workers}
+    shares = []
+    for rank in range(2):
+        with batches(split, share=Share(rank, 2), **options) as loader:
+            shares.append(epoch(loader, 3))
+    for (x, y, indices), *parts in zip(whole, *shares, strict=True):
+        for rank, part in enumerate(parts):
+            assert torch.equal(part[0], x[rank::2])
+            assert torch.equal(part[1], y[rank::2])
+            assert part[2] == indices
 
 
 @pytest.mark.parametrize("augmentation", ["none", "basic", "strong"])

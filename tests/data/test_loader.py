@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeal.data import BatchLoader, Corpus, PlannedBatchSampler, TokenBudgetBatchSampler, Vocab, clean, load_text
+from pipeal.data import (
+    BatchLoader,
+    Corpus,
+    PlannedBatchSampler,
+    Share,
+    TokenBudgetBatchSampler,
+    Vocab,
+    clean,
+    load_text,
+)
 from pipeal.errors import DataError
 
 
@@ -55,3 +64,18 @@ def test_batches_are_padded_to_the_lengths_that_the_sampler_rounds_up_to(corpus)
 def test_a_batch_cannot_be_shorter_than_its_samples(corpus):
     with pytest.raises(DataError, match="a sample of length"):
         corpus.batch([0], int(corpus.lengths[0]) - 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_the_shares_of_all_ranks_are_the_batch_and_each_counts_all_of_it(corpus, ranks):
+    sampler = TokenBudgetBatchSampler(corpus.lengths, 40)  # some hold one sample
+    whole = list(BatchLoader(corpus, sampler))
+    shares = [list(BatchLoader(corpus, sampler, share=Share(rank, ranks))) for rank in range(ranks)]
+    assert min(map(len, whole)) < ranks < max(map(len, whole))
+    for batch, *parts in zip(whole, *shares, strict=True):
+        for rank, part in enumerate(parts):
+            assert (part.indices, part.tokens, part.padded) == (batch.indices, batch.tokens, batch.padded)
+            own = batch.indices if len(batch) < ranks else batch.indices[rank::ranks]
+            x, y = corpus.batch(own)
+            assert torch.equal(part.x, x)
+            assert torch.equal(part.y, y)

@@ -25,8 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeline, ScheduleError
 from pipeal.engine import SCHEDULES
 from pipeal.engine.compiling import _check_compiler
-from pipeal.engine.costs import WARM_UP, layer_costs, place
+from pipeal.engine.costs import place
 from pipeal.engine.gate import Abandoned, CompileGate
+from pipeal.engine.measure import WARM_UP, layer_costs
 from pipeal.engine.regions import CompileWarning, Region, compiler_settings, installed
 from pipeal.engine.virtual import VirtualLayer
 

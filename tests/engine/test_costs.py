@@ -12,7 +12,8 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, PlacementError
 from pipeal.engine import Action
-from pipeal.engine.costs import WARM_UP, Placement, layer_costs, place
+from pipeal.engine.costs import Placement, place
+from pipeal.engine.measure import WARM_UP, layer_costs
 from pipeal.engine.rescue import SplitWarning
 from pipeal.engine.virtual import VirtualLayer
 from pipeal.errors import OutOfMemoryError, first_line

@@ -110,9 +110,11 @@ def sync_debug_mode() -> Iterator[Any]:
     torch.cuda.set_sync_debug_mode("default")
 
 
-def test_the_hot_path_does_not_wait_for_the_device(sync_debug_mode: Any) -> None:
+@pytest.mark.parametrize("devices", PLACEMENTS.values(), ids=PLACEMENTS)
+def test_the_hot_path_does_not_wait_for_the_device(sync_debug_mode: Any, devices: list[str]) -> None:
+    """Where a packet goes back to the CPU, that stage waits for the event of the copy, and nobody else."""
     model, data = package(), batches(10)
-    with Pipeline(model, ["cuda:0"] * 2, trace=Window(0, 10)) as pipe:
+    with Pipeline(model, devices, trace=Window(0, 10)) as pipe:
         pipe.run(data[:2])  # the first updates make the optimizers' states
         sync_debug_mode("error")
         for x, y in data[2:]:
@@ -120,6 +122,28 @@ def test_the_hot_path_does_not_wait_for_the_device(sync_debug_mode: Any) -> None
         pipe._open().drain()
         sync_debug_mode("default")  # a report does wait: it reads the losses
         assert pipe.drain().batches == 8
+
+
+def test_attention_with_dropout_borrows_the_default_generator_and_nobody_waits(sync_debug_mode: Any) -> None:
+    """Its operator takes no generator: the default one is set to the key's state, and put back, on the host."""
+
+    def layer(side: AE) -> AL:
+        f = nn.TransformerEncoderLayer(WIDE, 4, WIDE, dropout=0.2, batch_first=True)
+        return AL(ENC(f, nn.Sequential(nn.Flatten(), nn.Linear(3 * WIDE, CODE))), side, 0.01)
+
+    first = LabelAE(nn.Linear(CLASSES, CODE), nn.Linear(CODE, CLASSES), CLASSES)
+    model = ALPackage([layer(first), layer(AE(nn.Linear(CODE, CODE), nn.Linear(CODE, CODE)))])
+    data = [(torch.randn(8, 3, WIDE), torch.randint(CLASSES, (8,))) for _ in range(10)]
+    before = torch.cuda.get_rng_state()
+    with Pipeline(model, ["cuda:0"] * 2) as pipe:
+        pipe.run(data[:2])
+        sync_debug_mode("error")
+        for batch in data[2:]:
+            pipe.submit(*batch)
+        pipe._open().drain()
+        sync_debug_mode("default")
+        assert all(rows.isfinite().all() for rows in pipe.drain().losses)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("devices", [["cuda:0"] * 2, ["cuda:0"] * 4, ["cpu", "cuda:0"]], ids=str)
@@ -177,6 +201,30 @@ def test_batches_made_on_the_gpu_are_waited_for() -> None:
     assert same([v.cpu() for v in model.state_dict().values()], [v.cpu() for v in wanted.state_dict().values()])
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+def test_batches_with_gaps_are_copied_whole_and_nobody_waits(sync_debug_mode: Any, pinned: bool) -> None:
+    """Every other column of a wider table: a copy of it would go by way of memory that is not pinned."""
+    data = batches(6)
+    gapped = []
+    for x, y in data:
+        wide = torch.zeros(len(x), 2 * WIDE)
+        wide = wide.pin_memory() if pinned else wide
+        wide[:, ::2] = x
+        gapped.append((wide[:, ::2], y))
+    left = []
+    for given in (data, gapped):
+        model = package(0.0)
+        with Pipeline(model, ["cuda:0"] * 2) as pipe:
+            pipe.run(given[:2])
+            sync_debug_mode("error")
+            for batch in given[2:]:
+                pipe.submit(*batch)
+            pipe._open().drain()
+            sync_debug_mode("default")
+        left.append([value.cpu() for value in model.state_dict().values()])
+    assert same(*left)
+
+
 def test_a_prediction_waits_for_an_input_made_on_the_gpu() -> None:
     model = package(0.0)
     x = batches(1)[0][0]
@@ -202,6 +250,25 @@ def test_weights_read_right_after_the_pipeline_are_the_last() -> None:
     found = [value.clone() for value in model.state_dict().values()]
     torch.cuda.synchronize()
     assert same([value.cpu() for value in found], wanted[: len(found)])
+
+
+def test_weights_after_a_failure_are_read_when_the_gpu_is_done_with_them() -> None:
+    """Symptom: after an exception, a new model learns garbage, since late updates of the old one wrote to memory that
+    was no longer its own. The caller's stream did not wait for the stages' streams."""
+    model = package()
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"), Pipeline(model, ["cuda:0"] * 2) as pipe:  # noqa: PT012
+        pipe.run(batches(3))
+        model[3].forward = broken  # type: ignore[method-assign]
+        with pipe.stages[0].device.active():
+            busy(500_000_000)
+        pipe.run(batches(3))
+    early = [value.clone() for value in model.state_dict().values()]
+    torch.cuda.synchronize()
+    assert same(early, list(model.state_dict().values()))
 
 
 def test_predict_at_every_exit_equals_inference() -> None:
@@ -266,9 +333,72 @@ def test_devices_by_name() -> None:
         parse_device(f"cuda:{count}")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_learn_what_one_learns() -> None:
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+ACROSS = {
+    "one each": ["cuda:0", "cuda:1"],
+    "to and fro": ["cuda:0", "cuda:1", "cuda:0", "cuda:1"],
+    "two streams on one": ["cuda:1", "cuda:0", "cuda:0"],
+    "by way of the CPU": ["cuda:0", "cpu", "cuda:1"],
+}
+
+
+@two_gpus
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("placement", ["one each", "to and fro", "two streams on one"])
+def test_two_gpus_learn_what_one_learns(placement: str, schedule: str) -> None:
     wanted = trained(["cuda:0"] * 2, "sequential")
-    found = trained(["cuda:0", "cuda:1"], "pipelined")
+    found = trained(ACROSS[placement], schedule)
     assert same(found[0], wanted[0])
     assert same(found[1], wanted[1])
+    assert torch.equal(found[2], wanted[2])
+
+
+@two_gpus
+@pytest.mark.parametrize("placement", ACROSS)
+def test_two_gpus_find_the_same_under_every_schedule(placement: str) -> None:
+    wanted = trained(ACROSS[placement], "sequential")
+    for schedule in SCHEDULES:
+        state, losses, logits = trained(ACROSS[placement], schedule, queue_depth=3)
+        assert same(state, wanted[0]), schedule
+        assert same(losses, wanted[1]), schedule
+        assert torch.equal(logits, wanted[2]), schedule
+
+
+@two_gpus
+def test_a_packet_from_a_gpu_that_is_behind_is_waited_for() -> None:
+    """The first GPU is busy for long when its host hands the packet on; the second must not copy before."""
+    wanted, data = package(0.0), batches(6)
+    with Pipeline(wanted, ["cuda:0", "cuda:1"], "sequential") as pipe:
+        pipe.run(data)
+    model = package(0.0)
+    with Pipeline(model, ["cuda:0", "cuda:1"]) as pipe:
+        for batch in data:
+            with pipe.stages[0].device.active():
+                busy()
+            pipe.submit(*batch)
+        pipe.drain()
+    assert same([v.cpu() for v in model.state_dict().values()], [v.cpu() for v in wanted.state_dict().values()])
+
+
+@two_gpus
+def test_memory_of_two_gpus_does_not_grow_with_batches() -> None:
+    """What is on its way between them is bounded by the queue and by how far a host runs ahead."""
+
+    def peaks(count: int) -> list[int]:
+        model, one = package(), batches(1, rows=4096)[0]
+        with Pipeline(model, ["cuda:0", "cuda:1"], queue_depth=2) as pipe:
+            pipe.run([one] * 4)
+            for device in range(2):
+                torch.cuda.synchronize(device)
+                torch.cuda.reset_peak_memory_stats(device)
+            pipe.run([one] * count)
+        return [torch.cuda.max_memory_allocated(device) for device in range(2)]
+
+    assert all(many <= few * 1.25 for few, many in zip(peaks(10), peaks(80), strict=True))
+
+
+@two_gpus
+def test_a_batch_on_two_gpus_is_refused() -> None:
+    x, y = batches(1)[0]
+    with pytest.raises(PlacementError, match="lies on several devices"), Pipeline(package(), ["cuda:0"]) as pipe:
+        pipe.submit(x.to("cuda:0"), y.to("cuda:1"))

@@ -240,6 +240,7 @@ def test_a_first_failure_is_not_hidden_by_a_stage_that_does_not_come_back(monkey
             Pipeline([Trap("B", 0, gate.stand_still_here), Trap("B", 0, spring)]) as pipe,
         ):
             pipe.submit(None, None)
+        assert pipe.left_behind
     finally:
         gate.open()
 

@@ -107,7 +107,7 @@ def test_fences_find_what_training_by_hand_leaves_and_change_nothing(case: Case,
     assert outcome(package, report.losses, []).differences(outcome(whole, losses, [])) == []
     assert [fence.batch for fence in fences] == sorted(fenced)
     for fence in fences:
-        assert fence.done()
+        assert not fence.is_open
         assert differences(fence.wait(), wanted[fence.batch]) == []
 
 
@@ -196,7 +196,7 @@ def test_no_stage_waits_for_another() -> None:
         while pipe._executor.ledger._ended[0, "U"] < 2 and time.perf_counter() < until:  # type: ignore[union-attr]
             time.sleep(0.001)
         assert list(fence._states) == [0]
-        assert not fence.done()
+        assert fence.is_open
         with pytest.raises(StallError, match=r"layers \[1\] before batch 1 were not there after 0.05 s"):
             fence.wait(0.05)
         gate.open()
@@ -227,7 +227,7 @@ def test_a_failure_while_a_fence_is_under_way_reaches_who_waits_for_it(schedule:
             with pytest.raises(ValueError, match="the trap") as caught:
                 fences[1].wait(LIMIT_S)
             assert caught.value is error
-            assert fences[1].done()
+            assert not fences[1].is_open
             p.fence()
     assert list(fences[0].wait()) == [0, 1, 2]  # what was whole before stays whole
     assert time.perf_counter() - begin < LIMIT_S
@@ -326,7 +326,7 @@ def test_predictions_wait_for_fences_and_a_fence_may_be_asked_for_between_predic
             pipe.submit(x, y, cosine(pipe.next_batch))
         fence = pipe.fence()
         for _ in pipe.predict_each([x for x, _ in RICH.batches()]):
-            assert fence.done()
+            assert not fence.is_open
             assert differences(pipe.fence().wait(LIMIT_S), wanted) == []
 
 

@@ -112,7 +112,7 @@ def test_a_fence_is_done_only_when_its_copies_are() -> None:
         writer.start()
         pipe.submit(*batches(1)[0])
         writer.join(LIMIT_S)
-        assert fence.done()
+        assert not fence.is_open
     assert list(seen[0]) == [0, 1, 2, 3]
 
 

@@ -329,7 +329,6 @@ def test_a_fence_never_keeps_weights_that_learnt_from_it(schedule: str) -> None:
         pipe._executor.drain()  # type: ignore[union-attr]
         marks = [mark for stage in pipe.stages for mark in stage.device.marks]
         assert not any(mark.passed for mark in marks)
-        assert not fence.done()
         for mark in marks:
             mark.passed = True
         with pytest.raises(NonFiniteError, match=r"layer 0 .* on batch 2: nan") as caught:

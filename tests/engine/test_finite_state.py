@@ -1,4 +1,4 @@
-"""Whether what a layer has learnt is finite: weights and what optimizers keep must be, masks need not."""
+"""Whether what a layer has learnt is finite: weights, statistics and what optimizers keep must be, masks need not."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
         self.register_buffer("mask", torch.full((3, 3), -inf).triu(1))
         self.register_buffer("count", torch.tensor(3))
         self.register_buffer("wave", torch.ones(2, dtype=torch.complex64))
@@ -30,7 +31,7 @@ class Masked(nn.Module):
         self.register_buffer("tiny", torch.ones(2).to(torch.float8_e5m2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
+        return self.norm(self.linear(x))
 
 
 def state() -> State:
@@ -53,6 +54,9 @@ def put(tensor: Tensor, value: float) -> None:
 BROKEN: dict[str, Callable[[State], Any]] = {
     "enc.f.linear.weight": lambda found: put(found["module"]["enc.f.linear.weight"], nan),
     "ae.h.bias": lambda found: put(found["module"]["ae.h.bias"], -inf),
+    # They counted as a good checkpoint, though no later batch makes them finite again.
+    "enc.f.norm.running_var": lambda found: put(found["module"]["enc.f.norm.running_var"], inf),
+    "enc.f.norm.running_mean": lambda found: put(found["module"]["enc.f.norm.running_mean"], -inf),
     "enc.f.mask": lambda found: put(found["module"]["enc.f.mask"], nan),
     "enc.f.wave": lambda found: put(found["module"]["enc.f.wave"], nan),
     "enc.f.small": lambda found: put(found["module"]["enc.f.small"], nan),

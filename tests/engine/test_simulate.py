@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import Pipeline
-from pipeal.engine import SCHEDULES, Action, Schedule, simulate, violations
-from pipeal.engine.simulate import Durations
+from pipeal.engine import SCHEDULES, Action, Schedule, Task, simulate, violations
+from pipeal.engine.simulate import Durations, Hop, Rules
 from pipeal.engine.virtual import VirtualLayer
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
@@ -135,6 +135,78 @@ def test_the_packets_between_two_stages_fit_the_queue(costs: list[Durations], ba
     for stage in range(len(costs) - 1):
         for batch in range(queue_depth, batches):
             assert at[stage, batch, B].begin >= at[stage + 1, batch - queue_depth, F].begin
+
+
+@given(costs=rows_of_costs, batches=batch_counts, busy=st.integers(0, 6), latency=st.integers(0, 6), queue_depth=depths)
+def test_a_link_delays_each_packet_and_carries_one_at_a_time(
+    costs: list[Durations], batches: int, busy: int, latency: int, queue_depth: int
+) -> None:
+    hops = [Hop(float(busy), float(latency))] * (len(costs) - 1)
+    found = simulate(SCHEDULES["pipelined"], costs, batches, queue_depth=queue_depth, hops=hops)
+    at = {(span.stage, span.batch, span.action): span for span in found.spans}
+    for stage in range(1, len(costs)):
+        for batch in range(batches):
+            sent = [at[stage - 1, earlier, F].end for earlier in range(batch + 1)]
+            # Whichever packet found the link free last: from then on it was never free.
+            passed = max(end + (batch - earlier + 1) * busy for earlier, end in enumerate(sent))
+            assert at[stage, batch, F].begin >= passed + latency
+    plain = makespan("pipelined", costs, batches, queue_depth)
+    assert found.makespan_s >= plain
+    if not busy + latency:
+        assert found.makespan_s == plain
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_slow_link_sets_the_pace(schedule: str) -> None:
+    costs, batches = [costs_of(1, 2)] * 3, 10
+    found = simulate(SCHEDULES[schedule], costs, batches, hops=[Hop(7.0), Hop(1.0)]).makespan_s
+    if schedule == "pipelined":
+        assert found == 1 + 7 * batches + 1 + 1 + 3
+    else:
+        assert found == makespan(schedule, costs, batches) + 8 * batches  # each batch waits for both links
+
+
+@given(schedule=schedules, costs=rows_of_costs, batches=batch_counts, cores=st.integers(1, 4))
+def test_stages_that_share_cores_do_no_more_than_the_cores_can(
+    schedule: Schedule, costs: list[Durations], batches: int, cores: int
+) -> None:
+    found = simulate(schedule, costs, batches, crowding=lambda at_once: max(1.0, at_once / cores))
+    work = batches * sum(sum(own.values()) for own in costs)
+    alone = makespan(schedule.name, costs, batches)
+    slack = 1 + 1e-9
+    assert max(alone, work / cores) <= found.makespan_s * slack
+    assert found.makespan_s <= (work if cores == 1 or schedule.serial else alone + work / cores) * slack
+    if cores >= len(costs):
+        assert found.makespan_s == pytest.approx(alone)
+    assert violations(schedule, len(costs), found.spans, slack_s=1e-9) == []
+
+
+def test_a_crowd_slows_everyone_as_measured() -> None:
+    """Two equal stages, of which each takes a fifth longer while the other works."""
+    found = simulate(SCHEDULES["pipelined"], [costs_of(0, 10)] * 2, 10, crowding=lambda n: 1.2 if n == 2 else 1.0)
+    assert found.makespan_s == pytest.approx(120)
+    assert found.busy == pytest.approx([1.0, 1.0])
+
+
+@given(schedule=schedules, costs=rows_of_costs, batches=st.integers(1, 8))
+def test_al_holds_one_graph_per_stage(schedule: Schedule, costs: list[Durations], batches: int) -> None:
+    assert simulate(schedule, costs, batches).held == [1] * len(costs)
+
+
+def test_spans_are_left_out_where_nobody_wants_them() -> None:
+    found = simulate(SCHEDULES["pipelined"], [costs_of(1, 2)] * 3, 5, keep_spans=False)
+    assert (found.spans, found.makespan_s) == ([], makespan("pipelined", [costs_of(1, 2)] * 3, 5))
+
+
+def test_rules_that_wait_in_a_circle_are_found_out() -> None:
+    class Circular(Schedule):
+        def after(self, task: Task, stages: int) -> tuple[Task, ...]:
+            extra = (Task(task.batch, stages - 1, U),) if task.stage == 0 and task.action is F else ()
+            return super().after(task, stages) + extra
+
+    circular: Rules = Circular("circular", False, False, False)
+    with pytest.raises(AssertionError, match="6 tasks wait for each other"):
+        simulate(circular, [costs_of(1, 1)] * 2, 1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

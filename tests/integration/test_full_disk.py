@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeal.cli import text
+from tests.cli.running import run_command
 from tests.cli.test_text import varied
 from tests.integration.test_resume import ROOT, SMALL
 
@@ -27,38 +31,75 @@ def lines_of(folder: Path) -> int:
     return len(rows)
 
 
+LIMITED = """
+import resource
+from pipeal.cli import entry, text
+from pipeal.train.recorders import JsonLinesRecorder
+write = JsonLinesRecorder.write
+def and_fill(recorder, row):
+    write(recorder, row)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+JsonLinesRecorder.write = and_fill
+entry.run(text.command)
+"""
+"""From the row of the first epoch on no file grows any more."""
+
+
 def test_files_that_cannot_grow_any_more_after_the_first_epoch(tmp_path: Path) -> None:
     """The run ended in a traceback at the end of its second epoch, its third was not trained."""
-    command = [
-        sys.executable, "nlpmain.py", "agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL,
-        "--epochs=3", "--devices=cpu", f"--out={tmp_path / 'runs'}",
+    arguments = [
+        "agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--epochs=3", "--devices=cpu",
+        f"--out={tmp_path / 'runs'}",
     ]  # fmt: skip
     folder = tmp_path / "runs" / "agnews-lstm-al-001"
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
-        try:
-            assert run.stderr is not None
-            said = next(line for line in run.stderr if "epoch 2/3" in line)
-            resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-            out, said = run.communicate(timeout=200)
-        finally:
-            run.kill()
-    assert run.returncode == 1, said
+    full = command("-c", LIMITED, *arguments)
+    said = full.stderr
+    assert full.returncode == 1, said
     assert "Traceback" not in said
     assert "epoch 3/3" in said
-    assert f"cannot write {folder / 'epochs.csv'}, " in said
+    assert f"cannot write {folder / 'timeline.png'}, " in said
+    assert f"{folder / 'epochs.csv'}, " in said
     assert "(File too large); the training goes on" in said
     last = said.splitlines()[-1]
     assert last.startswith("pipeal: training came to its end, but could not write ")
-    assert "give the same command again: it writes what is missing" in last
-    assert "best test acc" in out
-    assert lines_of(folder) in (1, 2)
+    assert "the same command writes what is missing, but for timeline.png and trace.json: no batch is left" in last
+    assert "; not every checkpoint was written: " in last
+    assert "best test acc" in full.stdout
+    assert lines_of(folder) == 1
     assert json.loads((folder / "status.json").read_text())["status"] == "running"
     assert not list(folder.rglob("*.aside"))
 
-    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    again = command("nlpmain.py", *arguments)
     assert again.returncode == 0, again.stderr
-    assert "goes on after batch" in again.stderr
+    assert "AL goes on after " in again.stderr
     assert lines_of(folder) == 3
     assert all((folder / name).stat().st_size for name in FILES)
     status = json.loads((folder / "status.json").read_text())
     assert (status["status"], status["epoch"], status["resumes"]) == ("finished", 3, 1)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+
+
+def test_a_timeline_that_could_not_be_drawn_is_lost_and_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command was said to write what is missing, and named it, but had no batch to trace."""
+    arguments = (
+        "agnews", "lstm", f"--data-root={varied(tmp_path / 'data')}", *SMALL, "--devices=cpu", "--epochs=1",
+        f"--out={tmp_path / 'runs'}",
+    )  # fmt: skip
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeal.cli.training.draw_timeline", full)
+        code, out, err = run_command(text.command, capsys, *arguments)
+    assert code == 1
+    last = err.splitlines()[-1]
+    assert last.endswith("the same command writes what is missing, but for timeline.png: no batch is left to trace")
+    assert "timeline:" not in out
+    code, out, err = run_command(text.command, capsys, *arguments)
+    assert (code, "timeline:" in out, "curves:" in out) == (0, False, True), err

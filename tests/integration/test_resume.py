@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -175,6 +176,32 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_taken(
     err = run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
     assert str(newest) in err
     assert "AL goes on after batch 4 of epoch 1" in err
+    assert_same(tmp_path / "untouched" / folder.name, folder)
+
+
+def test_a_part_of_what_was_chosen_is_not_taken_for_all_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    """A file that was cut is a configuration, too: its threads or precision were others, and the weights with them."""
+    arguments = ("agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--devices=cpu")
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    stopping.at = [(1, 6)]
+    run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+    folder = tmp_path / "stopped" / "agnews-lstm-al-001"
+    chosen = folder / "config.yaml"
+    whole = chosen.read_text()
+    for damaged, line in {
+        whole[: whole.index("  precision:")]: "leaves choices open: put it back, or remove it",
+        whole[: whole.index("  threads:")]: "leaves choices open: put it back, or remove it",
+        whole.replace("seed: 0", "seed 0"): "put it back, or remove it",
+        whole.replace("- cpu", "- cqu"): "'cqu' is not a device",
+    }.items():
+        assert damaged != whole
+        chosen.write_text(damaged)
+        err = run(text.command, capsys, 2, *arguments, f"--out={tmp_path / 'stopped'}")
+        assert re.search(rf"^pipeal: .*config\.yaml.*{line}", err, re.MULTILINE), err
+    chosen.unlink()
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
     assert_same(tmp_path / "untouched" / folder.name, folder)
 
 

@@ -30,7 +30,9 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones
     named = folder / "checkpoints" / "step-000000004"
     err = run(text.command, capsys, 130, *arguments, f"--resume={named}")
     assert "AL goes on after batch 4 of epoch 1" in err
-    err = run(text.command, capsys, 0, *arguments)
+    assert f"--resume {folder} goes on from there" in err
+    err = run(text.command, capsys, 0, *arguments, f"--resume={named}")
+    assert "it has gone on from step-000000004 already: its newest checkpoint is taken" in err
     assert "AL goes on after batch 6 of epoch 1" in err
     assert_same(untouched, folder)
 
@@ -49,6 +51,35 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones
         "step-000000999": "manifest.json is missing",
     }.items():
         told_one_line(line, *leaves(capsys, *arguments, f"--resume={folder / 'checkpoints' / name}"))
+
+
+def test_the_same_command_given_again_goes_on_and_does_not_go_back_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    """Symptom: a job that a batch system ended and put back into its queue went back to step 4 each time."""
+    arguments = (
+        "agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--devices=cpu",
+        f"--out={tmp_path / 'runs'}",
+    )  # fmt: skip
+    folder = tmp_path / "runs" / "agnews-lstm-al-001"
+    stopping.at = [(1, 6)]
+    err = run(text.command, capsys, 130, *arguments, "--resume=never")
+    assert f"and saved; --resume {folder} goes on from there" in err, "the same command begins anew"
+    named = folder / "checkpoints" / "step-000000004"
+    stopping.at = [(1, 7), (1, 11)]
+    err = run(text.command, capsys, 130, *arguments, f"--resume={named}")
+    assert "AL goes on after batch 4 of epoch 1" in err
+    assert f"and saved; --resume {folder} goes on from there" in err
+    err = run(text.command, capsys, 130, *arguments, f"--resume={named}")
+    assert "AL goes on after batch 7 of epoch 1" in err
+    assert not named.exists(), "only two are kept"
+    assert f"it has gone on from {named.name} already: its newest checkpoint is taken" in err
+    run(text.command, capsys, 0, *arguments, f"--resume={named}")
+
+    newest = max((folder / "checkpoints").glob("step-*"))
+    # It has come to its end: to go back once more is what is meant.
+    told_one_line("manifest.json is missing", *leaves(capsys, *arguments, f"--resume={named}"))
+    assert "AL goes on" in run(text.command, capsys, 0, *arguments, f"--resume={newest}")
 
 
 class Killed(BaseException):

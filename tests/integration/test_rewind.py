@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -69,7 +68,7 @@ def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
     folder = tmp_path / "untouched" / NAME
     assert left_out(folder) == {(1, int(batch)) for batch in told}
     assert len(told) == 2  # one in each epoch
-    assert len(re.findall(r"going back to batch \d+ of epoch \d$", err, re.MULTILINE)) == 2
+    assert len(re.findall(r"going back to where it stood after (?:batch \d+ of )?epoch \d$", err, re.MULTILINE)) == 2
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["batches_left_out"] == 2
     assert summary["non_finite_updates_skipped"] == 0
@@ -89,11 +88,14 @@ def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            if "going back to batch" in line:
+            if "going back to where" in line:
                 break
+        else:
+            pytest.fail("it ended without going back")
     finally:
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGKILL
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'k'}")
     assert_same(folder, tmp_path / "k" / NAME)
 
@@ -125,8 +127,10 @@ def test_a_run_that_diverges_goes_back_so_often_and_no_more(tmp_path: Path, caps
     folder = tmp_path / "agnews-lstm-al-001"
     assert code == 1
     assert err.count("which is left out from now on") == MOST_LEFT_OUT
-    assert err.count("going back to batch 0 of epoch 1") <= 2 * MOST_LEFT_OUT + 1
+    assert err.count("going back to where it stood after batch 0 of epoch 1") <= 2 * MOST_LEFT_OUT + 1
     (kept,) = folder.glob("non-finite-batch-*.pt")
     assert f"the batch is kept in {kept}" in err
+    assert "8 batches of this epoch were left out before, the most there may be: the model diverges" in err
+    assert "stop-and-rewind" not in err, "which it was told already"
     assert "Traceback" not in err
     assert json.loads((folder / "status.json").read_text())["status"] == "failed"

@@ -42,9 +42,9 @@ epoch(5)
 
 
 def test_a_disk_that_is_full_and_then_read_only(tmp_path: Path) -> None:
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("nothing may be mounted here")
-    command = ["unshare", "-m", sys.executable, "-c", MOUNTED, str(tmp_path)]
+    command = ["unshare", "-rm", sys.executable, "-c", MOUNTED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     if "mounted" not in done.stdout:
         pytest.skip("nothing may be mounted here")

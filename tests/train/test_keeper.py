@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from pipeal import Pipeline
+from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.engine.rescue import SplitWarning
 from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.keeper import CheckpointKeeper, TakenUp
+from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Part, Position
 from pipeal.train.saver import Saver
+from pipeal.train.taken_up import TakenUp
 from tests.engine.test_out_of_memory import data, model
 
 
@@ -38,3 +41,48 @@ def test_batches_learnt_from_in_parts_before_a_kill_are_counted_after_it(tmp_pat
             keeper._save(pipe, position)
             assert saver.flush(20)
         assert TakenUp.of(store.newest(pytest.fail)).position.totals.splits == 3  # type: ignore[arg-type]
+
+
+class Shy(nn.Linear):
+    """Its state cannot be had while it is shy, as when memory is short for a copy."""
+
+    shy = False
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        if self.shy:
+            raise RuntimeError("can't allocate memory")
+        return super().state_dict(*args, **options)
+
+
+def test_a_look_that_fails_ends_no_training(tmp_path: Path) -> None:
+    """Symptom: it ended by the look before an evaluation, though a checkpoint that cannot be taken is only told."""
+    layer, said = Shy(4, 4), list[str]()
+    model = ALPackage([AL(ENC(layer, nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))])
+    position: Any = Position(part=Part(0.5, 1, 2, 0, 0), rows=[], batches=1)
+    with CheckpointStore(tmp_path) as store, Saver(store, said.append) as saver, Pipeline(model, threads=1) as pipe:
+        keeper = CheckpointKeeper(saver, None, lambda: None, {}, look_until=9)
+        pipe.submit(torch.ones(2, 4), torch.ones(2, 4))
+        layer.shy = True
+        assert keeper.after_batch(pipe, position) is False
+        keeper.before_evaluation(pipe, position)
+        assert said == [
+            "the states of step 1 could not be looked at: RuntimeError: can't allocate memory; the training goes on"
+        ]
+        keeper._save(pipe, position)
+        assert saver.flush(20)
+        assert saver.failures == 1
+        layer.shy = False
+        keeper.before_evaluation(pipe, position)
+        keeper._save(pipe, position)
+        assert saver.flush(20)
+        assert store.newest(pytest.fail) is not None
+
+
+def test_a_look_at_a_pipeline_that_ends_raises_why(tmp_path: Path) -> None:
+    """The training would learn it with its next batch; but it may be the last."""
+    model = ALPackage([AL(ENC(nn.Linear(4, 4), nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))])
+    with CheckpointStore(tmp_path) as store, Saver(store, pytest.fail) as saver:
+        keeper = CheckpointKeeper(saver, None, lambda: None, {})
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), Pipeline(model, threads=1) as pipe:  # noqa: PT012
+            pipe.submit(torch.ones(2, 5), torch.ones(2, 4))
+            keeper.before_evaluation(pipe, Position())

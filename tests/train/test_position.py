@@ -98,13 +98,34 @@ def test_a_forged_position_is_one_line(name: str, value: Any) -> None:
         Position.of({**state, name: forged}, [])
 
 
-@pytest.mark.parametrize("losses", [None, 3, [1.0], [torch.zeros(3)], [torch.zeros(9, 2)], {"a": 1}])
+@pytest.mark.parametrize(
+    "losses",
+    [
+        *(None, 3, [1.0], [torch.zeros(3)], [torch.zeros(9, 2)], {"a": 1}),
+        [torch.zeros(2, 2)],  # the rows are of two layers, with two losses and one
+        [torch.zeros(2, 2), torch.zeros(2, 2)],
+        [torch.zeros(2, 2), torch.zeros(1, 1)],
+    ],
+)
 def test_forged_losses_are_one_line(losses: Any) -> None:
+    """Those that did not fit the layers ended in a traceback at the end of the epoch."""
     with pytest.raises(ValueError, match=r"^losses[^\n]*$"):
         Position.of(position().state(), losses)
+
+
+def test_losses_of_the_epoch_under_way_that_fit_the_rows_are_taken() -> None:
+    losses = [torch.zeros(2, 2), torch.zeros(2, 1)]
+    assert Position.of(position().state(), losses).losses == losses
 
 
 def test_a_position_of_before_batches_were_left_out_is_taken() -> None:
     state = position().state()
     del state["totals"]["left_out"]
     assert Position.of(state, []).totals.left_out == set()
+
+
+def test_where_it_stands_is_told_in_words() -> None:
+    """A run that had all of its two epochs behind it went on "after batch 0 of epoch 3"."""
+    assert Position().where == "batch 0 of epoch 1"
+    assert Position(epoch=1, part=Part(batches=8)).where == "batch 8 of epoch 2"
+    assert Position(epoch=2).where == "epoch 2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -153,6 +154,17 @@ def test_a_broken_file_is_named_and_never_an_error(tmp_path, name, content):
     text = report(folder).text
     # A CSV without lines is whole: the run has not come to its first row.
     assert name in text or (name, content) in {("epochs.csv", b"")}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["config.yaml", "status.json", "exits.json", "epochs.csv", "timeline.png"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
+    folder = make_run(tmp_path / "run-001")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    page = report(folder)
+    if name != "status.json":  # nobody misses what an older run did not write either
+        assert f"{name}: not a regular file" in page.text or f"{name} cannot be shown" in page.text
 
 
 def test_a_row_cut_in_half_is_left_out_and_counted(tmp_path):

@@ -1,9 +1,12 @@
 """Rows beside the CSV: JSON lines, and TensorBoard where it is installed."""
 
+import errno
 import json
 import math
+import os
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +90,32 @@ def test_events_that_the_disk_did_not_take_come_with_the_next_ones(tmp_path, sma
     read = EventAccumulator(str(tmp_path / "turn-1"))
     read.Reload()
     assert [event.step for event in read.Scalars("accuracy/test")] == [1, 2, 3, 4]
+
+
+def test_rows_are_written_though_older_files_cannot_be_removed_and_those_go_when_they_can(tmp_path, monkeypatch):
+    """A disk that was read-only when a run went on cost the epochs before it, and ended a run that just began."""
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed: pip install 'pipeal[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def refuse(path, missing_ok=False):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    first, second, third = rows(epochs=3)
+    with TensorBoardRecorder(tmp_path) as recorder:
+        recorder.write(replace(first, test_acc=0.0))
+    with monkeypatch.context() as protected:
+        protected.setattr(Path, "unlink", refuse)
+        recorder = TensorBoardRecorder(tmp_path)
+        with pytest.raises(OSError, match="Read-only"):
+            recorder.rewrite([first])
+        with pytest.raises(OSError, match="Read-only"):
+            recorder.write(second)
+    recorder.write(third)
+    (file,) = tmp_path.glob("turn-*/*")
+    read = EventAccumulator(str(file))
+    read.Reload()
+    found = [(event.step, event.value) for event in read.Scalars("accuracy/test")]
+    assert found == [(row.epoch, pytest.approx(row.test_acc)) for row in (first, second, third)]
 
 
 def test_the_peak_of_memory_is_at_least_what_was_touched():

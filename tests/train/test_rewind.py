@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.errors import Interrupted, NonFiniteError
 from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.keeper import CheckpointKeeper, TakenUp
+from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Part, Position
-from pipeal.train.rewind import MOST_LEFT_OUT, Rewinds, go_back
+from pipeal.train.rewind import MOST_LEFT_OUT, Decision, Rewinds, go_back
 from pipeal.train.saver import Saver
+from pipeal.train.taken_up import TakenUp
 
 WIDE = 4
 
@@ -31,29 +32,30 @@ def position(batches: int, epoch_begins: int = 0) -> Position:
 
 def test_a_batch_that_is_to_blame_is_left_out() -> None:
     where, rewinds = position(9), Rewinds()
-    assert rewinds.plan(error(7), where)
-    assert where.totals.left_out == {(2, 7)}
-    assert rewinds.planned == (
-        "layer 1 has a loss that is not finite on batch 7 of turn 2, which is left out from now on"
+    assert rewinds.plan(error(7), where) == Decision(
+        True, "layer 1 has a loss that is not finite on batch 7 of turn 2, which is left out from now on"
     )
+    assert where.totals.left_out == {(2, 7)}
     assert rewinds.look_until == 0
 
 
 def test_where_it_is_not_known_which_it_is_looked_for_first() -> None:
     where, rewinds = position(9), Rewinds()
-    assert rewinds.plan(error(7, (), is_to_blame=False), where)
+    assert rewinds.plan(error(7, (), is_to_blame=False), where).goes_back
     assert where.totals.left_out == set()
     assert rewinds.look_until == 8
-    assert rewinds.plan(error(5, (), is_to_blame=False), where)  # found on the way there
+    decision = rewinds.plan(error(5, (), is_to_blame=False), where)  # found on the way there
     assert where.totals.left_out == {(2, 5)}
-    assert "is not finite after batch 5" in str(rewinds.planned)
+    assert decision.goes_back
+    assert "is not finite after batch 5" in decision.why
 
 
 def test_a_batch_that_is_left_out_already_is_not_to_blame_again() -> None:
     where, rewinds = position(9), Rewinds()
     where.totals.left_out.add((2, 7))
-    assert not rewinds.plan(error(7), where)
-    assert rewinds.planned is None
+    decision = rewinds.plan(error(7), where)
+    assert not decision.goes_back
+    assert "batch 7 was left out before" in decision.why
 
 
 def test_a_model_that_diverges_ends_the_training() -> None:
@@ -61,11 +63,13 @@ def test_a_model_that_diverges_ends_the_training() -> None:
     where, rewinds = position(500, epoch_begins=100), Rewinds()
     where.totals.left_out |= {(2, 99), (1, 120)}  # of another epoch, of another turn
     for batch in range(MOST_LEFT_OUT):
-        assert rewinds.plan(error(120 + batch), where)
-    assert not rewinds.plan(error(200), where)
+        assert rewinds.plan(error(120 + batch), where).goes_back
+    decision = rewinds.plan(error(200), where)
+    assert not decision.goes_back
+    assert decision.why.startswith("8 batches of this epoch were left out before, the most there may be: the model ")
     assert len(where.totals.left_out) == MOST_LEFT_OUT + 2
     where.part.batches = 0  # the next epoch
-    assert rewinds.plan(error(501), where)
+    assert rewinds.plan(error(501), where).goes_back
 
 
 class Sinister(nn.Module):
@@ -127,13 +131,13 @@ def test_weights_that_no_loss_shows_are_no_checkpoint_and_the_batch_that_made_th
         assert saved is not None
         assert saved.step == 5
         rewinds = Rewinds()
-        assert rewinds.plan(e.value, where)
+        assert rewinds.plan(e.value, where).goes_back
         assert go_back(model, where, saved, Position(), lambda: package(7))
         assert where.batches == 5
         with pytest.raises(NonFiniteError, match=r"after batch 7 .*, though it was before batch 7") as e:
             train(CheckpointKeeper(saver, 5, running, {}, look_until=rewinds.look_until), model, where, 12)
         assert (e.value.batch, e.value.is_to_blame) == (7, True)
-        assert rewinds.plan(e.value, where)
+        assert rewinds.plan(e.value, where).goes_back
         assert where.totals.left_out == {(1, 7)}
     assert said == []
 

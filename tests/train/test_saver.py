@@ -52,7 +52,7 @@ def states(mark):
 
 
 def submit(saver, step, **more):
-    saver.submit(step, states(step), {"batch": step}, {}, **more)
+    return saver.submit(step, states(step), {"batch": step}, {}, **more)
 
 
 @pytest.fixture
@@ -64,14 +64,15 @@ def store(tmp_path):
 def test_what_is_submitted_is_on_the_disk_after_a_flush(store):
     with Saver(store, pytest.fail) as saver:
         for step in (1, 2, 3):
-            submit(saver, step, best=step == 1)
+            job = submit(saver, step, best=step == 1)
             assert saver.flush(10)
+            assert job.written
             found = store.newest(pytest.fail)
             assert found.position == {"batch": step}
             assert found.layers()[0]["w"].tolist() == [step] * 10
         assert len(threads()) == 1
     assert not threads()
-    assert (saver.written, saver.failures, saver.replaced, saver.last_failure) == (3, 0, 0, None)
+    assert (saver.failures, saver.replaced, saver.last_failure) == (0, 0, None)
     assert sorted(path.name[-1] for path in store.folder.glob("step-*")) == ["1", "2", "3"]
 
 
@@ -98,7 +99,7 @@ def test_of_those_that_wait_only_the_newest_and_the_newest_best_are_kept():
         slow.go.set()
         assert saver.flush(10)
         assert slow.saved == [1, 5, 9]
-        assert (saver.written, saver.replaced) == (3, 6)
+        assert saver.replaced == 6
 
 
 def test_a_newer_best_one_replaces_all_that_wait():
@@ -158,7 +159,7 @@ def test_a_full_disk_is_told_at_growing_intervals_and_its_end_too():
         "checkpoints are written again, that of step 9 is the first",
         "cannot write: No space left on device; make room; the training goes on",
     ]
-    assert (saver.failures, saver.written) == (10, 2)
+    assert saver.failures == 10
     assert saver.last_failure == str(full)
 
 
@@ -178,7 +179,7 @@ def test_a_disk_that_fills_while_training_goes_on_leaves_the_last_good_one(store
             assert [path.name for path in store.folder.glob(".step*")] == []
         submit(saver, 5)
     assert store.newest(pytest.fail).step == 5
-    assert (saver.failures, saver.written, len(said)) == (3, 2, 3)
+    assert (saver.failures, len(said)) == (3, 3)
 
 
 def test_any_other_error_of_a_write_is_told_with_its_type(store):
@@ -202,11 +203,11 @@ def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
         raise PipelineEnded from RuntimeError("stage 1: non-finite loss")
 
     with Saver(store, pytest.fail) as saver:
-        saver.submit(1, wait, {}, {})
+        job = saver.submit(1, wait, {}, {})
         time.sleep(0.02)
         died.set()
     assert not threads()
-    assert (saver.written, saver.failures) == (0, 0)
+    assert (job.written, saver.failures) == (False, 0)
     assert store.newest(pytest.fail) is None
 
 
@@ -218,8 +219,8 @@ def test_states_that_cannot_be_had_from_a_living_pipeline_are_a_failure(store):
 
     said = []
     with Saver(store, said.append) as saver:
-        saver.submit(1, wait, {}, {})
-    assert (saver.written, saver.failures) == (0, 1)
+        job = saver.submit(1, wait, {}, {})
+    assert (job.written, saver.failures) == (False, 1)
     assert said == ["the checkpoint of step 1 failed: RuntimeError: can't allocate memory; the training goes on"]
 
 
@@ -252,15 +253,14 @@ def test_someone_who_cannot_be_told_is_raised_where_the_training_runs():
 def test_a_signal_does_not_wait_for_what_hangs(kind, monkeypatch):
     """Symptom: the second Ctrl-C waited 300 s for the disk that the first one had waited for."""
     monkeypatch.setattr("pipeal.train.saver.HURRY_S", 0.1)
+    monkeypatch.setattr("pipeal.train.saver.PATIENCE_S", 0.2)
     slow, said = Slow(), []
-    begin = time.monotonic()
     with pytest.raises(kind), Saver(slow, said.append) as saver:  # noqa: PT012  what happens before counts
         submit(saver, 1)
         assert slow.began.wait(10)
         submit(saver, 2)
         raise kind
-    assert time.monotonic() - begin < 5
-    assert "a checkpoint is still not written 0.1 s after the end" in said[0]
+    assert "a checkpoint is still not written 0.1 s after the end" in said[0], "not 0.2, as long as patience lasts"
     slow.go.set()
     for thread in threads():
         thread.join(10)

@@ -16,7 +16,7 @@ from pipeal.config import document
 from pipeal.errors import DataError
 from pipeal.train.measure import ACCURACY, LOSS, Measure, measure_of
 from pipeal.train.recorders import EpochRow
-from pipeal.train.report.rows import read_rows
+from pipeal.train.report.rows import read_rows, require_file
 from pipeal.train.report.status import Status, inferred_status, told_status
 
 _MARKS = ("config.yaml", "asked.yaml", "status.json", "summary.json", "epochs.csv")
@@ -238,6 +238,7 @@ def _json(path: Path, missing: list[str], why: str) -> Mapping[str, Any]:
 def _mapping(path: Path, parse: Callable[[str], Any], missing: list[str], why: str) -> Mapping[str, Any]:
     """What a file holds; nothing, and a word about it, where it is not there or not as it should be."""
     try:
+        require_file(path)
         found = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         missing.append(f"{path.name}: not there; {why}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from pipeal.train.report.markup import Html, tag
+from pipeal.train.report.rows import require_file
 
 _COLOURS = 128
 """More than any of the pictures has, but for the edges of its letters."""
@@ -78,6 +79,7 @@ def _embedded(picture: _Picture) -> Html:
 
 def _encoded(path: Path) -> tuple[str, int, int]:
     """A PNG file in base64 with few colours, and its width and height in the page, so that letters are of one size."""
+    require_file(path)
     with Image.open(path, formats=["PNG"]) as file:
         dpi = float(file.info.get("dpi", (0.0, 0.0))[0])
         picture = Image.new("RGB", file.size, "white")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +24,7 @@ def read_rows(path: Path) -> tuple[list[EpochRow], int]:
     Raises:
         OSError: The file is not there or cannot be read.
     """
+    require_file(path)
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.DictReader(file)
         try:
@@ -36,6 +40,16 @@ def read_rows(path: Path) -> tuple[list[EpochRow], int]:
         except (ValueError, KeyError, TypeError, OverflowError):  # what a cut or foreign line leads to
             continue
     return rows, len(lines) - len(rows)
+
+
+def require_file(path: Path) -> None:
+    """Refuses what a reader might wait for without end: a pipe, a socket, a device.
+
+    Raises:
+        OSError: It is there, but no file; or it cannot be looked at.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def _row(line: Mapping[str, str]) -> EpochRow:

@@ -1,0 +1,92 @@
+"""A network for backpropagation, cut into parts that each do their share of the work alone: what a cut would cost.
+
+Nothing is learnt with them; they take as long as the network cut at the same places does, part by part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.al.bp import BP
+from pipeal.al.optimizers import follow_weights, open_optimizer
+from pipeal.errors import ConfigError, ScheduleError
+from pipeal.packet import Path, Tree, detach, map_tensors, tensors
+
+
+class BPPart(nn.Module):
+    """One block of a network, in the shape of a layer that trains itself: its gradient comes from nowhere.
+
+    Args:
+        block: ``x -> features``; ``x`` gets a gradient, which in the whole network the part before it would take.
+        cri: The loss, for the last part; None for the others.
+    """
+
+    draws_from_default = False
+
+    def __init__(self, block: nn.Module, cri: nn.Module | None = None) -> None:
+        super().__init__()
+        self.block = block
+        self.cri = cri
+        self.opt = open_optimizer(None, block, 1e-3)
+        self._graph: list[Tensor] | None = None
+
+    def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+        """Passes on what the block gives, detached, and ``y``."""
+        out = self.block(map_tensors(_leaf, x))
+        ends = [out] if self.cri is None else [self.cri(out, y)]
+        self._graph = [tensor for tensor in tensors(ends) if tensor.requires_grad]
+        return detach(out), y
+
+    def backward(self) -> None:
+        """Backward from a gradient of small equal numbers.
+
+        Raises:
+            ScheduleError: There is no forward to go back through.
+        """
+        if self._graph is None:
+            raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
+        graph, self._graph = self._graph, None
+        if graph:
+            torch.autograd.backward(graph, [torch.full_like(tensor, 1e-3) for tensor in graph])
+
+    def update(self) -> None:
+        """Steps the optimizer and clears the gradients."""
+        self.opt.step()
+        self.opt.zero_grad()
+
+    def loss(self) -> tuple[Tensor, ...] | None:
+        """None: only the whole network has one."""
+        return None
+
+    def scale_lr(self, factor: float) -> None:
+        """Does nothing: the rate does not change what an update takes."""
+
+    def inference(self, x: Tree, path: Path) -> Tree:
+        """Passes ``x`` through the block on the way up."""
+        return self.block(x) if path == "f" else x
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BPPart:
+        """Moves the optimizer's state along with the weights."""
+        super()._apply(fn, recurse)
+        follow_weights((self.opt,))
+        return self
+
+
+def bp_parts(layers: Sequence[nn.Module]) -> list[BPPart]:
+    """The blocks of a model in BP form, each as a part; they share its weights.
+
+    Raises:
+        ConfigError: It is no BP model whose network is a sequence of blocks.
+    """
+    if len(layers) != 1 or not isinstance(layers[0], BP) or not isinstance(layers[0].model, nn.Sequential):
+        raise ConfigError("found no single BP layer of an nn.Sequential; expected a model in BP form, made of blocks")
+    whole = layers[0]
+    blocks = list(whole.model.children())
+    return [BPPart(block, whole.cri if block is blocks[-1] else None) for block in blocks]
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor

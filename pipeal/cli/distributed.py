@@ -1,0 +1,113 @@
+"""A run under ``torchrun``: rank 0 carries it out as one process would, and all other ranks serve it.
+
+::
+
+    rank 0                                           all others
+    meets, compares the configuration         ◄──►   meet, compare the configuration
+    reads the data                                   first stages of other replicas read it, too
+    chooses, makes the run's folder
+    for each turn: opens a pipeline            ──►   serve it; a state that was loaded is handed out
+    shows what came of it                      ──►   leave
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import torch
+
+from pipeal.cli.experiment import run_experiment, say
+from pipeal.cli.followers import Follower, Kind
+from pipeal.cli.options import device_names
+from pipeal.cli.stopping import StopRequest
+from pipeal.cli.team import Team
+from pipeal.config import RunConfig
+from pipeal.engine.distributed.launch import Launch
+from pipeal.engine.distributed.world import World, open_world
+from pipeal.errors import PeerLostError
+from pipeal.train.environment import environment
+
+Config = TypeVar("Config", bound=RunConfig)
+
+_OWN = ("data.root", "data.download", "data.workers", "data.cache")
+"""What may differ from machine to machine."""
+
+
+def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
+    """Carries out a run where the command was started: in one process, or as one of many.
+
+    Args:
+        kind: Its kind of data.
+        config: As asked for.
+        resume: As for :func:`pipeal.cli.experiment.run_experiment`.
+
+    Raises:
+        PipealError: As there; and what is wrong with the processes, on every one of them.
+    """
+    launch = Launch.found()
+    if launch is None or launch.size == 1:
+        run_experiment(lambda say: kind.read(config, say), resume)
+        return
+    facts = {
+        **_flat(asdict(config)),
+        "pipeal": environment()["pipeal"],
+        "resume": resume,
+        "kind": type(config).__name__,
+    }
+    facts["engine.devices"] = device = _device_kind(config, launch)
+    with open_world(
+        launch,
+        {name: fact for name, fact in facts.items() if name not in _OWN},
+        replicas=config.engine.replicas,
+        cuda=device == "cuda",
+        timeout_s=config.engine.peer_timeout_s,
+    ) as world:
+        if world.rank:
+            Follower(world, kind, type(config), device).follow()
+        else:
+            with _blaming(world):
+                world.on_signal(_signal_here)
+                team = Team(world, device, say)
+                run_experiment(lambda say: team.gather(kind.read(config, say)), resume, team)
+                team.dismiss()
+
+
+def _signal_here(number: int) -> None:
+    """A signal that another rank got is as one that came here, but not as a second one."""
+    if not StopRequest.any_heard:
+        os.kill(os.getpid(), number)
+
+
+@contextmanager
+def _blaming(world: World) -> Iterator[None]:
+    """Who starts processes ends all of them when one is gone: that it was gone is then the news, not the signal."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if world.lost.wait(world.patience_s):
+            try:
+                world.check()
+            except PeerLostError as lost:
+                raise lost from error
+        raise
+
+
+def _device_kind(config: RunConfig, launch: Launch) -> str:
+    """``cpu`` or ``cuda``, for all ranks alike; left open, it is ``cuda`` where each process can have a GPU."""
+    devices = config.engine.devices
+    if devices == "auto":
+        return "cuda" if torch.cuda.device_count() >= launch.local_size else "cpu"
+    names = device_names(devices) if isinstance(devices, str) else list(devices)
+    return names[0].partition(":")[0]
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Key by key, as JSON would give it back."""
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found |= _flat(inner, f"{path}{key}.") if isinstance(inner, Mapping) else {f"{path}{key}": inner}
+    return {key: list(inner) if isinstance(inner, tuple) else inner for key, inner in found.items()}

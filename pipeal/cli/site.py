@@ -1,0 +1,69 @@
+"""Where a run is carried out: in one process, or over many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from pipeal.al import ALPackage
+from pipeal.cli.build import Experiment
+from pipeal.cli.choices import Form, choose
+from pipeal.cli.training import open_pipeline
+from pipeal.config import EngineConfig, RunConfig
+from pipeal.engine import Pipeline, Window
+from pipeal.errors import ConfigError
+
+Say = Callable[[str], None]
+
+
+class Site(Protocol):
+    """What differs between the two, for whoever carries out the run."""
+
+    def choose(self, experiment: Experiment, form: Form, say: Say, config: RunConfig | None = None) -> RunConfig:
+        """The configuration of one form with nothing left open; see :func:`pipeal.cli.choices.choose`."""
+        ...
+
+    def fits(self, engine: EngineConfig) -> bool:
+        """Whether choices that were made for another attempt at the run will do here."""
+        ...
+
+    def open_pipeline(
+        self,
+        package: ALPackage,
+        config: RunConfig,
+        seed: int,
+        first_batch: int = 0,
+        traced: Window | None = None,
+        dump_folder: Path | None = None,
+    ) -> Pipeline:
+        """The pipeline that a configuration with every choice made describes."""
+        ...
+
+
+class OneProcess:
+    """One process, with a thread for each stage."""
+
+    def choose(self, experiment: Experiment, form: Form, say: Say, config: RunConfig | None = None) -> RunConfig:
+        """Tries placements where devices are left open.
+
+        Raises:
+            ConfigError: Replicas were asked for, which are processes.
+            PipealError: As :func:`pipeal.cli.choices.choose`.
+        """
+        replicas = (config or experiment.config).engine.replicas
+        if replicas > 1:
+            raise ConfigError(
+                f"engine.replicas: found {replicas}, but this is one process; expected 1, or start it with "
+                "torchrun --nproc-per-node, whose processes are stages × replicas"
+            )
+        return choose(experiment, form, say, config)
+
+    def fits(self, engine: EngineConfig) -> bool:
+        """Stages that were processes may as well be threads."""
+        return engine.replicas == 1
+
+    open_pipeline = staticmethod(open_pipeline)
+
+
+ONE_PROCESS = OneProcess()

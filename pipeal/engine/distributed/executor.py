@@ -1,0 +1,264 @@
+"""Rank 0's side of a distributed pipeline: it gives batches to the line, asks all ranks, and knows who has failed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from pipeal.engine.blame import add_note
+from pipeal.engine.device import Ready
+from pipeal.engine.distributed.carrier import HostCarrier
+from pipeal.engine.distributed.couriers import CLOSE
+from pipeal.engine.distributed.failures import rebuilt, told
+from pipeal.engine.distributed.node import Node
+from pipeal.engine.distributed.watch import Watch
+from pipeal.engine.distributed.wire import BrokenWireError, Message
+from pipeal.engine.executors import STOP_S
+from pipeal.engine.fence import Fence, LayerState
+from pipeal.engine.gate import GATE
+from pipeal.engine.link import Item, Link, Stopped
+from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.worker import TICK_S
+from pipeal.errors import PeerLostError, StallError
+from pipeal.packet import Tree
+
+_FAREWELL_S = 30.0
+
+
+@dataclass(frozen=True)
+class Take:
+    """Tells the first stage of another replica to take the next batch of its own feed, or to begin with a feed."""
+
+    kind: str
+    facts: Mapping[str, Any]
+
+    does = "feeding"
+    goes_on = False
+
+    def __call__(self, stage: Stage) -> None:  # noqa: ARG002
+        """Never done here."""
+        raise AssertionError("an order for another rank")
+
+    def message(self) -> tuple[str, Mapping[str, Any], Tree, Ready]:
+        """For that rank."""
+        return self.kind, self.facts, None, None
+
+
+class DistributedExecutor:
+    """Carries out a schedule over processes; see :class:`pipeal.engine.executors.Executor`.
+
+    Args:
+        node: Rank 0.
+        queue_depth: How many packets may wait before the first stage.
+        stall_timeout_s: How long all stages may stand still while the caller waits for them.
+        dump_folder: Where each rank's watchdog then leaves a file; None for none.
+
+    Attributes:
+        node: As given.
+        reason: Why the pipeline ends, if not in order.
+    """
+
+    def __init__(self, node: Node, *, queue_depth: int, stall_timeout_s: float, dump_folder: Path | None) -> None:
+        self.node = node
+        self.reason: BaseException | None = None
+        self.stall_timeout_s = stall_timeout_s
+        self._changed = threading.Condition()
+        self._replies: dict[int, list[tuple[Mapping[str, Any], Tree]]] = {}
+        self._fences: dict[int, Fence] = {}
+        self._tokens = count()
+        self._numbers = count(1)
+        self._watch = Watch(node, stall_timeout_s, dump_folder)
+        mesh = node.world.mesh
+        self._others = [rank for rank in range(node.world.size) if rank != node.rank]
+        self._heads = {mesh.rank_of(replica, 0): Link(queue_depth) for replica in range(1, mesh.replicas)}
+        node.ledger.add_links(self._heads.values())
+        for head, link in self._heads.items():
+            node.send(f"orders-{head}", link, HostCarrier(node.orders, node.stage.device), head)
+        if self._others:
+            handlers = {"failed": self._hear_failure, "beat": self._watch.hear}
+            results = {
+                **dict.fromkeys(("rested", "report"), self._hear_reply),
+                "fence": self._hear_fence,
+                "leg failed": self._hear_failed_leg,
+            }
+            node.receive("news", node.news, None, handlers, closings=len(self._others))
+            node.receive("results", node.results, None, results, closings=len(self._others))
+        node.on_reply = self._keep_reply
+        node.start(lambda _: None)
+
+    def submit(self, parcel: Parcel) -> None:
+        """Puts the parcel into the line, and has every other replica take a batch of its own.
+
+        Raises:
+            StallError: No stage made progress for too long.
+            PeerLostError: A rank is lost.
+            Exception: Whatever a stage raised first, on whatever rank.
+        """
+        packet = parcel.packet
+        facts = {"sequence": parcel.sequence, "batch": packet.batch, "lr_scale": float(packet.lr_scale)}
+        self._to_heads(Take("take", facts))
+        self.wait(lambda: self.node.inbox.put(parcel, TICK_S))
+
+    def begin_feed(self, epoch: int, first: int) -> None:
+        """Has every other replica begin its feed of an epoch at a batch; raises as :meth:`submit`."""
+        self._to_heads(Take("feed", {"epoch": epoch, "first": first}))
+
+    def fence(self, fence: Fence) -> None:
+        """Puts the fence into the line; raises as :meth:`submit`."""
+        fence.number = next(self._numbers)
+        self.node.ledger.expect(fence)
+        with self._changed:
+            self._fences = {number: other for number, other in self._fences.items() if other.is_open}
+            self._fences[fence.number] = fence
+        self.wait(lambda: self.node.inbox.put(fence, TICK_S))
+
+    def drain(self) -> None:
+        """Waits until all ranks have done with all that was submitted; raises as :meth:`submit`."""
+        self.ask("rest")
+
+    def order(self, what: str, facts: Mapping[str, Any] | None = None, *, heads: bool = True) -> None:
+        """Sends an order down the line of this replica, and with ``heads`` of the others; raises as :meth:`submit`."""
+        order = self.node.errands.order(what, facts or {})
+        if heads:
+            self._to_heads(Take("order", {"what": what, "facts": order.facts}))
+        self.wait(lambda: self.node.inbox.put(order, TICK_S))
+
+    def push(self, item: Item) -> None:
+        """Puts something into the line that is bounded elsewhere; raises as :meth:`submit`."""
+        with suppress(Stopped):
+            self.node.inbox.push(item)
+            return
+        raise self._failure()
+
+    def ask(self, what: str) -> list[tuple[Mapping[str, Any], Tree]]:
+        """What all ranks reply to an order; raises as :meth:`submit`."""
+        token = next(self._tokens)
+        with self._changed:
+            self._replies[token] = []
+        self.order(what, {"token": token})
+        self.wait(lambda: self._has(token, self.node.world.size))
+        with self._changed:
+            return self._replies.pop(token)
+
+    def await_fences(self) -> None:
+        """Waits until every rank has reported on all fences, or has failed to; raises as :meth:`submit`."""
+        for fence in list(self._fences.values()):
+            self.wait(lambda fence=fence: not fence.is_open or fence.closes_within(TICK_S))  # type: ignore[misc]
+
+    def stop(self) -> None:
+        """Ends all ranks: in order after a :meth:`drain`, at once where there is a :attr:`reason` or a failure.
+
+        Raises:
+            StallError: A thread did not come back; it is left behind, as a daemon.
+        """
+        node = self.node
+        reason = node.ledger.failure or self.reason
+        node.abandon()
+        if reason is not None:
+            node.ledger.fail(reason)
+            self._tell_all("stop", told(reason))
+        node.close()
+        with suppress(PeerLostError):  # whoever is left has been told
+            self._await_farewells(_FAREWELL_S if reason is None else STOP_S)
+        self._tell_all(CLOSE, {})
+        left = node.join(STOP_S)
+        if not node.worker.is_alive():
+            node.errands.guide.end()  # a prediction may have been under way
+        if reason is None and left:
+            raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
+        if node.worker.is_alive():
+            raise StallError(f"stage {node.stage.number} did not come back: {node.worker.doing[0]}")
+        if reason is None:
+            node.groups.close()
+
+    def wait(self, attempt: Callable[[], bool]) -> None:
+        """Tries until it succeeds; raises as :meth:`submit`."""
+        since = perf_counter()
+        with suppress(Stopped):
+            while not attempt():
+                self.node.world.check()
+                if GATE.busy():
+                    since = perf_counter()
+                self._watch.require_progress(since)
+            return
+        raise self._failure()
+
+    def _failure(self) -> BaseException:
+        failure = self.node.ledger.failure
+        assert failure is not None  # else nobody would have stopped us
+        return failure
+
+    def _await_farewells(self, timeout_s: float) -> None:
+        """Waits until all others have ended, or for so long."""
+        until = perf_counter() + timeout_s
+        for courier in ("results", "news"):
+            while not self.node.has_ended(courier, TICK_S) and perf_counter() < until:
+                self.node.world.check()
+
+    def _tell_all(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Tells all others; those that are gone, or do not listen any more, shall not hold anyone up."""
+
+        def tell() -> None:
+            for rank in self._others:
+                with suppress(BrokenWireError):
+                    self.node.commands.post(rank, kind, facts)
+            with suppress(BrokenWireError):
+                self.node.commands.settle()
+
+        telling = threading.Thread(target=tell, name="pipeal-farewell", daemon=True)
+        telling.start()
+        telling.join(STOP_S)
+
+    def _to_heads(self, item: Take) -> None:
+        for link in self._heads.values():
+            self.wait(lambda link=link: link.put(item, TICK_S))  # type: ignore[misc]
+
+    def _has(self, token: int, wanted: int) -> bool:
+        with self._changed:
+            there = self._changed.wait_for(
+                lambda: len(self._replies[token]) >= wanted or self.node.ledger.stopped, TICK_S
+            )
+            if self.node.ledger.stopped:
+                raise Stopped
+            return there
+
+    def _keep_reply(self, facts: Mapping[str, Any], tree: Tree) -> None:
+        with self._changed:
+            if facts["token"] in self._replies:
+                self._replies[facts["token"]].append((facts, tree))
+            self._changed.notify_all()
+        self.node.ledger.moved()
+
+    def _hear_reply(self, message: Message) -> None:
+        self._keep_reply(message.facts, self.node.results.body(message))
+
+    def _hear_fence(self, message: Message) -> None:
+        facts, tree = message.facts, self.node.results.body(message)
+        self.node.ledger.moved()
+        with self._changed:
+            fence = self._fences.get(facts["number"])
+        if fence is None:
+            return
+        if facts["error"] is not None:
+            error = rebuilt(facts["error"], self.node.name_of(message.source))
+            fence.give_up(error)
+            return
+        for layer, state, losses, splits in tree:
+            fence.add(layer, LayerState(state, losses, splits, facts["kept"]), None, None)
+
+    def _hear_failed_leg(self, message: Message) -> None:
+        error = rebuilt(message.facts["error"], self.node.name_of(message.source))
+        self.node.errands.guide.failed(message.facts["trip"], error)
+
+    def _hear_failure(self, message: Message) -> None:
+        error = rebuilt(message.facts, self.node.name_of(message.source))
+        failure = self.node.ledger.failure
+        if failure is not None and isinstance(failure, PeerLostError) and not isinstance(error, PeerLostError):
+            add_note(failure, str(error))
+        self.node.ledger.fail(error)

@@ -1,0 +1,69 @@
+"""One tensor as a row of elements on a wire, and back with the strides it had."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pipeal.errors import DataError
+
+Layout: TypeAlias = list[Any]
+"""``[dtype, shape, strides, length]``, of what JSON can hold. ``strides`` is None where they follow from the shape;
+``length`` is how many elements travel."""
+
+
+def flat(tensor: Tensor) -> tuple[Layout, Tensor]:
+    """The layout of a tensor, and what of it travels: one row, on its device, mostly without a copy.
+
+    Raises:
+        DataError: It is sparse, or of another kind that has no strides.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise DataError(
+            f"a packet holds a {str(tensor.layout).removeprefix('torch.')} tensor, which cannot be sent to another "
+            "process; make it dense (to_dense) before the layer hands it on"
+        )
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
+    strides = list(tensor.stride())
+    if not tensor.numel() or strides == _usual(shape):
+        return [dtype, shape, None, tensor.numel()], tensor.reshape(-1)
+    reach = _reach(shape, strides)
+    if reach > 2 * tensor.numel():  # a few columns of something large: its gaps need not travel
+        once = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
+        row = tensor.as_strided(once, strides).reshape(-1).contiguous()
+    else:  # its memory as it lies there
+        row = tensor.as_strided((reach,), (1,))
+    return [dtype, shape, strides, row.numel()], row
+
+
+def row_for(layout: Layout, *, device: str | torch.device = "cpu", pinned: bool = False) -> Tensor:
+    """Memory for what travels of a tensor."""
+    return torch.empty(layout[3], dtype=getattr(torch, layout[0]), device=device, pin_memory=pinned)
+
+
+def unflat(layout: Layout, row: Tensor) -> Tensor:
+    """The tensor that :func:`flat` was given; shares memory with ``row`` where that can be."""
+    _, shape, strides, length = layout
+    if strides is None:
+        return row.view(shape)
+    reach = _reach(shape, strides)
+    if length == reach:
+        return row.as_strided(shape, strides)
+    once = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
+    memory = torch.empty(reach, dtype=row.dtype, device=row.device)
+    memory.as_strided(once, strides).copy_(row.view(once))
+    return memory.as_strided(shape, strides)
+
+
+def _usual(shape: list[int]) -> list[int]:
+    """The strides of a new tensor; not all that ``is_contiguous``: those of dimensions of size 1 may differ."""
+    return [prod(max(1, size) for size in shape[place + 1 :]) for place in range(len(shape))]
+
+
+def _reach(shape: list[int], strides: list[int]) -> int:
+    """How many elements lie from the first to the last of a tensor that is not empty."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -1,0 +1,115 @@
+"""Trees from GPU to GPU over NCCL, each direction between two ranks with a group and a stream of its own.
+
+::
+
+    compute stream   … F0 ─ready─┐                    ┌─ready─ F0 …      of the next stage
+    carrier's        ────────────└ wait, send ══════► receive ┘          its event is the parcel's ready
+
+The head of a message, and what of its tree is on the CPU, goes over the wire first, so that both ends give NCCL the
+same tensors in the same order. No stage waits on its host: a courier's thread waits for the send, and the parcel keeps
+its place, and its memory, until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeal.engine.device import Device, Ready
+from pipeal.engine.distributed.flat import Layout, flat, row_for, unflat
+from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
+from pipeal.errors import first_line
+from pipeal.packet import Tree, map_tensors
+
+_LAYOUTS = "on gpu"
+
+
+class GpuCarrier:
+    """A carrier between two ranks that have a GPU each.
+
+    Args:
+        wire: For heads, and tensors on the CPU.
+        pair: The NCCL group of the two, for this direction alone.
+        to: The peer's number in the group.
+        device: The stage's device.
+    """
+
+    def __init__(self, wire: Wire, pair: Any, to: int, device: Device) -> None:
+        self._wire = wire
+        self._pair = pair
+        self._to = to
+        self._device = device
+        self._stream = torch.cuda.Stream(device.device)
+
+    @property
+    def wire(self) -> Wire:
+        """Where the heads of messages go."""
+        return self._wire
+
+    def send(self, peer: int, kind: str, facts: Mapping[str, Any], tree: Tree, ready: Ready) -> None:
+        """Sends a message whose tree may be read once it is ``ready``; returns when it has been taken."""
+        layouts: list[Layout | None] = []
+        rows: list[Tensor] = []
+
+        def set_aside(tensor: Tensor) -> Tensor:
+            if tensor.device.type != self._device.device.type:
+                layouts.append(None)
+                return tensor
+            layout, row = flat(tensor)
+            layouts.append(layout)
+            rows.append(row)
+            return torch.empty(0)
+
+        with self._active():
+            if ready is not None:
+                self._stream.wait_event(ready)
+            light = map_tensors(set_aside, tree)
+            self._wire.send(peer, kind, {**facts, _LAYOUTS: layouts}, light)
+            for row in rows:
+                if row.numel():
+                    _wait_on_stream(lambda row=row: self._pair.send([row], self._to, 0), peer)  # type: ignore[misc]
+            done = self._mark()
+        done.synchronize()  # on a courier's thread: no stage waits for it
+
+    def body(self, message: Message) -> tuple[Tree, Ready]:
+        """The tree of a message, and when it may be read: on its GPU already."""
+        light = self._wire.body(message)
+        layouts = iter(message.facts[_LAYOUTS])
+        found = False
+
+        def fetch(tensor: Tensor) -> Tensor:
+            nonlocal found
+            layout = next(layouts)
+            if layout is None:
+                return tensor
+            found = True
+            row = row_for(layout, device=self._device.device)
+            if row.numel():
+                _wait_on_stream(lambda: self._pair.recv([row], self._to, 0), message.source)
+            return unflat(layout, row)
+
+        with self._active():
+            tree = map_tensors(fetch, light)
+            return tree, self._mark() if found else None
+
+    @contextmanager
+    def _active(self) -> Iterator[None]:
+        with torch.cuda.device(self._device.device), torch.cuda.stream(self._stream):
+            yield
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
+
+
+def _wait_on_stream(begin: Callable[[], Any], peer: int) -> None:
+    """Has the current stream wait for an operation of NCCL; the host goes on."""
+    try:
+        begin().wait()
+    except RuntimeError as error:
+        raise BrokenWireError(first_line(error), peer) from error

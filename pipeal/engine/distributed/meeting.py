@@ -1,0 +1,120 @@
+"""What the ranks of a pipeline know of each other, and the groups they talk in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeal.engine.device import Device
+from pipeal.engine.distributed.world import World
+
+_COLLECTIVE = timedelta(hours=2)
+"""The groups' own timeout: a replica may compile meanwhile, and whether a peer lives is known better by the world."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place in a pipeline.
+
+    Attributes:
+        device: What it computes on, as it is called there.
+        gpu: Which GPU of all, where it has one.
+        clock: What to add to its ``perf_counter`` for that of rank 0; exact on one machine, elsewhere as good as the
+            machines' clocks.
+    """
+
+    device: str
+    gpu: str | None
+    clock: float
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of a pipeline.
+
+    Attributes:
+        packets: For what flows between neighbours.
+        control: For small messages, which no packet is to hold up.
+        alike: Of the ranks with this rank's stage; None without replicas.
+        alike_on_gpus: The same, between GPUs, where each has its own.
+        pairs: Of this rank and a neighbour, where each has its own GPU: by the lower rank, one on and one back.
+    """
+
+    packets: dist.ProcessGroup
+    control: dist.ProcessGroup
+    alike: dist.ProcessGroup | None = None
+    alike_on_gpus: dist.ProcessGroup | None = None
+    pairs: Mapping[tuple[int, bool], dist.ProcessGroup] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Ends them; nobody may use one at the time."""
+        for group in (self.packets, self.control, self.alike, self.alike_on_gpus, *self.pairs.values()):
+            if group is not None:
+                dist.destroy_process_group(group)
+
+
+def take_seats(world: World, device: Device) -> list[Seat]:
+    """All ranks' places; every rank calls it, for one pipeline after the other.
+
+    Raises:
+        PeerLostError: Someone is lost.
+    """
+    gpu = str(getattr(torch.cuda.get_device_properties(device.device), "uuid", device)) if device.lags else None
+    machine = world.peers[world.rank].machine.split(" ")[0]
+    own = {"device": str(device), "gpu": gpu, "machine": machine, "ahead": time.time() - perf_counter()}
+    found = world.gather(own)
+    first = found[0]
+    return [
+        Seat(one["device"], one["gpu"], 0.0 if one["machine"] == first["machine"] else one["ahead"] - first["ahead"])
+        for one in found
+    ]
+
+
+def open_groups(world: World, seats: list[Seat]) -> Groups:
+    """The groups of a pipeline; every rank calls it.
+
+    Raises:
+        PeerLostError: Someone is lost.
+    """
+    return world.guarded(lambda: _open_groups(world, seats))
+
+
+def _open_groups(world: World, seats: list[Seat]) -> Groups:
+    everyone, mesh = list(range(world.size)), world.mesh
+    packets, control = _group(everyone, "gloo"), _group(everyone, "gloo")
+    alike = alike_on_gpus = None
+    for stage in range(mesh.stages) if mesh.replicas > 1 else ():
+        # Every rank takes part in making every group.
+        ranks = mesh.column(stage)
+        by_host = _group(ranks, "gloo")
+        by_gpu = _group(ranks, "nccl") if have_gpus_of_their_own([seats[rank] for rank in ranks]) else None
+        if world.rank in ranks:
+            alike, alike_on_gpus = by_host, by_gpu
+    pairs = {}
+    for lower in everyone[:-1]:
+        ranks = [lower, lower + 1]
+        if mesh.replica_of(lower) == mesh.replica_of(lower + 1) and have_gpus_of_their_own(
+            [seats[one] for one in ranks]
+        ):
+            for back in (False, True):
+                group = _group(ranks, "nccl")
+                if world.rank in ranks:
+                    pairs[lower, back] = group
+    return Groups(packets, control, alike, alike_on_gpus, pairs)
+
+
+def have_gpus_of_their_own(seats: list[Seat]) -> bool:
+    """Whether NCCL will do: it refuses two ranks on one GPU."""
+    gpus = [seat.gpu for seat in seats]
+    return dist.is_nccl_available() and None not in gpus and len(set(gpus)) == len(gpus)
+
+
+def _group(ranks: list[int], backend: str) -> Any:
+    return dist.new_group(ranks, backend=backend, timeout=_COLLECTIVE)

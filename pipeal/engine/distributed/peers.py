@@ -1,0 +1,61 @@
+"""Who the processes of a run are, and whether one of this machine is gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A process of the run.
+
+    Attributes:
+        host: The name of its machine, for messages.
+        machine: What tells its machine, and the numbering of processes there, from any other.
+        pid: Its number there.
+        born: When it began, in the machine's own count: a number is given again, but not to one of the same age.
+    """
+
+    host: str
+    machine: str
+    pid: int
+    born: str
+
+    @classmethod
+    def self(cls) -> Peer:
+        """This process."""
+        pid = os.getpid()
+        return cls(socket.gethostname(), _machine(), pid, (_state(pid) or ("", ""))[1])
+
+
+def is_gone(peer: Peer) -> bool:
+    """Whether a process has ended; of other machines, and on systems without ``/proc``, nobody knows."""
+    if not peer.machine or peer.machine != _machine():
+        return False
+    found = _state(peer.pid)
+    return found is None or found[0] in "ZX" or found[1] != peer.born
+
+
+@cache
+def _machine() -> str:
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return ""  # the processes that /proc shows are numbered otherwise
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _state(pid: int) -> tuple[str, str] | None:
+    """The state of a process and when it began; None if there is none of that number."""
+    try:
+        # The name before the last parenthesis may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return None

@@ -1,0 +1,86 @@
+"""The best layout on several GPUs: their kinds, their memory and their links, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from pipeal.engine.blame import OnOom
+from pipeal.engine.compiling import Compile
+from pipeal.engine.device import Precision
+from pipeal.engine.hardware import Link, PlannedDevice
+from pipeal.engine.layout import Layout, best_layout
+from pipeal.engine.measure import measure
+from pipeal.packet import TrainableLayer
+
+_STEP = 2**28
+"""Free memory is counted in so many bytes, so that GPUs of one kind are alike."""
+
+_USABLE = 0.9
+"""The share of the free memory that a plan may fill: what a backward needs for a moment comes on top."""
+
+
+def layout_on_gpus(
+    layers: Sequence[TrainableLayer],
+    batches: Sequence[Any],
+    count: int,
+    *,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+) -> Layout:
+    """The layout for the first so many GPUs.
+
+    Args:
+        layers: Copies of them are trained, on one GPU of each kind.
+        batches: As for :func:`pipeal.engine.measure.measure`.
+        count: Of GPUs, at least 2.
+        precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`.
+        on_oom: As for :class:`Pipeline`.
+
+    Raises:
+        OutOfMemoryError: All layers together do not fit into one of them, to be measured.
+        PlacementError: No layout fits.
+    """
+    kinds = [torch.cuda.get_device_name(number) for number in range(count)]
+    costs = {
+        kind: measure(
+            layers,
+            batches,
+            device=f"cuda:{kinds.index(kind)}",
+            precision=precision,
+            compile=compile,
+            on_oom=on_oom,
+            rounds=1,
+        )
+        for kind in dict.fromkeys(kinds)
+    }
+    torch.cuda.empty_cache()  # what the copies took is free again
+    free = [torch.cuda.mem_get_info(number)[0] for number in range(count)]
+    devices = [
+        PlannedDevice(kind, memory_bytes=int(_USABLE * size) // _STEP * _STEP)
+        for kind, size in zip(kinds, free, strict=True)
+    ]
+    return best_layout(costs, devices, measure_link())
+
+
+def measure_link(size: int = 2**26, repeats: int = 5) -> Link:
+    """What copies from the first GPU to the second take: a large one, and a tiny one."""
+    large, tiny = (min(_copy_s(count) for _ in range(repeats)) for count in (size, 4))
+    return Link(size / max(large - tiny, 1e-9), tiny)
+
+
+def _copy_s(size: int) -> float:
+    source = torch.empty(size, dtype=torch.uint8, device="cuda:0")
+    target = torch.empty(size, dtype=torch.uint8, device="cuda:1")
+    for number in range(2):
+        torch.cuda.synchronize(number)
+    begin = perf_counter()
+    target.copy_(source)
+    for number in range(2):
+        torch.cuda.synchronize(number)
+    return perf_counter() - begin

@@ -1,0 +1,137 @@
+"""What layers cost, as plain data: measured once, saved, and given to placement and forecast anywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeal.engine.schedule import Action
+from pipeal.errors import DataError
+
+FORMAT = "pipeal-costs-1"
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """One layer on one batch, alone on its device.
+
+    Attributes:
+        forward_s: Seconds of its forward.
+        backward_s: Seconds of its backward.
+        update_s: Seconds of its optimizer's step.
+        out_bytes: The packet that it hands on.
+        parameter_bytes: Its weights; their gradients take as much again.
+        optimizer_bytes: What its optimizers keep.
+        activation_bytes: What its graph holds from the forward to the end of the backward.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float = 0.0
+    out_bytes: int = 0
+    parameter_bytes: int = 0
+    optimizer_bytes: int = 0
+    activation_bytes: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """All three actions."""
+        return self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def resident_bytes(self) -> int:
+        """Weights, gradients and what optimizers keep: there whatever runs."""
+        return 2 * self.parameter_bytes + self.optimizer_bytes
+
+    def durations(self) -> dict[Action, float]:
+        """The seconds by action."""
+        return {Action.FORWARD: self.forward_s, Action.BACKWARD: self.backward_s, Action.UPDATE: self.update_s}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The layers of a model on one kind of device.
+
+    Attributes:
+        kind: The kind of device, such as ``cpu``.
+        layers: Of the AL form, in order.
+        backprop: The same network cut for backpropagation, block by block; empty where it was not measured.
+        crowding: How many times as long an action takes while so many stages on this machine's cores work at once,
+            measured; empty for a kind whose devices do not share.
+        samples: The samples of a batch, in the mean.
+        facts: Where and on what it was measured.
+    """
+
+    kind: str
+    layers: tuple[LayerCost, ...]
+    backprop: tuple[LayerCost, ...] = ()
+    crowding: Mapping[int, float] = field(default_factory=dict)
+    samples: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_costs(costs: Costs, path: str | Path) -> None:
+    """Writes costs as JSON."""
+    text = json.dumps({"format": FORMAT, **asdict(costs)}, indent=1, allow_nan=False)
+    Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def load_costs(path: str | Path) -> Costs:
+    """Reads what :func:`save_costs` wrote.
+
+    Raises:
+        DataError: There is no such file, or it holds something else.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; expected a file written by pipeal plan") from error
+    except ValueError as error:
+        raise DataError(f"{path}: no JSON ({error}); expected a file written by pipeal plan") from error
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        raise DataError(f"{path}: expected the format {FORMAT!r}, as pipeal plan writes it; measure anew")
+    try:
+        costs = Costs(
+            kind=_checked(found.pop("kind"), str),
+            layers=_layers(found.pop("layers")),
+            backprop=_layers(found.pop("backprop")),
+            crowding={int(count): _number(times) for count, times in found.pop("crowding").items()},
+            samples=_number(found.pop("samples")),
+            facts=_checked(found.pop("facts"), dict),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{path}: not as pipeal plan writes it ({type(error).__name__}: {error}); measure anew"
+        ) from error
+    if not costs.layers:
+        raise DataError(f"{path}: it holds no layer; measure anew")
+    return costs
+
+
+def _layers(rows: Sequence[Mapping[str, Any]]) -> tuple[LayerCost, ...]:
+    names = {each.name for each in fields(LayerCost)}
+    found = []
+    for row in rows:
+        if set(row) != names:
+            raise ValueError(f"a layer has {sorted(row)}")
+        numbers: dict[str, Any] = {name: _number(value) for name, value in row.items()}
+        found.append(LayerCost(**{name: int(value) if "bytes" in name else value for name, value in numbers.items()}))
+    return tuple(found)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"found {value!r} where a number of at least 0 is expected")
+    return value
+
+
+def _checked(value: Any, kind: type[Record]) -> Record:
+    if not isinstance(value, kind):
+        raise TypeError(f"found {value!r} where a {kind.__name__} is expected")
+    return value

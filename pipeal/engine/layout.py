@@ -1,0 +1,303 @@
+"""The best contiguous stages for given devices, exactly: layers, memory, uneven speeds, links, replicated stages.
+
+What is minimised is the time of the slowest part per batch, which is what a pipeline without joins takes for each: a
+part is a stage (its forwards, backwards and updates) or the link that carries its packet on. Copies overlap with
+compute, so a stage does not wait for its link.
+
+The search asks for a time T how far the first devices can get if no part may take longer. Two facts make that exact
+and quick. If some devices can cover the first *b* layers, then whatever they could do with fewer is no better: a
+stage that begins later and ends in the same place does less, holds less and sends the same. So one number per set of
+devices is enough. And when T does not suffice, the least time at which any of those answers would change is known:
+nothing between can suffice either. Bisection between such bounds ends at the optimum itself, not near it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+from typing import TypeVar
+
+from pipeal.engine.devicesets import Group, device_sets
+from pipeal.engine.hardware import Link, PlannedDevice
+from pipeal.engine.layercost import LayerCost
+from pipeal.errors import PlacementError
+
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """Neighbouring layers on a device, or on several alike that share each batch.
+
+    Attributes:
+        layers: The numbers of its layers.
+        devices: The numbers of its devices.
+        device: What they are.
+        seconds: Its actions on one batch, with the averaging of gradients.
+        sends_s: What the link to the next stage is busy with its packet; 0 for the last stage.
+        memory_bytes: What each of its devices holds at most.
+    """
+
+    layers: range
+    devices: tuple[int, ...]
+    device: PlannedDevice
+    seconds: float
+    sends_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Stages on devices.
+
+    Attributes:
+        stages: In order.
+        any_order: Whether the order of the devices was chosen too; otherwise it is the one they were given in.
+    """
+
+    stages: tuple[PlannedStage, ...]
+    any_order: bool
+
+    @property
+    def bottleneck_s(self) -> float:
+        """The slowest part: seconds per batch of a full pipeline."""
+        return max(max(stage.seconds, stage.sends_s) for stage in self.stages)
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of layers of each stage."""
+        return [len(stage.layers) for stage in self.stages]
+
+
+def best_layout(
+    costs: Mapping[str, Sequence[LayerCost]],
+    devices: Sequence[PlannedDevice],
+    link: Link | None = None,
+    *,
+    stage_replicas: int = 1,
+    replicas: int = 1,
+    queue_depth: int = 2,
+) -> Layout:
+    """The layout whose slowest part is as fast as can be; of several such, one with the fewest devices.
+
+    Devices may be left over. Their order along the line is chosen as well where there are few kinds of them, otherwise
+    they are used in the order given; the optimum is exact in either sense. A stage on several devices (all of one kind,
+    memory and speed) splits each batch among them and averages the gradients: the update is that of the whole batch.
+
+    Args:
+        costs: By kind of device, the cost of every layer.
+        devices: What there is.
+        link: Between any two devices; None for one that takes no time.
+        stage_replicas: On how many devices one stage may be.
+        replicas: How many such pipelines train together, each on batches of its own; they average their gradients.
+        queue_depth: Packets that may wait behind a stage; they count as its memory.
+
+    Raises:
+        PlacementError: There is no device, no cost of a kind, or not enough memory.
+
+    >>> layers = [LayerCost(forward_s=1, backward_s=2), LayerCost(3, 6), LayerCost(1, 2)]
+    >>> layout = best_layout({"cpu": layers}, [PlannedDevice("cpu"), PlannedDevice("cpu", speed=3)])
+    >>> layout.sizes, [stage.devices for stage in layout.stages], layout.bottleneck_s
+    ([2, 1], [(1,), (0,)], 4.0)
+    """
+    problem = _Problem(costs, devices, link or Link(), stage_replicas, replicas, queue_depth)
+    found = problem.attempt(inf)
+    if found.path is None:
+        raise PlacementError(problem.why_nothing_fits())
+    best, high = found.path, problem.slowest(found.path)
+    low = problem.least_s()
+    while low < high:
+        middle = (low + high) / 2
+        found = problem.attempt(middle if low < middle < high else low)
+        if found.path is None:
+            low = found.next_s
+        else:
+            best, high = found.path, problem.slowest(found.path)
+    return problem.layout(best)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A stage: from which layer, to which, on what, and which devices were used or left out before."""
+
+    start: int
+    end: int
+    group: Group
+    state: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The stages that take no longer than was asked, if there are any; else the least time that may suffice."""
+
+    path: list[_Step] | None
+    next_s: float
+
+
+class _Problem:
+    def __init__(
+        self,
+        costs: Mapping[str, Sequence[LayerCost]],
+        devices: Sequence[PlannedDevice],
+        link: Link,
+        stage_replicas: int,
+        replicas: int,
+        queue_depth: int,
+    ) -> None:
+        _check(costs, devices, stage_replicas, replicas)
+        self.devices = list(devices)
+        self.link = link
+        self.replicas = replicas
+        self.queue_depth = queue_depth
+        kinds = {device.kind: costs[device.kind] for device in devices}
+        self.layers = len(next(iter(kinds.values())))
+        if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
+            del self.devices[self.layers * stage_replicas :]
+        one = next(iter(kinds.values()))  # bytes are the same on any device
+        self._weights = _sums([cost.parameter_bytes for cost in one])
+        self._resident = _sums([cost.resident_bytes for cost in one])
+        self._active = _sums([cost.activation_bytes for cost in one])
+        self._out = [cost.out_bytes for cost in one]
+        self._send = [0.0, *(link.seconds(count) for count in self._out[:-1]), 0.0]
+        self.sets = device_sets(self.devices, stage_replicas)
+        self.groups = {group for moves in self.sets.moves for _, group in moves if group is not None}
+        self._until = {group: self._times(costs[group.device.kind], group) for group in self.groups}
+
+    def attempt(self, limit_s: float) -> _Attempt:
+        """How far each set of devices gets, set by set."""
+        furthest = [-1] * len(self.sets.moves)
+        furthest[0] = 0
+        before: list[tuple[int, Group | None] | None] = [None] * len(self.sets.moves)
+        ends = {id(group): [-1] * self.layers for group in self.groups}  # looked up for every move, so by what is quick
+        next_s = inf
+        for state, moves in enumerate(self.sets.moves):
+            start = furthest[state]
+            if start == self.layers:
+                continue
+            for after, group in moves:
+                if group is None:
+                    end = start
+                else:
+                    row = ends[id(group)]
+                    end = row[start]
+                    if end < 0:
+                        end, changes_s = self._furthest(start, group, limit_s)
+                        row[start] = end
+                        next_s = min(next_s, changes_s)
+                if end > furthest[after]:
+                    furthest[after] = end
+                    before[after] = (state, group if end > start else None)
+        full = [state for state, end in enumerate(furthest) if end == self.layers]
+        if not full:
+            return _Attempt(None, next_s)
+        path: list[_Step] = []
+        state = min(full, key=self.sets.used.__getitem__)
+        while (step := before[state]) is not None:
+            earlier, group = step
+            if group is not None:
+                path.append(_Step(furthest[earlier], furthest[state], group, earlier))
+            state = earlier
+        return _Attempt(path[::-1], next_s)
+
+    def _furthest(self, start: int, group: Group, limit_s: float) -> tuple[int, float]:
+        """The last layer's end that a stage may have, and the least time that would move it."""
+        until, extra_s = self._until[group]
+        end = max(start, bisect_right(until, limit_s - extra_s + until[start]) - 1)
+        # The sums round: what counts is the time itself.
+        while end < self.layers and self._seconds(start, end + 1, group) <= limit_s:
+            end += 1
+        while end > start and not (
+            self._seconds(start, end, group) <= limit_s and self._send[end] <= limit_s and self._fits(start, end, group)
+        ):
+            end -= 1
+        next_s = inf
+        for later in range(end + 1, self.layers + 1):
+            seconds = self._seconds(start, later, group)
+            if seconds >= next_s:
+                break
+            if self._fits(start, later, group):
+                next_s = min(next_s, max(seconds, self._send[later]))
+        return end, next_s
+
+    def _seconds(self, start: int, end: int, group: Group) -> float:
+        until, extra_s = self._until[group]
+        return until[end] - until[start] + extra_s
+
+    def _times(self, row: Sequence[LayerCost], group: Group) -> tuple[list[float], float]:
+        """The seconds of all layers up to each, and what a stage takes beside those of its layers."""
+        together = group.count * self.replicas
+        extra_s = self.link.all_reduce_s(0, together)
+        return _sums(
+            [
+                ((cost.forward_s + cost.backward_s) / group.count + cost.update_s) / group.device.speed
+                + self.link.all_reduce_s(cost.parameter_bytes, together)
+                - extra_s
+                for cost in row
+            ]
+        ), extra_s
+
+    def _memory(self, start: int, end: int, group: Group) -> int:
+        waiting = self.queue_depth * self._out[end - 1] if end < self.layers else 0
+        shared = self._active[end] - self._active[start] + waiting
+        return self._resident[end] - self._resident[start] + -(-shared // group.count)
+
+    def _fits(self, start: int, end: int, group: Group) -> bool:
+        return group.device.memory_bytes is None or self._memory(start, end, group) <= group.device.memory_bytes
+
+    def slowest(self, path: Sequence[_Step]) -> float:
+        return max(max(self._seconds(step.start, step.end, step.group), self._send[step.end]) for step in path)
+
+    def least_s(self) -> float:
+        """No layout is faster than its slowest layer on the devices that suit it best."""
+        return max(min(self._seconds(n, n + 1, group) for group in self.groups) for n in range(self.layers))
+
+    def layout(self, path: Sequence[_Step]) -> Layout:
+        stages = []
+        free = list(range(len(self.devices)))
+        for step in path:
+            start, end, group = step.start, step.end, step.group
+            alike = [n for n in free if self.devices[n] == group.device and (self.sets.any_order or n >= step.state)]
+            own = tuple(alike[: group.count])
+            free = [number for number in free if number not in own]
+            seconds, memory = self._seconds(start, end, group), self._memory(start, end, group)
+            stages.append(PlannedStage(range(start, end), own, group.device, seconds, self._send[end], memory))
+        return Layout(tuple(stages), self.sets.any_order)
+
+    def why_nothing_fits(self) -> str:
+        most = max(device.memory_bytes or 0 for device in self.devices)
+        least = [self._memory(n, n + 1, Group(self.devices[0], 1)) for n in range(self.layers)]
+        wanted = self._resident[-1] + self._active[-1]
+        return (
+            f"no layout fits: the {self.layers} layers need {_mib(wanted)} in all and the largest, layer "
+            f"{least.index(max(least))}, {_mib(max(least))}; the {len(self.devices)} devices have at most {_mib(most)} "
+            "each; use more devices or larger ones, or smaller batches"
+        )
+
+
+def _check(
+    costs: Mapping[str, Sequence[LayerCost]], devices: Sequence[PlannedDevice], stage_replicas: int, replicas: int
+) -> None:
+    if not devices:
+        raise PlacementError("no device to lay layers out on; expected at least one")
+    for device in devices:
+        if not costs.get(device.kind):
+            known = ", ".join(sorted(costs)) or "none"
+            raise PlacementError(f"no costs of a device of kind {device.kind!r}; measured kinds: {known}")
+        if not 0 < device.speed < inf:
+            raise PlacementError(f"a device's speed is {device.speed}; expected a number above 0")
+    counts = {device.kind: len(costs[device.kind]) for device in devices}
+    if len(set(counts.values())) > 1:
+        raise PlacementError(f"the kinds of devices have costs of different numbers of layers: {counts}")
+    if stage_replicas < 1 or replicas < 1:
+        raise PlacementError(f"found {min(stage_replicas, replicas)} replicas; expected at least 1")
+
+
+def _sums(values: Sequence[Number]) -> list[Number]:
+    return list(accumulate(values, initial=values[0] - values[0]))
+
+
+def _mib(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB"

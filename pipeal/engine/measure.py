@@ -1,0 +1,216 @@
+"""Measures what layers cost here: seconds by training on real batches, bytes by looking at what is kept and sent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.engine.blame import OnOom
+from pipeal.engine.compiling import Compile
+from pipeal.engine.device import Precision
+from pipeal.engine.layer_state import layer_state
+from pipeal.engine.layercost import LayerCost
+from pipeal.engine.pipeline import Pipeline
+from pipeal.engine.schedule import Action
+from pipeal.engine.trace import Window
+from pipeal.errors import PlacementError
+from pipeal.packet import TrainableLayer, Tree, layers_of, module_of, pair_of, tensors
+
+WARM_UP = 2
+"""Batches that come first and are not counted: allocators fill, kernels are chosen."""
+
+
+def measure(
+    model: nn.Module | Iterable[TrainableLayer],
+    batches: Sequence[Any],
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+    rounds: int = 3,
+) -> tuple[LayerCost, ...]:
+    """What each layer costs per batch on a device, the layers run one after the other.
+
+    Seconds are means over the batches, of several rounds the median. Bytes are those of the largest batch. What a
+    backward needs for a moment is not among them.
+
+    Args:
+        model: The layers; copies of them are trained.
+        batches: Real batches, as :meth:`Pipeline.run` takes; the first few only warm up.
+        device: Where to measure.
+        threads: Intra-op threads on a CPU.
+        precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`.
+        on_oom: As for :class:`Pipeline`.
+        rounds: How often.
+
+    Raises:
+        PlacementError: Too few batches.
+    """
+    return measure_in_turns(
+        [model],
+        batches,
+        device=device,
+        threads=threads,
+        precision=precision,
+        compile=compile,
+        on_oom=on_oom,
+        rounds=rounds,
+    )[0]
+
+
+def measure_in_turns(
+    models: Sequence[nn.Module | Iterable[TrainableLayer]],
+    batches: Sequence[Any],
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+    rounds: int = 3,
+) -> list[tuple[LayerCost, ...]]:
+    """As :func:`measure`, of models that are to be compared: in each round all of them come in turn."""
+    copies = [deepcopy(layers_of(model)) for model in models]
+    spent: list[list[list[dict[Action, float]]]] = [[] for _ in models]
+    for _ in range(max(1, rounds)):
+        for layers, found in zip(copies, spent, strict=True):
+            found.append(
+                layer_costs(
+                    layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
+                )
+            )
+    largest = max(batches, key=lambda batch: _bytes_of(pair_of(batch)))
+    costs = []
+    for layers, found in zip(copies, spent, strict=True):
+        counted = _count_bytes(layers, largest, device, threads, precision)
+        costs.append(tuple(_with_seconds(cost, [own[n] for own in found]) for n, cost in enumerate(counted)))
+    return costs
+
+
+def _with_seconds(cost: LayerCost, rounds: Sequence[dict[Action, float]]) -> LayerCost:
+    forward, backward, update = (median(own[action] for own in rounds) for action in Action)
+    return replace(cost, forward_s=forward, backward_s=backward, update_s=update)
+
+
+def layer_costs(
+    model: nn.Module | Iterable[TrainableLayer],
+    batches: Sequence[Any],
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+) -> list[dict[Action, float]]:
+    """The seconds of each layer's forward, backward and update per batch, the layers run one after the other.
+
+    Trains the layers it is given; pass a copy to keep them.
+
+    Args:
+        model: The layers.
+        batches: Batches as :meth:`Pipeline.run` takes; the first :data:`WARM_UP` are not counted. Layers that are
+            compiled train on all of them once before that, to have seen every shape.
+        device: Where to measure.
+        threads: Intra-op threads on a CPU.
+        precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`.
+        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
+
+    Raises:
+        PlacementError: Too few batches.
+        OutOfMemoryError: They do not fit.
+    """
+    counted = len(batches) - WARM_UP
+    if counted < 1:
+        raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
+    layers = layers_of(model)
+    before = before_the_clock(batches, compile)
+    window = Window(len(before) + WARM_UP, counted)
+    with Pipeline(
+        layers,
+        [device],
+        "sequential",
+        threads=threads,
+        precision=precision,
+        compile=compile,
+        trace=window,
+        on_non_finite="ignore",
+        on_oom=on_oom,
+    ) as pipe:
+        pipe.run(before)
+        pipe.run(batches)
+        spans = pipe.spans()
+    totals: dict[tuple[int, Action], float] = defaultdict(float)
+    for span in spans:
+        totals[span.layer, span.action] += span.end - span.begin
+    return [{action: totals[layer, action] / counted for action in Action} for layer in range(len(layers))]
+
+
+def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
+    """What layers train on so that nothing is left to compile."""
+    return [] if compile == "none" else batches
+
+
+def _count_bytes(
+    layers: Sequence[TrainableLayer], batch: Any, device: str, threads: int, precision: Precision
+) -> list[LayerCost]:
+    """Trains on one batch, and looks on."""
+    with (
+        Pipeline(layers, [device], "sequential", threads=threads, precision=precision) as pipe,
+        _watching(layers) as watched,
+    ):
+        pipe.run([batch])
+    costs = []
+    for layer, (kept, sent) in zip(layers, watched, strict=True):
+        state = layer_state(layer, Tensor.detach)  # no copy: it is only counted
+        own = {parameter.untyped_storage().data_ptr() for parameter in module_of(layer).parameters()}
+        own |= {buffer.untyped_storage().data_ptr() for buffer in module_of(layer).buffers()}
+        weights = {id(p): p.numel() * p.element_size() for p in module_of(layer).parameters() if p.requires_grad}
+        activations = sum(size for place, size in kept.items() if place not in own)
+        optimizers = [each["state"] for each in state["optimizers"].values()]
+        costs.append(LayerCost(0.0, 0.0, 0.0, sent[0], sum(weights.values()), _bytes_of(optimizers), activations))
+    return costs
+
+
+@contextmanager
+def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[tuple[dict[int, int], list[int]]]]:
+    """For each layer, the memory that its graph keeps, by place, and the bytes that it hands on."""
+    found: list[tuple[dict[int, int], list[int]]] = [({}, []) for _ in layers]
+    at_work: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if at_work:
+            storage = tensor.untyped_storage()
+            found[at_work[-1]][0][storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()  # itself would be a circle, of an output and its graph
+
+    with ExitStack() as hooks:
+        hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, Tensor.detach))
+        for number, layer in enumerate(layers):
+            module = module_of(layer)
+
+            def enter(module: nn.Module, inputs: Tree, number: int = number) -> None:  # noqa: ARG001
+                at_work.append(number)
+
+            def leave(module: nn.Module, inputs: Tree, output: Tree, number: int = number) -> None:  # noqa: ARG001
+                at_work.remove(number)
+                found[number][1].append(_bytes_of(output))
+
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
+        yield found
+
+
+def _bytes_of(tree: Tree) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(tree))

@@ -1,0 +1,43 @@
+"""Parts of a network for backpropagation: together they do the work of the whole, and learn nothing of sense."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pipeal import BP, ConfigError, Pipeline, ScheduleError
+from pipeal.al.bp_parts import bp_parts
+from pipeal.models import build_text
+
+
+def test_the_blocks_of_a_model_pass_on_what_the_model_computes() -> None:
+    torch.manual_seed(0)
+    package = build_text("transformer", "bp", vocab_size=50, classes=3).eval()
+    parts = bp_parts(list(package))
+    tokens, classes = torch.randint(2, 50, (4, 7)), torch.randint(3, (4,))
+    x = tokens
+    for part in parts:
+        x, y = part.eval()(x, classes)
+    assert len(parts) == 5
+    assert torch.equal(x, package[0].inference(tokens, "f"))
+    assert torch.equal(y, classes)
+
+
+def test_they_run_through_the_engine_and_every_weight_gets_a_gradient() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 4))
+    before = [parameter.clone() for parameter in network.parameters()]
+    with Pipeline(bp_parts([BP(network)]), schedule="sequential") as pipe:
+        pipe.run([(torch.randn(5, 3), torch.randint(4, (5,)))] * 2)
+    assert not any(torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
+
+
+def test_what_is_no_sequence_of_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected a model in BP form"):
+        bp_parts([BP(nn.Linear(2, 2))])
+
+
+def test_a_backward_needs_a_forward() -> None:
+    with pytest.raises(ScheduleError, match="without a forward"):
+        bp_parts([BP(nn.Sequential(nn.Linear(2, 2)))])[0].backward()

@@ -1,0 +1,33 @@
+"""``devices: auto``: what was tried is shown in a table, with what each stage takes alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeal.cli.build_text import text_experiment
+from pipeal.cli.choices import choose
+from pipeal.config import TextConfig, load_config
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
+def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 2)
+    monkeypatch.setattr("pipeal.cli.choices.TRIAL_BATCHES", 2)
+    small = ["dataset=toynews", "model.x_hid=8", "model.y_hid=8", "model.embedding_dim=12"]
+    config = load_config(TextConfig, None, overrides=[*small, "data.batching.budget_tokens=256"], values={})
+    said: list[str] = []
+    experiment = text_experiment(replace(config, out=str(tmp_path)), said.append)
+    chosen = choose(experiment, "al", said.append)
+    table = next(text for text in said if "tried" in text).splitlines()
+    assert len({len(line) for line in table[1:]}) == 1
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[3:]]
+    assert [row[0] for row in rows] == ["cpu", "cpu*2", "cpu*3", "cpu*4"]
+    assert all(len(row[3].split("+")) == number for number, row in enumerate(rows, 1))
+    taken = [row for row in rows if row[5] == "taken"]
+    assert len(taken) == 1
+    assert taken[0][4] == min((row[4] for row in rows), key=float)
+    assert taken[0][1] == " + ".join(map(str, chosen.engine.sizes or ()))

@@ -1,0 +1,106 @@
+"""What a run says and does around a way back to a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeal.cli import training
+from pipeal.cli.training import _Training
+from pipeal.errors import NonFiniteError
+from pipeal.train.attempts import Attempts
+from pipeal.train.position import Position
+from pipeal.train.rewind import Rewinds
+
+
+class Run:
+    """A run's folder that remembers what it was told."""
+
+    path = status_path = Path("runs/x")
+    way_back = "the same command"
+
+    def __init__(self) -> None:
+        self.told: list[int | None] = []
+
+    def tell(self, _: str, message: str = "", epoch: int | None = None) -> None:
+        self.told.append(epoch)
+
+
+def made(run: Run, *, written: bool = True, policy: str = "stop-and-rewind") -> tuple[_Training, list[str]]:
+    """The turns of a form whose checkpoints are written, or are not in time."""
+    said: list[str] = []
+    config: Any = SimpleNamespace(train=SimpleNamespace(on_non_finite=policy))
+    store: Any = SimpleNamespace(folder="checkpoints", newest=lambda _: None)
+    saver: Any = SimpleNamespace(flush=lambda _: written)
+    fake: Any = None
+    return (
+        _Training(fake, config, fake, run, Attempts(said.append), said.append, store, saver, (), fake, fake),  # type: ignore[arg-type]
+        said,
+    )
+
+
+def broken() -> NonFiniteError:
+    return NonFiniteError("layer 1 is broken", 1, 7, ())
+
+
+def attempts(monkeypatch: pytest.MonkeyPatch, *found: tuple[NonFiniteError, str] | None) -> None:
+    results = list(found)
+    monkeypatch.setattr(_Training, "_attempt", lambda *_: results.pop(0))
+
+
+def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: status.json told an epoch that had been undone, until that was behind once more."""
+    run, where = Run(), Position(epoch=3, batches=30)
+
+    def back(_: Any, position: Position, *others: Any) -> bool:
+        position.epoch, position.batches = 1, 10
+        return True
+
+    monkeypatch.setattr(training, "go_back", back)
+    attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
+    turns, said = made(run)
+    turns.turn(None, where, None)  # type: ignore[arg-type]
+    assert run.told == [1]
+    assert said == ["batch 7 is left out; going back to where it stood after epoch 1"]
+
+
+@pytest.mark.parametrize(
+    ("written", "note"),
+    [
+        (False, "the checkpoint to go back to was not written within 300 s"),
+        (True, "there is no good checkpoint in checkpoints to go back to"),
+    ],
+)
+def test_why_nothing_goes_back_is_told(written: bool, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: a disk that hangs was told as one that holds no good checkpoint."""
+    attempts(monkeypatch, (broken(), "batch 7 is left out"))
+    turns, said = made(Run(), written=written)
+    with pytest.raises(NonFiniteError) as caught:
+        turns.turn(None, Position(batches=30), None)  # type: ignore[arg-type]
+    assert caught.value.__notes__ == [note]
+    assert said == []
+
+
+def test_nothing_goes_back_under_a_stage_that_may_still_learn() -> None:
+    """Symptom: the thread that was left behind updated layers that had just been put back."""
+    turns, _ = made(Run())
+    where = Position(batches=30)
+    for left_behind in (True, False):
+        pipe: Any = SimpleNamespace(left_behind=left_behind)
+        decision = turns._decide(broken(), Rewinds(), where, pipe)
+        assert decision.goes_back is not left_behind
+        assert ("a stage stands still" in decision.why) is left_behind
+        assert bool(where.totals.left_out) is not left_behind
+
+
+@pytest.mark.parametrize(("policy", "why"), [("raise", "or leave such batches out: --resume runs/x"), ("skip", "")])
+def test_what_else_there_is_to_do_depends_on_what_was_asked_for(policy: str, why: str) -> None:
+    turns, _ = made(Run(), policy=policy)
+    pipe: Any = SimpleNamespace(left_behind=False)
+    decision = turns._decide(broken(), Rewinds(), Position(batches=30), pipe)
+    assert not decision.goes_back
+    assert decision.why.startswith(why)
+    assert bool(decision.why) is bool(why)

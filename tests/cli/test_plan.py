@@ -1,0 +1,157 @@
+"""``pipeal plan``: from a model or a file of costs to a table, a picture and figures; mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeal.cli import plan
+from pipeal.engine.layercost import Costs, LayerCost, load_costs, save_costs
+from tests.cli.running import run_command, told_one_line
+
+MIB = 2**20
+
+
+def saved(path: Path, kind: str = "gpu", layers: int = 4, **more: object) -> Path:
+    """Costs of equal layers, 30 ms each, and of a cheaper network for backpropagation with a head."""
+    layer = LayerCost(0.010, 0.018, 0.002, MIB, 10 * MIB, 20 * MIB, 5 * MIB)
+    block = LayerCost(0.008, 0.016, 0.002, MIB, 8 * MIB, 16 * MIB, 4 * MIB)
+    backprop = (*[block] * layers, LayerCost(0.001, 0.001, 0.0))
+    costs = Costs(kind, (layer,) * layers, backprop, samples=64, facts={"dataset": "made", "model": "up"}, **more)  # type: ignore[arg-type]
+    save_costs(costs, path)
+    return path
+
+
+def planned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str
+) -> tuple[dict[str, dict[str, Any]], str]:
+    """The forecasts by method, and what was printed."""
+    code, out, err = run_command(plan.command, capsys, *arguments, "--out", str(tmp_path / "plan"))
+    assert (code, err) == (0, "")
+    figures = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert (tmp_path / "plan" / "plan.png").read_bytes().startswith(b"\x89PNG")
+    return {each["method"]: each for each in figures["forecasts"]}, out
+
+
+def test_costs_become_forecasts_of_every_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, out = planned(capsys, tmp_path, "--costs", str(saved(tmp_path / "c.json")), "--devices", "4")
+    assert found["AL sequential"]["gain"] == pytest.approx(1)
+    assert found["AL al-fm"]["gain"] == pytest.approx(120 / 60, rel=0.01)
+    assert found["AL pipelined"]["gain"] == pytest.approx(4, rel=0.01)
+    assert found["BP naive"]["gain"] < found["BP gpipe"]["gain"] <= found["BP 1f1b"]["gain"]
+    assert found["AL pipelined"]["memory_bytes"][0] == (2 * 10 + 20 + 5 + 2) * MIB
+    rows = [line for line in out.splitlines() if line.startswith("|")]
+    assert len({len(row) for row in rows[:9]}) == 1  # the columns line up
+    assert len(rows) == 2 + 7 + 2 + 4
+
+
+@pytest.mark.parametrize(("devices", "at_least"), [("4", 3.8), ("6", 5.6)])
+def test_twelve_layers_on_four_and_six_devices(
+    devices: str, at_least: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = str(saved(tmp_path / "c.json"))
+    found, _ = planned(capsys, tmp_path, "--costs", costs, "--devices", devices, "--layers", "12")
+    assert found["AL pipelined"]["gain"] >= at_least
+
+
+def test_kinds_speeds_memory_links_and_replicas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = "--costs", str(saved(tmp_path / "a.json", "a100")), "--costs", str(saved(tmp_path / "b.json", "cpu"))
+    fast, _ = planned(capsys, tmp_path, *both, "--devices", "a100*2,cpu*2", "--device-speed", "3,3,1,1")
+    assert fast["AL pipelined"]["sizes"] == [2, 2]  # on the fast ones; the others would only slow them down
+    assert fast["AL pipelined"]["gain"] == pytest.approx(2, rel=0.01)  # against one fast device
+    one = both[:2]
+    slow, _ = planned(capsys, tmp_path, *one, "--devices", "4", "--link", "0.01", "--latency", "50")
+    free, _ = planned(capsys, tmp_path, *one, "--devices", "4")
+    assert slow["AL pipelined"]["batch_s"] > free["AL pipelined"]["batch_s"]
+    twice, out = planned(capsys, tmp_path, *one, "--devices", "8", "--replicas", "2")
+    assert twice["AL pipelined"]["batch_s"] == pytest.approx(free["AL pipelined"]["batch_s"] / 2)
+    assert "8 devices, 2 replicas" in out
+    tight, _ = planned(capsys, tmp_path, *one, "--devices", "4", "--memory", "0.05")
+    assert tight["AL pipelined"]["gain"] == pytest.approx(4, rel=0.01)
+
+
+def test_thousands_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = str(saved(tmp_path / "c.json"))
+    found, _ = planned(
+        capsys, tmp_path, "--costs", costs, "--layers", "64", "--devices", "4096", "--replicas", "64", "--link", "50"
+    )
+    assert 64 < found["AL pipelined"]["gain"] <= 4096
+
+
+def test_a_form_that_fits_nowhere_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small, large = (LayerCost(1.0, 2.0, 0.0, parameter_bytes=size) for size in (MIB, 1024 * MIB))
+    save_costs(Costs("gpu", (small, small), (large, large)), tmp_path / "c.json")
+    found, out = planned(capsys, tmp_path, "--costs", str(tmp_path / "c.json"), "--devices", "2", "--memory", "1")
+    assert {method[:2] for method in found} == {"AL"}
+    assert "BP gpipe: no layout fits" in out
+
+
+def test_a_model_is_measured_and_its_costs_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
+    small = [f"model.{key}={value}" for key, value in (("x_hid", 8), ("y_hid", 8), ("embedding_dim", 12))]
+    options = [part for key in [*small, "data.batching.budget_tokens=256"] for part in ("--set", key)]
+    folder = tmp_path / "plan"
+    code, out, _ = run_command(plan.command, capsys, "--devices", "2", "--share-cores", *options, "--out", str(folder))
+    assert code == 0
+    costs = load_costs(folder / "costs.json")
+    assert (len(costs.layers), len(costs.backprop)) == (4, 5)
+    assert all(cost.seconds > 0 and cost.parameter_bytes > 0 for cost in (*costs.layers, *costs.backprop))
+    assert costs.samples > 1
+    assert costs.crowding[2] > 0
+    assert costs.facts["model"] == "transformer"
+    assert "AL pipelined" in out
+    again, _ = planned(capsys, tmp_path, "--costs", str(folder / "costs.json"), "--devices", "2", "--share-cores")
+    assert again["AL pipelined"]["batch_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--model", "transfomer"], "unknown model 'transfomer'; did you mean 'transformer'"),
+        (["--dataset", "agnew"], "did you mean 'agnews'"),
+        (["--dataset", "cifar10", "--model", "lstm"], "unknown data set 'cifar10'"),
+        (["--costs", "none.json"], "none.json: No such file"),
+        (["--costs", "c.json", "--costs", "c.json"], "kind 'gpu', as another file"),
+        (["--costs", "c.json", "--dataset", "agnews"], "beside --costs"),
+        (["--devices", "0"], "found '0', expected a number such as 8"),
+        (["--devices", "a*2"], "kinds have names in --costs"),
+        (["--costs", "c.json", "--devices", "a*2"], "no costs of the kind 'a'; measured: gpu"),
+        (["--costs", "c.json", "--devices", "gpu*-1"], "expected a number such as 8"),
+        (["--devices", "9999999"], "expected a number such as 8"),
+        (["--devices", "4", "--replicas", "3"], "3 replicas cannot share 4 devices"),
+        (["--devices", "4", "--device-speed", "1,2"], "one for each of 4 devices"),
+        (["--device-speed", "0"], "above 0"),
+        (["--device-speed", "fast"], "found 'fast'"),
+        (["--memory", "nan"], "--memory: found 'nan'"),
+        (["--costs", "c.json", "--memory", "0.001"], "no layout fits"),
+        (["--link", "-1"], "--link: found -1"),
+        (["--link", "nan"], "--link: found nan"),
+        (["--latency", "-1"], "--latency"),
+        (["--costs", "c.json", "--share-cores"], "say nothing of stages that share cores"),
+        (["--costs", "one.json", "--layers", "3"], "expected one with a layer to repeat"),
+        (["--batches", "0"], "--batches"),
+        (["--costs", "c.json", "--layers", "9" * 30], "--layers"),
+        (["--costs", "long.json", "--devices", "80", "--micro-batches", "2000"], "on up to 80 stages are too many"),
+        (["--devices", "4096", "--stage-replicas", "2000"], "expected at most 24 with so many devices"),
+        (["--out", "c.json"], "--out: found 'c.json'"),
+        (["--set", "model.x_hid=none"], "model.x_hid"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_before_anything_is_done(
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(Path("c.json"))
+    saved(Path("one.json"), layers=1)
+    saved(Path("long.json"), layers=100)
+    told_one_line(line, *run_command(plan.command, capsys, *arguments))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "long.json", "one.json"]

@@ -1,0 +1,104 @@
+"""Real processes as ranks: each runs a job of a module by its name, and leaves what it found in a file."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeal.engine.distributed.launch import Launch
+from pipeal.engine.distributed.world import World, open_world
+
+LIMIT_S = 240.0
+Job = Callable[[World], Any]
+
+
+class Ranks:
+    """The processes of a run, and what each of them left."""
+
+    def __init__(self, folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+        self.folder = folder
+        self.processes = processes
+
+    def wait(self, limit_s: float = LIMIT_S) -> list[int]:
+        """The exit codes, by rank."""
+        until = time.monotonic() + limit_s
+        return [process.wait(max(0.0, until - time.monotonic())) for process in self.processes]
+
+    def found(self, rank: int) -> Any:
+        return torch.load(self.folder / f"{rank}.pt", weights_only=True)
+
+    def said(self, rank: int) -> str:
+        return (self.folder / f"{rank}.log").read_text(errors="replace")
+
+    def wait_for(self, name: str, limit_s: float = LIMIT_S) -> None:
+        """Until a job has left a file of that name in the folder."""
+        until = time.monotonic() + limit_s
+        while not (self.folder / name).exists():
+            assert time.monotonic() < until, self.said(0)
+            time.sleep(0.02)
+
+
+@contextmanager
+def started(
+    job: Job, size: int, folder: Path, replicas: int = 1, timeout_s: float = 30.0, *, cuda: bool = False
+) -> Iterator[Ranks]:
+    """Starts a job on so many ranks; none of them outlives the block."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    processes = []
+    try:
+        for rank in range(size):
+            with (folder / f"{rank}.log").open("wb") as log:
+                call = [job.__module__, job.__name__, rank, size, store.port, replicas, timeout_s, folder, int(cuda)]
+                command = [sys.executable, "-m", __name__, *map(str, call)]
+                path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # pytest has put this folder's there
+                processes.append(
+                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **path})
+                )
+        yield Ranks(folder, processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def run(job: Job, size: int, folder: Path, replicas: int = 1, *, cuda: bool = False) -> list[Any]:
+    """What a job gives, by rank."""
+    with started(job, size, folder, replicas, cuda=cuda) as ranks:
+        codes = ranks.wait()
+        assert codes == [0] * size, "\n".join(ranks.said(rank) for rank in range(size))
+        return [ranks.found(rank) for rank in range(size)]
+
+
+def main(module: str, name: str, *call: str) -> None:
+    rank, size, port, replicas = map(int, call[:4])
+    folder = Path(call[5])
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+    os.chdir(folder)
+    job: Job = getattr(importlib.import_module(module), name)
+    launch = Launch(rank, size, rank, size, "127.0.0.1", port, hosted=True)
+    try:
+        cuda = call[6] == "1"
+        with open_world(launch, {}, replicas=replicas, timeout_s=float(call[4]), cuda=cuda) as world:
+            torch.save(job(world), folder / f"{rank}.pt")
+    except BaseException:  # noqa: BLE001  looked at by the test
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,93 @@
+"""Law 1 across executors: processes leave what one process leaves, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeal import ALPackage
+from pipeal.engine import SCHEDULES, Fence, load_layer_state
+from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.world import World
+
+from ..cases import Case, Layer, Outcome, cases, cosine, cuts, outcome, reference
+from .lines import on_each, thread_ranks
+
+RICH = Case(
+    (
+        Layer("nn.Dropout", "AL", 8, 5),
+        Layer("functional", "own ENC", 5, 4, "adamw"),
+        Layer("pipeal.Dropout", "published AL", 9, 3, "sgd"),
+        Layer("batch norm", "own AE", 4, 3),
+    ),
+    rows=(5, 5, 3, 5, 5, 2),
+    seed=11,
+)
+PAIRS = Case(
+    (Layer("linear", "AL", 7, 5), Layer("linear", "silent AL", 6, 4), Layer("linear", "AL", 3, 3), Layer("linear")),
+    rows=(4, 6, 5, 2),
+    pairs=True,
+    seed=5,
+)
+
+
+_building = threading.Lock()  # of packages, from PyTorch's default generator
+
+
+def rebuilt(case: Case, fence: Fence) -> ALPackage:
+    """A new package with what a fence found."""
+    package = case.build()
+    for number, found in fence.wait(30).items():
+        load_layer_state(package[number], found.state)
+    return package
+
+
+def trained(world: World, package: ALPackage, case: Case, schedule: str, **settings: Any) -> Outcome | None:
+    """What a rank finds after training: rank 0 all that is left of the case, predictions along every exit included."""
+    chosen: dict[str, Any] = {"seed": case.seed, "threads": 1, "stall_timeout_s": 60.0} | settings
+    if world.rank:
+        serve(package, world, "cpu", schedule, **chosen)
+        return None
+    batches = case.batches()
+    with DistributedPipeline(package, world, "cpu", schedule, **chosen) as pipe:
+        report = pipe.run(iter(batches), lr_scale=cosine)
+        fence = pipe.fence()
+        predictions = [pipe.predict(batches[0][0], depth + 1) for depth in range(len(package))]
+    assert report.batches == len(batches)
+    assert report.samples == sum(case.rows)
+    with _building:
+        return outcome(rebuilt(case, fence), report.losses, predictions)
+
+
+def run(worlds: list[World], case: Case, schedule: str, sizes: list[int], **settings: Any) -> Outcome:
+    """What training over ranks that are threads leaves of a case."""
+    packages = [case.build() for _ in worlds]
+    found = on_each(worlds, lambda world: trained(world, packages[world.rank], case, schedule, sizes=sizes, **settings))
+    assert found[0] is not None
+    return found[0]
+
+
+@given(case=cases(), data=st.data())
+@settings(max_examples=8)
+def test_random_packages_on_random_ranks(case: Case, data: st.DataObject) -> None:
+    stages = data.draw(st.integers(1, min(4, len(case.layers))), label="stages")
+    sizes = data.draw(st.sampled_from(list(cuts(len(case.layers), stages))), label="sizes")
+    schedule = data.draw(st.sampled_from(list(SCHEDULES)), label="schedule")
+    queue_depth = data.draw(st.integers(1, 4), label="queue depth")
+    with thread_ranks(stages) as worlds:
+        found = run(worlds, case, schedule, sizes, queue_depth=queue_depth)
+    assert found.differences(reference(case)) == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_on_every_number_of_ranks(schedule: str) -> None:
+    for case, sizes in product((RICH, PAIRS), ([4], [1, 3], [2, 1, 1], [1, 1, 1, 1])):
+        with thread_ranks(len(sizes)) as worlds:
+            for queue_depth in (1, 2):
+                found = run(worlds, case, schedule, sizes, queue_depth=queue_depth)
+                assert found.differences(reference(case)) == [], (sizes, queue_depth)

@@ -1,0 +1,209 @@
+"""Law 3 across processes: what fails anywhere is raised on rank 0 as its own type, all others stop, nothing hangs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeal import AE, AL, ENC, ALPackage
+from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.world import World
+from pipeal.errors import Interrupted
+
+from ..test_failures import PickyError
+from ..traps import Gate, Trap, nothing, quick, throw
+from .processes import run, started
+
+SOON_S = 15.0
+Part = Callable[[World], Any]
+
+
+def told_by(work: Callable[[], Any]) -> dict[str, Any]:
+    """What is raised, in words, and how long that took."""
+    begin = time.monotonic()
+    try:
+        work()
+    except BaseException as error:  # noqa: BLE001  looked at by the test
+        return {
+            "kind": type(error).__name__,
+            "text": str(error),
+            "notes": "\n".join(getattr(error, "__notes__", [])),
+            "code": getattr(error, "code", None),
+            "seconds": time.monotonic() - begin,
+        }
+    return {"kind": None, "seconds": time.monotonic() - begin}
+
+
+def virtual(world: World, layers: list[nn.Module], schedule: str = "pipelined", **settings: Any) -> dict[str, Any]:
+    """Virtual batches through layers of which one is a trap."""
+    chosen: dict[str, Any] = {"threads": 1, "stall_timeout_s": 20.0, "first_batch": 100} | settings
+
+    def feed(epoch: int, first: int) -> Iterator[Any]:
+        yield from nothing(3)
+
+    def work() -> None:
+        if world.rank:
+            serve(layers, world, "cpu", schedule, feed=feed, **chosen)
+            return
+        with DistributedPipeline(layers, world, "cpu", schedule, **chosen) as pipe:
+            if world.mesh.replicas > 1:
+                pipe.begin_feed(0)
+            pipe.run(nothing(6))
+
+    return told_by(work)
+
+
+def traps(world: World) -> list[dict[str, Any]]:
+    """One pipeline after the other fails, each in another way and place; the world lives on."""
+    found = []
+    for schedule, action, stage in (
+        ("pipelined", "F", 0),
+        ("pipelined", "B", 1),
+        ("al-fm", "U", 2),
+        ("sequential", "F", 2),
+        ("backward-overlap", "B", 0),
+    ):
+        layers = quick(3)
+        layers[stage] = Trap(action, 2, throw(ValueError("the trap")))
+        found.append(virtual(world, layers, schedule))
+    for error in (PickyError(7, hint="look here"), SystemExit(4), KeyError("gone")):
+        found.append(virtual(world, [*quick(2), Trap("B", 1, throw(error))]))
+    still = [*quick(2), Trap("F", 1, Gate().stand_still_here)]
+    found.append(virtual(world, still, stall_timeout_s=2.0, dump_folder=f"dump-{world.rank}"))
+    found.append(virtual(world, [*quick(2), Unhappy()]))
+
+    def interrupted() -> None:
+        chosen = {"threads": 1, "stall_timeout_s": 20.0}
+        if world.rank:
+            serve(quick(3), world, **chosen)
+            return
+        with DistributedPipeline(quick(3), world, **chosen) as pipe:
+            pipe.submit(None, None)
+            raise Interrupted("interrupted after batch 1, and saved", 143)
+
+    found.append(told_by(interrupted))
+    found.append(told_by(lambda: not_finite(world)))
+    found.append(virtual(world, quick(3)))
+    return found
+
+
+class Unhappy(Trap):
+    """Fails in a way that only a note tells."""
+
+    def __init__(self) -> None:
+        super().__init__("U", 0, throw(RuntimeError()))
+
+
+def not_finite(world: World) -> None:
+    torch.manual_seed(0)
+    layers = [AL(ENC(nn.Linear(3, 3), nn.Linear(3, 3)), AE(nn.Identity(), nn.Identity())) for _ in range(3)]
+    with torch.no_grad():
+        layers[2].enc.f.weight.fill_(float("nan"))
+    package = ALPackage(layers)
+    if world.rank:
+        serve(package, world, threads=1)
+        return
+    with DistributedPipeline(package, world, threads=1) as pipe:
+        pipe.run([(torch.randn(2, 3), torch.randn(2, 3))] * 3)
+
+
+def test_what_fails_anywhere_reaches_rank_0_as_its_own_type_and_stops_all(tmp_path: Path) -> None:
+    ranks = run(traps, 3, tmp_path)
+    words = {"F": "forward", "B": "backward", "U": "update"}
+    for place, (action, stage) in enumerate((("F", 0), ("B", 1), ("U", 2), ("F", 2), ("B", 0))):
+        for rank in range(3):
+            told = ranks[rank][place]
+            assert (told["kind"], told["text"]) == ("ValueError", "the trap"), (place, rank)
+            note = (
+                f"in the {words[action]} of stage {stage}, layer {stage} (Trap), batch 102, device cpu; input no tensor"
+            )
+            assert note in told["notes"]
+    first = ranks[0]
+    assert (first[5]["kind"], first[5]["text"]) == ("RuntimeError", "PickyError: code 7: look here")
+    assert "in spring" in first[5]["notes"]  # the stack, as it was there
+    assert re.search(r"on rank 2 \(stage 2\) on \S+:\nTraceback", first[5]["notes"])
+    assert (first[6]["kind"], first[6]["code"]) == ("SystemExit", 4)
+    assert (first[7]["kind"], first[7]["text"]) == ("KeyError", "'gone'")
+    assert first[8]["kind"] == "StallError"
+    assert re.match(r"stage 2 stands still: F1@s2 for .* s on cpu of rank 2 \(stage 2\) on ", first[8]["text"])
+    assert "the stacks of all threads are in dump-0/stall-" in first[8]["text"]
+    (dump,) = (tmp_path / "dump-2").iterdir()  # each rank leaves its own
+    assert "stand_still_here" in dump.read_text()
+    assert (first[9]["kind"], first[9]["text"]) == ("RuntimeError", "")
+    assert [(told[10]["kind"], told[10]["code"]) for told in ranks] == [("Interrupted", 143)] * 3
+    assert first[11]["kind"] == "NonFiniteError"
+    assert first[11]["text"].startswith("layer 2 has a loss that is not finite on batch 0")
+    for told in ranks:
+        assert told[12]["kind"] is None  # the next pipeline is none the worse
+        assert all(one["seconds"] < SOON_S for one in told)
+
+
+def short_feed(world: World) -> dict[str, Any]:
+    return virtual(world, quick(1))
+
+
+def test_a_replica_without_a_batch_is_told_of_it(tmp_path: Path) -> None:
+    for told in run(short_feed, 2, tmp_path, replicas=2):
+        assert told["kind"] == "DataError"
+        assert re.match(r"the feed of rank 1 .* has no batch 103, but rank 0 has one", told["text"])
+
+
+def long(world: World, schedule: str = "pipelined") -> None:
+    """Trains until somebody dies."""
+    layers = [*quick(2), Trap("F", 20, lambda: Path("under-way").touch(), (0.01, 0.01, 0.0))]
+    if world.rank:
+        serve(layers, world, "cpu", schedule, threads=1)
+    else:
+        with DistributedPipeline(layers, world, "cpu", schedule, threads=1) as pipe:
+            pipe.run(nothing(100_000))
+
+
+def long_joined(world: World) -> None:
+    """The same, where stages also wait for others that are not their neighbours."""
+    long(world, "al-fm")
+
+
+def long_replicated(world: World) -> None:
+    """Two replicas of a real layer, which average after every batch."""
+    model = ALPackage([AL(ENC(nn.Linear(3, 3), nn.Linear(3, 2)), AE(nn.Linear(2, 2), nn.Linear(2, 2)))])
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.1)
+
+    def batches(_: int = 0, __: int = 0) -> Iterator[Any]:
+        for number in range(100_000):
+            if number == 20:
+                Path("under-way").touch()
+            yield torch.ones(2, 3), torch.ones(2, 2)
+
+    if world.rank:
+        serve(model, world, threads=1, feed=batches)
+    else:
+        with DistributedPipeline(model, world, threads=1) as pipe:
+            pipe.begin_feed(0)
+            pipe.run(batches())
+
+
+@pytest.mark.parametrize(
+    ("job", "victim", "size", "replicas"),
+    [(long, 0, 3, 1), (long, 2, 3, 1), (long_joined, 1, 3, 1), (long_replicated, 1, 2, 2)],
+)
+def test_when_a_process_is_killed_all_others_end_and_name_it(
+    job: Any, victim: int, size: int, replicas: int, tmp_path: Path
+) -> None:
+    with started(job, size, tmp_path, replicas) as ranks:
+        ranks.wait_for("under-way")
+        ranks.processes[victim].kill()
+        begin = time.monotonic()
+        codes = ranks.wait(60)
+        assert time.monotonic() - begin < 30
+        assert codes == [-9 if rank == victim else 1 for rank in range(size)]
+        for rank in set(range(size)) - {victim}:
+            last = ranks.said(rank).strip().splitlines()[-1]
+            assert re.match(rf"pipeal\.errors\.PeerLostError: .*rank {victim} ", last), ranks.said(rank)

@@ -1,0 +1,70 @@
+"""Exceptions as plain values: own and built-in ones come back as themselves, all others by name, none by pickle."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeal import PipealError
+from pipeal.engine.blame import add_note
+from pipeal.engine.distributed.failures import rebuilt, told
+from pipeal.errors import (
+    ConfigError,
+    Interrupted,
+    NonFiniteError,
+    OutOfMemoryError,
+    PeerLostError,
+    StallError,
+    exit_code,
+)
+
+ERRORS: list[BaseException] = [
+    ConfigError("no such key"),
+    NonFiniteError("not finite", 2, 7, (1.0, float("inf"))),
+    OutOfMemoryError("too much", 1, None, 4),
+    Interrupted("saved", 143),
+    PeerLostError("gone", 3, 9),
+    StallError("stands still"),
+    ValueError("wrong", 3),
+    KeyError("missing"),
+    FileNotFoundError(2, "No such file", "there"),
+    SystemExit(4),
+    KeyboardInterrupt(),
+    StopIteration(3),
+    RuntimeError(),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_known_exceptions_come_back_as_themselves(error: BaseException) -> None:
+    add_note(error, "in the forward")
+    found = rebuilt(json.loads(json.dumps(told(error))), "rank 2")
+    assert type(found) is type(error)
+    assert (str(found), found.args, exit_code(found)) == (str(error), error.args, exit_code(error))
+    fields = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    assert {name: value for name, value in vars(found).items() if name != "__notes__"} == fields
+    assert getattr(found, "filename", None) == getattr(error, "filename", None)
+    first, second = found.__notes__
+    assert first == "in the forward"
+    assert second.startswith("on rank 2:\n")
+
+
+class OwnError(PipealError):
+    """A user's own."""
+
+    def __init__(self, *, hint: object) -> None:
+        super().__init__(f"hint {hint}")
+
+
+@pytest.mark.parametrize("error", [OwnError(hint=3), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why")])
+def test_others_come_by_name(error: BaseException) -> None:
+    found = rebuilt(json.loads(json.dumps(told(error))), "rank 1")
+    assert type(found) is RuntimeError
+    assert str(found) == f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.parametrize("name", ["eval", "open", "exit_code", "__import__", "Nothing"])
+def test_what_is_no_exception_is_not_called(name: str) -> None:
+    facts = {"kind": name, "line": "x", "args": ["1 + 1"], "fields": {}, "notes": [], "stack": ""}
+    assert type(rebuilt(facts, "rank 1")) is RuntimeError

@@ -1,0 +1,182 @@
+"""Fences and reports over ranks: states between two batches, kept where the layers are or sent; one clock for all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from pipeal import ALPackage, StallError
+from pipeal.engine import SCHEDULES, Fence, LayerState, Window, violations
+from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.server import OnFence
+from pipeal.engine.distributed.world import World
+
+from ..cases import cosine
+from ..test_fence import RICH, by_hand, differences
+from ..traps import Trap, quick, throw
+from .lines import on_each, thread_ranks
+
+
+def with_pipe(
+    worlds: list[World],
+    packages: list[Any],
+    work: Callable[[DistributedPipeline], Any],
+    on_fence: OnFence | None = None,
+    **more: Any,
+) -> Any:
+    """What ``work`` gives on rank 0."""
+    chosen: dict[str, Any] = {"threads": 1, "stall_timeout_s": 60.0, "seed": RICH.seed} | more
+
+    def on_rank(world: World) -> Any:
+        if world.rank:
+            return serve(packages[world.rank], world, on_fence=on_fence, **chosen)
+        with DistributedPipeline(packages[0], world, **chosen) as pipe:
+            return work(pipe)
+
+    return on_each(worlds, on_rank)[0]
+
+
+def built(worlds: list[World]) -> list[ALPackage]:
+    return [RICH.build() for _ in worlds]
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_fences_between_all_batches_find_what_training_by_hand_leaves(schedule: str) -> None:
+    wanted = by_hand(RICH, len(RICH.rows))
+
+    def work(pipe: DistributedPipeline) -> list[Fence]:
+        fences = [pipe.fence()]
+        for x, y in RICH.batches():
+            pipe.submit(x, y, cosine(pipe.next_batch))
+            fences += [pipe.fence(), pipe.fence()]
+        return fences
+
+    for size in (1, 2, 4):
+        with thread_ranks(size) as worlds:
+            fences = with_pipe(worlds, built(worlds), work, schedule=schedule)
+        for fence in fences:
+            assert fence.wait(timeout_s=0)  # leaving the pipeline has waited for them
+            assert differences(fence.wait(), wanted[fence.batch]) == []
+
+
+def test_what_a_ranks_own_keeper_returns_comes_with_the_fence() -> None:
+    """The rank that has the layer writes its file; only what it says of that travels, and the losses."""
+    wanted = by_hand(RICH, 3)
+    seen: dict[tuple[int, int], LayerState] = {}
+    threads = set()
+
+    def keep(fence: Fence, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
+        threads.add(threading.current_thread().name)
+        time.sleep(0.05)  # a disk
+        seen.update({(fence.batch, layer): state for layer, state in states.items()})
+        return {"file": f"layers-{list(states)}-{fence.note['step']}", "bytes": 3}
+
+    def work(pipe: DistributedPipeline) -> list[Fence]:
+        fences = []
+        for x, y in RICH.batches()[:3]:
+            pipe.submit(x, y, cosine(pipe.next_batch))
+            fences.append(pipe.fence(note={"step": pipe.next_batch}))
+        return fences
+
+    with thread_ranks(2) as worlds:
+        fences = with_pipe(worlds, built(worlds), work, keep, sizes=[1, 3])
+    assert threads == {"pipeal-fences"}
+    for fence in fences:
+        found = fence.wait(5)
+        assert found[0].kept is None
+        for layer in (1, 2, 3):
+            assert found[layer].kept == {"file": f"layers-[1, 2, 3]-{fence.batch}", "bytes": 3}
+            assert found[layer].state == {}
+            losses = found[layer].losses
+            assert losses is None or torch.equal(losses, wanted[fence.batch][layer].losses)  # type: ignore[arg-type]
+        whole = {0: found[0]} | {layer: seen[fence.batch, layer] for layer in (1, 2, 3)}
+        assert differences(whole, wanted[fence.batch]) == []
+
+
+def test_a_keeper_that_fails_fails_its_fence_and_not_the_training() -> None:
+    def keep(fence: Fence, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
+        if fence.batch == 1:
+            raise OSError(28, "No space left on device")
+        return {}
+
+    def work(pipe: DistributedPipeline) -> None:
+        pipe.submit(*RICH.batches()[0])
+        fence = pipe.fence()
+        with pytest.raises(OSError, match="No space left") as caught:
+            fence.wait(30)
+        assert caught.value.errno == 28
+        assert not fence.ended
+        pipe.submit(*RICH.batches()[1])
+        assert pipe.fence().wait(30)[3].kept == {}
+        assert pipe.drain().batches == 2
+
+    with thread_ranks(2) as worlds:
+        with_pipe(worlds, built(worlds), work, keep)
+
+
+def test_a_slow_keeper_holds_the_line_up_and_not_the_memory() -> None:
+    """At most two wait on a rank while one is kept; a third one is not taken before."""
+    going, most = threading.Event(), [0]
+
+    def keep(fence: Fence, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
+        going.wait(30)
+        return {}
+
+    def work(pipe: DistributedPipeline) -> None:
+        fences = []
+        for _ in range(4):
+            pipe.submit(*RICH.batches()[0])
+            fences.append(pipe.fence())
+        with pytest.raises(
+            StallError, match=r"the states of layers \[2, 3\] before batch 1 were not there after 0.2 s"
+        ):
+            fences[0].wait(0.2)
+        going.set()
+        assert [list(fence.wait(30)) for fence in fences] == [[0, 1, 2, 3]] * 4
+        most[0] = len(fences)
+
+    with thread_ranks(2) as worlds:
+        with_pipe(worlds, built(worlds), work, keep)
+    assert most == [4]
+
+
+def test_a_fence_ends_with_a_pipeline_that_fails() -> None:
+    fences = []
+
+    def work(pipe: DistributedPipeline) -> None:
+        pipe.submit(None, None)
+        pipe.submit(None, None)
+        fences.append(pipe.fence())
+        pipe.drain()
+
+    with thread_ranks(2) as worlds:
+        packages = [[*quick(1), Trap("B", 1, throw(ValueError("the trap")))] for _ in worlds]
+        with pytest.raises(ValueError, match="the trap"):
+            with_pipe(worlds, packages, work)
+    with pytest.raises(ValueError, match="the trap"):
+        fences[0].wait(5)
+    assert fences[0].ended
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_was_recorded_keeps_the_schedule_and_reports_count_every_stage(schedule: str) -> None:
+    def work(pipe: DistributedPipeline) -> None:
+        for part in (RICH.batches(), RICH.batches()[:2]):
+            report = pipe.run(part)
+            assert len(report.stages) == 3
+            assert all(stage.busy_s > 0 for stage in report.stages)
+            assert sum(report.busy_share) > 0
+            assert [len(rows) for rows in report.losses] == [len(part)] * 3  # one layer reports none
+            assert report.splits == [0] * 4
+        spans = pipe.spans()
+        assert {(span.stage, span.layer) for span in spans} == {(0, 0), (1, 1), (2, 2), (2, 3)}
+        assert len(spans) == 4 * 3 * 8
+        assert violations(SCHEDULES[schedule], 3, spans) == []
+
+    with thread_ranks(3) as worlds:
+        with_pipe(worlds, built(worlds), work, schedule=schedule, sizes=[1, 1, 2], trace=Window(0, 8))

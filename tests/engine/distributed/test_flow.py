@@ -1,0 +1,178 @@
+"""What flows between ranks is bounded as in one process, in order, and whatever its shape."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeal.engine.device import Device
+from pipeal.engine.distributed import front
+from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.gpu_carrier import GpuCarrier
+from pipeal.engine.distributed.wire import Wire
+from pipeal.engine.distributed.world import World
+from pipeal.engine.virtual import VirtualLayer
+from pipeal.packet import Tree
+
+from ..traps import Gate, Trap
+from .lines import on_each, thread_ranks
+
+
+class Counting(VirtualLayer):
+    """Counts its forwards."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 0)
+        self.forwards = 0
+
+    def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+        self.forwards += 1
+        return x, y
+
+
+@pytest.mark.parametrize(("queue_depth", "forwards"), [(1, 4), (2, 4), (3, 5)])
+def test_a_slow_stage_holds_the_earlier_ones_back(queue_depth: int, forwards: int) -> None:
+    """One packet in the slow stage's hands, as many on the way as the queue is deep (two at least), one in the hands of
+    the stage before."""
+    gate, first, batches = Gate(), Counting(), [(torch.ones(2, 2), torch.ones(2))] * 12
+
+    def watch() -> None:
+        assert gate.reached.wait(30)
+        until = time.monotonic() + 20
+        while first.forwards < forwards and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.3)  # would it take more?
+        seen.append(first.forwards)
+        gate.open()
+
+    seen: list[int] = []
+    watcher = threading.Thread(target=watch)
+    settings: dict[str, Any] = {"threads": 1, "queue_depth": queue_depth, "stall_timeout_s": 60.0}
+
+    def work(world: World) -> None:
+        if world.rank:
+            return serve([Counting(), Trap("F", 0, gate.stand_still_here)], world, **settings)
+        with DistributedPipeline([first, Counting()], world, **settings) as pipe:
+            pipe.run(batches)
+        return None
+
+    with thread_ranks(2) as worlds:
+        watcher.start()
+        on_each(worlds, work)
+        watcher.join()
+    assert seen == [forwards]
+    assert first.forwards == 12
+
+
+class Recording(VirtualLayer):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 0)
+        self.got: list[tuple[Tree, Tree]] = []
+
+    def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+        self.got.append((x, y))
+        return x, y
+
+
+def test_packets_of_every_shape_arrive_unchanged_and_in_order() -> None:
+    batches: list[tuple[Any, Any]] = [
+        (torch.randn(3, 5).T, torch.arange(5)),
+        ((torch.randn(2, 4), {"mask": torch.ones(2, dtype=torch.bool)}, [3, "three", None]), None),
+        (None, None),
+        (torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last), torch.rand(2, 7, dtype=torch.float64)),
+        (torch.zeros(0, 4), torch.tensor(3)),
+        (torch.randn(400, 700), [torch.ones(1, dtype=torch.int8)] * 40),
+    ]
+    last = Recording()
+
+    def work(world: World) -> None:
+        if world.rank:
+            return serve([Counting(), Counting(), last], world, threads=1)
+        with DistributedPipeline([Counting() for _ in range(3)], world, threads=1) as pipe:
+            pipe.run(batches * 3)
+        return None
+
+    with thread_ranks(3) as worlds:
+        # Rank 1's model has the recording layer as well, but not in its stage.
+        on_each(worlds, work)
+    assert len(last.got) == 3 * len(batches)
+    for (x, y), (wanted_x, wanted_y) in zip(last.got, batches * 3, strict=True):
+        assert same(x, wanted_x)
+        assert same(y, wanted_y)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other) and (one.stride() == other.stride() or not len(one))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@contextmanager
+def stand_ins() -> Iterator[None]:
+    """In the place of streams and events: everything has happened when it was asked for."""
+    with ExitStack() as patched:
+        for name in ("Stream", "Event", "device", "stream"):
+            patched.enter_context(patch.object(torch.cuda, name, MagicMock()))
+        yield
+
+
+def test_what_goes_from_gpu_to_gpu_keeps_its_order_and_shape_over_two_ways() -> None:
+    """The protocol of heads over one group and tensors over another, over gloo: NCCL needs two GPUs."""
+    trees: list[Any] = [
+        (torch.randn(3, 5).T, {"mask": torch.ones(2, dtype=torch.bool)}, [None, 3]),
+        None,
+        (torch.zeros(0, 4), torch.tensor(3), torch.randn(4, 6)[:, 1], torch.randn(4, 1).expand(4, 9)),
+    ]
+
+    def work(world: World) -> list[Any]:
+        groups = front.open_groups(world, [])
+        carrier = GpuCarrier(Wire(groups.control, 0), groups.packets, 1 - world.rank, Device(torch.device("cpu")))
+        if world.rank == 0:
+            for number, tree in enumerate(trees):
+                carrier.send(1, "tree", {"number": number}, tree, None)
+            return []
+        found = []
+        for number in range(len(trees)):
+            message = carrier.wire.receive(0)
+            assert (message.kind, message.facts["number"]) == ("tree", number)
+            found.append(carrier.body(message)[0])
+        return found
+
+    with stand_ins(), thread_ranks(2) as worlds:
+        arrived = on_each(worlds, work)[1]
+    assert all(map(same, arrived, trees))
+
+
+def test_a_rank_keeps_no_memory_for_layers_that_are_not_its_own() -> None:
+    class Real(VirtualLayer):
+        def __init__(self) -> None:
+            super().__init__(0, 0)
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+    models = [[Real() for _ in range(3)] for _ in range(3)]
+
+    def work(world: World) -> None:
+        if world.rank:
+            return serve(models[world.rank], world, threads=1)
+        with DistributedPipeline(models[0], world, threads=1) as pipe:
+            assert [str(stage.device) for stage in pipe.stages] == ["cpu", "cpu of rank 1", "cpu of rank 2"]
+        return None
+
+    with thread_ranks(3) as worlds:
+        on_each(worlds, work)
+    where = [[layer.weight.device.type for layer in model] for model in models]
+    assert where == [["cpu"] * 3, ["meta", "cpu", "meta"], ["meta", "meta", "cpu"]]

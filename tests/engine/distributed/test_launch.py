@@ -1,0 +1,32 @@
+"""What is read of torchrun's environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeal.engine.distributed.launch import Launch
+from pipeal.errors import ConfigError
+
+FOUND = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
+FOUND |= {"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+
+
+def test_what_torchrun_says_is_read() -> None:
+    assert Launch.found(FOUND) == Launch(3, 4, 1, 2, "a", 29500, hosted=True, attempt=2)
+    assert Launch.found({}) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"RANK": "4"}, "RANK is 4, WORLD_SIZE 4"),
+        ({"RANK": "x"}, "RANK is 'x'; expected a whole number"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT is '0'"),
+        ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not"),
+    ],
+)
+def test_what_torchrun_would_not_say_is_refused(change: dict[str, str | None], line: str) -> None:
+    environment = {key: value for key, value in {**FOUND, **change}.items() if value is not None}
+    with pytest.raises(ConfigError, match=line):
+        Launch.found(environment)

@@ -1,0 +1,196 @@
+"""Replicas learn from their shares of a batch what one process learns from all of it, and stay alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, RunReport
+from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.world import World
+
+from ..cases import Case, Layer, Outcome, cosine, outcome, train_by_hand
+from .lines import on_each, thread_ranks
+
+EXACT = Case((Layer("linear", "AL", 7, 5), Layer("linear", "published AL", 6, 4, "sgd"), Layer("linear", "AL", 4, 3)),
+             rows=(6, 8, 7, 5), seed=4)  # fmt: skip
+DRAWS = Case((Layer("batch norm", "AL", 7, 5), Layer("nn.Dropout", "own ENC", 6, 4, "sgd"), Layer("functional")),
+             rows=(6, 8, 6, 5), seed=4)  # fmt: skip
+Share = list[tuple[Any, Tensor]]
+
+
+def shares(case: Case, *sizes: int) -> list[Share]:
+    """Each batch cut: to the last replica what the others leave."""
+    found: list[Share] = [[] for _ in range(len(sizes) + 1)]
+    for x, y in case.batches():
+        ends = [0, *torch.tensor(sizes).cumsum(0).tolist(), len(y)]
+        for share, begin, end in zip(found, ends, ends[1:], strict=False):
+            share.append((x[begin:end], y[begin:end]))
+    return found
+
+
+def train(
+    worlds: list[World], packages: list[ALPackage], parts: list[Share], epochs: int = 1, **settings: Any
+) -> list[RunReport]:
+    """One epoch after the other; the second begins with batch 1."""
+
+    def work(world: World) -> list[RunReport]:
+        def feed(epoch: int, first: int) -> Iterator[Any]:
+            yield from parts[world.mesh.replica_of(world.rank)][first:]
+
+        chosen: dict[str, Any] = {"seed": 4, "threads": 1, "stall_timeout_s": 60.0} | settings
+        if world.rank:
+            serve(packages[world.rank], world, "cpu", feed=feed, **chosen)
+            return []
+        reports = []
+        with DistributedPipeline(packages[0], world, "cpu", **chosen) as pipe:
+            for epoch in range(epochs):
+                pipe.begin_feed(epoch, epoch)
+                reports.append(pipe.run(parts[0][epoch:], cosine))
+                pipe.predict(parts[0][0][0])
+        return reports
+
+    return on_each(worlds, work)[0]
+
+
+def state(worlds: list[World], packages: list[ALPackage], replica: int) -> Outcome:
+    """What a replica's ranks have learnt."""
+    stages = worlds[0].mesh.stages
+    layers: list[AL] = []
+    for number in range(len(packages[0])):
+        stage = next(s for s in range(stages) if number < (s + 1) * len(packages[0]) / stages)
+        layers.append(packages[worlds[0].mesh.rank_of(replica, stage)][number])
+    return outcome(ALPackage(layers), [], [])
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(2, [3]), (4, [2, 1]), (6, [1, 1, 1])])
+def test_two_replicas_learn_what_one_process_learns_from_whole_batches(size: int, sizes: list[int]) -> None:
+    parts = shares(EXACT, 4)  # the others have 2, 4, 3 and 1
+    whole = EXACT.build()
+    losses = train_by_hand(whole, EXACT.batches(), seed=4)
+    with thread_ranks(size, replicas=2) as worlds:
+        packages = [EXACT.build() for _ in worlds]
+        (report,) = train(worlds, packages, parts, sizes=sizes)
+        assert report.samples == sum(EXACT.rows)
+        for mine, wanted in zip(report.losses, losses, strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-6)
+        wanted_now = whole.state_dict()
+        for stage, package in enumerate(packages[: len(sizes)]):
+            for name, value in package.state_dict().items():
+                if not value.is_meta and int(name.split(".")[0]) in range(sum(sizes[:stage]), sum(sizes[: stage + 1])):
+                    torch.testing.assert_close(value, wanted_now[name], rtol=1e-3, atol=1e-5)
+
+
+def test_runs_repeat_bit_for_bit_and_replicas_stay_alike_with_batch_norm_and_dropout() -> None:
+    parts, found = shares(DRAWS, 3), []
+    for _ in range(2):
+        with thread_ranks(2, replicas=2) as worlds:
+            packages = [DRAWS.build() for _ in worlds]
+            reports = train(worlds, packages, parts, epochs=2, sizes=[3])
+            first, second = (outcome(package, [], []) for package in packages)
+            assert first.differences(second) == []
+            found.append(outcome(packages[0], [rows for report in reports for rows in report.losses], []))
+    assert found[0].differences(found[1]) == []
+
+
+def test_replicas_draw_numbers_of_their_own() -> None:
+    """Else every replica would drop the same units of its samples."""
+    torch.manual_seed(0)
+    seen: dict[int, Tensor] = {}
+
+    class Kept(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.rank = rank
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen[self.rank] = torch.rand(4)
+            return x
+
+    def package(rank: int) -> ALPackage:
+        torch.manual_seed(0)
+        side = AE(nn.Linear(2, 2), nn.Linear(2, 2))
+        return ALPackage([AL(ENC(nn.Sequential(nn.Linear(3, 3), Kept(rank)), nn.Linear(3, 2)), side)])
+
+    with thread_ranks(2, replicas=2) as worlds:
+        train(worlds, [package(0), package(1)], [[(torch.randn(4, 3), torch.randn(4, 2))]] * 2)
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_one_stage_with_replicas_is_plain_data_parallel_backpropagation() -> None:
+    def package() -> ALPackage:
+        torch.manual_seed(1)
+        return ALPackage([BP(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), lr=0.01)])
+
+    whole = package()
+    train_by_hand(whole, EXACT.batches(), cosine)
+    with thread_ranks(3, replicas=3) as worlds:
+        packages = [package() for _ in worlds]
+        train(worlds, packages, shares(EXACT, 2, 2))
+        for name, value in packages[2].state_dict().items():
+            torch.testing.assert_close(value, whole.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_replica_that_comes_late_is_waited_for() -> None:
+    """A wait for an average ends now and then to look around, and must not have broken what it waits for."""
+    parts, found = shares(EXACT, 3), []
+    for late_s in (0.0, 0.5):
+        with thread_ranks(2, replicas=2) as worlds:
+            packages = [EXACT.build() for _ in worlds]
+            backward = packages[1][1].backward
+            packages[1][1].backward = lambda: (time.sleep(late_s), backward())  # type: ignore[method-assign]  # noqa: B023
+            train(worlds, packages, parts, sizes=[3])
+            found.append(outcome(packages[0], [], []))
+    assert found[0].differences(found[1]) == []
+
+
+class Sometimes(nn.Module):
+    """Uses its second half on batches of three samples alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.rarely, self.never = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.always(x)
+        return self.rarely(x) if len(x) == 3 else x
+
+
+def test_a_parameter_without_a_gradient_on_some_replicas_or_on_all() -> None:
+    """Adam would move, and give a state to, a parameter with a gradient of zero."""
+
+    def package() -> ALPackage:
+        torch.manual_seed(1)
+        return ALPackage([AL(ENC(Sometimes(), nn.Linear(6, 2)), AE(nn.Linear(3, 2), nn.Linear(2, 3)))])
+
+    parts = [[(torch.ones(3, 6), torch.ones(3, 3))], [(torch.ones(2, 6), torch.ones(2, 3))]]
+    with thread_ranks(2, replicas=2) as worlds:
+        packages = [package() for _ in worlds]
+        train(worlds, packages, parts)
+    assert outcome(packages[0], [], []).differences(outcome(packages[1], [], [])) == []
+    for one in packages:
+        moved = {
+            name for name, p in one.named_parameters() if not torch.equal(p, dict(package().named_parameters())[name])
+        }
+        assert {name.split(".")[3] for name in moved if ".enc.f." in name} == {"always", "rarely"}
+
+
+def test_replicas_that_are_not_alike_at_the_start_are_told_of_it() -> None:
+    with thread_ranks(2, replicas=2) as worlds:
+        packages = [Case(EXACT.layers, EXACT.rows, seed=seed).build() for seed in (4, 5)]
+        with pytest.raises(ConfigError, match="layer 0 is not the same on rank 1 as on rank 0"):
+            train(worlds, packages, shares(EXACT, 2))
+
+
+@pytest.mark.parametrize("choice", [{"on_non_finite": "skip"}, {"on_oom": "split"}])
+def test_choices_that_one_replica_cannot_make_for_all_are_refused(choice: dict[str, str]) -> None:
+    with (
+        thread_ranks(2, replicas=2) as worlds,
+        pytest.raises(ConfigError, match="is not possible with 2 replicas"),
+    ):
+        train(worlds, [EXACT.build() for _ in worlds], shares(EXACT, 2), **choice)

@@ -1,0 +1,193 @@
+"""Ranks that meet, speak, and are lost: whatever happens to one, all others know it by name, and no wait is endless."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from threading import Event
+from time import monotonic, sleep
+
+import pytest
+
+from pipeal.engine.distributed.launch import Launch
+from pipeal.engine.distributed.peers import Peer, _state, is_gone
+from pipeal.engine.distributed.world import World, open_world
+from pipeal.errors import ConfigError, Interrupted, PeerLostError
+from tests.engine.distributed.ranks import TIMEOUT_S, Wire, each, rank_of, ranks, store_port
+
+SOON_S = 3 * TIMEOUT_S + 2
+
+
+def lost(world: World) -> str:
+    """What a rank says of the loss that it comes to know."""
+    assert world.lost.wait(SOON_S)
+    with pytest.raises(PeerLostError) as found:
+        world.check()
+    return str(found.value)
+
+
+def test_what_rank_0_tells_all_others_hear_in_order_and_what_all_give_all_get() -> None:
+    with ranks(3) as worlds:
+
+        def speak(world: World) -> list[object]:
+            said: list[object] = [{"begin": 1}, [2, None], "three"]
+            if world.rank:
+                return [world.hear() for _ in said]
+            for one in said:
+                world.tell(one)
+            return said
+
+        first, *others = each(worlds, speak)
+        assert all(other == first for other in others)
+        assert each(worlds, lambda world: world.gather(world.rank**2)) == [[0, 1, 4]] * 3
+
+
+def test_a_signal_that_one_rank_gets_reaches_rank_0_once() -> None:
+    with ranks(3) as worlds:
+        heard: list[int] = []
+        worlds[0].on_signal(heard.append)
+        worlds[1].pass_on(15)
+        worlds[2].pass_on(15)
+        until = monotonic() + SOON_S
+        while not heard and monotonic() < until:
+            sleep(0.02)
+        sleep(3 * worlds[0]._heart.every_s)
+        assert heard == [15]
+
+
+def test_ranks_that_are_about_to_do_different_things_all_say_the_same_of_it() -> None:
+    with store_port() as port, rank_of(0, 2, port) as zero, rank_of(1, 2, port) as one:
+        errors = each([zero, one], lambda world: world.meet({"train.seed": world.rank, "model.name": "lstm"}))
+        assert all(isinstance(error, ConfigError) for error in errors)
+        assert str(errors[0]) == str(errors[1])
+        assert str(errors[0]).startswith("rank 1 has train.seed 1, rank 0 has 0; ")
+
+
+def test_whoever_does_not_come_is_named_on_every_rank() -> None:
+    with store_port() as port, rank_of(0, 4, port) as zero, rank_of(2, 4, port) as two:
+        begin = monotonic()
+        for error in each([zero, two], lambda world: world.meet({})):
+            assert isinstance(error, PeerLostError)
+            assert f"ranks 1, 3 of 4 did not come within {TIMEOUT_S:g} s to 127.0.0.1:{port}" in str(error)
+        assert monotonic() - begin < SOON_S
+
+
+def test_a_store_that_nobody_hosts_is_told_within_the_timeout() -> None:
+    launch = Launch(1, 2, 1, 2, "127.0.0.1", 1, hosted=True)
+    wanted = r"rank 0 cannot be reached: nobody answers at 127\.0\.0\.1:1 within 1 s"
+    with pytest.raises(PeerLostError, match=wanted), open_world(launch, {}, timeout_s=1.0):
+        pass
+
+
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_rank_that_fails_says_why_before_it_leaves(which: int) -> None:
+    with ranks(4, replicas=2) as worlds:
+        begin = monotonic()
+        worlds[which].fail(ValueError("too wide\nby far"))
+        for world in worlds:
+            if world.rank != which:
+                assert lost(world).endswith(
+                    f"{worlds[which].name} on {world.peers[0].host} ended: ValueError: too wide"
+                )
+        assert monotonic() - begin < SOON_S
+
+
+def test_a_chain_of_failures_names_its_first_and_ends_with_its_code() -> None:
+    with ranks(3) as worlds:
+        worlds[1].fail(PeerLostError("rank 2 (stage 2) broke off", 2, 143))
+        assert lost(worlds[0]) == lost(worlds[2]) == "rank 2 (stage 2) broke off"
+        with pytest.raises(PeerLostError) as found:
+            worlds[0].check()
+        assert (found.value.rank, found.value.code) == (2, 143)
+
+
+def test_a_rank_that_falls_silent_is_lost_after_the_timeout() -> None:
+    with ranks(3) as worlds:
+        worlds[2]._heart.stop()
+        begin = monotonic()
+        for world in worlds[:2]:
+            assert f"rank 2 (stage 2) on {world.peers[2].host} has given no sign of life" in lost(world)
+        assert 0.5 * TIMEOUT_S < monotonic() - begin < SOON_S
+
+
+def test_a_process_that_is_gone_from_this_machine_is_lost_at_once() -> None:
+    with ranks(3) as worlds:
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+            one = replace(worlds[0].peers[1], pid=process.pid, born=_born(process.pid))
+            peers = [worlds[0].peers[0], one, worlds[0].peers[2]]
+            for world in (worlds[0], worlds[2]):
+                world._heart.watch(peers)
+            assert not is_gone(one)
+            worlds[0].check()
+        for world in (worlds[0], worlds[2]):
+            assert f"ended: without a word; its process {one.pid} is gone" in lost(world)
+
+
+def test_the_number_of_a_process_that_was_given_again_is_not_the_process() -> None:
+    me = Peer.self()
+    assert not is_gone(me)
+    assert is_gone(replace(me, born="1"))
+    assert not is_gone(replace(me, born="1", machine="another"))
+
+
+def test_whoever_left_in_order_is_not_lost() -> None:
+    with ranks(3) as worlds:
+        worlds[1].leave()
+        worlds[1]._heart.stop()
+        assert not worlds[0].lost.wait(2 * TIMEOUT_S)
+        worlds[2].check()
+
+
+def test_behind_a_wire_that_is_cut_both_sides_name_the_other() -> None:
+    """Nothing breaks: packets just stop, and the thread that speaks with the store waits in a system call."""
+    with store_port() as port:
+        wire = Wire(port)
+        try:
+            with rank_of(0, 2, port) as zero, rank_of(1, 2, wire.port) as one:
+                each([zero, one], lambda world: world.meet({}))
+                wire.cut()
+                begin = monotonic()
+                near, far = each([zero, one], lambda world: world.gather("at last"))
+                assert monotonic() - begin < SOON_S
+                assert "rank 1 (stage 1)" in str(near)
+                assert "no sign of life" in str(near)
+                assert "rank 0 (stage 0)" in str(far)
+                assert f"has not answered for {TIMEOUT_S:g} s" in str(far)
+                wire.close()
+        finally:
+            wire.close()
+
+
+def test_a_store_that_goes_away_is_the_loss_of_rank_0() -> None:
+    with store_port() as port:
+        wire = Wire(port)
+        with rank_of(0, 2, port) as zero, rank_of(1, 2, wire.port) as one:
+            each([zero, one], lambda world: world.meet({}))
+            wire.close()
+            assert "rank 0 (stage 0)" in lost(one)
+
+
+def test_a_broken_connection_is_blamed_on_what_its_peer_said() -> None:
+    with ranks(2) as worlds:
+        worlds[1].fail(Interrupted("asked to end", 143))
+        blamed = worlds[0].blame(1, RuntimeError("Connection closed by peer"))
+        assert "rank 1 (stage 1)" in str(blamed)
+        assert str(blamed).endswith("ended: Interrupted: asked to end")
+        assert blamed.code == 143
+        assert str(blamed.__cause__) == "Connection closed by peer"
+
+
+def test_what_may_block_for_ever_is_given_up_when_a_peer_is_lost() -> None:
+    blocked = Event()
+    with ranks(2) as worlds:
+        worlds[1].fail(ValueError("no"))
+        with pytest.raises(PeerLostError):
+            worlds[0].guarded(blocked.wait)
+        blocked.set()
+
+
+def _born(pid: int) -> str:
+    found = _state(pid)
+    assert found is not None
+    return found[1]

@@ -1,0 +1,122 @@
+"""Forecasts against closed forms: what theory says of equal layers, replicas, links, memory, and long runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeal import PlacementError
+from pipeal.engine.forecast import Forecast, Setup, alone_s, forecast, methods
+from pipeal.engine.hardware import Link, PlannedDevice
+from pipeal.engine.layercost import LayerCost
+from pipeal.engine.schedule import SCHEDULES
+from pipeal.engine.simulate import simulate
+
+EQUAL = LayerCost(1.0, 2.0, 0.0, out_bytes=100, parameter_bytes=1000, optimizer_bytes=2000, activation_bytes=800)
+
+
+def equal(layers: int) -> dict[str, list[LayerCost]]:
+    return {"cpu": [EQUAL] * layers}
+
+
+def on(count: int, **more: object) -> Setup:
+    return Setup(devices=(PlannedDevice(),) * count, **more)  # type: ignore[arg-type]
+
+
+def of(method: str, layers: int, setup: Setup) -> Forecast:
+    return forecast(method, methods(setup.micro_batches)[method], equal(layers), setup)
+
+
+@pytest.mark.parametrize(("devices", "at_least"), [(4, 3.8), (6, 5.6)])
+def test_twelve_equal_layers_gain_nearly_as_many_times_as_there_are_devices(devices: int, at_least: float) -> None:
+    found = of("AL pipelined", 12, on(devices))
+    assert alone_s(equal(12), PlannedDevice()) / found.batch_s >= at_least
+    assert found.bubble < 0.05
+
+
+@given(layers=st.integers(1, 6), batches=st.integers(1, 200))
+def test_equal_layers_have_a_closed_form_however_long_the_run(layers: int, batches: int) -> None:
+    setup = on(layers, batches=batches)
+    whole = {
+        "AL sequential": 3 * layers * batches,
+        "AL al-fm": (layers + 2) * batches,
+        "AL pipelined": layers - 1 + 3 * batches,
+        "BP naive": 3 * layers * batches,
+        "BP gpipe": 3 * (8 + layers - 1) / 8 * batches,
+        "BP 1f1b": 3 * (8 + layers - 1) / 8 * batches,
+    }
+    for method, seconds in whole.items():
+        found = of(method, layers, setup)
+        assert found.batch_s * batches == pytest.approx(seconds)
+        assert found.busy == pytest.approx([3 * batches / seconds] * layers)
+
+
+@given(rows=st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=6), queue_depth=st.integers(1, 3))
+def test_a_long_run_goes_on_at_the_pace_it_has_reached(rows: list[tuple[int, int, int]], queue_depth: int) -> None:
+    """What is not simulated is what simulating it would give, however uneven the stages."""
+    costs = [LayerCost(forward, backward, update) for forward, backward, update in rows]
+    setup = on(len(rows), batches=150, queue_depth=queue_depth)
+    found = forecast("AL pipelined", SCHEDULES["pipelined"], {"cpu": costs}, setup)
+    durations = [
+        {action: sum(costs[n].durations()[action] for n in stage.layers) for action in costs[0].durations()}
+        for stage in found.layout.stages
+    ]
+    whole = simulate(SCHEDULES["pipelined"], durations, 150, queue_depth=queue_depth).makespan_s
+    assert found.batch_s * 150 == pytest.approx(whole)
+
+
+def test_replicas_do_as_many_batches_at_once_and_average_their_gradients() -> None:
+    link = Link(bytes_per_s=1000.0)
+    one, two = of("AL pipelined", 4, on(4, link=link)), of("AL pipelined", 4, on(8, link=link, replicas=2))
+    assert (one.devices, two.devices) == (4, 8)
+    assert one.batch_s == pytest.approx(3, rel=0.01)
+    assert two.batch_s == pytest.approx((3 + 1) / 2, rel=0.01)  # 2 (n - 1) / n of 1000 bytes at 1000 bytes/s
+    assert of("AL pipelined", 4, on(8, replicas=2)).batch_s == pytest.approx(3 / 2, rel=0.01)
+
+
+def test_replicas_that_cannot_share_the_devices_are_told() -> None:
+    with pytest.raises(PlacementError, match="3 replicas cannot share 4 devices"):
+        of("AL pipelined", 4, on(4, replicas=3))
+    mixed = (PlannedDevice(), PlannedDevice(), PlannedDevice(), PlannedDevice(speed=2.0))
+    with pytest.raises(PlacementError, match="of each kind"):
+        of("AL pipelined", 4, Setup(mixed, replicas=2))
+
+
+def test_one_stage_of_replicas_is_data_parallel_training() -> None:
+    link = Link(bytes_per_s=4000.0, latency_s=0.125)
+    found = of("AL sequential", 2, on(4, link=link, replicas=4))
+    assert len(found.layout.stages) == 1
+    all_reduce = 2 * 3 * (2000 / 4 / 4000 + 0.125)
+    assert found.batch_s == pytest.approx((2 * 3 + all_reduce) / 4)
+
+
+def test_backpropagation_waits_for_its_links_and_pipelined_al_does_not() -> None:
+    link = Link(bytes_per_s=100.0, latency_s=0.5)
+    al, slow_al = (of("AL pipelined", 4, on(4, link=one)) for one in (Link(), link))
+    bp, slow_bp = (of("BP 1f1b", 4, on(4, link=one)) for one in (Link(), link))
+    assert slow_al.batch_s == pytest.approx(al.batch_s, rel=0.01)
+    assert slow_bp.batch_s > 1.2 * bp.batch_s
+
+
+def test_memory_is_that_of_weights_graphs_and_waiting_packets() -> None:
+    resident = 2 * 1000 + 2000
+    setup = on(4, micro_batches=8)
+    assert of("AL pipelined", 4, setup).memory_bytes == (*[resident + 800 + 2 * 100] * 3, resident + 800)
+    assert of("BP gpipe", 4, setup).memory_bytes == (resident + 800,) * 4
+    assert of("BP 1f1b", 4, setup).memory_bytes == tuple(resident + held * 100 for held in (4, 3, 2, 1))
+
+
+def test_faster_devices_and_shared_stages_count() -> None:
+    fast = Setup((PlannedDevice(speed=2.0),) * 2)
+    assert of("AL pipelined", 2, fast).batch_s == pytest.approx(1.5, rel=0.01)
+    shared = of("AL pipelined", 2, on(4, stage_replicas=2))
+    assert shared.batch_s == pytest.approx(1.5, rel=0.01)
+    assert shared.devices == 4
+
+
+def test_stages_that_share_cores_get_no_more_than_those() -> None:
+    two_cores = replace(on(4), crowding=lambda at_once: max(1.0, at_once / 2))
+    assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(6, rel=0.01)

@@ -1,0 +1,89 @@
+"""Costs are plain data: what is saved is what is loaded, and anything else is told in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeal import DataError
+from pipeal.engine.layercost import Costs, LayerCost, load_costs, save_costs
+
+seconds, sizes = st.floats(0, 1e3), st.integers(0, 2**50)
+layers = st.builds(LayerCost, seconds, seconds, seconds, sizes, sizes, sizes, sizes)
+
+
+@given(
+    costs=st.builds(
+        Costs,
+        kind=st.text(),
+        layers=st.lists(layers, min_size=1, max_size=3).map(tuple),
+        backprop=st.lists(layers, max_size=3).map(tuple),
+        crowding=st.dictionaries(st.integers(1, 8), seconds),
+        samples=seconds,
+        facts=st.dictionaries(st.text(), st.text()),
+    )
+)
+def test_what_is_saved_is_what_is_loaded(costs: Costs, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("costs") / "costs.json"
+    save_costs(costs, path)
+    assert load_costs(path) == costs
+
+
+def good() -> dict[str, object]:
+    row = dict.fromkeys(LayerCost.__slots__, 1)
+    return {
+        "format": "pipeal-costs-1",
+        "kind": "cpu",
+        "layers": [row],
+        "backprop": [],
+        "crowding": {"2": 1.1},
+        "samples": 3,
+        "facts": {},
+    }
+
+
+def spoilt(**changes: object) -> str:
+    return json.dumps({**good(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no JSON"),
+        ("[]", "expected the format"),
+        ("{}", "expected the format"),
+        (spoilt(format="other"), "expected the format"),
+        (spoilt(layers=[]), "holds no layer"),
+        (spoilt(layers=3), "measure anew"),
+        (spoilt(layers=[{}]), "measure anew"),
+        (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, -1)]), "at least 0"),
+        (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, "1")]), "at least 0"),
+        (spoilt(crowding={"two": 1}), "measure anew"),
+        (spoilt(crowding=[]), "measure anew"),
+        (spoilt(kind=None), "measure anew"),
+        (spoilt(samples=float("nan")), "at least 0"),
+    ],
+)
+def test_what_is_no_file_of_costs_is_told(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(good()))
+    load_costs(path)
+    path.write_text(text)
+    with pytest.raises(DataError, match=message) as told:
+        load_costs(path)
+    assert "\n" not in str(told.value)
+    assert str(path) in str(told.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        load_costs(tmp_path / "none.json")
+
+
+def test_what_is_resident_counts_gradients() -> None:
+    cost = LayerCost(1, 2, 3, parameter_bytes=10, optimizer_bytes=25)
+    assert (cost.seconds, cost.resident_bytes) == (6, 45)

@@ -1,0 +1,243 @@
+"""The best layout: never beaten by trying everything, whatever devices, memory, links and replicas there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeal import PlacementError
+from pipeal.engine.devicesets import device_sets
+from pipeal.engine.hardware import Link, PlannedDevice
+from pipeal.engine.layercost import LayerCost
+from pipeal.engine.layout import Layout, best_layout
+
+from .cases import cuts
+
+# Whole numbers, and speeds and replicas that are powers of 2: every sum and quotient is exact.
+layer_costs = st.builds(
+    LayerCost,
+    forward_s=st.integers(0, 8),
+    backward_s=st.integers(0, 16),
+    update_s=st.integers(0, 4),
+    out_bytes=st.integers(0, 64),
+    parameter_bytes=st.integers(0, 8),
+    optimizer_bytes=st.integers(0, 16),
+    activation_bytes=st.integers(0, 32),
+)
+devices = st.builds(
+    PlannedDevice,
+    kind=st.sampled_from(["cpu", "gpu"]),
+    speed=st.sampled_from([0.5, 1.0, 2.0]),
+    memory_bytes=st.sampled_from([None, 60, 150]),
+)
+links = st.sampled_from([Link(), Link(4.0, 1.0), Link(1.0, 0.0)])
+
+
+def ways(used: Sequence[int], stages: int, most: int, any_order: bool) -> Iterator[list[tuple[int, ...]]]:
+    """Every way to give each of some stages its own devices, in any order of devices or in the order given."""
+    orders = permutations(used) if any_order else [tuple(used)]
+    for order in orders:
+        for sizes in cuts(len(order), stages) if stages <= len(order) else []:
+            if max(sizes) <= most:
+                starts = [sum(sizes[:stage]) for stage in range(stages)]
+                yield [order[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def subsets(count: int) -> Iterator[list[int]]:
+    for chosen in range(1, 2**count):
+        yield [number for number in range(count) if chosen >> number & 1]
+
+
+def slowest(
+    costs: dict[str, list[LayerCost]],
+    given_devices: list[PlannedDevice],
+    link: Link,
+    sizes: Sequence[int],
+    groups: Sequence[tuple[int, ...]],
+    replicas: int,
+    queue_depth: int,
+    any_order: bool,
+) -> float | None:
+    """What a layout takes, written down plainly; None where it does not fit."""
+    worst, start = 0.0, 0
+    for size, group in zip(sizes, groups, strict=True):
+        kinds = {given_devices[number] for number in group}
+        if len(kinds) > 1 or (not any_order and list(group) != list(range(group[0], group[-1] + 1))):
+            return None
+        device, count = kinds.pop(), len(group)
+        row = costs[device.kind][start : start + size]
+        seconds = sum(cost.forward_s + cost.backward_s for cost in row) / count + sum(cost.update_s for cost in row)
+        together = count * replicas
+        weights = sum(cost.parameter_bytes for cost in row)
+        if together > 1:
+            seconds /= device.speed
+            seconds += 2 * (together - 1) * (weights / together / link.bytes_per_s + link.latency_s)
+        else:
+            seconds /= device.speed
+        held = sum(cost.activation_bytes for cost in row)
+        last = start + size == len(costs[device.kind])
+        held += 0 if last else queue_depth * row[-1].out_bytes
+        memory = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in row) + -(-held // count)
+        if device.memory_bytes is not None and memory > device.memory_bytes:
+            return None
+        sends = 0.0 if last else link.latency_s + row[-1].out_bytes / link.bytes_per_s
+        worst = max(worst, seconds, sends)
+        start += size
+    return worst
+
+
+def best_of_all(
+    costs: dict[str, list[LayerCost]],
+    given_devices: list[PlannedDevice],
+    link: Link,
+    most: int,
+    replicas: int,
+    queue_depth: int,
+    any_order: bool,
+) -> float | None:
+    layers = len(costs["cpu"])
+    found = [
+        slowest(costs, given_devices, link, sizes, groups, replicas, queue_depth, any_order)
+        for used in subsets(len(given_devices))
+        for stages in range(1, min(layers, len(used)) + 1)
+        for groups in ways(used, stages, most, any_order)
+        for sizes in cuts(layers, stages)
+    ]
+    return min((seconds for seconds in found if seconds is not None), default=None)
+
+
+@pytest.mark.parametrize("any_order", [True, False], ids=["in any order", "in the order given"])
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.tuples(layer_costs, st.sampled_from([0.5, 1.0, 3.0])), min_size=1, max_size=5),
+    given_devices=st.lists(devices, min_size=1, max_size=4),
+    link=links,
+    most=st.sampled_from([1, 2]),
+    replicas=st.sampled_from([1, 2]),
+    queue_depth=st.integers(0, 2),
+)
+def test_no_layout_is_faster(
+    any_order: bool,
+    rows: list[tuple[LayerCost, float]],
+    given_devices: list[PlannedDevice],
+    link: Link,
+    most: int,
+    replicas: int,
+    queue_depth: int,
+) -> None:
+    costs = {
+        "cpu": [cost for cost, _ in rows],
+        "gpu": [replace(cost, forward_s=cost.forward_s * times, backward_s=cost.backward_s) for cost, times in rows],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        if not any_order:
+            patch.setattr("pipeal.engine.devicesets.MOST_MOVES", 0)
+            any_order = len(set(given_devices)) == 1
+        wanted = best_of_all(costs, given_devices, link, most, replicas, queue_depth, any_order)
+        options = {"stage_replicas": most, "replicas": replicas, "queue_depth": queue_depth}
+        if wanted is None:
+            with pytest.raises(PlacementError, match="no layout fits"):
+                best_layout(costs, given_devices, link, **options)
+            return
+        layout = best_layout(costs, given_devices, link, **options)
+    assert layout.bottleneck_s == pytest.approx(wanted, rel=1e-12)
+    holds_together(layout, given_devices, most, len(rows))
+    groups = [stage.devices for stage in layout.stages]
+    again = slowest(costs, given_devices, link, layout.sizes, groups, replicas, queue_depth, any_order)
+    assert layout.bottleneck_s == pytest.approx(again, rel=1e-12)
+
+
+def holds_together(layout: Layout, given_devices: list[PlannedDevice], most: int, layers: int) -> None:
+    assert [layer for stage in layout.stages for layer in stage.layers] == list(range(layers))
+    used = [number for stage in layout.stages for number in stage.devices]
+    assert len(used) == len(set(used))
+    for stage in layout.stages:
+        assert 1 <= len(stage.devices) <= most
+        assert all(given_devices[number] == stage.device for number in stage.devices)
+        assert stage.device.memory_bytes is None or stage.memory_bytes <= stage.device.memory_bytes
+    if not layout.any_order:
+        assert used == sorted(used)
+
+
+def flat(seconds: Sequence[float], **more: int) -> dict[str, list[LayerCost]]:
+    return {"cpu": [LayerCost(one / 3, 2 * one / 3, **more) for one in seconds]}
+
+
+def test_devices_that_would_only_slow_it_down_are_left_out() -> None:
+    layout = best_layout(flat([3, 3, 3]), [PlannedDevice(speed=0.01), *[PlannedDevice()] * 3])
+    assert [stage.devices for stage in layout.stages] == [(1,), (2,), (3,)]
+
+
+def test_a_slow_layer_is_shared_by_several_devices() -> None:
+    layout = best_layout(flat([3, 12, 3]), [PlannedDevice()] * 6, stage_replicas=4)
+    assert layout.bottleneck_s == 3
+    assert [len(stage.devices) for stage in layout.stages] == [1, 4, 1]
+
+
+def test_as_few_devices_as_do_as_well() -> None:
+    assert best_layout(flat([1] * 5), [PlannedDevice()] * 4).sizes == [2, 2, 1]
+
+
+def test_a_cut_is_not_made_where_the_packet_is_too_large_for_the_link() -> None:
+    costs = [LayerCost(1, 2, out_bytes=size) for size in (1, 900, 1, 1)]
+    layout = best_layout({"cpu": costs}, [PlannedDevice()] * 2, Link(bytes_per_s=100))
+    assert layout.sizes in ([1, 3], [3, 1])
+    assert best_layout({"cpu": costs}, [PlannedDevice()] * 2).sizes == [2, 2]
+
+
+def test_memory_decides_before_time_does() -> None:
+    costs = flat([3, 3, 3, 3], parameter_bytes=2**20, optimizer_bytes=2**21)
+    small = PlannedDevice(speed=9.0, memory_bytes=5 * 2**20)
+    layout = best_layout(costs, [small, PlannedDevice()])
+    assert sorted(layout.sizes) == [1, 3]
+    with pytest.raises(PlacementError, match="the 4 layers need 16 MiB in all and the largest, layer 0, 4 MiB"):
+        best_layout(costs, [small])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"devices": []}, "no device"),
+        ({"devices": [PlannedDevice("tpu")]}, "no costs of a device of kind 'tpu'; measured kinds: cpu"),
+        ({"devices": [PlannedDevice(speed=0.0)]}, "speed is 0"),
+        ({"stage_replicas": 0}, "0 replicas"),
+        ({"replicas": 0}, "0 replicas"),
+        ({"costs": flat([]), "devices": [PlannedDevice()]}, "no costs of a device"),
+        (
+            {"costs": {**flat([1]), "gpu": [LayerCost(1, 1)] * 2}, "devices": [PlannedDevice(), PlannedDevice("gpu")]},
+            "different numbers of layers",
+        ),
+    ],
+)
+def test_what_cannot_be_laid_out(wrong: dict[str, object], message: str) -> None:
+    options = {"costs": flat([1, 2]), "devices": [PlannedDevice()]} | wrong
+    with pytest.raises(PlacementError, match=message):
+        best_layout(**options)  # type: ignore[arg-type]
+
+
+@given(given_devices=st.lists(devices, min_size=1, max_size=6), most=st.integers(1, 3))
+def test_every_move_leads_to_a_later_set(given_devices: list[PlannedDevice], most: int) -> None:
+    sets = device_sets(given_devices, most)
+    assert sets.used[0] == 0
+    assert max(sets.used) == len(given_devices)
+    for number, moves in enumerate(sets.moves):
+        for after, group in moves:
+            assert number < after
+            assert sets.used[after] - sets.used[number] == (1 if group is None else group.count)
+
+
+def test_more_devices_than_can_be_of_use_cost_no_time() -> None:
+    layout = best_layout(flat([3, 12, 3]), [PlannedDevice()] * 60_000, stage_replicas=4)
+    assert [stage.devices for stage in layout.stages] == [(0,), (1, 2, 3, 4), (5,)]
+
+
+def test_too_many_kinds_for_every_order_are_used_in_the_order_given() -> None:
+    many = [PlannedDevice(speed=1 + number / 16) for number in range(16)]
+    layout = best_layout(flat([2.0] * 40), many)
+    assert not layout.any_order
+    assert max(layout.sizes) > min(layout.sizes)

@@ -1,0 +1,98 @@
+"""What is measured of real layers: bytes are exact, seconds are those of the layers, and no layer is changed."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
+from pipeal.engine.crowding import crowding_of, measure_crowding
+from pipeal.engine.measure import WARM_UP, measure
+from pipeal.engine.virtual import VirtualLayer
+
+
+def package() -> ALPackage:
+    """Of 20 inputs, 64 features and 8 codes, and 4 classes."""
+    torch.manual_seed(0)
+    first = AL(ENC(nn.Linear(20, 64), nn.Linear(64, 8)), LabelAE(nn.Linear(4, 8), nn.Linear(8, 4), 4))
+    second = AL(
+        ENC(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), nn.Linear(64, 8)), AE(nn.Linear(8, 8), nn.Linear(8, 8))
+    )
+    return ALPackage([first, second])
+
+
+BATCHES = [(torch.randn(rows, 20), torch.randint(4, (rows,))) for rows in (4, 8, 16, 8)]
+
+
+def test_bytes_are_those_of_weights_states_packets_and_graphs() -> None:
+    costs = measure(package(), BATCHES, rounds=1)
+    for layer, cost in zip(package(), costs, strict=True):
+        weights = sum(parameter.numel() for parameter in layer.parameters())
+        assert cost.parameter_bytes == 4 * weights
+        # Adam keeps two numbers for each weight, and counts the steps of each parameter.
+        assert cost.optimizer_bytes == 8 * weights + 4 * len(list(layer.parameters()))
+        assert cost.out_bytes == 4 * 16 * (64 + 8)  # of the largest batch
+        assert cost.forward_s > 0
+        assert cost.backward_s > 0
+        assert cost.update_s > 0
+    # The input, the features, and what the two losses and the label side need.
+    assert 4 * 16 * (20 + 64) <= costs[0].activation_bytes <= 4 * 16 * 2 * (20 + 64 + 8 + 8 + 4 + 4 + 8)
+    assert costs[1].activation_bytes > costs[0].activation_bytes - 4 * 16 * 20
+
+
+def test_the_layers_are_left_as_they_were() -> None:
+    trained = package()
+    before = deepcopy(trained.state_dict())
+    measure(trained, BATCHES, rounds=1)
+    measure_crowding(trained, BATCHES, [2], rounds=1)
+    assert all(torch.equal(before[name], value) for name, value in trained.state_dict().items())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in trained.modules())
+
+
+def test_a_model_that_is_only_time_has_no_bytes() -> None:
+    slow, fast = measure([VirtualLayer(0.004, 0.002, 0.001), VirtualLayer(0.001, 0.001)], [(None, None)] * 4, rounds=1)
+    assert slow.seconds > fast.seconds >= 0.002
+    assert (slow.parameter_bytes, slow.out_bytes, slow.activation_bytes) == (0, 0, 0)
+
+
+def test_too_few_batches_are_refused() -> None:
+    with pytest.raises(PlacementError, match=f"{WARM_UP} batches"):
+        measure(package(), BATCHES[:WARM_UP])
+
+
+def test_layers_that_only_wait_do_not_crowd_each_other() -> None:
+    assert measure_crowding([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 8, [4], rounds=1)[4] < 2
+
+
+def test_a_failure_in_a_crowd_reaches_the_caller() -> None:
+    class Broken(VirtualLayer):
+        def backward(self) -> None:
+            raise ZeroDivisionError("broken")
+
+    with pytest.raises(ZeroDivisionError, match="broken"):
+        measure_crowding([VirtualLayer(0.001, 0.001), Broken(0.001, 0.001)], [(None, None)] * 4, [2], rounds=1)
+
+
+def test_more_at_once_than_layers_is_refused() -> None:
+    with pytest.raises(PlacementError, match="2 stages at once of 1 layer"):
+        measure_crowding([VirtualLayer(0.001, 0.001)], [(None, None)] * 4, [2])
+
+
+def test_what_was_not_measured_lies_between_and_beyond() -> None:
+    crowd = crowding_of({2: 1.2, 4: 2.6})
+    assert [crowd(number) for number in (1, 2, 4)] == [1.0, 1.2, 2.6]
+    assert crowd(3) == pytest.approx(1.9)
+    assert crowd(8) == pytest.approx(5.2)
+    assert crowding_of({})(3) == 3
+
+
+@pytest.mark.cuda
+def test_bytes_are_the_same_on_a_gpu() -> None:
+    here, there = (measure(package(), BATCHES, device=device, rounds=1) for device in ("cpu", "cuda:0"))
+    for one, other in zip(here, there, strict=True):
+        assert one.parameter_bytes == other.parameter_bytes
+        assert one.out_bytes == other.out_bytes
+        assert other.seconds > 0

@@ -1,0 +1,126 @@
+"""Runs of many processes, started as a user starts them, and ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from uuid import uuid4
+
+ROOT = Path(__file__).parents[2]
+LONG_S = 240.0
+"""Far more than anything here takes, on a machine that has other things to do."""
+
+_MARK = "PIPEAL_TEST_MARK"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """That of this process, without what starts processes put there."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("TORCHELASTIC", "MASTER_", "GLOO_"))}
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
+        own.pop(key, None)
+    return {**own, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
+
+
+def torchrun(ranks: int, *options: str) -> list[str]:
+    """The command that starts so many ranks on one machine."""
+    return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options]
+
+
+class Started:
+    """A command, and whatever it has started; its words are in a file.
+
+    Attributes:
+        process: The command.
+        mark: In the environment of all of them.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], log: Path, mark: str) -> None:
+        self.process = process
+        self.mark = mark
+        self._log = log
+
+    def said(self) -> str:
+        """All that they have said so far."""
+        return self._log.read_text(errors="replace")
+
+    def end(self, within_s: float = LONG_S) -> int:
+        """Waits for the command; its exit code."""
+        return self.process.wait(within_s)
+
+    def processes(self, **wanted: str) -> list[int]:
+        """The numbers of all that live, or of those with certain values in their environment."""
+        needles = [f"{key}={value}".encode() for key, value in {**wanted, _MARK: self.mark}.items()]
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    has = (entry / "environ").read_bytes().split(b"\0")
+                    if all(needle in has for needle in needles):
+                        found.append(int(entry.name))
+        return found
+
+    def kill_all(self) -> None:
+        """Leaves none of them."""
+        for _ in range(100):
+            living = self.processes()
+            for number in living:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            if self.process.poll() is not None and not living:
+                return
+            sleep(0.05)
+        raise AssertionError(f"processes left behind: {self.processes()}")
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path, **more: str) -> Iterator[Started]:
+    """Starts a command; leaves nothing of it behind."""
+    mark = uuid4().hex
+    with log.open("w") as words:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=words, stderr=words, text=True, env=environment(**more, **{_MARK: mark})
+        )
+    run = Started(process, log, mark)
+    try:
+        yield run
+    finally:
+        run.kill_all()
+
+
+def until(condition: Callable[[], object], within_s: float = LONG_S) -> None:
+    """Waits until something is so."""
+    end = monotonic() + within_s
+    while not condition():
+        assert monotonic() < end
+        sleep(0.05)
+
+
+def free_port() -> int:
+    """A port where nobody listens."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def each_rank(commands: Sequence[Sequence[str]], folder: Path, size: int | None = None) -> list[tuple[int, str]]:
+    """Starts the ranks of a run one by one, each with a command of its own; exit codes, and what they said."""
+    size = len(commands) if size is None else size
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    ranks: list[Started] = []
+    opened = []
+    try:
+        for rank, command in enumerate(commands):
+            numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
+            opened.append(started([sys.executable, *command], folder / f"rank-{rank}.txt", **where, **numbers))
+            ranks.append(opened[-1].__enter__())
+        return [(rank.end(), rank.said()) for rank in ranks]
+    finally:
+        for one in opened:
+            one.__exit__(None, None, None)

@@ -1,0 +1,165 @@
+"""Laws 1 and 4 over processes: a run under torchrun leaves what one process leaves, also when a rank is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+from left_behind import left_behind
+
+from pipeal.cli import text, vision
+from tests.cli.test_text import varied
+from tests.integration.processes import Started, each_rank, started, torchrun, until
+from tests.integration.test_resume import IMAGES, SMALL, assert_same, run
+
+NAME = "agnews-{}-al-001"
+PEER = "--set=engine.peer_timeout_s=30"
+pytestmark = pytest.mark.timeout(900)
+
+
+def texts(tmp_path: Path, model: str) -> tuple[str, ...]:
+    """Lengths differ, and the last batches are smaller."""
+    return ("agnews", model, "--data-root", str(varied(tmp_path / "data")), "--devices=cpu", *SMALL, PEER)
+
+
+def one_process(command: click.Command, capsys: pytest.CaptureFixture[str], out: Path, *arguments: str) -> Path:
+    run(command, capsys, 0, *arguments, f"--out={out}")
+    return next(out.iterdir())
+
+
+def many(tmp_path: Path, ranks: int, script: str, *arguments: str) -> str:
+    with started([*torchrun(ranks), script, *arguments], tmp_path / "said.txt") as job:
+        found, said = job.end(), job.said()
+        assert found == 0, said
+        return said
+
+
+@pytest.mark.parametrize(("model", "ranks"), [("lstm", 2), ("transformer", 4)])
+def test_texts_over_processes(model: str, ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = texts(tmp_path, model)
+    alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
+    said = many(tmp_path, ranks, "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}")
+    folder = tmp_path / "many" / alone.name
+    assert_same(alone, folder)
+    assert said.count("AL  epoch 1/2") == 1
+    summary = json.loads((folder / "summary.json").read_text())
+    assert len(summary["stages"]) == ranks
+    assert all(0 < stage["busy_share"] <= 1 for stage in summary["stages"])
+    assert {path.name for path in folder.iterdir()} >= {"timeline.png", "trace.json", "curves.png", "batches.png"}
+    assert not (folder / "checkpoints" / ".parts").exists()
+
+
+def test_images_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Batch norm, held-out samples, and exits that samples leave at."""
+    arguments = ("toyimages", "resnet", "--devices=cpu", *IMAGES, "--set=data.held_out=0.1", PEER)
+    alone = one_process(vision.command, capsys, tmp_path / "alone", *arguments)
+    many(tmp_path, 2, "cvmain.py", *arguments, f"--out={tmp_path / 'many'}")
+    folder = tmp_path / "many" / alone.name
+    assert_same(alone, folder)
+    exits, exits_again = (json.loads((path / "exits.json").read_text()) for path in (alone, folder))
+    assert [row["accuracy"] for row in exits["rows"]] == [row["accuracy"] for row in exits_again["rows"]]
+
+
+def test_replicas_share_batches_and_any_other_mesh_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exact = ("--set=model.dropout=0.0", "--set=train.precision=fp32", "--set=train.checkpoint.every=50")
+    arguments = (*texts(tmp_path, "lstm"), *exact, "--epochs=1")
+    alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
+    many(tmp_path, 4, "nlpmain.py", *arguments, "--replicas=2", f"--out={tmp_path / 'many'}")
+    (layers, rows), (shared_layers, shared_rows) = left_behind(alone), left_behind(tmp_path / "many" / alone.name)
+    assert [row["test_acc"] for row in rows] == [row["test_acc"] for row in shared_rows]
+    weights, shared = (dict(floats(found)) for found in (layers, shared_layers))
+    assert weights.keys() == shared.keys()
+    for name, one in weights.items():
+        torch.testing.assert_close(
+            shared[name], one, rtol=1e-4, atol=1e-6, msg=lambda said, name=name: f"{name}: {said}"
+        )
+    again = (*arguments, "--epochs=2")
+    for out in ("one", "four"):
+        shutil.copytree(tmp_path / "many", tmp_path / out)
+    folder = tmp_path / "one" / alone.name
+    err = run(text.command, capsys, 0, *again, f"--resume={folder}")
+    assert "AL goes on after batch 0 of epoch 2" in err
+    said = many(tmp_path, 4, "nlpmain.py", *again, f"--resume={tmp_path / 'four' / alone.name}")
+    assert "AL goes on after batch 0 of epoch 2" in said
+    assert_same(folder, tmp_path / "four" / alone.name)
+
+
+def floats(state: Any, path: str = "") -> Any:
+    """All floating-point tensors in nested states, by their path."""
+    if isinstance(state, torch.Tensor) and state.is_floating_point():
+        yield path, state
+    elif isinstance(state, dict):
+        for key, inner in state.items():
+            yield from floats(inner, f"{path}/{key}")
+    elif isinstance(state, (list, tuple)):
+        for number, inner in enumerate(state):
+            yield from floats(inner, f"{path}/{number}")
+
+
+def until_it_saves(job: Started, folder: Path) -> None:
+    """Waits for a checkpoint that was not there before."""
+
+    def saved() -> set[str]:
+        return {path.parent.name for path in (folder / "checkpoints").glob("step-*/manifest.json")}
+
+    before = saved()
+    until(lambda: saved() - before or job.process.poll() is not None)
+    assert job.process.poll() is None, job.said()
+
+
+def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (*texts(tmp_path, "transformer"), "--epochs=12")
+    alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
+    folder = tmp_path / "many" / alone.name
+    command = [*torchrun(2, "--max-restarts=1"), "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}"]
+    with started(command, tmp_path / "asked.txt") as job:
+        until_it_saves(job, folder)
+        (asked,) = job.processes(RANK="1")
+        os.kill(asked, signal.SIGTERM)  # it is for all of them
+        until(lambda: "pipeal: rank 0: " in job.said())
+        job.process.send_signal(signal.SIGTERM)  # nor shall torchrun start it again
+        job.end()
+        assert re.search("pipeal: rank 0: interrupted after batch .*, and saved; the same command goes on", job.said())
+    with started(command, tmp_path / "said.txt") as job:
+        until_it_saves(job, folder)
+        (victim,) = job.processes(RANK="1")
+        os.kill(victim, signal.SIGKILL)
+        code, said = job.end(), job.said()
+    assert code == 0, said
+    assert re.search(r"pipeal: rank 0: .*rank 1 \(stage 1\)", said), said
+    assert said.count("AL goes on after batch") == 2
+    assert_same(alone, folder)
+
+
+def test_a_mistake_is_one_line_on_every_rank(tmp_path: Path) -> None:
+    arguments = ["nlpmain.py", *texts(tmp_path, "lstm"), f"--out={tmp_path / 'runs'}"]
+
+    def ends(line: str, *more: list[str]) -> None:
+        for rank, (code, said) in enumerate(each_rank([arguments + one for one in more], tmp_path)):
+            (told,) = [one for one in said.splitlines() if one.startswith("pipeal: ")]
+            assert code == 2
+            assert told.startswith(f"pipeal: rank {rank}: ")
+            assert re.search(line, told)
+            assert "Traceback" not in said
+
+    ends(r"2 ranks make 2 stages, but the model has 1 layer", ["--mode=bp"], ["--mode=bp"])
+    ends(r"3 replicas do not divide 2 ranks", ["--replicas=3"], ["--replicas=3"])
+    ends(r"rank 1 has train\.seed 1, rank 0 has 0", [], ["--seed=1"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_rank_that_does_not_come_is_named_within_the_timeout(tmp_path: Path) -> None:
+    arguments = ["nlpmain.py", *texts(tmp_path, "lstm"), f"--out={tmp_path / 'runs'}", "--set=engine.peer_timeout_s=3"]
+    ((code, said),) = each_rank([arguments], tmp_path, size=2)
+    assert code == 1
+    assert "pipeal: rank 0: rank 1 of 2 did not come within 3 s" in said
