@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,8 +12,9 @@ import numpy.typing as npt
 from pipeal.al import ALPackage, LearningRates
 from pipeal.config import LrConfig, RunConfig
 from pipeal.data import WHOLE, Share
+from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError
-from pipeal.train.trainer import EpochBatches
+from pipeal.train.trainer import Criterion, EpochBatches
 
 SPLIT_SEED = 0
 """Of what divides a data set: runs of different seeds are trained and tested on the same samples."""
@@ -45,6 +47,11 @@ class Experiment(Models, Protocol):
         ...
 
     @property
+    def criterion(self) -> Criterion | None:
+        """The loss that epochs are measured by; None where the accuracy tells good ones from bad."""
+        ...
+
+    @property
     def blueprint(self) -> dict[str, Any]:
         """What must be known of the data to make the models, as JSON: for ranks that do not read it."""
         ...
@@ -67,6 +74,10 @@ class Experiment(Models, Protocol):
 
     def test_evaluation(self) -> EpochBatches:
         """Test samples to take the accuracy on."""
+        ...
+
+    def afterword(self, pipe: Pipeline) -> Sequence[str]:
+        """What else there is to show of a trained model, in lines."""
         ...
 
 

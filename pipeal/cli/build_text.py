@@ -30,6 +30,7 @@ from pipeal.data import (
     load_text,
     load_vectors,
 )
+from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError
 from pipeal.models import TextDims, build_text, canonical_text_model, group_layers
 from pipeal.train.trainer import EpochBatches
@@ -119,6 +120,10 @@ class TextExperiment:
         """The lengths of the training samples."""
         return self.train.lengths
 
+    @property
+    def criterion(self) -> None:
+        """Texts are classified: the accuracy tells."""
+
     def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         """Shuffled batches as configured."""
         data = self.config.data
@@ -141,6 +146,10 @@ class TextExperiment:
     def test_evaluation(self) -> EpochBatches:
         """The test set."""
         return _in_order(self.test)
+
+    def afterword(self, pipe: Pipeline) -> tuple[str, ...]:  # noqa: ARG002
+        """Nothing."""
+        return ()
 
 
 def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExperiment:

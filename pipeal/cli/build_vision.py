@@ -23,6 +23,7 @@ from pipeal.data import (
     canonical_image_name,
     load_images,
 )
+from pipeal.engine import Pipeline
 from pipeal.engine.threads import cores
 from pipeal.errors import ConfigError
 from pipeal.models import VisionDims, build_vision, canonical_vision_model
@@ -77,6 +78,10 @@ class VisionExperiment:
     def lengths(self) -> None:
         """Images have no length."""
 
+    @property
+    def criterion(self) -> None:
+        """Images are classified: the accuracy tells."""
+
     def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         """Shuffled, augmented batches as configured."""
         data = self.config.data
@@ -108,6 +113,10 @@ class VisionExperiment:
     def test_evaluation(self) -> EpochBatches:
         """The test set."""
         return self._batches(self.dataset.test)
+
+    def afterword(self, pipe: Pipeline) -> tuple[str, ...]:  # noqa: ARG002
+        """Nothing."""
+        return ()
 
     def _batches(
         self,

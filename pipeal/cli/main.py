@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pipeal.cli import entry, plan, report, runs, text, vision
+from pipeal.cli import entry, generate, plan, report, runs, text, vision
 
 
 @click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
@@ -20,6 +20,7 @@ command.add_command(vision.command, "train-vision")
 command.add_command(text.command, "train-text")
 command.add_command(report.command, "report")
 command.add_command(runs.command, "runs")
+command.add_command(generate.command, "generate")
 command.add_command(plan.command, "plan")
 
 

@@ -25,6 +25,7 @@ _KEYS = {
     "epochs": "train.epochs",
     "repeat": "train.repeat",
     "max_len": "data.max_len",
+    "text": "data.text",
     "size": "data.size",
     "augmentation": "data.augmentation",
     "batch_size": "data.batch_size",

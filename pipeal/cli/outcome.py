@@ -17,6 +17,7 @@ from pipeal.train.attempts import Attempts
 from pipeal.train.batches import Batches
 from pipeal.train.environment import environment
 from pipeal.train.exits import ExitTable
+from pipeal.train.measure import Measure, measure_of
 from pipeal.train.peak_memory import peak_memory_bytes
 from pipeal.train.plots import draw_curves
 from pipeal.train.position import Totals
@@ -42,6 +43,7 @@ class Outcome:
         exits: What each exit is worth after the last turn; None where that is not measured.
         unsaved: What kept checkpoints from being written; None if all were.
         ended_unsaved: Whether the last checkpoint is one of them.
+        afterword: What else there is to show, in lines.
     """
 
     config: RunConfig
@@ -54,6 +56,7 @@ class Outcome:
     exits: ExitTable | None = None
     unsaved: str | None = None
     ended_unsaved: bool = False
+    afterword: Sequence[str] = ()
 
     @cached_property
     def batches(self) -> Batches:
@@ -67,15 +70,18 @@ class Outcome:
 
     @property
     def best(self) -> float:
-        """The best test accuracy, averaged over turns."""
-        turns = sorted({row.turn for row in self.rows})
-        return mean(max(row.test_acc for row in self.rows if row.turn == turn) for turn in turns)
+        """The best test accuracy, or validation loss, averaged over turns."""
+        return self.measure.best(self.rows)
 
     @property
     def last(self) -> float:
-        """The test accuracy after the last epoch, averaged over turns."""
-        epochs = max(row.epoch for row in self.rows)
-        return mean(row.test_acc for row in self.rows if row.epoch == epochs)
+        """The test accuracy, or validation loss, after the last epoch, averaged over turns."""
+        return self.measure.last(self.rows)
+
+    @property
+    def measure(self) -> Measure:
+        """How its epochs are measured."""
+        return measure_of(self.rows)
 
     @property
     def epoch_s(self) -> float:
@@ -89,8 +95,8 @@ class Outcome:
             "dataset": self.config.dataset,
             "model": self.config.model.name,
             "form": self.form,
-            "best_test_accuracy": self.best,
-            "last_test_accuracy": self.last,
+            f"best_{self.measure.key}": self.best,
+            f"last_{self.measure.key}": self.last,
             "seconds_per_epoch": self.epoch_s,
             "samples_per_s": totals.samples / totals.seconds,
             "tokens_per_s": totals.tokens / totals.seconds,
@@ -152,7 +158,8 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     """Prints the table and where the files are."""
     compared = len(outcomes) > 1
     tokens = outcomes[0].totals.tokens > 0
-    columns = ["form", "stages", "best test acc", "last test acc", "s/epoch", "samples/s"]
+    measure = outcomes[0].measure
+    columns = ["form", "stages", f"best {measure.short}", f"last {measure.short}", "s/epoch", "samples/s"]
     columns += ["tokens/s", "busy"] if tokens else ["busy"]
     rows = []
     for outcome in outcomes:
@@ -186,12 +193,17 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     print(f"files:    {folder}")
     _show_picture("curves", folder / "curves.png")
     _show_picture("timeline", first.folder / "timeline.png")
-    if tokens:
+    if first.lengths is not None:
         _show_picture("batches", first.folder / "batches.png")
         print(
             f"padding:  {first.totals.padding_share:.1%} of the tokens trained on; "
             f"{first.batches.padding_of_random:.1%} in random batches of as many samples"
         )
+    for outcome in outcomes:
+        if compared and outcome.afterword:
+            print(f"{outcome.form}:")
+        for line in outcome.afterword:
+            print(line)
 
 
 def _show_picture(kind: str, path: Path) -> None:

@@ -26,7 +26,7 @@ def command(folder: str) -> None:
     if not found:
         click.echo(f"no runs in {folder}")
         return
-    columns = ["run", "status", "data set", "model", "form", "epochs", "best test acc", "when", "MiB"]
+    columns = ["run", "status", "data set", "model", "form", "epochs", "best test", "when", "MiB"]
     print_table(f"{len(found)} run{'s' * (len(found) != 1)} in {folder}", columns, [_row(run) for run in found])
     for run in found:
         if run.status.message and run.status.state in ("failed", "interrupted", "died"):
@@ -42,7 +42,7 @@ def _row(run: Run) -> list[str | float | int | None]:
         run.model,
         run.form,
         f"{done}/{asked}" if asked else f"{done}",
-        None if run.best is None else f"{run.best:.4f}",
+        None if run.best is None else f"{run.best:.4f}" if run.measure.is_share else f"loss {run.best:.4f}",
         f"{run.when:%Y-%m-%d %H:%M}",
         run.size_bytes / 2**20,
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from pipeal.engine.distributed.world import World
 from pipeal.engine.placement import check_sizes
 from pipeal.engine.threads import cores
 from pipeal.errors import ConfigError, PlacementError, ScheduleError
-from pipeal.train.trainer import EpochBatches
+from pipeal.train.trainer import Criterion, EpochBatches
 
 Say = Callable[[str], None]
 
@@ -244,6 +244,13 @@ class _Shared:
 
     def test_evaluation(self) -> EpochBatches:
         return self.experiment.test_evaluation()
+
+    @property
+    def criterion(self) -> Criterion | None:
+        return self.experiment.criterion
+
+    def afterword(self, pipe: Pipeline) -> Sequence[str]:
+        return self.experiment.afterword(pipe)
 
 
 class _Announced:

@@ -7,22 +7,31 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
+from pipeal.cli.build_language import DATASETS, LanguageModels, canonical_corpus, language_experiment
 from pipeal.cli.build_text import TextModels, text_experiment
 from pipeal.cli.distributed import carry_out
 from pipeal.cli.followers import Kind
 from pipeal.cli.options import configure, offered, training_options
-from pipeal.config import TextConfig
+from pipeal.config import LanguageConfig, TextConfig, find_config
 from pipeal.data import TEXT_DATASETS, canonical_text_name
-from pipeal.models import TEXT_MODELS, canonical_text_model
+from pipeal.errors import ConfigError
+from pipeal.models import LANGUAGE_MODELS, TEXT_MODELS, canonical_language_model, canonical_text_model
+
+PRESETS = ("cpu", "gpu")
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
-@click.argument("dataset", shell_complete=offered(TEXT_DATASETS))
-@click.argument("model", shell_complete=offered(TEXT_MODELS))
-@training_options(click.option("--max-len", type=int, help="Words kept of a text; default: the published length."))
+@click.argument("dataset", shell_complete=offered((*TEXT_DATASETS, *DATASETS)))
+@click.argument("model", shell_complete=offered((*TEXT_MODELS, *LANGUAGE_MODELS)))
+@training_options(
+    click.option("--max-len", type=int, help="Words kept of a text; default: the published length."),
+    click.option("--text", metavar="FILE", help="The file that the data set text stands for; charlm."),
+    click.option("--preset", type=click.Choice(PRESETS), help="Sizes of charlm; default: the lesson's, tiny."),
+)
 def command(
     dataset: str,
     model: str,
+    preset: str | None,
     config_file: str | None,
     overrides: tuple[str, ...],
     resume: str | None,
@@ -30,12 +39,32 @@ def command(
 ) -> None:
     """Trains MODEL on DATASET, and shows how it went.
 
-    DATASET is agnews, dbpedia, imdb, or toynews, which needs no download. MODEL is lstm or transformer; the
-    published spellings (LSTMAL, Transformer, ...) also choose the form.
+    DATASET is agnews, dbpedia, imdb, or toynews, which needs no download, and MODEL lstm or transformer; or DATASET
+    is shakespeare, or text for any file, and MODEL charlm, which writes texts like it. The published spellings
+    (LSTMAL, Transformer, ...) also choose the form.
     """
-    names = canonical_text_name(dataset), canonical_text_model(model)
-    config = configure(TextConfig, *names, config_file, overrides, given)
+    if model.lower().removesuffix("al") in LANGUAGE_MODELS:
+        corpus, language_model = canonical_corpus(dataset), canonical_language_model(model)
+        if preset is not None:
+            config_file = _preset_file(preset, config_file)
+        language = configure(LanguageConfig, corpus, language_model, config_file, overrides, given)
+        carry_out(Kind(language_experiment, LanguageModels.of), language, "auto" if resume is None else resume)
+        return
+    classifier = canonical_text_model(model)
+    if dataset.lower() in DATASETS:
+        raise ConfigError(f"{dataset} is for language models ({', '.join(LANGUAGE_MODELS)}), found {model}")
+    if preset is not None:
+        raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for {', '.join(LANGUAGE_MODELS)}")
+    config = configure(TextConfig, canonical_text_name(dataset), classifier, config_file, overrides, given)
     carry_out(Kind(text_experiment, TextModels.of), config, "auto" if resume is None else resume)
+
+
+def _preset_file(preset: str, config_file: str | None) -> str:
+    if config_file is not None:
+        raise ConfigError(f"--preset {preset} and --config {config_file}: either is a whole configuration; give one")
+    path = find_config("shakespeare", f"charlm-{preset}")
+    assert path is not None  # they come with pipeal
+    return str(path)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from pipeal.train.saver import PATIENCE_S, Saver
 from pipeal.train.taken_up import TakenUp
 from pipeal.train.tensorboard import TensorBoardRecorder
 from pipeal.train.timeline import draw_timeline
-from pipeal.train.trainer import Course, EpochBatches, Leave, accuracy, fit
+from pipeal.train.trainer import Course, EpochBatches, Leave, Scores, accuracy, accuracy_and_loss, fit
 
 TRACE_FROM = 10
 """The batch from which the timeline is recorded: the pipeline is full by then."""
@@ -115,6 +115,7 @@ def train_form(
                     training.turn(experiment.package(form, _seed(config, position.turn)), position, stop)
             outcome.exits, outcome.unsaved = training.exits, saver.last_failure
             outcome.ended_unsaved = saver.failing
+            outcome.afterword = training.afterword
         except BaseException as error:
             outcome.write(attempts)
             if attempts.missing:
@@ -171,6 +172,7 @@ class _Training:
     progress: Progress
     open_pipe: Callable[..., Pipeline]
     exits: ExitTable | None = None
+    afterword: Sequence[str] = ()
 
     def turn(self, package: ALPackage, position: Position, stop: StopRequest) -> None:
         """What is still to come of one turn, and after the last one the exits; it may take several attempts."""
@@ -247,6 +249,7 @@ class _Training:
                 raise Leave
             if position.turn == self.config.train.repeat:
                 self.exits = self._measure_exits(pipe, stop)
+                self.afterword = self.experiment.afterword(pipe)
         except Leave:  # or the batches failed when the end had been asked for
             keeper.leave(pipe, position)
 
@@ -284,12 +287,16 @@ class _Training:
     def _package(self, turn: int) -> ALPackage:
         return self.experiment.package(self.config.train.mode, _seed(self.config, turn))
 
-    def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], tuple[float, float]]:
+    def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], Scores]:
         parts = self.experiment.train_evaluation(), self.experiment.test_evaluation()
+        criterion = self.experiment.criterion
 
-        def evaluate(pipe: Pipeline) -> tuple[float, float]:
-            train_acc, test_acc = (accuracy(pipe, Unless(stop, part)) for part in parts)
-            return train_acc, test_acc
+        def evaluate(pipe: Pipeline) -> Scores:
+            if criterion is None:
+                train_acc, test_acc = (accuracy(pipe, Unless(stop, part)) for part in parts)
+                return Scores(train_acc, test_acc)
+            train, test = (accuracy_and_loss(pipe, Unless(stop, part), criterion) for part in parts)
+            return Scores(train[0], test[0], train[1], test[1])
 
         return evaluate
 

@@ -1,5 +1,6 @@
 """Configuration ends at the door: YAML and command-line values become checked dataclasses here, once."""
 
+from pipeal.config.language import LanguageConfig, LanguageDataConfig, LanguageModelConfig
 from pipeal.config.load import dump_config, find_config, load_config
 from pipeal.config.schema import (
     CheckpointConfig,
@@ -20,6 +21,9 @@ __all__ = [
     "EngineConfig",
     "GroupingConfig",
     "ImageDataConfig",
+    "LanguageConfig",
+    "LanguageDataConfig",
+    "LanguageModelConfig",
     "LrConfig",
     "ModelConfig",
     "RunConfig",

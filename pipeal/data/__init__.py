@@ -3,6 +3,7 @@
 from pipeal.data.augment import Augment, Augmentation
 from pipeal.data.binned import BinnedBatchSampler
 from pipeal.data.bounds import find_thresholds, length_bounds, round_up
+from pipeal.data.characters import Alphabet, Characters, RandomBlocks, find_shakespeare, read_characters
 from pipeal.data.cleaning import STOP_WORDS, clean
 from pipeal.data.corpus import Corpus
 from pipeal.data.download import Progress, download
@@ -91,6 +92,7 @@ __all__ = [
     "STOP_WORDS",
     "TEXT_DATASETS",
     "WHOLE",
+    "Alphabet",
     "Annotated",
     "AnnotatedModule",
     "Augment",
@@ -106,6 +108,7 @@ __all__ = [
     "Buckets",
     "BufferedShuffleIterator",
     "CDimPadder",
+    "Characters",
     "CheckpointableIterator",
     "CheckpointableLoader",
     "CheckpointableSource",
@@ -141,6 +144,7 @@ __all__ = [
     "PredefinedGrouper",
     "PrefetchIterator",
     "Progress",
+    "RandomBlocks",
     "RandomIterator",
     "RecurrentIterator",
     "ResidentPeak",
@@ -174,6 +178,7 @@ __all__ = [
     "device_memory",
     "download",
     "even_batches",
+    "find_shakespeare",
     "find_thresholds",
     "find_vectors",
     "fit_memory_model",
@@ -186,6 +191,7 @@ __all__ = [
     "meter_for",
     "padding_share",
     "probe_memory",
+    "read_characters",
     "round_up",
     "size_aware_batching",
     "steps_of",

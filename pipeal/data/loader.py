@@ -22,7 +22,7 @@ class Batch:
 
     Attributes:
         x: Texts: ``(B, T)`` int64, padded on the right. Images: ``(B, 3, S, S)`` float32.
-        y: ``(B,)`` int64.
+        y: ``(B,)`` int64; of blocks of characters ``(B, T)``.
         indices: Which samples of the data set these are. Where ``x`` and ``y`` hold a rank's share
             (:class:`pipeal.data.Share`), this and the counts are those of the whole batch.
         tokens: The tokens without padding; 0 for images.

@@ -150,6 +150,13 @@ SOURCES: Mapping[str, tuple[Source, ...]] = {
             unpack_imdb,
         ),
     ),
+    "shakespeare": (
+        Source(
+            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+            "6fb458f1232090904fb40fe944165e91",
+            ("input.txt",),
+        ),
+    ),
     # Image archives stay as they are, and are read as they are. Checksums as torchvision and common loaders list them.
     "tinyimagenet": (
         Source(

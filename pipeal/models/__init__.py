@@ -1,14 +1,21 @@
 """Models in AL and in BP form, and their registry."""
 
+from pipeal.models.causal import CausalAttention, CausalBlock, CharacterEmbedding
+from pipeal.models.charlm import CharDims, CharLM, CharLMAL
 from pipeal.models.convolution import BasicBlock, ConvBN, ResidualStage, VGGStage
 from pipeal.models.features import Blocks, Features, TokenEmbedding
+from pipeal.models.generation import generate
 from pipeal.models.grouping import group_layers
 from pipeal.models.lstm import LSTMBlock
+from pipeal.models.nextchar import UNLABELLED, TokenCrossEntropy
 from pipeal.models.registry import (
+    LANGUAGE_MODELS,
     TEXT_MODELS,
     VISION_MODELS,
+    build_language,
     build_text,
     build_vision,
+    canonical_language_model,
     canonical_text_model,
     canonical_vision_model,
 )
@@ -17,14 +24,22 @@ from pipeal.models.transformer import TransformerBlock
 from pipeal.models.vision import VGG, VGGAL, Resnet, ResnetAL, VisionDims
 
 __all__ = [
+    "LANGUAGE_MODELS",
     "LSTM",
     "LSTMAL",
     "TEXT_MODELS",
+    "UNLABELLED",
     "VGG",
     "VGGAL",
     "VISION_MODELS",
     "BasicBlock",
     "Blocks",
+    "CausalAttention",
+    "CausalBlock",
+    "CharDims",
+    "CharLM",
+    "CharLMAL",
+    "CharacterEmbedding",
     "ConvBN",
     "Features",
     "LSTMBlock",
@@ -32,15 +47,19 @@ __all__ = [
     "Resnet",
     "ResnetAL",
     "TextDims",
+    "TokenCrossEntropy",
     "TokenEmbedding",
     "Transformer",
     "TransformerAL",
     "TransformerBlock",
     "VGGStage",
     "VisionDims",
+    "build_language",
     "build_text",
     "build_vision",
+    "canonical_language_model",
     "canonical_text_model",
     "canonical_vision_model",
+    "generate",
     "group_layers",
 ]

@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 from pipeal.al import BP, ALPackage, LearningRates, OptimizerFactory
 from pipeal.errors import ConfigError, unknown_name
+from pipeal.models.charlm import LESSON, CharDims, CharLM, CharLMAL
+from pipeal.models.nextchar import TokenCrossEntropy
 from pipeal.models.text import LSTM, LSTMAL, PUBLISHED, TextDims, Transformer, TransformerAL, Vectors
 from pipeal.models.vision import PUBLISHED_VISION, VGG, VGGAL, Resnet, ResnetAL, VisionDims
 
@@ -19,6 +21,8 @@ TEXT_MODELS = tuple(_TEXT)
 """The canonical names of the text models."""
 VISION_MODELS = tuple(_VISION)
 """The canonical names of the vision models."""
+LANGUAGE_MODELS = ("charlm",)
+"""The canonical names of the language models."""
 
 
 def canonical_text_model(name: str) -> tuple[str, Mode | None]:
@@ -43,6 +47,18 @@ def canonical_vision_model(name: str) -> tuple[str, Mode | None]:
         ConfigError: There is no such model.
     """
     return _canonical(name, VISION_MODELS)
+
+
+def canonical_language_model(name: str) -> tuple[str, Mode | None]:
+    """The canonical name of a language model, and the form that its spelling implies.
+
+    >>> canonical_language_model("CharLM"), canonical_language_model("charlmAL")
+    (('charlm', None), ('charlm', 'al'))
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    return _canonical(name, LANGUAGE_MODELS)
 
 
 def build_text(
@@ -124,6 +140,38 @@ def build_vision(
     if form == "al":
         return al_form(classes, dims=dims, lr=lr, optimizer=optimizer)
     return ALPackage([BP(bp_form(classes, dims=dims), lr=_one_rate(lr), optimizer=optimizer)])
+
+
+def build_language(
+    name: str,
+    mode: Mode | None = None,
+    *,
+    characters: int,
+    dims: CharDims = LESSON,
+    lr: LearningRates = 1e-3,
+    optimizer: OptimizerFactory | None = None,
+) -> ALPackage:
+    """A language model, ready to train; takes ``(B, T)`` characters and the ``(B, T)`` that come next.
+
+    Args:
+        name: ``charlm``, in any case; ``CharLMAL`` asks for the AL form.
+        mode: ``al`` or ``bp``; None for what the name implies, else ``al``.
+        characters: How many there are.
+        dims: The sizes.
+        lr: The learning rate; the AL form also takes one per side, ``{"enc": …, "ae": …}``.
+        optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+
+    Returns:
+        The AL form's layers; or the BP form as a package of one layer.
+
+    Raises:
+        ConfigError: The name or mode is unknown, or they contradict each other.
+    """
+    _, form = _form_of(name, mode, LANGUAGE_MODELS)
+    if form == "al":
+        return CharLMAL(characters, dims=dims, lr=lr, optimizer=optimizer)
+    model = CharLM(characters, dims=dims)
+    return ALPackage([BP(model, TokenCrossEntropy(), lr=_one_rate(lr), optimizer=optimizer)])
 
 
 def _canonical(name: str, known: tuple[str, ...]) -> tuple[str, Mode | None]:

@@ -86,7 +86,7 @@ class CheckpointKeeper:
     def after_epoch(self, pipe: Pipeline, position: Position) -> None:
         """Saves, and marks the best epoch so far."""
         *before, row = position.rows
-        self._save(pipe, position, best=all(row.test_acc > other.test_acc for other in before))
+        self._save(pipe, position, best=all(row.score > other.score for other in before))
 
     def leave(self, pipe: Pipeline, position: Position) -> NoReturn:
         """Saves, waits until it is written, though not without end, and ends.

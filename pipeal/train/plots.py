@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from pipeal.data.atomic import replacing
+from pipeal.train.measure import measure_of
 from pipeal.train.recorders import EpochRow
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
@@ -40,27 +41,28 @@ def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -
     figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", parse_math=False)
     (by_epoch, by_second), (associated, autoencoder) = figure.subplots(2, 2)
 
+    measure = measure_of([row for rows in rows_by_run.values() for row in rows])
     for number, (run, rows) in enumerate(rows_by_run.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         for axes, x in ((by_epoch, _epoch), (by_second, _seconds)):
-            _draw_line(axes, rows, x, lambda row: row.test_acc, label=run, color=colour)
-            _draw_line(axes, rows, x, lambda row: row.train_acc, color=colour, **_TRAIN)
+            _draw_line(axes, rows, x, measure.test, label=run, color=colour)
+            _draw_line(axes, rows, x, measure.train, color=colour, **_TRAIN)
         style = _STYLES[number % len(_STYLES)]
         named = run if len(rows_by_run) > 1 else ""
         _draw_losses(associated, rows, part=0, run=named, linestyle=style)
         _draw_losses(autoencoder, rows, part=1, run=named, linestyle=style)
 
-    _finish(by_epoch, "accuracy over epochs", "epoch")
-    _finish(by_second, "accuracy over training time", "seconds of training")
+    _finish(by_epoch, f"{measure.name} over epochs", "epoch")
+    _finish(by_second, f"{measure.name} over training time", "seconds of training")
     _finish(associated, "associated loss by layer", "epoch")
     _finish(autoencoder, "autoencoder loss by layer", "epoch")
     by_second.set_xlim(left=0)
-    for axes in filter(_drawn, (by_epoch, by_second)):
+    for axes in filter(_drawn, (by_epoch, by_second) if measure.is_share else ()):
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
     for axes in filter(_drawn, (by_epoch, associated, autoencoder)):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if _drawn(by_epoch):
-        kinds = [_key("test"), _key("train", **_TRAIN)]
+        kinds = [_key(measure.unseen), _key("train", **_TRAIN)]
         by_epoch.legend(handles=[*by_epoch.get_legend_handles_labels()[0], *kinds], **_LEGEND)
     for axes in filter(_drawn, (associated, autoencoder)):
         _spread(axes)

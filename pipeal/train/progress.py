@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from pipeal.train.measure import measure_of
 from pipeal.train.recorders import EpochRow
 
 _REDRAW_S = 0.2
@@ -50,7 +51,7 @@ class Progress:
         self.clock = clock
         self._turn, self._epoch, self._batches = 1, 1, 0
         self._done, self._samples, self._tokens = 0, 0, 0
-        self._accuracy: float | None = None
+        self._last = ""
         self._began = self._drawn = clock()
         self._live: Live | None = None
 
@@ -94,10 +95,13 @@ class Progress:
 
     def end_epoch(self, row: EpochRow) -> None:
         """Prints the line that stays."""
-        self._accuracy = row.test_acc
+        measure = measure_of([row])
+        test = f"{measure.unseen} {measure.test(row):.4f}"
+        self._last = f"last {test}"
         tokens = f"  {row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s else ""  # images have none
+        told = "" if measure.is_share else f"{measure.name}: "
         self.note(
-            f"{self._place(row.turn, row.epoch)}  train {row.train_acc:.4f}  test {row.test_acc:.4f}  "
+            f"{self._place(row.turn, row.epoch)}  {told}train {measure.train(row):.4f}  {test}  "
             f"{row.epoch_time:.2f} s  {row.samples_per_s:,.0f} samples/s{tokens}"
         )
 
@@ -114,7 +118,7 @@ class Progress:
             _bar(self._done, self._batches),
             f"{self._done}/{self._batches}",
             f"{self._samples / elapsed:,.0f} samples/s",
-            "" if self._accuracy is None else f"last test {self._accuracy:.4f}",
+            self._last,
             f"{self._tokens / elapsed:,.0f} tokens/s" if self._tokens else "",
         ]
         line = ""

@@ -29,6 +29,9 @@ class EpochRow:
         samples_per_s: Training samples per second of ``epoch_time``.
         tokens_per_s: Tokens per second of ``epoch_time``, padding left out.
         losses: Mean local losses by layer: ``(associated, autoencoder)`` of an AL layer, one of a BP model.
+        train_loss: Of a language model, the estimated loss on what is trained on, in nats; its accuracies are of next
+            characters. None for others.
+        test_loss: The same of what is not trained on.
     """
 
     turn: int
@@ -40,6 +43,13 @@ class EpochRow:
     samples_per_s: float
     tokens_per_s: float
     losses: tuple[tuple[float, ...], ...] = ()
+    train_loss: float | None = None
+    test_loss: float | None = None
+
+    @property
+    def score(self) -> float:
+        """The higher, the better: the loss, turned round, where there is one, else the test accuracy."""
+        return self.test_acc if self.test_loss is None else -self.test_loss
 
 
 class Recorder(Protocol):
@@ -178,6 +188,9 @@ def _json_value(value: Any) -> Any:
 def _cells(row: EpochRow) -> dict[str, float]:
     names = ("turn", "train_acc", "test_acc", "train_time", "epoch", "epoch_time", "samples_per_s", "tokens_per_s")
     cells: dict[str, float] = {name: getattr(row, name) for name in names}
+    for name in ("train_loss", "test_loss"):
+        if (loss := getattr(row, name)) is not None:
+            cells[name] = loss
     for number, losses in enumerate(row.losses, start=1):
         for part, loss in zip(_LOSS_NAMES.get(len(losses)) or _numbered(len(losses)), losses, strict=True):
             cells[f"loss_{number}{part}"] = loss

@@ -146,6 +146,9 @@ def _summary(row: EpochRow) -> Any:
         "rate/samples_per_s": row.samples_per_s,
         "rate/tokens_per_s": row.tokens_per_s,
     }
+    for part, loss in (("train", row.train_loss), ("validation", row.test_loss)):
+        if loss is not None:
+            scalars[f"loss/{part}"] = loss
     for number, losses in enumerate(row.losses, start=1):
         parts = _PARTS.get(len(losses)) or tuple(f"/{part}" for part in range(1, len(losses) + 1))
         scalars |= {f"loss/layer_{number}{part}": loss for part, loss in zip(parts, losses, strict=True)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from pipeal.packet import Tree, pair_of
 from pipeal.train.learning_rate import Decay, Per, epoch_scale
 from pipeal.train.position import Part, Position, joined
 from pipeal.train.recorders import EpochRow
+
+Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From logits and targets to a loss."""
 
 
 class EpochBatches(Protocol):
@@ -38,6 +42,15 @@ class EpochBatches(Protocol):
     def close(self) -> None:
         """Ends what prepares batches, if anything does."""
         ...
+
+
+class Scores(NamedTuple):
+    """What an evaluation came to; see :class:`pipeal.train.recorders.EpochRow`."""
+
+    train_acc: float
+    test_acc: float
+    train_loss: float | None = None
+    test_loss: float | None = None
 
 
 class Watcher(Protocol):
@@ -102,7 +115,7 @@ class Leave(Exception):  # noqa: N818  the way out of an evaluation
 def fit(
     pipe: Pipeline,
     train: EpochBatches,
-    evaluate: Callable[[Pipeline], tuple[float, float]],
+    evaluate: Callable[[Pipeline], Scores],
     course: Course,
     watcher: Watcher,
     position: Position,
@@ -113,7 +126,7 @@ def fit(
     Args:
         pipe: An open pipeline, whose next batch is ``position.batches``.
         train: The training batches.
-        evaluate: Gives the training and the test accuracy of the model as it stands.
+        evaluate: Measures the model as it stands.
         course: How long, and with what learning rates.
         watcher: Told of every batch and epoch.
         position: Where the training stands; moved along.
@@ -122,7 +135,7 @@ def fit(
     turn = _Turn(pipe, train, evaluate, course, watcher, position, keeper)
     while position.epoch < course.epochs:
         turn.train()
-        row = turn.row(*turn.evaluate())
+        row = turn.row(turn.evaluate())
         turn.end_epoch(row)
         yield row
 
@@ -143,6 +156,26 @@ def accuracy(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None = None)
     return float(torch.cat(right).double().mean()) if right else 0.0
 
 
+def accuracy_and_loss(
+    pipe: Pipeline, batches: Iterable[Any], criterion: Criterion, exit_at: int | None = None
+) -> tuple[float, float]:
+    """The share of answers that are right, and the mean loss of the batches; not a number where there are none.
+
+    Args:
+        pipe: The pipeline; it is drained first.
+        batches: What to predict, as :meth:`pipeal.Pipeline.run` takes it, with class numbers as targets.
+        criterion: The loss of a batch, from its logits and its targets.
+        exit_at: The exit to take; None for the full path.
+    """
+    targets: deque[Tensor] = deque()
+    found = []
+    for logits in pipe.predict_each(inputs_of(batches, targets), exit_at):
+        wanted = targets.popleft().to(logits.device, non_blocking=True)
+        found.append(torch.stack((logits.argmax(-1).eq(wanted).double().mean(), criterion(logits, wanted).double())))
+    right, loss = torch.stack(found).mean(0).tolist() if found else (0.0, math.nan)
+    return right, loss
+
+
 def inputs_of(batches: Iterable[Any], targets: MutableSequence[Tensor]) -> Iterator[Tree]:
     """Yields the inputs of batches, and adds their targets to ``targets`` as they pass by."""
     for batch in batches:
@@ -161,7 +194,7 @@ class _Turn:
 
     pipe: Pipeline
     batches: EpochBatches
-    accuracies: Callable[[Pipeline], tuple[float, float]]
+    scores: Callable[[Pipeline], Scores]
     course: Course
     watcher: Watcher
     position: Position
@@ -187,19 +220,19 @@ class _Turn:
         position.totals.watched(report)
         position.totals.splits += sum(report.splits)
 
-    def evaluate(self) -> tuple[float, float]:
-        """The training and the test accuracy, unless the training is asked to end."""
+    def evaluate(self) -> Scores:
+        """Measures the model, unless the training is asked to end."""
         try:
             if self.left:
                 raise Leave
             if self.keeper is not None:
                 self.keeper.before_evaluation(self.pipe, self.position)
-            return self.accuracies(self.pipe)
+            return self.scores(self.pipe)
         except Leave:
             assert self.keeper is not None  # nobody else makes anyone leave
             self.keeper.leave(self.pipe, self.position)
 
-    def row(self, train_acc: float, test_acc: float) -> EpochRow:
+    def row(self, scores: Scores) -> EpochRow:
         """What the epoch came to; counts the losses that were not finite."""
         position, part = self.position, self.position.part
         position.trained_s += part.seconds
@@ -208,13 +241,15 @@ class _Turn:
         return EpochRow(
             turn=position.turn,
             epoch=position.epoch + 1,
-            train_acc=train_acc,
-            test_acc=test_acc,
+            train_acc=scores.train_acc,
+            test_acc=scores.test_acc,
             train_time=position.trained_s,
             epoch_time=part.seconds,
             samples_per_s=part.samples / part.seconds,
             tokens_per_s=part.tokens / part.seconds,
             losses=tuple(tuple(layer[finite].mean(0).tolist()) for layer, finite in kept),
+            train_loss=scores.train_loss,
+            test_loss=scores.test_loss,
         )
 
     def end_epoch(self, row: EpochRow) -> None:

@@ -29,7 +29,7 @@ from pipeal.train.environment import environment
 from pipeal.train.position import Position
 from pipeal.train.progress import Progress
 from pipeal.train.tables import print_table
-from pipeal.train.trainer import EpochBatches, accuracy, fit
+from pipeal.train.trainer import EpochBatches, Scores, accuracy, fit
 
 COUNTING = ("fixed", "bucket")
 """The kinds that count samples."""
@@ -69,8 +69,8 @@ def train_in_turns(experiments: dict[str, TextExperiment], chosen: RunConfig, se
     return positions
 
 
-def _evaluate(test: EpochBatches, pipe: Pipeline) -> tuple[float, float]:
-    return 0.0, accuracy(pipe, test)
+def _evaluate(test: EpochBatches, pipe: Pipeline) -> Scores:
+    return Scores(0.0, accuracy(pipe, test))
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from pipeal.config import (
     EngineConfig,
     GroupingConfig,
     ImageDataConfig,
+    LanguageConfig,
     LrConfig,
     TextConfig,
     TextDataConfig,
@@ -30,7 +31,7 @@ from pipeal.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
-SCHEMAS = (TextConfig, VisionConfig)
+SCHEMAS = (LanguageConfig, TextConfig, VisionConfig)
 
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 count = st.integers(1, 2**31 - 1)
@@ -314,9 +315,11 @@ def test_any_overrides_give_a_configuration_or_a_one_line_error(overrides):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_each_shipped_file_is_valid_and_named_after_what_it_holds(path):
-    config = load_config(VisionConfig if path.stem.endswith(("vgg", "resnet")) else TextConfig, path)
-    assert path.stem == f"{config.dataset}-{config.model.name}"
-    assert find_config(config.dataset, config.model.name) == path
+    dataset, model, *preset = path.stem.split("-")
+    schema = {"charlm": LanguageConfig, "vgg": VisionConfig, "resnet": VisionConfig}.get(model, TextConfig)
+    config = load_config(schema, path)
+    assert (config.dataset, config.model.name) == (dataset, model)
+    assert find_config(dataset, "-".join((model, *preset))) == path
 
 
 def test_no_file_for_an_unknown_pair():
@@ -332,4 +335,4 @@ def test_every_key_is_documented():
             assert f"        {name}: " in words, f"{section.__name__}.{name} has no words"
             if is_dataclass(kind):
                 sections.append(kind)
-    assert len(set(sections)) == 12
+    assert len(set(sections)) == 15

@@ -3,6 +3,7 @@
 import io
 import re
 import threading
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -41,6 +42,15 @@ def terminal(width):
 def test_without_a_terminal_each_epoch_is_one_plain_line():
     shown = play(Console(file=io.StringIO(), width=20))
     assert shown == "al  epoch 2/3  train 0.9123  test 0.8900  12.00 s  1,380 samples/s  55,000 tokens/s\n"
+
+
+def test_a_language_model_is_told_by_its_losses():
+    console = Console(file=io.StringIO(), width=20)
+    row = replace(ROW, train_loss=1.59, test_loss=1.76)
+    with Progress(epochs=3, label="al", console=console, clock=Clock()) as progress:
+        progress.begin_epoch(2, batches=1)
+        progress.end_epoch(row)
+    assert console.file.getvalue().startswith("al  epoch 2/3  loss: train 1.5900  validation 1.7600  12.00 s")
 
 
 def test_turns_are_named_where_there_are_several():

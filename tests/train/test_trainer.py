@@ -11,7 +11,7 @@ from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
 from pipeal.errors import DataError
 from pipeal.train.position import Part, Position
 from pipeal.train.recorders import EpochRow
-from pipeal.train.trainer import Course, accuracy, fit
+from pipeal.train.trainer import Course, Scores, accuracy, fit
 
 
 class Silent:
@@ -49,7 +49,7 @@ def test_rows_hold_each_turns_own_seconds_and_totals_hold_all() -> None:
         watcher.epochs = 0
         with Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe:
             course = Course(epochs=2, decay="cosine")
-            found = list(fit(pipe, loader(), lambda pipe: (0.5, 0.5), course, watcher, position))
+            found = list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, watcher, position))
         assert found == position.rows[-2:]
         assert (position.turn, position.epoch, position.batches) == (turn, 2, 6)
         position.next_turn()
@@ -69,7 +69,7 @@ def test_a_batch_that_is_left_out_is_passed_over_and_keeps_its_number() -> None:
     position, watcher = Position(), Silent()
     position.totals.left_out = {(1, 4), (2, 1)}
     with Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe:
-        list(fit(pipe, loader(), lambda pipe: (0.5, 0.5), Course(epochs=2), watcher, position))
+        list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), Course(epochs=2), watcher, position))
         assert pipe.next_batch == position.batches == 6
     assert (watcher.samples, position.totals.samples, position.totals.batches) == (32, 32, 6)
     assert position.totals.shapes.total() == 5
@@ -81,7 +81,7 @@ def test_a_position_behind_the_end_of_its_epoch_is_refused() -> None:
         Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1, first_batch=4) as pipe,
         pytest.raises(DataError, match="behind batch 4 of epoch 1, which has 3"),
     ):
-        list(fit(pipe, loader(), lambda pipe: (0.5, 0.5), Course(epochs=1), Silent(), position))
+        list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), Course(epochs=1), Silent(), position))
 
 
 def test_an_epoch_of_which_every_batch_is_left_out_is_one_line() -> None:
@@ -91,7 +91,7 @@ def test_an_epoch_of_which_every_batch_is_left_out_is_one_line() -> None:
         Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe,
         pytest.raises(DataError, match="epoch 1 has no batches"),
     ):
-        list(fit(pipe, loader(), lambda pipe: (0.5, 0.5), Course(epochs=1), Silent(), position))
+        list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), Course(epochs=1), Silent(), position))
 
 
 def test_accuracy_counts_every_sample_once() -> None:

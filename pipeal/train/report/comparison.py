@@ -9,7 +9,7 @@ from pipeal.train.report.curves import compared_curves
 from pipeal.train.report.folder import Run, number_at
 from pipeal.train.report.idle import stage_shares
 from pipeal.train.report.markup import Html, fold, number, percent, table, tag
-from pipeal.train.report.sections import badge, epochs
+from pipeal.train.report.sections import badge, epochs, measured
 from pipeal.train.report.settings import differences
 
 _RATES = ("samples_per_s", "tokens_per_s")
@@ -50,8 +50,8 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
                 badge(run),
                 epochs(run),
                 len(stages) or None,
-                percent(run.best),
-                percent(run.last),
+                measured(run, run.best),
+                measured(run, run.last),
                 number(number_at(run.summary, "seconds_per_epoch"), 2),
                 number(number_at(run.summary, "samples_per_s"), decimals),
                 number(tokens, decimals) if tokens else None,

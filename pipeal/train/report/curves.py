@@ -1,4 +1,4 @@
-"""The charts of runs: accuracy over epochs and over time, and the losses of each layer."""
+"""The charts of runs: accuracy, or loss, over epochs and over time, and the losses of each layer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import fmean
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
+from pipeal.train.measure import Measure
 from pipeal.train.recorders import EpochRow
 from pipeal.train.report.chart import Line, chart
 from pipeal.train.report.folder import Run
@@ -21,11 +22,7 @@ Value = Callable[[EpochRow], float]
 
 def run_curves(run: Run) -> Html:
     """The four charts of one run; several turns are one mean line and the band between their extremes."""
-    accuracies = [*_accuracies(run.rows, "", _RUNS[0])]
-    charts = [
-        chart("Accuracy over epochs", [line for line, _ in accuracies], x="epoch", whole=True, shown=_points),
-        chart("Accuracy over training time", [line for _, line in accuracies], x="seconds of training", shown=_points),
-    ]
+    charts = _measured(run.measure, _lines(run.rows, run.measure, "", _RUNS[0]), "training time")
     for part, title in enumerate(("Associated loss by layer", "Autoencoder loss by layer")):
         lines = _losses(run.rows, part)
         if len(lines) == 1 and all(len(layer) == 1 for row in run.rows for layer in row.losses):
@@ -36,25 +33,32 @@ def run_curves(run: Run) -> Html:
 
 
 def compared_curves(runs: Sequence[Run], names: Sequence[str]) -> Html:
-    """Accuracy of several runs in one chart over epochs, and in one over time."""
-    lines = [
-        pair
-        for place, (run, name) in enumerate(zip(runs, names, strict=True))
-        for pair in _accuracies(run.rows, name, _RUNS[place % len(_RUNS)])
+    """Accuracy, or loss, of several runs in one chart over epochs, and in one over time."""
+    charts: list[Html] = []
+    for measure in dict.fromkeys(run.measure for run in runs):
+        lines = [
+            pair
+            for place, (run, name) in enumerate(zip(runs, names, strict=True))
+            for pair in (_lines(run.rows, measure, name, _RUNS[place % len(_RUNS)]) if run.measure is measure else ())
+        ]
+        charts += _measured(measure, lines, "time", " (dashed: training samples)")
+    return tag("div", *charts, class_="charts")
+
+
+def _measured(measure: Measure, lines: Sequence[tuple[Line, Line]], time: str, note: str = "") -> list[Html]:
+    """A chart over epochs and one over time; each pair of lines has one for either."""
+    name, shown = measure.name.capitalize(), _points if measure.is_share else "{:,.4g}".format
+    over_epochs, over_time = [line for line, _ in lines], [line for _, line in lines]
+    return [
+        chart(f"{name} over epochs{note}", over_epochs, x="epoch", whole=True, shown=shown),
+        chart(f"{name} over {time}{note}", over_time, x="seconds of training", shown=shown),
     ]
-    dashes = " (dashed: training samples)"
-    return tag(
-        "div",
-        chart(f"Accuracy over epochs{dashes}", [line for line, _ in lines], x="epoch", whole=True, shown=_points),
-        chart(f"Accuracy over time{dashes}", [line for _, line in lines], x="seconds of training", shown=_points),
-        class_="charts",
-    )
 
 
-def _accuracies(rows: Sequence[EpochRow], name: str, colour: str) -> list[tuple[Line, Line]]:
-    """Test and training accuracy, each over epochs and over time."""
+def _lines(rows: Sequence[EpochRow], measure: Measure, name: str, colour: str) -> list[tuple[Line, Line]]:
+    """The measure on test and on training samples, each over epochs and over time."""
     found = []
-    for kind, value, dashed in (("test", _test, False), ("train", _train, True)):
+    for kind, value, dashed in ((measure.unseen, measure.test, False), ("train", measure.train, True)):
         label = kind if not name else "" if dashed else name  # of several runs, the legend names each once
         points, band = _means(rows, value)
         times = [fmean(row.train_time for row in turns) for turns in _by_epoch(rows)]
@@ -98,14 +102,6 @@ def _by_epoch(rows: Sequence[EpochRow]) -> list[list[EpochRow]]:
     for row in rows:
         epochs.setdefault(row.epoch, []).append(row)
     return [epochs[epoch] for epoch in sorted(epochs)]
-
-
-def _test(row: EpochRow) -> float:
-    return row.test_acc
-
-
-def _train(row: EpochRow) -> float:
-    return row.train_acc
 
 
 def _loss(layer: int, part: int) -> Value:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from pipeal.config import document
 from pipeal.errors import DataError
+from pipeal.train.measure import ACCURACY, LOSS, Measure, measure_of
 from pipeal.train.recorders import EpochRow
 from pipeal.train.report.rows import read_rows, require_file
 from pipeal.train.report.status import Status, inferred_status, told_status
@@ -71,19 +71,20 @@ class Run:
 
     @property
     def best(self) -> float | None:
-        """The best test accuracy, averaged over turns."""
-        turns = {row.turn for row in self.rows}
-        if not turns:
-            return number_at(self.summary, "best_test_accuracy")
-        return mean(max(row.test_acc for row in self.rows if row.turn == turn) for turn in turns)
+        """The best test accuracy, or validation loss, averaged over turns."""
+        return self.measure.best(self.rows) if self.rows else number_at(self.summary, f"best_{self.measure.key}")
 
     @property
     def last(self) -> float | None:
-        """The test accuracy after the last epoch, averaged over turns."""
-        if not self.rows:
-            return number_at(self.summary, "last_test_accuracy")
-        epochs = max(row.epoch for row in self.rows)
-        return mean(row.test_acc for row in self.rows if row.epoch == epochs)
+        """The test accuracy, or validation loss, after the last epoch, averaged over turns."""
+        return self.measure.last(self.rows) if self.rows else number_at(self.summary, f"last_{self.measure.key}")
+
+    @property
+    def measure(self) -> Measure:
+        """How its epochs are measured."""
+        if self.rows:
+            return measure_of(self.rows)
+        return LOSS if f"best_{LOSS.key}" in self.summary else ACCURACY
 
     @property
     def when(self) -> datetime:

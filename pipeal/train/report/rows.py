@@ -67,4 +67,10 @@ def _row(line: Mapping[str, str]) -> EpochRow:
         samples_per_s=float(line["samples_per_s"]),
         tokens_per_s=float(line["tokens_per_s"]),
         losses=tuple(tuple(losses[layer]) for layer in sorted(losses)),
+        train_loss=_if_there(line, "train_loss"),
+        test_loss=_if_there(line, "test_loss"),
     )
+
+
+def _if_there(line: Mapping[str, str], column: str) -> float | None:
+    return float(line[column]) if column in line else None

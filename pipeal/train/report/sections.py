@@ -35,6 +35,11 @@ def epochs(run: Run) -> str:
     return f"{done} of {asked}" if asked else f"{done}"
 
 
+def measured(run: Run, value: float | None) -> str:
+    """An accuracy in percent; a loss as it is."""
+    return percent(value) if run.measure.is_share else number(value, 4)
+
+
 def _parts(run: Run, name: str, album: Album) -> Iterator[Html]:
     yield tag("h2", name, " ", badge(run))
     stages = run.summary.get("stages")
@@ -52,7 +57,7 @@ def _parts(run: Run, name: str, album: Album) -> Iterator[Html]:
     yield _figures(run)
     if run.missing:
         yield tag("div", tag("b", "Missing here"), tag("ul", *(tag("li", line) for line in run.missing)), class_="gaps")
-    yield fold("Accuracy and losses", run_curves(run), is_open=True)
+    yield fold("Accuracy and losses" if run.measure.is_share else "Losses", run_curves(run), is_open=True)
     yield fold("Where the time went", idle_reasons(run), is_open=True)
     trace = run.folder / "trace.json"
     yield fold(
@@ -72,8 +77,8 @@ def _parts(run: Run, name: str, album: Album) -> Iterator[Html]:
 def _figures(run: Run) -> Html:
     """The figures that are looked for first."""
     figures = {
-        "best test accuracy": percent(run.best),
-        "last test accuracy": percent(run.last),
+        f"best {run.measure.test_name}": measured(run, run.best),
+        f"last {run.measure.test_name}": measured(run, run.last),
         "seconds per epoch": number(number_at(run.summary, "seconds_per_epoch") or _mean_epoch(run)),
         "samples per second": number(number_at(run.summary, "samples_per_s")),
     }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeal.config import RunConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config, load_config
 from pipeal.errors import ConfigError
 from pipeal.train.report.folder import Run, value_at
 
@@ -21,7 +21,10 @@ def settings(run: Run) -> dict[str, str]:
 
 def default_settings(run: Run) -> dict[str, str]:
     """The values that a run of the same data set and model has if nothing is asked for; empty if nobody knows."""
-    schema: type[RunConfig] = TextConfig if value_at(run.config, "data.batching") is not None else VisionConfig
+    schema: type[RunConfig] = VisionConfig
+    for marking, other in (("data.batching", TextConfig), ("data.estimate_batches", LanguageConfig)):
+        if value_at(run.config, marking) is not None:
+            schema = other
     try:
         names = {"dataset": run.dataset, "model": {"name": run.model}}
         config = load_config(schema, find_config(run.dataset, run.model), values=names)

@@ -1,0 +1,239 @@
+"""Where the configuration of a run of a language model becomes objects: text, blocks, models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeal.al import ALPackage, OptimizerFactory
+from pipeal.al.path import InferencePath
+from pipeal.cli import bars
+from pipeal.cli.build import SPLIT_SEED, data_root, rates
+from pipeal.config import LanguageConfig, LanguageModelConfig
+from pipeal.data import WHOLE, Characters, RandomBlocks, Share, find_shakespeare, read_characters
+from pipeal.engine import Pipeline
+from pipeal.errors import ConfigError, DataError, unknown_name
+from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate
+from pipeal.packet import module_of
+from pipeal.train.trainer import Criterion, accuracy_and_loss
+
+DATASETS = ("shakespeare", "text")
+"""What a language model is trained on; ``text`` is any file of the user's."""
+
+ALPHABET = "alphabet.json"
+"""The file in a run's folder that a trained model reads its prompts with."""
+
+SAMPLE = 300
+"""Characters that are shown of what a trained model writes."""
+
+_PROMPT = "\n"
+
+adam: OptimizerFactory = partial(torch.optim.Adam, fused=True, betas=(0.9, 0.99))
+"""With a shorter memory of squares than usual, for trainings of one or two thousand steps."""
+
+
+@dataclass(frozen=True)
+class LanguageModels:
+    """Makes language models; see :class:`pipeal.cli.build.Models`.
+
+    Attributes:
+        config: Which, and how wide.
+        characters: How many there are.
+    """
+
+    config: LanguageConfig
+    characters: int
+
+    @classmethod
+    def of(cls, config: LanguageConfig, blueprint: Mapping[str, Any]) -> LanguageModels:
+        """Those of an experiment whose text was read elsewhere."""
+        return cls(config, **blueprint)
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model of the configured name and widths."""
+        torch.manual_seed(seed)
+        return build_language(
+            self.config.model.name,
+            "bp" if mode == "bp" else "al",
+            characters=self.characters,
+            dims=_dims(self.config.model),
+            lr=rates(self.config.train.lr, mode),
+            optimizer=adam,
+        )
+
+
+@dataclass(frozen=True)
+class LanguageExperiment:
+    """A text and a model for it; see :class:`pipeal.cli.build.Experiment`."""
+
+    config: LanguageConfig
+    text: Characters
+    facts: dict[str, int | float | str]
+
+    @property
+    def lengths(self) -> None:
+        """All blocks are of one length."""
+
+    @property
+    def criterion(self) -> Criterion:
+        """Nats per character."""
+        return TokenCrossEntropy()
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model of the configured name and widths."""
+        return LanguageModels(self.config, len(self.text.alphabet)).package(mode, seed)
+
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        """How many characters there are; see :meth:`LanguageModels.of`."""
+        return {"characters": len(self.text.alphabet)}
+
+    def train_batches(self, seed: int, share: Share = WHOLE) -> RandomBlocks:
+        """Random blocks, others in each epoch."""
+        data = self.config.data
+        return RandomBlocks(
+            self.text.train,
+            block=self.config.model.block,
+            batch_size=data.batch_size,
+            batches=data.steps,
+            seed=seed,
+            pin_memory=True,
+            share=share,
+        )
+
+    def save(self, folder: Path) -> None:
+        """Leaves ``alphabet.json``."""
+        self.text.alphabet.save(folder / ALPHABET)
+
+    def train_evaluation(self) -> RandomBlocks:
+        """Random blocks of what is trained on, always the same."""
+        return self._estimate(self.text.train)
+
+    def held_out(self) -> None:
+        """None: the early exit is for whole answers, and here each place of a text would leave elsewhere."""
+
+    def test_evaluation(self) -> RandomBlocks:
+        """Random blocks of what is not trained on, always the same."""
+        return self._estimate(self.text.validation)
+
+    def afterword(self, pipe: Pipeline) -> list[str]:
+        """The loss at each exit, if there are several, and something that the model writes."""
+        lines = []
+        exits = sum(len(stage.layers) for stage in pipe.stages)
+        if exits > 1:
+            found = [accuracy_and_loss(pipe, self.test_evaluation(), self.criterion, k + 1)[1] for k in range(exits)]
+            lines.append(f"exits:    validation loss {' '.join(f'{loss:.4f}' for loss in found)}")
+        alphabet = self.text.alphabet
+        prompt = alphabet.encode(_PROMPT if _PROMPT in alphabet.characters else alphabet.characters[0])
+        written = generate(
+            _writer(pipe), prompt, length=SAMPLE, block=self.config.model.block, seed=self.config.train.seed
+        )
+        return [*lines, "sample:", alphabet.decode(written).strip()]
+
+    def _estimate(self, text: torch.Tensor) -> RandomBlocks:
+        data = self.config.data
+        return RandomBlocks(
+            text,
+            block=self.config.model.block,
+            batch_size=data.batch_size,
+            batches=data.estimate_batches,
+            seed=SPLIT_SEED,
+            same=True,
+            pin_memory=True,
+        )
+
+
+def language_experiment(config: LanguageConfig, say: Callable[[str], None]) -> LanguageExperiment:
+    """Reads the text.
+
+    Args:
+        config: What was asked for.
+        say: Told what is being done, in a few words.
+
+    Raises:
+        DataError: The text is missing, malformed, or too short for the blocks.
+        ConfigError: The data set or the model is unknown, a size does not fit, or an option is of other models.
+    """
+    dataset = canonical_corpus(config.dataset)
+    name, _ = canonical_language_model(config.model.name)
+    config = replace(config, dataset=dataset, model=replace(config.model, name=name))
+    _dims(config.model)  # sizes that do not fit are told before anything is read
+    data = config.data
+    for key, given in (
+        ("data.held_out", data.held_out),
+        ("train.train_accuracy_samples", config.train.train_accuracy_samples),
+    ):
+        if given:
+            raise ConfigError(f"{key}: found {given:g}, but it is for classifiers; leave it out")
+    if dataset == "text":
+        if data.text is None:
+            raise ConfigError("data.text: found null, but the data set is text; name the file with --text FILE")
+        path = Path(data.text)
+    else:
+        if data.text is not None:
+            raise ConfigError(f"data.text: found {data.text}, but the data set is {dataset}; for a file, say text")
+        with bars.downloads() as bar:
+            path = find_shakespeare(data_root(config), download=data.download, progress=bar)
+    say(f"reading {path.name}")
+    text = read_characters(path)
+    for part in (text.train, text.validation):
+        if len(part) <= config.model.block:
+            raise DataError(
+                f"{path}: {len(text.train):,} characters to train on and {len(text.validation):,} to validate on, but "
+                f"a block of {config.model.block} takes {config.model.block + 1}; take a longer text, or lower "
+                "model.block"
+            )
+    facts: dict[str, int | float | str] = {
+        "characters": len(text.alphabet),
+        "train_characters": len(text.train),
+        "validation_characters": len(text.validation),
+        "fingerprint": text.fingerprint,
+    }
+    return LanguageExperiment(config, text, facts)
+
+
+def canonical_corpus(name: str) -> str:
+    """The name behind a spelling of a data set that language models are trained on.
+
+    Raises:
+        DataError: It is none.
+    """
+    plain = name.lower().replace("tiny", "").replace("_", "").replace("-", "")
+    if plain not in DATASETS:
+        raise DataError(f"{unknown_name('data set', name, DATASETS)} for a language model")
+    return plain
+
+
+def _writer(pipe: Pipeline) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The trained model, to write with.
+
+    Not the pipeline: a text that grows is a new shape for each character, and may be one to compile for. But where
+    other processes have the weights, only it reaches them.
+    """
+    if type(pipe) is Pipeline:
+        return InferencePath([module_of(layer) for stage in pipe.stages for _, layer in stage.layers])
+
+    def predict(x: torch.Tensor) -> torch.Tensor:
+        (logits,) = pipe.predict_each([x])
+        return logits
+
+    return predict
+
+
+def _dims(model: LanguageModelConfig) -> CharDims:
+    return CharDims(
+        block=model.block,
+        width=model.width,
+        heads=model.heads,
+        layers=model.layers,
+        dropout=model.dropout,
+        per_layer=model.per_layer,
+        code=model.code,
+        labels=model.labels,
+        bridges=model.bridges,
+    )

@@ -1,0 +1,71 @@
+"""``pipeal generate RUN --prompt …``: a trained language model writes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from pipeal.al import ALPackage
+from pipeal.cli.build_language import ALPHABET, LanguageModels
+from pipeal.config import LanguageConfig, load_config
+from pipeal.data import Alphabet
+from pipeal.errors import ConfigError, DataError
+from pipeal.models import generate
+from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.taken_up import TakenUp
+
+
+@click.command(context_settings={"max_content_width": 110})
+@click.argument("run")
+@click.option("--prompt", default="\n", help="What to go on from; default: the beginning of a line.")
+@click.option("--length", type=click.IntRange(1, 1_000_000), default=500, help="Characters to write; default: 500.")
+@click.option("--temperature", type=float, default=0.8, help="0 takes the likeliest always; 1 as learnt; default: 0.8.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Draw from so many of the likeliest; default: all.")
+@click.option(
+    "--exit", "exit_at", type=click.IntRange(min=1), help="Of the AL form: layers to climb; default: all of them."
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="The same writes the same; default: 0.")
+def command(
+    run: str, prompt: str, length: int, temperature: float, top_k: int | None, exit_at: int | None, seed: int
+) -> None:
+    """Writes on from a prompt, with the model that the training in the folder RUN left.
+
+    RUN is a folder such as runs/shakespeare-charlm-al-001; of a comparison, name the form: …/al or …/bp.
+    """
+    folder = Path(run)
+    config, alphabet, package = load_trained(folder)
+    numbers = alphabet.encode(prompt)
+    if exit_at is not None and exit_at > len(package):
+        raise ConfigError(f"--exit: found {exit_at}, but the model in {folder} has {len(package)}, counted from 1")
+    model = package.to_bp(exit_at)
+    written = generate(
+        model, numbers, length=length, block=config.model.block, temperature=temperature, top_k=top_k, seed=seed
+    )
+    click.echo(alphabet.decode(written))
+
+
+def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
+    """The configuration, the alphabet and the model of a run of a language model, from its newest checkpoint.
+
+    Raises:
+        DataError: The folder is no such run, or holds no checkpoint that is as it was written.
+        ConfigError: Its configuration is of something else.
+    """
+    if not (folder / "config.yaml").is_file():
+        forms = [folder / form for form in ("al", "bp") if (folder / form / "config.yaml").is_file()]
+        hint = f"it compares two; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
+        raise DataError(f"{folder}: no run of one form; {hint}")
+    # Of a comparison both forms read with the same alphabet, which lies above them.
+    home = folder if (folder / ALPHABET).is_file() else folder.resolve().parent
+    if not (home / ALPHABET).is_file():
+        raise DataError(f"{folder}: no {ALPHABET}; expected the run of a language model")
+    config = load_config(LanguageConfig, folder / "config.yaml")
+    alphabet = Alphabet.load(home / ALPHABET)
+    saved = CheckpointStore(folder / "checkpoints").newest(lambda said: print(said, file=sys.stderr))
+    if saved is None:
+        raise DataError(f"{folder}: no checkpoint; train until the first one is written")
+    package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)
+    TakenUp.of(saved).load_into(package)
+    return config, alphabet, package

@@ -1,0 +1,160 @@
+"""What each idea brings to layers that predict the next character by themselves, beside backpropagation.
+
+    python scripts/bench/charlm.py --data-root DIR [--ideas codes published] [--seeds 1] [--steps 2000]
+
+Trains the configuration ``shakespeare-charlm-cpu.yaml``, changed by one idea at a time, for equally many steps on the
+same blocks, and estimates the validation loss of every exit on 200 batches that are the same for all. What is found
+is added to ``--json`` (by default ``results/charlm.json`` beside this file), of which the table is made: ideas can be
+tried one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from pipeal.cli.build_language import LanguageExperiment, language_experiment
+from pipeal.cli.training import course_of, open_pipeline
+from pipeal.config import LanguageConfig, find_config, load_config
+from pipeal.engine.allocator import keep_freed_memory
+from pipeal.engine.device import fastest_precision
+from pipeal.train.environment import environment
+from pipeal.train.learning_rate import epoch_scale
+from pipeal.train.recorders import write_json
+from pipeal.train.tables import Cell, print_table
+from pipeal.train.trainer import accuracy_and_loss
+
+IDEAS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bp": ("backpropagation", {"train.mode": "bp"}),
+    "bp-1": ("backpropagation, one block alone", {"train.mode": "bp", "model.layers": 1}),
+    "published": ("published: a sigmoid code per place, squared errors", {"model.labels": "published"}),
+    "codes": ("which of all codes: cross entropy; codes as wide as the features", {"model.code": 128}),
+    "wide": ("… and codes four times as wide as the alphabet: the default", {}),
+    "wide-halves": ("… and two blocks a layer", {"model.per_layer": 2}),
+    "narrow": ("… and narrow codes", {"model.code": 32}),
+    "deep": ("… and a block in each bridge but the last", {"model.bridges": "block"}),
+    "deep-halves": ("… and both", {"model.bridges": "block", "model.per_layer": 2}),
+    "slow-labels": ("… and the label side a tenth as fast", {"train.lr.ae": 2e-4}),
+    "lower": ("… and half the learning rate", {"train.lr.base": 1e-3, "train.lr.end": 1e-4}),
+    "bp-lower": ("backpropagation, half the learning rate",
+                 {"train.mode": "bp", "train.lr.base": 1e-3, "train.lr.end": 1e-4}),
+}  # fmt: skip
+"""What it is, and what it changes."""
+
+ESTIMATE_BATCHES = 200
+
+
+def trained(experiment: LanguageExperiment, seed: int) -> dict[str, Any]:
+    """The validation loss of every exit, the training loss of the last, and the seconds."""
+    config = experiment.config
+    course, package = course_of(config), experiment.package(config.train.mode, seed)
+    batches = experiment.train_batches(seed)
+    with open_pipeline(package, config, seed) as pipe:
+        begun, seconds = time.process_time(), 0.0
+        for epoch in range(course.epochs):
+            batches.set_epoch(epoch)
+            scale = epoch_scale(
+                course.decay,
+                course.per,
+                end_over_base=course.end_over_base,
+                warmup=course.warmup,
+                epoch=epoch,
+                epochs=course.epochs,
+                batches=len(batches),
+                first_batch=epoch * len(batches),
+            )
+            seconds += pipe.run(batches, lr_scale=scale).seconds
+        begun = time.process_time() - begun
+        estimates = [
+            accuracy_and_loss(pipe, experiment.test_evaluation(), experiment.criterion, exit_at)[1]
+            for exit_at in range(1, len(package) + 1)
+        ]
+        train = accuracy_and_loss(pipe, experiment.train_evaluation(), experiment.criterion)[1]
+    return {
+        "seed": seed,
+        "validation": estimates,
+        "train": train,
+        "seconds": seconds,
+        "processor_seconds": begun,
+        "parameters": [package.effective_parameters(), package.affiliated_parameters()],
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Prints the table."""
+    runs: dict[str, list[dict[str, Any]]] = found["ideas"]
+    by_seed = {name: {run["seed"]: run["validation"][-1] for run in made} for name, made in runs.items()}
+    rows: list[list[Cell]] = []
+    for name, (what, _) in IDEAS.items():
+        if name in runs:
+            first = runs[name][0]
+            exits = [mean(run["validation"][place] for run in runs[name]) for place in range(len(first["validation"]))]
+            own, rival = by_seed[name], by_seed.get("bp-lower" if name == "lower" else "bp", {})
+            over = [own[seed] - rival[seed] for seed in own if seed in rival]
+            rows.append(
+                [
+                    name,
+                    what,
+                    len(exits),
+                    f"{mean(own.values()):.3f}",
+                    f"{mean(over):+.3f}" if over else None,
+                    " ".join(f"{loss:.3f}" for loss in exits),
+                    f"{mean(run['train'] for run in runs[name]):.3f}",
+                    f"{sum(first['parameters']) / 1e6:.2f} M",
+                    len(runs[name]),
+                ]
+            )
+    heads = ["idea", "what", "layers", "val loss", "over BP", "each exit", "train loss", "weights", "seeds"]
+    print("  ".join(f"{key} {value}" for key, value in found["machine"].items()))
+    print_table(f"charlm, cpu preset, {found['steps']:,} steps", heads, rows)
+
+
+def main() -> None:
+    keep_freed_memory()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", default="data")
+    parser.add_argument("--ideas", nargs="*", default=list(IDEAS), choices=list(IDEAS), help="none: only the table")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "charlm.json")
+    options = parser.parse_args()
+
+    found: dict[str, Any] = {"machine": environment(), "steps": options.steps, "ideas": {}}
+    if options.json.is_file():
+        found = json.loads(options.json.read_text(encoding="utf-8"))
+        if found["steps"] != options.steps:
+            parser.error(f"{options.json} is of {found['steps']} steps; name another with --json")
+    for name in options.ideas:
+        values = {"data": {"root": options.data_root}}
+        overrides = [f"{key}={json.dumps(value)}" for key, value in IDEAS[name][1].items()]
+        config = load_config(
+            LanguageConfig, find_config("shakespeare", "charlm-cpu"), overrides=overrides, values=values
+        )
+        epochs = -(-options.steps // config.data.steps)
+        config = replace(
+            config,
+            data=replace(config.data, steps=options.steps // epochs, estimate_batches=ESTIMATE_BATCHES),
+            train=replace(config.train, epochs=epochs, precision=fastest_precision("cpu")),
+            engine=replace(config.engine, devices=("cpu",), schedule="sequential", threads=options.threads),
+        )
+        experiment = language_experiment(config, lambda _: None)
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            run = trained(experiment, seed)
+            print(name, json.dumps(run), file=sys.stderr)
+            made = [other for other in found["ideas"].get(name, []) if other["seed"] != seed]
+            found["ideas"][name] = sorted([*made, run], key=lambda other: other["seed"])
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            write_json(options.json, found)
+    show(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Language models as a user meets them: trained, measured by loss, taken up again, and writing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeal.cli import generate, text
+from pipeal.cli.main import command as pipeal
+from pipeal.config import LanguageConfig, load_config
+from pipeal.engine.stage import Stage
+from pipeal.train.report import read_runs
+from tests.cli.running import run_command, told_one_line
+
+SMALL = (
+    "--set=model.block=8", "--set=model.width=12", "--set=model.heads=2", "--set=data.steps=12", "--epochs=2",
+    "--set=data.batch_size=4", "--set=data.estimate_batches=3", "--set=engine.threads=1", "--devices=cpu",
+    "--set=train.lr.warmup=2",
+)  # fmt: skip
+
+leaves = partial(run_command, text.command)
+writes = partial(run_command, generate.command)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "verses.txt"
+    path.write_text("so it goes, and so it went.\n" * 40, encoding="utf-8")
+    return path
+
+
+def train(capsys: pytest.CaptureFixture[str], corpus: Path, *arguments: str) -> tuple[Path, str]:
+    out_folder = corpus.parent / "runs"
+    code, out, err = leaves(capsys, "text", "charlm", f"--text={corpus}", f"--out={out_folder}", *SMALL, *arguments)
+    assert code == 0, err
+    return Path(re.search(r"^files: +(.+)$", out, re.MULTILINE)[1]), out  # type: ignore[index]
+
+
+def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
+    corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = train(capsys, corpus, "--mode=compare")
+    assert "best val loss" in out
+    assert "acc" not in out
+    assert re.search(r"^exits: +validation loss \d\.\d+ \d\.\d+$", out, re.MULTILINE)
+    assert out.count("sample:\n") == 2
+    for form in ("al", "bp"):
+        rows = list(csv.DictReader((folder / form / "epochs.csv").open()))
+        assert len(rows) == 2
+        summary = json.loads((folder / form / "summary.json").read_text())
+        losses = [float(row["test_loss"]) for row in rows]
+        assert summary["best_validation_loss"] == min(losses)
+        assert summary["last_validation_loss"] == losses[-1] > 0
+        assert not [name for name in summary if "accuracy" in name]
+        assert 0 <= float(rows[0]["test_acc"]) <= 1, "the share of next characters that are told rightly"
+        assert (folder / form / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert not (folder / form / "batches.png").exists()
+        assert load_config(LanguageConfig, folder / form / "config.yaml").train.mode == form
+    al, bp = read_runs(folder)
+    assert al.measure.name == bp.measure.name == "loss"
+    assert al.best == min(row.test_loss for row in al.rows)  # type: ignore[type-var]
+
+
+def test_the_report_and_the_list_of_runs_speak_of_losses(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = train(capsys, corpus)
+    code, _, err = run_command(pipeal, capsys, "report", str(folder))
+    assert code == 0, err
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "best validation loss" in page
+    assert "Loss over epochs" in page
+    assert "accuracy" not in page.lower().replace("train_accuracy_samples", "")
+    code, out, err = run_command(pipeal, capsys, "runs", str(folder.parent))
+    assert code == 0, err
+    assert re.search(r"text +\| charlm +\| AL .*\| loss \d\.\d{4}", out)
+
+
+def test_the_sample_is_not_written_through_the_pipeline(
+    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with ``engine.compile: static`` came to its end and then stood for minutes: the sample grows by a character
+    at a time, and the pipeline compiled its layers for each of these lengths."""
+    lengths: set[tuple[int, ...]] = set()
+    infer = Stage.infer
+
+    def watch(stage: Stage, index: int, layer: Any, path: Any, x: torch.Tensor, **options: Any) -> Any:
+        lengths.add(tuple(x.shape[:2]))
+        return infer(stage, index, layer, path, x, **options)
+
+    monkeypatch.setattr(Stage, "infer", watch)
+    _, out = train(capsys, corpus)
+    assert "sample:" in out
+    assert lengths == {(4, 8)}, "the shapes of the estimates alone"
+
+
+def test_a_run_that_was_ended_goes_on_and_leaves_what_an_untouched_one_leaves(
+    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.integration.test_resume import Stopping, assert_same
+
+    whole, _ = train(capsys, corpus, "--set=train.checkpoint.every=5")
+    stopping = Stopping(monkeypatch)
+    stopping.at = [(1, 7), (1, 15)]
+    ended = ("text", "charlm", f"--text={corpus}", f"--out={corpus.parent / 'ended'}", *SMALL,
+             "--set=train.checkpoint.every=5")  # fmt: skip
+    for _ in range(2):
+        code, _, err = leaves(capsys, *ended)
+        assert code == 130, err
+    code, _, err = leaves(capsys, *ended)
+    assert code == 0, err
+    assert "going on with" in err
+    assert_same(whole, corpus.parent / "ended" / "text-charlm-al-001")
+
+
+def test_a_trained_model_writes_from_every_exit(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = train(capsys, corpus, "--mode=compare")
+    wish = ("--prompt=so it", "--length=20")
+    code, out, err = writes(capsys, str(folder / "al"), *wish)
+    assert code == 0, err
+    assert out.startswith("so it")
+    assert len(out) == len("so it") + 20 + len("\n")
+    assert set(out) <= set(corpus.read_text())
+    assert writes(capsys, str(folder / "al"), *wish)[1] == out, "the same seed writes the same"
+    assert writes(capsys, str(folder / "al"), *wish, "--seed=1")[1] != out
+    for depth in ("1", "2"):
+        code, _, err = writes(capsys, str(folder / "al"), *wish, f"--exit={depth}", "--temperature=0", "--top-k=3")
+        assert code == 0, err
+    assert writes(capsys, str(folder / "bp"), *wish)[0] == 0
+    for arguments, line in (
+        ((folder / "al", "--exit=3"), "--exit: found 3, but the model in .* has 2"),
+        ((folder / "al", "--prompt=ÄÖ"), "never seen, such as 'ÄÖ'"),
+        ((folder / "al", "--prompt="), "the prompt is empty"),
+        ((folder / "al", "--temperature=-1"), "temperature is -1"),
+        ((folder,), "it compares two; name .*al or .*bp"),
+        ((folder.parent,), "no run of one form"),
+    ):
+        told_one_line(line, *writes(capsys, *map(str, arguments)))
+    for saved in (folder / "al" / "checkpoints").glob("step-*"):
+        saved.rename(saved.with_name(f"away-{saved.name}"))
+    told_one_line("no checkpoint", *writes(capsys, str(folder / "al")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("agnews", "charlm"), "unknown data set 'agnews'.* for a language model"),
+        (("shakespeare", "lstm"), "shakespeare is for language models .charlm., found lstm"),
+        (("text", "charlm"), "data.text: found null, .* name the file with --text FILE"),
+        (("shakespeare", "charlm", "--text=x.txt"), "data.text: found x.txt, but the data set is shakespeare"),
+        (("text", "charlm", "--text=/nowhere/x.txt"), "cannot read /nowhere/x.txt"),
+        (("text", "charlm", "--text=CORPUS", "--set=model.block=500"), "1,008 characters to train on and 112 .* 501"),
+        (("text", "charlm", "--text=CORPUS", "--set=data.held_out=0.1"), "data.held_out: found 0.1, .* classifiers"),
+        (("text", "charlm", "--text=CORPUS", "--set=train.train_accuracy_samples=9"), "accuracy_samples: found 9"),
+        (("text", "charlm", "--text=CORPUS", "--set=model.width=0"), "model.width: found 0"),
+        (("text", "charlm", "--text=CORPUS", "--max-len=9"), "data.max_len: unknown key"),
+        (("agnews", "lstm", "--text=CORPUS"), "data.text: unknown key"),
+        (("agnews", "lstm", "--preset=cpu"), "--preset: found cpu, but lstm has none"),
+        (("text", "charlm", "--preset=cpu", "--config=x.yaml"), "either is a whole configuration; give one"),
+        (("shakespeare", "charlm", "--data-root=EMPTY", "--set=data.download=false"), "fetch https://.*put it there"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(
+    arguments: tuple[str, ...], line: str, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [one.replace("CORPUS", str(corpus)).replace("EMPTY", str(corpus.parent)) for one in arguments]
+    told_one_line(line, *leaves(capsys, *given, f"--out={corpus.parent / 'runs'}"))
+    assert not (corpus.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("preset", ["cpu", "gpu"])
+def test_a_preset_is_a_whole_configuration_that_options_change(preset: str) -> None:
+    assert text.PRESETS == ("cpu", "gpu")
+    config = load_config(LanguageConfig, text._preset_file(preset, None), values={"train": {"epochs": 1}})
+    assert (config.model.block, config.train.epochs) == ({"cpu": 64, "gpu": 256}[preset], 1)

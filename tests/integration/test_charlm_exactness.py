@@ -1,0 +1,39 @@
+"""Law 1 for the language model as it is shipped: dropout, a falling learning rate, every schedule and placement."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeal.cli.build_language import adam
+from pipeal.data import RandomBlocks
+from pipeal.engine import SCHEDULES
+from pipeal.models import CharDims, build_language
+from tests.integration.law import left_behind
+
+DIMS = CharDims(block=6, width=12, heads=3, layers=4, dropout=0.3)
+
+
+def trained(mode: str, labels: str, schedule: str, stages: int, depth: int, precision: str) -> list[torch.Tensor]:
+    """Everything that training a new model leaves."""
+    torch.manual_seed(0)
+    dims = CharDims(**{name: getattr(DIMS, name) for name in DIMS.__slots__} | {"labels": labels})
+    package = build_language("charlm", mode, characters=20, dims=dims, lr=1e-2, optimizer=adam)  # type: ignore[arg-type]
+    text = torch.randint(20, (500,), generator=torch.Generator().manual_seed(1))
+    batches = RandomBlocks(text, block=6, batch_size=5, batches=6, seed=0)
+    return left_behind(package, [(batch.x, batch.y) for batch in batches], schedule, stages, depth, precision)
+
+
+@pytest.mark.parametrize(("labels", "precision"), [("codes", "fp32"), ("codes", "bf16"), ("published", "fp32")])
+def test_every_schedule_leaves_what_sequential_leaves(labels: str, precision: str) -> None:
+    expected = trained("al", labels, "sequential", 1, 1, precision)
+    for schedule in SCHEDULES:
+        for stages in (1, 2, 4):
+            found = trained("al", labels, schedule, stages, 2, precision)
+            assert len(found) == len(expected)
+            assert all(map(torch.equal, found, expected)), (schedule, stages)
+
+
+def test_backpropagation_runs_in_the_same_engine() -> None:
+    expected = trained("bp", "codes", "sequential", 1, 1, "fp32")
+    assert all(map(torch.equal, trained("bp", "codes", "pipelined", 1, 2, "fp32"), expected))
