@@ -59,7 +59,7 @@ def layer_state(layer: TrainableLayer, copy_tensor: CopyTensor = copy_to_host) -
     module = module_of(layer)
     copied = _Copier(copy_tensor)
     weights = module.state_dict(keep_vars=True)  # itself, not views of it: tied parameters are one tensor
-    named = list(module.named_parameters())
+    named = _named(module, weights)
     names = {id(parameter): name for name, parameter in named}
     optimizers, others = _stateful(module)
     with torch.no_grad():
@@ -100,7 +100,7 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
         module.load_state_dict(weights)
     except RuntimeError as error:
         raise DataError(f"{type(layer).__name__} does not take its state: {' '.join(str(error).split())}") from error
-    for name, parameter in module.named_parameters():
+    for name, parameter in _named(module, module.state_dict(keep_vars=True)):
         found = state["gradients"].get(name)
         parameter.grad = None if found is None else _laid_out_like(parameter, found, parameter.device)
     optimizers, others = _stateful(module)
@@ -179,6 +179,12 @@ def _state_of(other: Any) -> Any:
     return other.get_state() if isinstance(other, torch.Generator) else other.state_dict()
 
 
+def _named(module: nn.Module, weights: Mapping[str, Any]) -> list[tuple[str, nn.Parameter]]:
+    """The parameters, by the names that ``state_dict()`` has for them: a wrapper may leave its own out."""
+    names = {id(value): name for name, value in reversed(list(weights.items()))}
+    return [(names.get(id(parameter), name), parameter) for name, parameter in module.named_parameters()]
+
+
 def _trained_by(name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str]]:
     """For each group, the names of its parameters in the layer."""
     for group in optimizer.param_groups:
@@ -215,10 +221,11 @@ def _refuse_misfit(layer: TrainableLayer, state: State) -> None:
 
 def _live(module: nn.Module) -> State:
     """The parts of a module's state that tell its make, uncopied."""
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    weights = module.state_dict(keep_vars=True)
+    names = {id(parameter): name for name, parameter in _named(module, weights)}
     optimizers, others = _stateful(module)
     return {
-        "module": module.state_dict(keep_vars=True),
+        "module": weights,
         "optimizers": {
             name: {
                 "kind": type(optimizer).__name__,

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal import AE, AL, ENC
-from pipeal.engine import layer_state
+from pipeal import AE, AL, BP, ENC
+from pipeal.data.grouping.annotated import leave_out_of_names
+from pipeal.engine import layer_state, load_layer_state
 from pipeal.engine.finite_state import not_finite_in
 from pipeal.engine.layer_state import State
 
@@ -76,3 +77,35 @@ def test_what_is_not_finite_is_named(name: str) -> None:
     found = state()
     BROKEN[name](found)
     assert not_finite_in(found) == name
+
+
+class Wrapped(nn.Module):
+    """Saves what it wraps under the names that this had before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        leave_out_of_names(self, "module")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x)
+
+
+def test_weights_whose_wrapper_left_itself_out_of_their_names_are_looked_at_and_loaded() -> None:
+    """Symptom: no checkpoint of a model whose layers run grouped was written (KeyError), and before that an infinite
+    weight of one passed for a mask."""
+
+    def made() -> BP:
+        return BP(nn.Sequential(Wrapped(nn.Linear(4, 4)), nn.Linear(4, 2)), nn.functional.cross_entropy)
+
+    layer = made()
+    layer(torch.randn(3, 4), torch.tensor([0, 1, 0]))
+    layer.backward()
+    state = layer_state(layer)  # with gradients
+    assert not_finite_in(state) is None
+    load_layer_state(other := made(), state)
+    for mine, its in zip(layer.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, its)
+        assert torch.equal(mine.grad, its.grad)  # type: ignore[arg-type]
+    layer.model[0].module.weight.data[0, 0] = inf  # type: ignore[index, union-attr]
+    assert not_finite_in(layer_state(layer)) == "model.0.weight"

@@ -38,7 +38,7 @@ class Passed:
 
     batch = splits = 0
     ended = False
-    losses = None
+    losses = kept = None
     state = {"module": {"w": torch.zeros(1)}, "gradients": {}, "optimizers": {}}  # noqa: RUF012  not changed
 
     def fence(self) -> Passed:
