@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment, Models
+from pipeal.cli.opening import open_pipeline
 from pipeal.cli.team import own_threads, rank_device
-from pipeal.cli.training import open_pipeline
 from pipeal.config import RunConfig, document, load_config
 from pipeal.data import Batch, Share
 from pipeal.engine import Window

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
 from pipeal.cli.choices import Form, choose
-from pipeal.cli.training import open_pipeline
+from pipeal.cli.opening import open_pipeline
+from pipeal.cli.turns import Say
 from pipeal.config import EngineConfig, RunConfig
 from pipeal.engine import Pipeline, Window
 from pipeal.errors import ConfigError
-
-Say = Callable[[str], None]
 
 
 class Site(Protocol):

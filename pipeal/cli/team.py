@@ -15,8 +15,8 @@ import numpy.typing as npt
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
 from pipeal.cli.choices import Form
+from pipeal.cli.opening import open_pipeline
 from pipeal.cli.options import device_names
-from pipeal.cli.training import open_pipeline
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.data import WHOLE, Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device

@@ -20,7 +20,7 @@ from statistics import mean
 from typing import Any
 
 from pipeal.cli.build_language import LanguageExperiment, language_experiment
-from pipeal.cli.training import course_of, open_pipeline
+from pipeal.cli.opening import course_of, open_pipeline
 from pipeal.config import LanguageConfig, find_config, load_config
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.device import fastest_precision

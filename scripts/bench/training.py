@@ -21,7 +21,7 @@ from typing import Any, get_args, get_type_hints
 
 from pipeal.cli.build_text import TextExperiment, text_experiment
 from pipeal.cli.choices import choose
-from pipeal.cli.training import course_of, open_pipeline
+from pipeal.cli.opening import course_of, open_pipeline
 from pipeal.config import BatchingConfig, RunConfig, TextConfig, find_config, load_config
 from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory

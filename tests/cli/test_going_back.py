@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeal.cli import training
-from pipeal.cli.training import _Training
+from pipeal.cli.turns import Turns
 from pipeal.errors import NonFiniteError
 from pipeal.train.attempts import Attempts
 from pipeal.train.position import Position
@@ -29,7 +29,7 @@ class Run:
         self.told.append(epoch)
 
 
-def made(run: Run, *, written: bool = True, policy: str = "stop-and-rewind") -> tuple[_Training, list[str]]:
+def made(run: Run, *, written: bool = True, policy: str = "stop-and-rewind") -> tuple[Turns, list[str]]:
     """The turns of a form whose checkpoints are written, or are not in time."""
     said: list[str] = []
     config: Any = SimpleNamespace(train=SimpleNamespace(on_non_finite=policy))
@@ -37,7 +37,7 @@ def made(run: Run, *, written: bool = True, policy: str = "stop-and-rewind") -> 
     saver: Any = SimpleNamespace(flush=lambda _: written)
     fake: Any = None
     return (
-        _Training(fake, config, fake, run, Attempts(said.append), said.append, store, saver, (), fake, fake),  # type: ignore[arg-type]
+        Turns(fake, config, fake, run, Attempts(said.append), said.append, store, saver, (), fake, fake),  # type: ignore[arg-type]
         said,
     )
 
@@ -48,7 +48,7 @@ def broken() -> NonFiniteError:
 
 def attempts(monkeypatch: pytest.MonkeyPatch, *found: tuple[NonFiniteError, str] | None) -> None:
     results = list(found)
-    monkeypatch.setattr(_Training, "_attempt", lambda *_: results.pop(0))
+    monkeypatch.setattr(Turns, "_attempt", lambda *_: results.pop(0))
 
 
 def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeal.cli.training import _newest, _window
+from pipeal.cli.opening import window_of
+from pipeal.cli.training import _newest
 from pipeal.config import TextConfig
 from pipeal.engine import Window
 from pipeal.train import batches as batches_module
@@ -51,7 +52,7 @@ def test_the_traced_batches_are_still_to_come(epoch: int, done: int, window: Win
     config = replace(asked, train=replace(asked.train, epochs=5), engine=replace(asked.engine, trace_batches=24))
     batches: Any = Epochs(100, *[80] * 4)
     position = Position(epoch=epoch if epoch == 0 else 4 + epoch - 1, part=Part(batches=done))
-    assert _window(config, batches, position) == window
+    assert window_of(config, batches, position) == window
 
 
 def test_a_run_without_a_good_checkpoint_says_that_it_begins_anew(tmp_path: Path) -> None:

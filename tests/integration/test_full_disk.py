@@ -95,7 +95,7 @@ def test_a_timeline_that_could_not_be_drawn_is_lost_and_told_so(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeal.cli.training.draw_timeline", full)
+        patch.setattr("pipeal.cli.turns.draw_timeline", full)
         code, out, err = run_command(text.command, capsys, *arguments)
     assert code == 1
     last = err.splitlines()[-1]
