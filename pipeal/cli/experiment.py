@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.choices import Form
+from pipeal.cli.find_run import find_run, new_run
 from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summary
-from pipeal.cli.run_folder import RunFolder, Status, find_run, new_run
+from pipeal.cli.run_folder import RunFolder, Status
 from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config

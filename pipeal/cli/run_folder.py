@@ -11,35 +11,23 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime, timezone
-from functools import partial
-from itertools import count
 from pathlib import Path
-from shutil import rmtree
-from time import time
 from types import TracebackType
 from typing import Any, Literal
-from uuid import uuid4
 
-from pipeal.cli.decisive import decisive
-from pipeal.config import RunConfig, document, dump_config, load_config
-from pipeal.data.atomic import replacing, sync_folder
-from pipeal.data.lock import FileLock, lock_is_held
-from pipeal.errors import ConfigError, DataError, Interrupted, PipealError, first_line
+from pipeal.config import RunConfig, dump_config
+from pipeal.data.atomic import replacing
+from pipeal.data.lock import FileLock
+from pipeal.errors import DataError, Interrupted, PipealError, first_line
 from pipeal.train.manifest import Checkpoint, read_manifest
 from pipeal.train.recorders import write_json
 
 Status = Literal["running", "finished", "interrupted", "failed"]
-
-_ABANDONED_S = 600.0
-"""How long a folder may be in the making: it takes less than a second."""
 
 
 class RunFolder:
@@ -70,7 +58,7 @@ class RunFolder:
         self._config = config
         self._lock = lock
         self._status: Status | None = None
-        told = _told(path)
+        told = last_told(path)
         self._epoch = _count(told.get("epoch"))
         self._started = str(told.get("started") or _now())
         self._resumes = _count(told.get("resumes")) + self.resumed
@@ -123,7 +111,7 @@ class RunFolder:
             DataError: The system refused to write.
         """
         if self._config != self.asked:
-            _write_asked(self.path, self._config)
+            write_asked(self.path, self._config)
 
     def tell(self, status: Status, message: str = "", epoch: int | None = None) -> None:
         """Writes how the run stands, with the epochs behind it; when it began first is kept.
@@ -166,172 +154,14 @@ class RunFolder:
         self._back = {"to": name, "newest": newest}
 
 
-def find_run(config: RunConfig, resume: str, say: Callable[[str], None] = lambda _: None) -> RunFolder | None:
-    """The folder of the run to take up again, locked; None to begin a new one.
-
-    Args:
-        config: As asked for.
-        resume: ``auto`` takes the newest unfinished run of the same configuration, if there is one; ``never`` none;
-            anything else is the folder of a run, or of one of its checkpoints to go on from.
-        say: Told of an unfinished run that ``auto`` leaves alone since it cannot be taken up.
+def write_asked(path: Path, config: RunConfig) -> None:
+    """Writes what a run is asked for.
 
     Raises:
-        ConfigError: The folder holds no run, another process works in it, or its run was asked for with another
-            configuration (how it is executed, and for how many epochs, may differ).
+        DataError: The system refused to write.
     """
-    if resume == "never":
-        return None
-    if resume != "auto":
-        if not resume or "\0" in resume:
-            raise ConfigError(
-                f"--resume: found {resume!r}, expected the folder of a run or checkpoint, or auto or never"
-            )
-        try:
-            return _named(Path(resume), config)
-        except OSError as error:  # too long a name, links in a circle, no permission
-            raise ConfigError(f"--resume {resume}: {error.strerror or error}; name another") from error
-    paths = Path(config.out).glob(f"{_name(config)}-*")
-    numbered = [(number, path) for path in paths if (number := _number(path, config)) is not None]
-    for _, path in sorted(numbered, reverse=True):
-        found = _unfinished(path, config, say)
-        if found is not None:
-            return found
-    return None
-
-
-def new_run(config: RunConfig) -> RunFolder:
-    """Makes the first folder of ``name-001``, ``name-002``, … that is not there yet or empty, and locks it.
-
-    Raises:
-        ConfigError: The folder for all runs cannot be used.
-    """
-    root = Path(config.out)
-    # Made aside: whoever finds the folder under its name finds it whole, and locked.
-    aside = root / f".{_name(config)}.{uuid4().hex[:12]}.aside"
-    lock = None
-    try:
-        aside.mkdir(parents=True)
-        _sweep(config)
-        lock = FileLock.take(aside / "run.lock")
-        assert lock is not None  # nobody else knows of it
-        _write_asked(aside, config)
-        path = next(path for path in map(partial(_numbered, config), count(1)) if _takes_name(aside, path))
-        sync_folder(root)
-        return RunFolder(path, config, asked=None, lock=lock)
-    except BaseException as error:
-        if lock is not None:
-            lock.release()
-        rmtree(aside, ignore_errors=True)
-        cause = error.__cause__ if isinstance(error, DataError) else error
-        if isinstance(cause, OSError):
-            raise ConfigError(f"out: cannot use {root}: {cause.strerror or cause}; choose another --out") from cause
-        raise
-
-
-def _sweep(config: RunConfig) -> None:
-    """Removes folders that a kill left in the making, of runs of this name."""
-    for left in Path(config.out).glob(f".{_name(config)}.*.aside"):
-        with suppress(OSError):  # or another process has just done so
-            if lock_is_held(left / "run.lock") is False and time() - left.stat().st_mtime > _ABANDONED_S:
-                rmtree(left)
-
-
-def _name(config: RunConfig) -> str:
-    return f"{config.dataset}-{config.model.name}-{config.train.mode}"
-
-
-def _numbered(config: RunConfig, number: int) -> Path:
-    return Path(config.out) / f"{_name(config)}-{number:03d}"
-
-
-def _number(path: Path, config: RunConfig) -> int | None:
-    """That of a run of this name; None for other folders.
-
-    The thousandth has four digits, so that names do not sort as their numbers do.
-    """
-    found = re.fullmatch(rf"{re.escape(_name(config))}-(\d{{3,}})", path.name, re.ASCII)
-    return None if found is None else int(found[1])
-
-
-def _takes_name(aside: Path, path: Path) -> bool:
-    """Renames a folder, unless the name is taken; a folder without anything in it gives way."""
-    try:
-        aside.rename(path)
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            return False
-        raise
-    return True
-
-
-def _write_asked(path: Path, config: RunConfig) -> None:
     with replacing(path / "asked.yaml") as aside:
         aside.write_text(dump_config(config), encoding="utf-8")
-
-
-def _unfinished(path: Path, config: RunConfig, say: Callable[[str], None]) -> RunFolder | None:
-    """The run in a folder, locked, if it was asked for in just this way, did not finish, and nobody works at it."""
-    if not (path / "asked.yaml").is_file():
-        if (path / "checkpoints").is_dir() and _told(path).get("status") != "finished":
-            say(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
-        return None
-    try:
-        asked = load_config(type(config), path / "asked.yaml")
-        if "out" not in (document.parse((path / "asked.yaml").read_text(encoding="utf-8"), source="asked.yaml") or ()):
-            raise ConfigError(f"{path / 'asked.yaml'} is cut off: its last key, out, is missing")
-        # It lies where runs are looked for now, however that was spelled before.
-        if replace(asked, out=config.out) != config:
-            return None
-        lock = FileLock.take(path / "run.lock")
-    except (OSError, ValueError) as error:
-        if _told(path).get("status") != "finished":
-            say(f"{path} is left alone: {first_line(error)}")
-        return None
-    if lock is None:
-        say(f"{path} is left alone: another process works at this run")
-        return None
-    if _told(path).get("status") == "finished":
-        lock.release()
-        return None
-    return RunFolder(path, config, asked=asked, lock=lock)
-
-
-def _named(path: Path, config: RunConfig) -> RunFolder:
-    run = run_of(path)
-    if run is not None:
-        found = _named(run, config)
-        try:
-            found.go_back_to(path)
-        except BaseException:
-            found.release()
-            raise
-        return found
-    if not (path / "asked.yaml").is_file():
-        raise ConfigError(
-            f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
-        )
-    asked = load_config(type(config), path / "asked.yaml")
-    for (key, before), (_, now) in zip(decisive(asked), decisive(config), strict=True):
-        if before != now:
-            raise ConfigError(
-                f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
-            )
-    try:
-        lock = FileLock.take(path / "run.lock")
-    except OSError as error:
-        raise ConfigError(f"--resume {path}: cannot work there: {error.strerror or error}") from error
-    if lock is None:
-        raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
-    return RunFolder(path, config, asked=asked, lock=lock)
-
-
-def run_of(path: Path) -> Path | None:
-    """The run that a checkpoint is of; None for other folders."""
-    path = path.resolve()
-    if path.parent.name != "checkpoints" or not path.name.startswith("step-"):
-        return None
-    own = path.parents[1]  # or in a comparison, where each form has one
-    return own if (own / "asked.yaml").is_file() else own.parent
 
 
 def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
@@ -341,7 +171,7 @@ def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
             yield read_manifest(path)
 
 
-def _told(path: Path) -> dict[str, Any]:
+def last_told(path: Path) -> dict[str, Any]:
     """What a run told last; nothing if it told nothing that can be read."""
     try:
         found = json.loads((path / "status.json").read_text(encoding="utf-8"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeal.cli import training
+import pipeal.cli.turns
 from pipeal.cli.turns import Turns
 from pipeal.errors import NonFiniteError
 from pipeal.train.attempts import Attempts
@@ -59,7 +59,7 @@ def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.M
         position.epoch, position.batches = 1, 10
         return True
 
-    monkeypatch.setattr(training, "go_back", back)
+    monkeypatch.setattr(pipeal.cli.turns, "go_back", back)
     attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
     turns, said = made(run)
     turns.turn(None, where, None)  # type: ignore[arg-type]
