@@ -20,22 +20,25 @@ class BPPart(nn.Module):
     """One block of a network, in the shape of a layer that trains itself: its gradient comes from nowhere.
 
     Args:
-        block: ``x -> features``; ``x`` gets a gradient, which in the whole network the part before it would take.
+        block: ``x -> features``.
         cri: The loss, for the last part; None for the others.
+        leads: Whether it is the first part: to all others' ``x`` a gradient is brought, as the part before would take
+            it in the whole network.
     """
 
     draws_from_default = False
 
-    def __init__(self, block: nn.Module, cri: nn.Module | None = None) -> None:
+    def __init__(self, block: nn.Module, cri: nn.Module | None = None, *, leads: bool = False) -> None:
         super().__init__()
         self.block = block
         self.cri = cri
+        self.leads = leads
         self.opt = open_optimizer(None, block, 1e-3)
         self._graph: list[Tensor] | None = None
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Passes on what the block gives, detached, and ``y``."""
-        out = self.block(map_tensors(_leaf, x))
+        out = self.block(x if self.leads else map_tensors(_leaf, x))
         ends = [out] if self.cri is None else [self.cri(out, y)]
         self._graph = [tensor for tensor in tensors(ends) if tensor.requires_grad]
         return detach(out), y
@@ -85,7 +88,7 @@ def bp_parts(layers: Sequence[nn.Module]) -> list[BPPart]:
         raise ConfigError("found no single BP layer of an nn.Sequential; expected a model in BP form, made of blocks")
     whole = layers[0]
     blocks = list(whole.model.children())
-    return [BPPart(block, whole.cri if block is blocks[-1] else None) for block in blocks]
+    return [BPPart(block, whole.cri if block is blocks[-1] else None, leads=block is blocks[0]) for block in blocks]
 
 
 def _leaf(tensor: Tensor) -> Tensor:

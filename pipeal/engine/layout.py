@@ -157,7 +157,6 @@ class _Problem:
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
             del self.devices[self.layers * stage_replicas :]
         one = next(iter(kinds.values()))  # bytes are the same on any device
-        self._weights = _sums([cost.parameter_bytes for cost in one])
         self._resident = _sums([cost.resident_bytes for cost in one])
         self._active = _sums([cost.activation_bytes for cost in one])
         self._out = [cost.out_bytes for cost in one]

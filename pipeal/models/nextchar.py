@@ -31,7 +31,7 @@ from pipeal.errors import DataError
 from pipeal.packet import describe, shapes_of
 
 UNLABELLED = -1
-"""The label of a place that has none."""
+"""The label of a place that has none, as any below zero says."""
 
 CodeStyle: TypeAlias = Literal["codes", "published"]
 CODE_STYLES = ("codes", "published")
@@ -214,12 +214,12 @@ def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
             "as a whole number, for each place"
         )
     # Not in half precision, in which two likely characters may get the same logit.
-    rows, labels = logits.float().flatten(0, -2), y.flatten().long()
+    rows, labels = logits.float().flatten(0, -2), y.flatten().long().clamp(min=UNLABELLED)
     total = F.cross_entropy(rows, labels, ignore_index=UNLABELLED, reduction="sum")
-    return total / y.ne(UNLABELLED).sum().clamp(min=1)
+    return total / y.ge(0).sum().clamp(min=1)
 
 
 def _squared_error(answer: Tensor, wanted: Tensor, y: Tensor) -> Tensor:
-    labelled = y.ne(UNLABELLED)
+    labelled = y.ge(0)
     error = (answer - wanted).square().mean(-1) * labelled
     return error.sum() / labelled.sum().clamp(min=1)

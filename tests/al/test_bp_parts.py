@@ -41,3 +41,14 @@ def test_what_is_no_sequence_of_blocks_is_refused() -> None:
 def test_a_backward_needs_a_forward() -> None:
     with pytest.raises(ScheduleError, match="without a forward"):
         bp_parts([BP(nn.Sequential(nn.Linear(2, 2)))])[0].backward()
+
+
+def test_no_gradient_is_computed_for_the_input_of_the_network_but_for_those_of_all_later_blocks() -> None:
+    """Backpropagation was charged for a gradient of its images, which nobody takes."""
+    first, then = bp_parts([BP(nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2)), nn.CrossEntropyLoss())])
+    asked = []
+    for part in (first, then):
+        part.block.register_forward_pre_hook(lambda _, args: asked.append(args[0].requires_grad))
+    features, y = first(torch.randn(5, 3), torch.randint(2, (5,)))
+    then(features, y)
+    assert asked == [False, True]
