@@ -73,7 +73,7 @@ def _on_host(stream: torch.cuda.Stream, found: Sequence[Tensor], ready: Ready) -
             if row.is_cuda:
                 row = row_for(layout, pinned=True).copy_(row, non_blocking=True)
             rows.append((layout, row))
-        done = torch.cuda.Event()
+        done = torch.cuda.Event(blocking=True)
         done.record(stream)
     done.synchronize()
     return rows

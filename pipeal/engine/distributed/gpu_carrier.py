@@ -102,7 +102,7 @@ class GpuCarrier:
             yield
 
     def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)
         event.record(self._stream)
         return event
 

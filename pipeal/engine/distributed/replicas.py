@@ -168,14 +168,15 @@ class Alike:
     def _wait(self, work: Any, *, on_gpu: bool) -> None:
         """Waits for one operation; between GPUs, lets only the stream wait for it."""
         while True:
+            ended = work.is_completed()  # asked before: what ends just after its tick ran out has not failed
             try:
-                if on_gpu or work.is_completed():
+                if on_gpu or ended:
                     work.wait()
                 else:
                     work.wait(timedelta(seconds=TICK_S))
                 return
             except RuntimeError as error:
-                if on_gpu or work.is_completed():
+                if on_gpu or ended:
                     raise self._lost(error) from error
                 if self._stopped():
                     raise Stopped from None

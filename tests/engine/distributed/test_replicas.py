@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, RunReport
 from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.replicas import Alike
 from pipeal.engine.distributed.world import World
 
 from ..cases import Case, Layer, Outcome, cosine, outcome, train_by_hand
@@ -194,3 +195,27 @@ def test_choices_that_one_replica_cannot_make_for_all_are_refused(choice: dict[s
         pytest.raises(ConfigError, match="is not possible with 2 replicas"),
     ):
         train(worlds, [EXACT.build() for _ in worlds], shares(EXACT, 2), **choice)
+
+
+class JustDone:
+    """An operation that ends between the moment its wait gave up and the question whether it has."""
+
+    def __init__(self) -> None:
+        self.waits: list[bool] = []
+
+    def is_completed(self) -> bool:
+        return bool(self.waits)
+
+    def wait(self, timeout: object = None) -> None:
+        self.waits.append(timeout is not None)
+        if timeout is not None:
+            raise RuntimeError("Operation timed out!")
+
+
+def test_an_average_that_ends_just_after_its_wait_gave_up_is_no_loss_of_a_peer() -> None:
+    """Symptom: once in a while a healthy run ended with "connection to rank 1 broke"."""
+    alike = Alike.__new__(Alike)
+    alike._stopped = lambda: False
+    work = JustDone()
+    alike._wait(work, on_gpu=False)
+    assert work.waits == [True, False]
