@@ -4,7 +4,8 @@
 
 Each turn trains on the same number of batches: plain, with a checkpoint every so many batches (copied at a fence,
 written by another thread, kept on the disk as in a run), and with the spans of all actions kept. The order changes from
-turn to turn, and the first one warms up. Each way is held against the plain one of the same turn.
+turn to turn, and the first one warms up. Each way is held against the plain one of the same turn. What a span costs is
+also measured by itself, as the times of turns differ by more.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from rich.progress import track
 
 from pipeal.al import ALPackage
 from pipeal.data import Batch, BatchLoader, Corpus, PlannedBatchSampler, Vocab, clean, load_text
-from pipeal.engine import Pipeline, Window
+from pipeal.engine import Action, Pipeline, Window, open_device
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.costs import Placement, place
 from pipeal.engine.device import fastest_precision
 from pipeal.engine.measure import WARM_UP
+from pipeal.engine.trace import StageClock
 from pipeal.models import build_text
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.environment import environment
@@ -91,6 +93,19 @@ class Ways:
             )
 
 
+def seconds_per_span(count: int = 200_000) -> float:
+    """The processor time that it takes to keep an action's span, beyond that of timing the action."""
+    device, took = open_device("cpu"), []
+    for window in (Window(0, 0), Window(0, count)):
+        clock = StageClock(device, 0, window)
+        clock.restart()
+        begin = process_time()
+        for batch in range(count):
+            clock.add(0, Action.FORWARD, batch, batch, device.stamp())
+        took.append((process_time() - begin) / count)
+    return took[1] - took[0]
+
+
 def main() -> None:
     keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -134,8 +149,17 @@ def main() -> None:
         rows.append([name, f"{1e3 * wall:.1f}", f"{median(over[0]):+.1%}", spread, f"{median(over[1]):+.1%}"])
     title = f"{options.dataset} {options.model}: {options.turns} turns of {options.batches} batches"
     print_table(title, ["", "ms/batch", "over plain", "least … most", "CPU over plain"], rows)
+    span, actions = seconds_per_span(), len(Action) * len(package)
+    batch_s = median(took[0] for took in seconds["plain"]) / options.batches
+    print(f"a span takes {1e6 * span:.1f} µs; {actions} a batch are {span * actions / batch_s:.3%} of its time")
     if options.json is not None:
-        record = {"machine": facts, "load": os.getloadavg(), "placement": str(placement), "seconds": seconds}
+        record = {
+            "machine": facts,
+            "load": os.getloadavg(),
+            "placement": str(placement),
+            "seconds": seconds,
+            "span_s": span,
+        }
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
