@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,7 +79,7 @@ class Recorder(Protocol):
         ...
 
 
-class _RowFile:
+class _RowFile(ABC):
     """A file of whole rows: whatever happens, it holds those up to one epoch or those up to the next.
 
     Args:
@@ -109,8 +110,9 @@ class _RowFile:
         with replacing(self.path) as aside:
             aside.write_text(lines, encoding="utf-8")
 
+    @abstractmethod
     def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
-        raise NotImplementedError
+        """The rows as the file has them."""
 
     def close(self) -> None:
         """Nothing is open between two rows."""
