@@ -114,7 +114,7 @@ class _RowFile(ABC):
     def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
         """The rows as the file has them."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  what others do, it need not
         """Nothing is open between two rows."""
 
     def __enter__(self: _File) -> _File:
