@@ -49,7 +49,10 @@ def find_run(config: RunConfig, resume: str, say: Callable[[str], None] = lambda
             return _named(Path(resume), config)
         except OSError as error:  # too long a name, links in a circle, no permission
             raise ConfigError(f"--resume {resume}: {error.strerror or error}; name another") from error
-    paths = Path(config.out).glob(f"{_name(config)}-*")
+    try:
+        paths = list(Path(config.out).glob(f"{_name(config)}-*"))
+    except OSError as error:
+        raise _unusable(config, error) from error
     numbered = [(number, path) for path in paths if (number := _number(path, config)) is not None]
     for _, path in sorted(numbered, reverse=True):
         found = _unfinished(path, config, say)
@@ -83,8 +86,12 @@ def new_run(config: RunConfig) -> RunFolder:
         rmtree(aside, ignore_errors=True)
         cause = error.__cause__ if isinstance(error, DataError) else error
         if isinstance(cause, OSError):
-            raise ConfigError(f"out: cannot use {root}: {cause.strerror or cause}; choose another --out") from cause
+            raise _unusable(config, cause) from cause
         raise
+
+
+def _unusable(config: RunConfig, cause: OSError) -> ConfigError:
+    return ConfigError(f"out: cannot use {config.out}: {cause.strerror or cause}; choose another --out")
 
 
 def _sweep(config: RunConfig) -> None:

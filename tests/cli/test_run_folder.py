@@ -359,3 +359,9 @@ def test_a_folder_that_a_kill_left_in_the_making_is_removed_by_a_later_run(tmp_p
         assert {folder for folder in (left, fresh, held) if folder.exists()} == {fresh, held}
         assert run.path.is_dir()
     locks[2].release()  # type: ignore[union-attr]
+
+
+def test_a_folder_for_all_runs_with_too_long_a_name_is_one_line(tmp_path: Path) -> None:
+    """Found by the fuzzer: a traceback."""
+    with pytest.raises(ConfigError, match="out: cannot use .*: File name too long; choose another --out"):
+        find_run(asked(tmp_path / ("a" * 5000)), "auto")

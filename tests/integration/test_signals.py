@@ -42,12 +42,12 @@ vision.main()
 
 
 def images(folder: Path) -> list[str]:
-    """A command that trains on twenty batches an epoch, of two small images each."""
+    """A command that trains on twenty batches an epoch, of two small images each; for long enough to be signalled."""
     write_images(folder)
     return [
         "cifar10", "vgg", f"--data-root={folder}", f"--set=data.cache={folder}", "--devices=cpu*2", "--size=16",
         "--set=model.width=0.0625", "--set=model.x_hid=8", "--set=model.y_hid=8", "--set=engine.threads=1",
-        "--epochs=3", "--batch-size=2", "--set=data.workers=2", "--set=data.held_out=0", "--augmentation=basic",
+        "--epochs=10", "--batch-size=2", "--set=data.workers=2", "--set=data.held_out=0", "--augmentation=basic",
         "--set=train.checkpoint.every=2",
     ]  # fmt: skip
 
