@@ -363,5 +363,5 @@ def test_a_folder_that_a_kill_left_in_the_making_is_removed_by_a_later_run(tmp_p
 
 def test_a_folder_for_all_runs_with_too_long_a_name_is_one_line(tmp_path: Path) -> None:
     """Found by the fuzzer: a traceback."""
-    with pytest.raises(ConfigError, match="out: cannot use .*: File name too long; choose another --out"):
+    with pytest.raises(ConfigError, match=r"out: cannot use .*: File name too long; choose another --out"):
         find_run(asked(tmp_path / ("a" * 5000)), "auto")
