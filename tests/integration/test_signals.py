@@ -69,13 +69,22 @@ def wait_for(seen: Callable[[], object], process: subprocess.Popen[bytes], out: 
         sleep(0.01)
 
 
+def written(out: Path) -> set[tuple[str, int]]:
+    """The checkpoints there; one that took the place of another of its step is another one."""
+    found = set()
+    for path in out.glob("*/checkpoints/step-*"):
+        with suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_ino))
+    return found
+
+
 @contextmanager
 def under_way(arguments: list[str], out: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A run that has written a checkpoint; whatever is left of it in the end is killed."""
-    before = set(out.glob("*/checkpoints/step-*"))
+    before = written(out)
     process = start(arguments, out)
     try:
-        wait_for(lambda: set(out.glob("*/checkpoints/step-*")) - before, process, out)
+        wait_for(lambda: written(out) - before, process, out)
         yield process
     finally:
         kill(process)
