@@ -64,8 +64,7 @@ def run_experiment(
         folder = run.path
         own = [_own(folder, choice.train.mode, compared=len(forms) > 1) for choice in chosen]
         for choice, path in zip(chosen, own, strict=True):
-            with replacing(path / "config.yaml") as aside:
-                aside.write_text(dump_config(choice), encoding="utf-8")
+            _write(path / "config.yaml", dump_config(choice))
         run.keep_asked()
         experiment.save(folder)
         attempts = Attempts(say)

@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeVar
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment, Models
 from pipeal.cli.opening import open_pipeline
-from pipeal.cli.team import own_threads, rank_device
+from pipeal.cli.team import rank_device
 from pipeal.config import RunConfig, document, load_config
 from pipeal.data import Batch, Share
 from pipeal.engine import Window
-from pipeal.engine.distributed.front import serve
+from pipeal.engine.distributed.front import own_threads, serve
 from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
 from pipeal.train.rankfiles import RankFiles

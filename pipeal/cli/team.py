@@ -23,11 +23,10 @@ from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.compiling import check_compile
 from pipeal.engine.device import fastest_precision
 from pipeal.engine.distributed.facts import require_same
-from pipeal.engine.distributed.front import DistributedPipeline
+from pipeal.engine.distributed.front import DistributedPipeline, own_threads
 from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
 from pipeal.engine.placement import check_sizes
-from pipeal.engine.threads import cores
 from pipeal.errors import ConfigError, PlacementError, ScheduleError
 from pipeal.train.trainer import Criterion, EpochBatches
 
@@ -185,11 +184,6 @@ def rank_device(world: World, engine: EngineConfig, kind: str) -> str:
     """This rank's device; of a kind without a number, that of its place on its machine."""
     name = stage_devices(world, engine, kind)[world.mesh.stage_of(world.rank)]
     return f"cuda:{world.launch.local_rank}" if name == "cuda" else name
-
-
-def own_threads(world: World) -> int:
-    """How many of its machine's cores this rank can have."""
-    return max(1, cores() // world.launch.local_size)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from pipeal.engine.device import Ready
 from pipeal.engine.distributed.carrier import Carrier
@@ -24,16 +24,11 @@ from pipeal.packet import Tree
 CLOSE = "close"
 """The last message of a wire."""
 
+FAREWELL_S = 30.0
+"""How long the last messages of an orderly end are waited for."""
+
 Handler = Callable[[Message], None]
 Failed = Callable[[BaseException], None]
-
-
-class Sendable(Protocol):
-    """What travels besides parcels and fences."""
-
-    def message(self) -> tuple[str, Mapping[str, Any], Tree, Ready]:
-        """Kind, facts, tree, and when that may be read."""
-        ...
 
 
 class Courier(threading.Thread):

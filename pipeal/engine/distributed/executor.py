@@ -14,7 +14,7 @@ from typing import Any
 from pipeal.engine.blame import add_note
 from pipeal.engine.device import Ready
 from pipeal.engine.distributed.carrier import HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE
+from pipeal.engine.distributed.couriers import CLOSE, FAREWELL_S
 from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.engine.distributed.node import Node
 from pipeal.engine.distributed.watch import Watch
@@ -27,8 +27,6 @@ from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.worker import TICK_S
 from pipeal.errors import PeerLostError, StallError
 from pipeal.packet import Tree
-
-_FAREWELL_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ class DistributedExecutor:
             self._tell_all("stop", told(reason))
         node.close()
         with suppress(PeerLostError):  # whoever is left has been told
-            self._await_farewells(_FAREWELL_S if reason is None else STOP_S)
+            self._await_farewells(FAREWELL_S if reason is None else STOP_S)
         self._tell_all(CLOSE, {})
         left = node.join(STOP_S)
         if not node.worker.is_alive():

@@ -33,6 +33,11 @@ from pipeal.errors import ConfigError, ScheduleError
 from pipeal.packet import TrainableLayer
 
 
+def own_threads(world: World) -> int:
+    """How many of its machine's cores this rank can have."""
+    return max(1, cores() // world.launch.local_size)
+
+
 class _Line(Pipeline):
     """The line of stages of this rank's replica, of which one is here."""
 
@@ -72,7 +77,7 @@ class _Line(Pipeline):
             sizes=sizes,
             queue_depth=queue_depth,
             seed=seed,
-            threads=max(1, cores() // world.launch.local_size) if threads is None else threads,
+            threads=own_threads(world) if threads is None else threads,
             precision=precision,
             first_batch=first_batch,
             stall_timeout_s=stall_timeout_s,

@@ -93,7 +93,6 @@ class Heart:
         self._loss: Loss | None = None
         self._crash: BaseException | None = None
         self._peers: list[Peer] = []
-        self._left: set[int] = set()
         self._beats = 0
         self._told = False
         self._answered = monotonic()
@@ -252,8 +251,8 @@ class Heart:
     def _ended(self, rank: int, end: str) -> None:
         note = json.loads(end)
         if note.get("left"):
-            self._left.add(rank)
-        elif note["rank"] != rank:  # taken down by another, of which its words are
+            return  # in order: no loss
+        if note["rank"] != rank:  # taken down by another, of which its words are
             self.conclude(Loss(note["rank"], note["why"], note["code"]))
         else:
             self.conclude(Loss(rank, f"{self._name(rank)} ended: {note['why']}", note["code"]))

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from pipeal.engine.device import ready_now
 from pipeal.engine.distributed.carrier import HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE
+from pipeal.engine.distributed.couriers import CLOSE, FAREWELL_S
 from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.engine.distributed.node import Node
 from pipeal.engine.distributed.watch import Beat, dumped
@@ -34,8 +34,6 @@ Feed: TypeAlias = Callable[[int, int], Iterator[Any]]
 _WAITING_FENCES = 2
 _VERDICT_S = 60.0
 """How long rank 0 may read data, say, before it notices that this rank has failed, and tells all others by name."""
-
-_FAREWELL_S = 30.0
 
 
 class Server:
@@ -74,7 +72,7 @@ class Server:
                 beat.say()
                 node.worker.join(TICK_S)  # it ends with the pipeline
             self._finish_fences()
-            self._leave(_FAREWELL_S)
+            self._leave(FAREWELL_S)
         except BaseException as error:
             node.abandon()
             node.ledger.fail(error)
