@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeal.cli import text, training
+from pipeal.cli import text, turns
 from pipeal.train.position import Position
 from pipeal.train.saver import PATIENCE_S, Saver
 from tests.cli.test_text import varied
@@ -17,8 +17,8 @@ from tests.integration.test_resume import SMALL, assert_same, run
 
 PLACES = [
     (Position, "next_turn", "interrupted; the same command goes on from the last checkpoint"),
-    (training, "calibrate", "interrupted after epoch 2, and saved; the same command goes on from there"),
-    (training, "draw_exits", "interrupted after the last epoch, and saved; the same command goes on from there"),
+    (turns, "calibrate", "interrupted after epoch 2, and saved; the same command goes on from there"),
+    (turns, "draw_exits", "interrupted after the last epoch, and saved; the same command goes on from there"),
     (Saver, "close", "interrupted after the last epoch, and saved; the same command goes on from there"),
 ]
 
