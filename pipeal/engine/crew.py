@@ -29,6 +29,7 @@ from pipeal.engine.inference import Arrived, Trip, Visit, make
 from pipeal.engine.link import Stopped
 from pipeal.engine.stage import Stage
 from pipeal.engine.stall import stall_report, wait_for_end
+from pipeal.engine.threads import set_intra_op_threads
 from pipeal.engine.worker import TICK_S
 from pipeal.errors import StallError
 
@@ -177,7 +178,7 @@ class _Driver(threading.Thread):
     def run(self) -> None:
         """Works until the crew is stopped. The first exception of any thread goes to the caller."""
         try:
-            torch.set_num_threads(self.threads)
+            set_intra_op_threads(self.threads)
             with suppress(Stopped, Abandoned):
                 while True:
                     self.doing = ("waiting for input", perf_counter())

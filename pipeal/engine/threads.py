@@ -22,6 +22,13 @@ def threads_each(devices: Sequence[str | torch.device], schedule: Schedule) -> i
     return cores() if schedule.serial or on_cpu <= 1 else max(1, cores() // on_cpu)
 
 
+def set_intra_op_threads(count: int) -> None:
+    """From here on, operators that the calling thread runs on a CPU run on that many threads."""
+    # A thread's first look at the number takes over what any thread has set last, so it comes before the own setting.
+    torch.get_num_threads()
+    torch.set_num_threads(count)
+
+
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
     """Within it, operators on a CPU run on that many threads, whatever the caller's own number is."""

@@ -16,13 +16,12 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from time import perf_counter
 
-import torch
-
 from pipeal.engine.fence import Fence
 from pipeal.engine.gate import Abandoned
 from pipeal.engine.link import Errand, Link, Stopped
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.threads import set_intra_op_threads
 from pipeal.errors import ScheduleError
 
 ACTIONS = (Action.FORWARD, Action.BACKWARD, Action.UPDATE)
@@ -176,7 +175,7 @@ class Worker(threading.Thread):
         """Works until the ledger is closed. The first exception of any worker goes to the caller."""
         try:
             if self.threads is not None:
-                torch.set_num_threads(self.threads)
+                set_intra_op_threads(self.threads)
             while True:
                 with self._waiting("input"):
                     item = self.inbox.get()

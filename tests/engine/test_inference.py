@@ -632,6 +632,26 @@ def test_threads_born_later_have_the_intra_op_threads_they_would_have_had() -> N
     assert found == [2]
 
 
+def test_a_stage_keeps_its_number_of_intra_op_threads_whatever_another_sets_before_its_first_operator() -> None:
+    found: list[int] = []
+    began = threading.Event()
+
+    def hook(path: str, visit: int) -> None:
+        if path == "f":
+            began.set()
+            if visit:
+                found.append(torch.get_num_threads())
+
+    def inputs() -> Iterator[None]:
+        yield None
+        assert began.wait(10)
+        torch.set_num_threads(2)
+        yield None
+
+    assert list(Pipeline([Watched(hook), Watched()], threads=1).predict_each(inputs())) == [None, None]
+    assert found == [1]
+
+
 @settings(max_examples=10)
 @given(case=cases(), data=st.data())
 def test_half_precision_gives_the_bits_of_one_at_a_time_as_well(case: Case, data: st.DataObject) -> None:

@@ -17,7 +17,7 @@ from pipeal.engine import SCHEDULES, Action, parse_device
 from pipeal.engine.virtual import VirtualLayer
 
 from .cases import Case, Layer, cases, cosine, predictions_by_hand, reference
-from .traps import nothing, quick
+from .traps import Trap, nothing, quick
 
 SMALL = Case((Layer("nn.Dropout"), Layer("batch norm"), Layer("pipeal.Dropout")), rows=(4, 4, 3))
 
@@ -282,6 +282,18 @@ def test_threads_born_later_have_the_intra_op_threads_they_would_have_had(schedu
     thread.start()
     thread.join()
     assert found == [2]
+
+
+def test_a_worker_keeps_its_number_of_intra_op_threads_whatever_another_sets_before_its_first_operator() -> None:
+    """Symptom: a run that went on after an epoch differed in rounding from the untouched one. Cause: it evaluated before
+    its workers' first operator, and with that each took over the number that the process had been given back."""
+    found: list[int] = []
+    trap = Trap("F", 1, lambda: found.append(torch.get_num_threads()))
+    with Pipeline([trap, *quick(1)], schedule="pipelined", threads=1) as pipe:
+        pipe.run(nothing(1))
+        torch.set_num_threads(2)
+        pipe.run(nothing(1))
+    assert found == [1]
 
 
 def test_layers_that_share_a_buffer_are_refused() -> None:
