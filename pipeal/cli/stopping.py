@@ -126,7 +126,7 @@ def worker_failures(stop: StopRequest, way_back: str) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError, EOFError) as error:
         failure, code = worker_failure(error), stop.code()
         if failure is None:
             raise

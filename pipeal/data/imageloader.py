@@ -213,7 +213,7 @@ class _Crew:
         assert self._batches is not None
         try:
             x, y = next(self._batches)
-        except RuntimeError as error:
+        except (RuntimeError, OSError, EOFError) as error:
             failure = worker_failure(error)
             if failure is None:
                 raise

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,11 +55,17 @@ def starting_workers(start_method: str | None = None) -> Iterator[None]:
 
 
 def worker_failure(error: BaseException) -> WorkerError | None:
-    """What PyTorch says of a worker process that died, in one line; None for any other error.
+    """What PyTorch, or Python, says of a worker process that died, in one line; None for any other error.
 
     It is raised wherever the main thread happens to be: a signal tells of the death of a child.
     """
     said = " ".join(str(error).split())
+    died = (
+        "a worker process that prepares batches died, perhaps for want of memory; lower data.workers, or set it to "
+        f"0 to see the cause ({said})"
+    )
+    if isinstance(error, OSError | EOFError) and _handing_over(error):
+        return WorkerError(died)
     if not isinstance(error, RuntimeError):
         return None
     if _NO_SHARED_MEMORY.search(said):
@@ -67,11 +74,16 @@ def worker_failure(error: BaseException) -> WorkerError | None:
             f"(/dev/shm; --shm-size of a container) ({said[:300]})"
         )
     if _DIED.search(said):
-        return WorkerError(
-            "a worker process that prepares batches died, perhaps for want of memory; lower data.workers, or set it to "
-            f"0 to see the cause ({said})"
-        )
+        return WorkerError(died)
     return None
+
+
+def _handing_over(error: BaseException) -> bool:
+    """Whether it comes from where a worker hands over a batch's memory, on which the dead do not answer."""
+    return any(
+        frame.f_globals.get("__name__") == "multiprocessing.resource_sharer"
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
 
 
 _DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|killed by signal)")

@@ -14,6 +14,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+import torch
 
 from pipeal.data.workers import serve_parent, starting_workers, worker_failure
 
@@ -157,3 +158,25 @@ def test_what_pytorch_says_of_dead_workers_is_named(error: Exception, words: str
     else:
         with pytest.raises(type(found), match=words):
             raise found
+
+
+def hand_over(queue: Any) -> None:
+    queue.put(torch.zeros(3))
+    queue.close()
+    queue.join_thread()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_dies_while_it_hands_a_batch_over_is_named() -> None:
+    """Symptom: "Connection reset by peer", with a traceback."""
+    context = torch.multiprocessing.get_context("fork")
+    queue = context.Queue()
+    worker = context.Process(target=hand_over, args=(queue,))
+    worker.start()
+    worker.join(60)
+    with pytest.raises((OSError, EOFError)) as caught:
+        queue.get(timeout=60)
+    failure = worker_failure(caught.value)
+    assert failure is not None
+    assert "a worker process that prepares batches died" in str(failure)
+    assert worker_failure(ConnectionResetError("of somebody else")) is None

@@ -285,8 +285,8 @@ def test_threads_born_later_have_the_intra_op_threads_they_would_have_had(schedu
 
 
 def test_a_worker_keeps_its_number_of_intra_op_threads_whatever_another_sets_before_its_first_operator() -> None:
-    """Symptom: a run that went on after an epoch differed in rounding from the untouched one. Cause: it evaluated before
-    its workers' first operator, and with that each took over the number that the process had been given back."""
+    """Symptom: a run that went on after an epoch differed in rounding from the untouched one. Cause: it evaluated
+    before its workers' first operator, and there each took over the number that the process had been given back."""
     found: list[int] = []
     trap = Trap("F", 1, lambda: found.append(torch.get_num_threads()))
     with Pipeline([trap, *quick(1)], schedule="pipelined", threads=1) as pipe:
