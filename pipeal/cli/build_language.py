@@ -20,6 +20,7 @@ from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError, DataError, unknown_name
 from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate
 from pipeal.packet import module_of
+from pipeal.random import key_seed
 from pipeal.train.trainer import Criterion, accuracy_and_loss
 
 DATASETS = ("shakespeare", "text")
@@ -112,14 +113,15 @@ class LanguageExperiment:
 
     def train_evaluation(self) -> RandomBlocks:
         """Random blocks of what is trained on, always the same."""
-        return self._estimate(self.text.train)
+        # Not by the seed of a training, whose first batches these would be.
+        return self._estimate(self.text.train, key_seed(SPLIT_SEED))
 
     def held_out(self) -> None:
         """None: the early exit is for whole answers, and here each place of a text would leave elsewhere."""
 
     def test_evaluation(self) -> RandomBlocks:
         """Random blocks of what is not trained on, always the same."""
-        return self._estimate(self.text.validation)
+        return self._estimate(self.text.validation, SPLIT_SEED)
 
     def afterword(self, pipe: Pipeline) -> list[str]:
         """The loss at each exit, if there are several, and something that the model writes."""
@@ -135,14 +137,14 @@ class LanguageExperiment:
         )
         return [*lines, "sample:", alphabet.decode(written).strip()]
 
-    def _estimate(self, text: torch.Tensor) -> RandomBlocks:
+    def _estimate(self, text: torch.Tensor, seed: int) -> RandomBlocks:
         data = self.config.data
         return RandomBlocks(
             text,
             block=self.config.model.block,
             batch_size=data.batch_size,
             batches=data.estimate_batches,
-            seed=SPLIT_SEED,
+            seed=seed,
             same=True,
             pin_memory=True,
         )
@@ -164,12 +166,10 @@ def language_experiment(config: LanguageConfig, say: Callable[[str], None]) -> L
     config = replace(config, dataset=dataset, model=replace(config.model, name=name))
     _dims(config.model)  # sizes that do not fit are told before anything is read
     data = config.data
-    for key, given in (
-        ("data.held_out", data.held_out),
-        ("train.train_accuracy_samples", config.train.train_accuracy_samples),
-    ):
-        if given:
-            raise ConfigError(f"{key}: found {given:g}, but it is for classifiers; leave it out")
+    for section, key in (("data", "held_out"), ("train", "train_accuracy_samples"), ("train", "exit_tolerance")):
+        given, default = (getattr(getattr(of, section), key) for of in (config, LanguageConfig()))
+        if given != default:
+            raise ConfigError(f"{section}.{key}: found {given:g}, but it is for classifiers; leave it out")
     if dataset == "text":
         if data.text is None:
             raise ConfigError("data.text: found null, but the data set is text; name the file with --text FILE")

@@ -78,6 +78,8 @@ def trained(experiment: LanguageExperiment, seed: int) -> dict[str, Any]:
         train = accuracy_and_loss(pipe, experiment.train_evaluation(), experiment.criterion)[1]
     return {
         "seed": seed,
+        "precision": config.train.precision,
+        "threads": config.engine.threads,
         "validation": estimates,
         "train": train,
         "seconds": seconds,
