@@ -88,6 +88,10 @@ class OutOfMemoryError(PipealError, MemoryError):
         return str(self.args[0])
 
 
+class UntidyError(DataError):
+    """A checkpoint is written and good, but an older one that it should replace cannot be removed."""
+
+
 class SaveError(PipealError, OSError):
     """Something a run leaves could not be written; the run itself came to its end, and commands exit with 1."""
 

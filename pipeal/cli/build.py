@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pipeal.al import ALPackage, LearningRates
 from pipeal.config import LrConfig, RunConfig
 from pipeal.data import WHOLE, Share
 from pipeal.engine import Pipeline
+from pipeal.engine.threads import intra_op_threads
 from pipeal.errors import ConfigError
 from pipeal.train.trainer import Criterion, EpochBatches
+
+T = TypeVar("T")
 
 SPLIT_SEED = 0
 """Of what divides a data set: runs of different seeds are trained and tested on the same samples."""
@@ -79,6 +84,21 @@ class Experiment(Models, Protocol):
     def afterword(self, pipe: Pipeline) -> Sequence[str]:
         """What else there is to show of a trained model, in lines."""
         ...
+
+
+def from_seed(make: Callable[[T, str], ALPackage]) -> Callable[[T, str, int], ALPackage]:
+    """Gives what makes a model a seed, from which alone its first weights follow: see :meth:`Models.package`.
+
+    With another number of threads, those of the process, an orthogonal matrix is rounded otherwise.
+    """
+
+    @wraps(make)
+    def package(self: T, mode: str, seed: int) -> ALPackage:
+        with intra_op_threads(1):
+            torch.manual_seed(seed)
+            return make(self, mode)
+
+    return package
 
 
 def data_root(config: RunConfig) -> Path:

@@ -13,7 +13,7 @@ import torch
 from pipeal.al import ALPackage, OptimizerFactory
 from pipeal.al.path import InferencePath
 from pipeal.cli import bars
-from pipeal.cli.build import SPLIT_SEED, data_root, rates
+from pipeal.cli.build import SPLIT_SEED, data_root, from_seed, rates
 from pipeal.config import LanguageConfig, LanguageModelConfig
 from pipeal.data import WHOLE, Characters, RandomBlocks, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
@@ -55,9 +55,9 @@ class LanguageModels:
         """Those of an experiment whose text was read elsewhere."""
         return cls(config, **blueprint)
 
-    def package(self, mode: str, seed: int) -> ALPackage:
+    @from_seed
+    def package(self, mode: str) -> ALPackage:
         """A new model of the configured name and widths."""
-        torch.manual_seed(seed)
         return build_language(
             self.config.model.name,
             "bp" if mode == "bp" else "al",

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pipeal.al import ALPackage
 from pipeal.cli import bars
-from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, hold_out, rates
+from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, rates
 from pipeal.cli.build_batches import batch_sampler
 from pipeal.config import GroupingConfig, TextConfig, TextModelConfig
 from pipeal.data import (
@@ -68,9 +67,9 @@ class TextModels:
         pretrained = np.zeros(shape, np.float32) if found.pop("pretrained") else None
         return cls(config, **found, pretrained=pretrained)
 
-    def package(self, mode: str, seed: int) -> ALPackage:
+    @from_seed
+    def package(self, mode: str) -> ALPackage:
         """A new model of the configured name and widths."""
-        torch.manual_seed(seed)
         model = self.config.model
         package = build_text(
             model.name,

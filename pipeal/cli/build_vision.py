@@ -11,7 +11,7 @@ import torch
 
 from pipeal.al import ALPackage
 from pipeal.cli import bars
-from pipeal.cli.build import data_root, evaluated_part, hold_out, rates
+from pipeal.cli.build import data_root, evaluated_part, from_seed, hold_out, rates
 from pipeal.config import VisionConfig, VisionModelConfig
 from pipeal.data import (
     WHOLE,
@@ -41,9 +41,9 @@ class VisionModels:
     config: VisionConfig
     classes: int
 
-    def package(self, mode: str, seed: int) -> ALPackage:
+    @from_seed
+    def package(self, mode: str) -> ALPackage:
         """A new model of the configured name and widths."""
-        torch.manual_seed(seed)
         model = self.config.model
         package = build_vision(
             model.name,

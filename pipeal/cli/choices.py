@@ -41,15 +41,15 @@ def choose(
         experiment: What is to be run.
         form: Which form of it.
         say: Told what is being done.
-        config: What to complete; the experiment's configuration if None.
+        config: What to complete, with threads that stay if there are any; the experiment's configuration if None.
 
     Raises:
         PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
     """
+    # Against several AL stages with some threads each, backpropagation gets all cores; once in a run's life.
+    rival = config is None and form == "bp" and experiment.config.train.mode == "compare"
     config = config or experiment.config
     _check_threads(config.engine.threads)
-    # Against several AL stages with some threads each, backpropagation gets all cores.
-    rival = form == "bp" and config.train.mode == "compare"
     if form == "bp":  # one layer: there is nothing to overlap, and nothing to hand to a thread
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here

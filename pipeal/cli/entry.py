@@ -34,7 +34,7 @@ from pipeal.outofmemory import bytes_asked, in_units, is_out_of_memory
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """A disk that takes no more."""
 
-_SYSTEM = (*_FULL, errno.EROFS, errno.EACCES)
+_SYSTEM = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM)
 """A full or protected disk: nobody's bug."""
 
 _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)

@@ -1,4 +1,4 @@
-"""A run's folder: which one, whose it is, and how the run stands.
+"""A run's folder: whose it is, and how the run stands.
 
 ::
 
@@ -84,7 +84,7 @@ class RunFolder:
             elif isinstance(error, Interrupted):
                 self.tell("interrupted", str(error))
             elif isinstance(error, (KeyboardInterrupt, SystemExit)):  # whose text is a number, or none
-                self.tell("interrupted", "ended at once; the same command goes on from the last checkpoint")
+                self.tell("interrupted", f"ended at once; {self.way_back} goes on from the last checkpoint")
             else:
                 self.tell("failed", first_line(error))
         except (OSError, PipealError):
@@ -143,7 +143,8 @@ class RunFolder:
         Raises:
             DataError: The checkpoint is not as it was written.
         """
-        name = str(path.resolve().relative_to(self.path.resolve()))
+        path = path.resolve()
+        name = str(path.relative_to(self.path.resolve()))
         newest = max((found.number for found in _checkpoints(path.parent)), default=0)
         back = self._back if isinstance(self._back, dict) else {}
         if back.get("to") == name and newest > _count(back.get("newest")):

@@ -17,7 +17,7 @@ from pipeal.cli.turns import Say, Turns
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline
 from pipeal.engine.blame import add_note
-from pipeal.errors import DataError, Interrupted
+from pipeal.errors import DataError, Interrupted, UntidyError
 from pipeal.train.attempts import Attempts
 from pipeal.train.checkpoint import Checkpoint, CheckpointStore
 from pipeal.train.position import Position
@@ -62,6 +62,11 @@ def train_form(
             _check_same(experiment.facts, taken_up.facts)
             if position.turn > train.repeat:
                 raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
+            if (position.epoch, position.part.batches) > (train.epochs, 0):
+                raise DataError(
+                    f"the checkpoint {saved.path} was taken after {position.where}, the run has {train.epochs}; "
+                    "raise train.epochs, or begin anew with --resume never"
+                )
             say(f"{form.upper()} goes on after {position.where}")
         package = experiment.package(form, seed_of(config, position.turn))
         parameters = package.effective_parameters(), package.affiliated_parameters()
@@ -91,7 +96,10 @@ def train_form(
                 training.tell(position.epoch)
                 if saved is not None and taken_up is not None:
                     taken_up.load_into(package)
-                    store.make_newest(saved)
+                    try:
+                        store.make_newest(saved)
+                    except UntidyError as error:
+                        say(str(error))
                     taken_up = None  # its copy of all states is no longer needed
                 training.turn(package, position, stop)
                 while position.turn < train.repeat:

@@ -64,7 +64,7 @@ def worker_failure(error: BaseException) -> WorkerError | None:
         "a worker process that prepares batches died, perhaps for want of memory; lower data.workers, or set it to "
         f"0 to see the cause ({said})"
     )
-    if isinstance(error, OSError | EOFError) and _handing_over(error):
+    if isinstance(error, ConnectionError | FileNotFoundError | EOFError) and _handing_over(error):
         return WorkerError(died)
     if not isinstance(error, RuntimeError):
         return None
@@ -72,6 +72,11 @@ def worker_failure(error: BaseException) -> WorkerError | None:
         return WorkerError(
             f"no shared memory is left to hand batches over in; lower data.workers, or give the machine more of it "
             f"(/dev/shm; --shm-size of a container) ({said[:300]})"
+        )
+    if _NO_FILES.search(said):
+        return WorkerError(
+            "no open files are left to hand batches over in; raise their number (ulimit -n), or lower data.workers "
+            f"({said[:300]})"
         )
     if _DIED.search(said):
         return WorkerError(died)
@@ -86,7 +91,8 @@ def _handing_over(error: BaseException) -> bool:
     )
 
 
-_DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|killed by signal)")
+_DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|killed by signal)|Pin memory thread exited unexpectedly")
+_NO_FILES = re.compile(r"Too many open files|received \d+ items of ancdata")
 _NO_SHARED_MEMORY = re.compile(
     r"out of shared memory|unable to (write to file|open shared memory object|resize file|allocate shared memory)"
 )

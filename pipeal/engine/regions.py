@@ -194,7 +194,7 @@ def _warn(region: Region, refusal: Exception) -> None:
     if "Limit" in type(refusal).__name__:
         reason = (
             f"more kinds of input than {GRAPHS_MOST} graphs are for, or a value that differs from batch to batch; "
-            "compile='dynamic' has one graph for all sizes"
+            "compile='dynamic' has one graph for all sizes; a run that is taken up again may round otherwise"
         )
     runs = "uncompiled"
     if list(region.in_force()):

@@ -4,7 +4,9 @@ A batch that does not fit is halved, and the halves again, down to one sample. E
 itself, under a key of its own, so that one part's graph is alive at a time. Gradients and losses are weighted by the
 parts' shares of the samples: for losses that are means over the samples the update is that of the whole batch, up to
 rounding. It is another update where samples do not stand alone: batch norm sees each part's statistics, and dropout
-draws anew. Batches of shapes that did not fit once are learnt from in parts from then on.
+draws anew. Batches of shapes that did not fit once are learnt from in parts from then on; where their forward did fit,
+and only the backward did not, what is handed on stays that of the whole forward. So what comes out depends on the batch
+and the memory, not on the batches before: a run that is taken up again goes on as it would have.
 
 A batch whose loss is not finite is left out (:mod:`pipeal.engine.finite`).
 """
@@ -56,7 +58,9 @@ class Rescue:
         self._watch = watch
         self._may_split = splits
         self._before = Before(self._module)
-        self._most: dict[Hashable, int] = {}  # by the shapes that did not fit, the samples that did
+        # By the shapes that did not fit, the samples that did.
+        self._most_forward: dict[Hashable, int] = {}
+        self._most_backward: dict[Hashable, int] = {}
         self._said: tuple[Any, ...] = ()
         self._has_warned = False
         self.forget()
@@ -89,13 +93,13 @@ class Rescue:
         self._has_learnt = False
         if not self._may_split:
             return whole()
-        if _shapes(x, y) not in self._most:
+        if _shapes(x, y) not in self._most_forward:
             done = self._tried(whole, (x, y))
             if done is not None:
                 self._inputs = (x, y)
                 return done[0]
             self._before.put_buffers_back()
-        gathered = self._in_parts(x, y, part)
+        gathered = self._in_parts(x, y, part, self._most_forward)
         self._has_learnt = True
         try:
             return gathered.passed()
@@ -110,11 +114,11 @@ class Rescue:
         inputs, self._inputs = self._inputs, None
         if inputs is None:
             whole()
-        elif self._tried(whole, inputs) is None:
+        elif _shapes(*inputs) in self._most_backward or self._tried(whole, inputs) is None:
             # What was handed on is from the whole forward, and so shall the buffers be.
             after = Before(self._module)
             after.keep_buffers()
-            self._in_parts(*inputs, part)
+            self._in_parts(*inputs, part, self._most_backward)
             after.put_buffers_back()
 
     def update(self, whole: Callable[[], None]) -> None:
@@ -133,10 +137,10 @@ class Rescue:
             self._before.put_buffers_back()
         self._before.forget()
 
-    def _in_parts(self, x: Tree, y: Tree, part: LearnPart) -> Gathered:
+    def _in_parts(self, x: Tree, y: Tree, part: LearnPart, known: dict[Hashable, int]) -> Gathered:
         """Learns from part after part, and leaves the gradients of the whole batch."""
         samples = samples_in((x, y))
-        most = self._most.get(_shapes(x, y), (samples + 1) // 2)
+        most = known.get(_shapes(x, y), (samples + 1) // 2)
         self._before.move_gradients_aside()
         self._make_room()
         gathered, attempt = Gathered(self._module, samples), Before(self._module)
@@ -154,7 +158,7 @@ class Rescue:
             else:
                 gathered.add(done[0], rows)
                 largest = max(largest, len(rows))
-        self._most[_shapes(x, y)] = largest
+        known[_shapes(x, y)] = largest
         gathered.put_gradients()
         self.splits += 1
         if not self._has_warned:

@@ -27,7 +27,7 @@ from typing import Any
 
 from pipeal.data.atomic import sync_folder
 from pipeal.data.lock import FileLock
-from pipeal.errors import DataError
+from pipeal.errors import DataError, UntidyError
 from pipeal.train.layerfile import require_plain, write_layer
 from pipeal.train.manifest import Checkpoint, read_manifest, write_manifest
 from pipeal.train.rankfiles import KeptLayer, clear_parts
@@ -120,8 +120,8 @@ class CheckpointStore:
             best: It is the best so far, and is kept until a better one comes.
 
         Raises:
-            DataError: A state holds what could not be loaded again, or the system refused to write it or to remove
-                an older one.
+            DataError: A state holds what could not be loaded again, or the system refused to write it.
+            UntidyError: It is written; the system refused to remove an older one.
             TypeError: The position or the state holds what JSON cannot.
         """
         for number, layer in layers.items():
@@ -133,7 +133,7 @@ class CheckpointStore:
         body = {"number": self._number + 1, "step": step, "best": best, "position": position, "state": state}
         try:
             with _told(f"cannot write the checkpoint {path}"):
-                self._sweep()
+                self._sweep(path.name)  # alone: what else cannot be removed is not in the way
                 aside.mkdir()
                 files = {}
                 for number, layer in sorted(layers.items()):
@@ -152,9 +152,9 @@ class CheckpointStore:
                 self._sweep()
             raise
         self._number += 1
-        with _told(f"the checkpoint {path} is written, but an older one cannot be removed"):
-            self._sweep()
+        with _told(f"the checkpoint {path} is written, but an older one cannot be removed", UntidyError):
             self._rotate()
+            self._sweep()
             for layer in layers.values():
                 if isinstance(layer, KeptLayer):
                     clear_parts(self.folder, layer)
@@ -229,18 +229,22 @@ class CheckpointStore:
         for old in found:
             if old.number < newest[-1].number and old is not best:
                 # Renamed first: a kill while files are removed must not leave a folder that has the name of a good one.
-                gone = _hidden(old.path, "gone")
-                old.path.rename(gone)
-                shutil.rmtree(gone)
+                old.path.rename(_hidden(old.path, "gone"))
 
-    def _sweep(self) -> None:
-        """Clears away what was begun and not ended."""
-        for path in self.folder.glob(".step-*"):
+    def _sweep(self, name: str = "step-*") -> None:
+        """Clears away what was begun and not ended, and what rotated; raises the first refusal after the last try."""
+        refused: list[OSError] = []
+        for path in self.folder.glob(f".{name}.*"):
             name, _, kind = path.name[1:].partition(".")
-            if kind == "before" and not os.path.lexists(self.folder / name):
-                path.rename(self.folder / name)
-            elif kind in ("before", "aside", "gone"):
-                _remove_whatever(path)
+            try:
+                if kind == "before" and not os.path.lexists(self.folder / name):
+                    path.rename(self.folder / name)
+                elif kind in ("before", "aside", "gone"):
+                    _remove_whatever(path)
+            except OSError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
 
 
 def _remove_whatever(path: Path) -> None:
@@ -256,10 +260,10 @@ def _hidden(path: Path, kind: str) -> Path:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _told(what: str, kind: type[DataError] = DataError) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(
+        raise kind(
             f"{what}: {error.strerror or error}; make room there or make it writable, or choose another folder"
         ) from error

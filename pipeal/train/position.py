@@ -144,6 +144,7 @@ class Position:
         self.turn += 1
         self.epoch = self.batches = 0
         self.trained_s = 0.0
+        self.part, self.losses = Part(), []
 
     def go_back_to(self, earlier: Position) -> None:
         """Becomes an earlier position of the same training; what is left out stays so.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from pipeal.errors import PipealError, StallError, first_line
+from pipeal.errors import PipealError, StallError, UntidyError, first_line
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.rankfiles import KeptLayer
 
@@ -66,7 +66,7 @@ class Saver:
         self.last_failure: str | None = None
         self._store = store
         self.say = say
-        self._in_a_row = 0
+        self._in_a_row = self._untidy = 0
         self._patience_s = PATIENCE_S
         self._changed = threading.Condition()
         self._waiting: list[Job] = []
@@ -217,19 +217,31 @@ class Saver:
             return
         try:
             self._store.save(job.step, layers, job.position, job.state, job.best)
+        except UntidyError as error:
+            self._written(job)
+            self._untidy += 1
+            self._warn(str(error), self._untidy)
         except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
             self._failed(job.step, error)
         else:
-            job.written = True
-            if self._in_a_row:
-                self._in_a_row = 0
-                self.say(f"checkpoints are written again, that of step {job.step} is the first")
+            self._written(job)
+            self._untidy = 0
+
+    def _written(self, job: Job) -> None:
+        job.written = True
+        if self._in_a_row:
+            self._in_a_row = 0
+            self.say(f"checkpoints are written again, that of step {job.step} is the first")
 
     def _failed(self, step: int, error: Exception) -> None:
         self.failures += 1
         self._in_a_row += 1
         known = isinstance(error, PipealError)
         self.last_failure = str(error) if known else f"the checkpoint of step {step} failed: {first_line(error)}"
-        if self._in_a_row & (self._in_a_row - 1) == 0:
-            row = f" ({self._in_a_row} in a row now)" if self._in_a_row > 1 else ""
-            self.say(f"{self.last_failure}; the training goes on{row}")
+        self._warn(self.last_failure, self._in_a_row)
+
+    def _warn(self, what: str, in_a_row: int) -> None:
+        """Ever less often."""
+        if in_a_row & (in_a_row - 1) == 0:
+            row = f" ({in_a_row} in a row now)" if in_a_row > 1 else ""
+            self.say(f"{what}; the training goes on{row}")

@@ -213,7 +213,7 @@ class _Turn:
         self.watcher.begin_epoch(position.epoch + 1, batches=len(self.batches) - done, turn=position.turn)
         before_s = part.seconds
         report = self.pipe.run(self._passing(), self._scale())
-        if not part.samples:
+        if not part.samples and not self.left:
             raise DataError(f"epoch {position.epoch + 1} has no batches; every sample was left out")
         part.seconds = before_s + report.seconds
         position.losses = joined(position.losses, report.losses)

@@ -179,6 +179,7 @@ def test_what_can_be_no_folder_is_a_mistake_of_the_user(tmp_path: Path, name: st
 def test_a_run_that_was_ended_at_once_says_so_in_words(tmp_path: Path, end: BaseException) -> None:
     """Its message was 143."""
     run = new_run(asked(tmp_path))
+    run.way_back = "--resume RUN"
 
     def work() -> None:
         with run:
@@ -189,7 +190,7 @@ def test_a_run_that_was_ended_at_once_says_so_in_words(tmp_path: Path, end: Base
         work()
     told = json.loads((run.path / "status.json").read_text())
     assert told["status"] == "interrupted"
-    assert told["message"] == "ended at once; the same command goes on from the last checkpoint"
+    assert told["message"] == "ended at once; --resume RUN goes on from the last checkpoint"
 
 
 def test_what_a_killed_process_left_without_a_run_in_it_troubles_nobody(tmp_path: Path) -> None:
@@ -310,7 +311,10 @@ def test_a_command_that_names_a_checkpoint_goes_back_to_it_once(tmp_path: Path) 
     shutil.rmtree(first)
     assert taken(config, first) == (None, first), "rotated away by what it has trained since"
     assert taken(config, second) == (second, None), "another one"
+    link = tmp_path / "link"
+    link.symlink_to(second)
     save(path, 3)
+    assert taken(config, link) == (None, second), "by another name"
     assert taken(config, second, until="finished") == (None, second)
     assert taken(config, second) == (second, None), "the run had come to its end"
 

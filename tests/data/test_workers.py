@@ -147,6 +147,8 @@ def test_a_worker_obeys_its_parent_alone_from_its_birth_on(method: str) -> None:
             "no shared memory is left.*/dev/shm",
         ),
         (RuntimeError("unable to write to file </torch_7_1_0>: No space left on device (28)"), "no shared memory"),
+        (RuntimeError("Pin memory thread exited unexpectedly"), "worker process .*died"),
+        (RuntimeError("Too many open files. Communication with the workers is no longer possible"), "ulimit -n"),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), None),
         (ValueError("DataLoader worker (pid(s) 7) exited unexpectedly"), None),
     ],

@@ -239,11 +239,28 @@ def test_failed_attempts_leave_no_mark_on_buffers(where: str, calls: float) -> N
     assert float(package[1].enc.f.calls) == calls
 
 
-@pytest.mark.parametrize("where", "FB")
-def test_shapes_that_did_not_fit_are_not_tried_again_whole(where: str) -> None:
+@pytest.mark.parametrize(("where", "again"), [("F", [2, 2]), ("B", [4, 2, 2])])
+def test_what_did_not_fit_is_not_tried_again_whole(where: str, again: list[int]) -> None:
     package = model(2, where)
     quietly(package, data(4, 4, 6), "sequential")
-    assert package[1].enc.f.asked == [4, 2, 2, *[2, 2], 6, 3, 2, 1, 3, 2, 1]
+    assert package[1].enc.f.asked == [4, 2, 2, *again, 6, 3, 2, 1, 3, 2, 1]
+
+
+@pytest.mark.parametrize("where", "FB")
+def test_it_does_not_matter_which_batches_came_before(where: str) -> None:
+    """Symptom: a run that was taken up again differed. Cause: once a backward had not fitted, later batches of that
+    shape went forward in parts as well, and handed on what those gave; in a new process the first one did not."""
+
+    def trained(*ends: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        package = ALPackage([layer(nn.Sequential(nn.Dropout(0.4), Tight(block(), 4, where))) for _ in range(2)])
+        begin = 0
+        for end in ends:  # each with a pipeline of its own, which knows nothing of the one before
+            quietly(package.double(), data(8, 8, 8, 8)[begin:end], "sequential", first_batch=begin)
+            begin = end
+        return [value for name, value in package.state_dict().items() if not name.endswith("calls")]
+
+    assert all(map(torch.equal, trained(4), trained(2, 4)))
 
 
 def test_it_is_said_once_and_counted() -> None:
@@ -361,7 +378,7 @@ def test_a_failed_attempt_is_let_go_of_before_the_next(where: str, kind: type[AL
     finally:
         gc.enable()
     assert most_alive == [1]
-    assert len(alive) == (1 + 2 + 4) + 4
+    assert len(alive) == (1 + 2 + 4) + 4 + (where == "B")
 
 
 @pytest.mark.parametrize("policy", ["raise", "split"])

@@ -17,7 +17,7 @@ from itertools import count
 import pytest
 import torch
 
-from pipeal.errors import DataError
+from pipeal.errors import DataError, UntidyError
 from pipeal.train.checkpoint import Checkpoint, CheckpointStore
 
 CHILD = """
@@ -216,12 +216,11 @@ def test_killed_at_any_moment_the_newest_is_what_was_saved(folder):
     saved, killed = 0, 0
     chance = random.Random(5)
     with Forking(folder, "save_on(folder, keep, 10**9)") as child:
-        for _ in range(25):
+        while killed < 25 or saved <= 10:  # on a machine that has much to do few are saved in a round
             marks, dead = child.round(f"{chance.uniform(0.001, 0.08):.4f}")
-            killed += dead
+            assert dead
+            killed += 1
             saved = check_after_kill(folder, marks[-1] if marks else saved)
-    assert killed == 25
-    assert saved > 10
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -467,6 +466,22 @@ def test_a_folder_that_cannot_be_made_is_told(folder, depth):
     with pytest.raises(DataError, match=r"cannot read the checkpoints in .*: Not a directory"):
         store.newest(pytest.fail)
     store.close()
+
+
+def test_an_old_one_that_stays_is_in_nobodys_way(folder, monkeypatch):
+    """Symptom: as long as somebody read a file of an old one on a network disk, none was written any more."""
+    with CheckpointStore(folder, keep=1) as store:
+        put(store, 1)
+        with monkeypatch.context() as patch:
+            remove = shutil.rmtree
+            patch.setattr(shutil, "rmtree", lambda path: full() if "step-000000001" in path.name else remove(path))
+            for step in (2, 3, 4):
+                with pytest.raises(UntidyError, match=r"is written, but an older one cannot be removed: No space left"):
+                    put(store, step)
+                assert same(store.newest(pytest.fail), step)
+        assert steps(folder) == [4]
+        put(store, 5)
+    assert not hidden(folder)
 
 
 def test_a_folder_that_vanished_is_told_and_may_come_back(folder):

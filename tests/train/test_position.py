@@ -50,6 +50,16 @@ def test_a_position_comes_back_from_json_as_it_was() -> None:
     assert isinstance(after.rows[0].losses[0], tuple)
 
 
+def test_a_new_turn_begins_at_its_first_batch() -> None:
+    """Symptom: after a turn that was ended early it passed over as many batches as that one had been behind."""
+    after = position()
+    after.losses = [torch.zeros(3, 2)]
+    after.next_turn()
+    assert (after.turn, after.epoch, after.batches, after.trained_s) == (3, 0, 0, 0.0)
+    assert (after.part, after.losses) == (Part(), [])
+    assert after.step == position().totals.batches
+
+
 def test_what_a_resumed_training_counts_goes_on() -> None:
     after = Position.of(position().state(), [])
     after.part.add(Part(0.5, 1, 4, 9, 9, Counter({(4, 9): 1})))

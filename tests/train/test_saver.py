@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 
-from pipeal.errors import DataError, StallError
+from pipeal.errors import DataError, StallError, UntidyError
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.saver import PipelineEnded, Saver
 
@@ -180,6 +180,26 @@ def test_a_disk_that_fills_while_training_goes_on_leaves_the_last_good_one(store
         submit(saver, 5)
     assert store.newest(pytest.fail).step == 5
     assert (saver.failures, len(said)) == (3, 3)
+
+
+def test_one_that_is_written_though_an_older_one_stays_is_written(store):
+    """Symptom: "which could not be saved: the checkpoint is written, but an older one cannot be removed"."""
+    untidy = UntidyError("step-3 is written, but an older one cannot be removed: Directory not empty; make room")
+    said = []
+    with Saver(Failing(DataError("full"), *[untidy] * 3, None, untidy), said.append) as saver:
+        jobs = []
+        for step in range(6):
+            jobs.append(submit(saver, step))
+            assert saver.flush(10)
+    assert [job.written for job in jobs] == [False, *[True] * 5]
+    assert said == [
+        "full; the training goes on",
+        "checkpoints are written again, that of step 1 is the first",
+        f"{untidy}; the training goes on",
+        f"{untidy}; the training goes on (2 in a row now)",
+        f"{untidy}; the training goes on",
+    ]
+    assert (saver.failures, saver.failing) == (1, False)
 
 
 def test_any_other_error_of_a_write_is_told_with_its_type(store):

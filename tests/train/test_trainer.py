@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import pytest
 import torch
 from torch import nn
 
 from pipeal import BP, ALPackage, Pipeline
 from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
-from pipeal.errors import DataError
+from pipeal.errors import DataError, Interrupted
 from pipeal.train.position import Part, Position
 from pipeal.train.recorders import EpochRow
 from pipeal.train.trainer import Course, Scores, accuracy, fit
@@ -92,6 +94,28 @@ def test_an_epoch_of_which_every_batch_is_left_out_is_one_line() -> None:
         pytest.raises(DataError, match="epoch 1 has no batches"),
     ):
         list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), Course(epochs=1), Silent(), position))
+
+
+class AskedToEnd:
+    """A keeper that ends the training after its first batch."""
+
+    def after_batch(self, pipe: Pipeline, position: Position) -> bool:
+        return True
+
+    def leave(self, pipe: Pipeline, position: Position) -> NoReturn:
+        raise Interrupted(f"interrupted after {position.where}, and saved", 143)
+
+
+def test_a_training_that_is_ended_while_a_batch_is_left_out_says_that() -> None:
+    """Symptom: "epoch 1 has no batches", and nothing was saved."""
+    position = Position()
+    position.totals.left_out = {(1, 0)}
+    keeper: Any = AskedToEnd()
+    with (
+        Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe,
+        pytest.raises(Interrupted, match="after batch 1 of epoch 1, and saved"),
+    ):
+        list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), Course(epochs=1), Silent(), position, keeper))
 
 
 def test_accuracy_counts_every_sample_once() -> None:
