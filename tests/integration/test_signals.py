@@ -41,6 +41,14 @@ vision.main()
 """
 
 
+@pytest.fixture(autouse=True)
+def _heeded() -> Iterator[None]:
+    """What is started from a shell's background job would ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def images(folder: Path) -> list[str]:
     """A command that trains on twenty batches an epoch, of two small images each; for long enough to be signalled."""
     write_images(folder)
