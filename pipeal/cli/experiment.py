@@ -16,7 +16,7 @@ from pipeal.cli.run_folder import RunFolder, Status
 from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
-from pipeal.data.atomic import replacing
+from pipeal.data.atomic import write_whole
 from pipeal.engine import parse_device
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.errors import ConfigError, PlacementError, SaveError
@@ -64,13 +64,13 @@ def run_experiment(
         folder = run.path
         own = [_own(folder, choice.train.mode, compared=len(forms) > 1) for choice in chosen]
         for choice, path in zip(chosen, own, strict=True):
-            _write(path / "config.yaml", dump_config(choice))
+            write_whole(path / "config.yaml", dump_config(choice))
         run.keep_asked()
         experiment.save(folder)
         attempts = Attempts(say)
         if heard:
             text = "\n".join([*heard, ""])
-            attempts.make(folder / "placement.txt", lambda: _write(folder / "placement.txt", text))
+            attempts.make(folder / "placement.txt", lambda: write_whole(folder / "placement.txt", text))
         outcomes = [
             train_form(experiment, choice, path, run, attempts, say, site.open_pipeline)
             for choice, path in zip(chosen, own, strict=True)
@@ -131,11 +131,6 @@ def _also_to(heard: list[str]) -> Callable[[str], None]:
         say(text)
 
     return also_say
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
 
 
 def _own(folder: Path, form: str, *, compared: bool) -> Path:

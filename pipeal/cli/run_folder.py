@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from pipeal.config import RunConfig, dump_config
-from pipeal.data.atomic import replacing
+from pipeal.data.atomic import write_whole
 from pipeal.data.lock import FileLock
 from pipeal.errors import DataError, Interrupted, PipealError, first_line
 from pipeal.train.manifest import Checkpoint, read_manifest
@@ -161,8 +161,7 @@ def write_asked(path: Path, config: RunConfig) -> None:
     Raises:
         DataError: The system refused to write.
     """
-    with replacing(path / "asked.yaml") as aside:
-        aside.write_text(dump_config(config), encoding="utf-8")
+    write_whole(path / "asked.yaml", dump_config(config))
 
 
 def _checkpoints(folder: Path) -> Iterator[Checkpoint]:

@@ -80,17 +80,17 @@ def train_form(
             ):
                 recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(config, folder)]
                 training = Turns(
-                    experiment,
-                    config,
-                    folder,
-                    run,
-                    attempts,
-                    say,
-                    store,
-                    saver,
-                    recorders,
-                    progress,
-                    open_pipe or open_pipeline,
+                    experiment=experiment,
+                    config=config,
+                    folder=folder,
+                    run=run,
+                    attempts=attempts,
+                    say=say,
+                    store=store,
+                    saver=saver,
+                    recorders=recorders,
+                    progress=progress,
+                    open_pipe=open_pipe or open_pipeline,
                 )
                 training.record_again(position.rows)
                 training.tell(position.epoch)

@@ -37,9 +37,25 @@ from pipeal.train.trainer import EpochBatches, Leave, Scores, accuracy, accuracy
 Say = Callable[[str], None]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Turns:
-    """The turns of one form."""
+    """The turns of one form.
+
+    Attributes:
+        experiment: What is to be run.
+        config: Of this form, with every choice made.
+        folder: Where the form's files go.
+        run: The run's folder, told how the run stands.
+        attempts: What is written beside the checkpoints goes through it.
+        say: Told what is being done.
+        store: Of the checkpoints.
+        saver: Writes them.
+        recorders: Told of every epoch.
+        progress: Shows it.
+        open_pipe: Opens the pipeline of a turn, as :func:`pipeal.cli.opening.open_pipeline` does.
+        exits: Of the last turn, once it has ended: its early exits, measured.
+        afterword: Likewise: what else there is to show, in lines.
+    """
 
     experiment: Experiment
     config: RunConfig

@@ -44,6 +44,12 @@ def replacing(path: Path) -> Iterator[Path]:
             aside.unlink()
 
 
+def write_whole(path: str | Path, text: str) -> None:
+    """Writes a text; a reader sees the old file or the new one, never a part. Raises as :func:`replacing`."""
+    with replacing(Path(path)) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
 def sync_folder(path: Path) -> None:
     """Waits until the names in a folder are on the disk: what is written, made, renamed there is lost before this.
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pipeal.data.atomic import replacing
+from pipeal.data.atomic import write_whole
 from pipeal.data.download import Progress
 from pipeal.data.lines import read_lines
 from pipeal.data.loader import Batch
@@ -84,8 +84,7 @@ class Alphabet:
     def save(self, path: Path) -> None:
         """Writes it as JSON."""
         text = json.dumps({"format": _FORMAT, "characters": self.characters}, ensure_ascii=True)
-        with replacing(path) as aside:
-            aside.write_text(text + "\n", encoding="utf-8")
+        write_whole(path, text + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Alphabet:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 
-from pipeal.data.atomic import replacing
+from pipeal.data.atomic import replacing, write_whole
 from pipeal.data.download import Progress
 from pipeal.data.imagedecode import BrokenImageError, Pixels
 from pipeal.data.imagefiles import Listed, Listing, fingerprint
@@ -182,8 +182,7 @@ def _write(
             with replacing(_file(stem, split, "labels")) as aside, aside.open("wb") as out:
                 np.save(out, np.array(labels, np.int64))
             facts[split] = {"count": len(labels), "broken": broken}
-        with replacing(_facts(stem)) as aside:
-            aside.write_text(json.dumps(facts), encoding="utf-8")
+        write_whole(_facts(stem), json.dumps(facts))
     except UnreadableError:
         raise
     except DataError as error:

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.data.atomic import replacing
+from pipeal.data.atomic import write_whole
 from pipeal.errors import ConfigError, DataError
 
 _FORMAT = "pipeal-vocab-1"
@@ -150,8 +150,7 @@ class Vocab:
             "unk": self.words[self.unk_index],
             "words": self.words,
         }
-        with replacing(path) as aside:
-            aside.write_text(json.dumps(state, ensure_ascii=False), encoding="utf-8")
+        write_whole(path, json.dumps(state, ensure_ascii=False))
 
     def encode(self, tokens: Iterable[str]) -> npt.NDArray[np.int32]:
         """The numbers of the words, ``(len(tokens),)``; unknown words get ``unk_index``."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeal.data.atomic import replacing
+from pipeal.data.atomic import write_whole
 from pipeal.engine.trace import Span
 
 _NAMES = {"F": "forward", "B": "backward", "U": "update"}
@@ -33,8 +33,7 @@ def write_chrome_trace(spans: Iterable[Span], path: str | Path, devices: Sequenc
     events = sorted(spans, key=lambda span: (span.begin, span.stage, span.layer))
     # One event per line: a trace is read by people too, and compared line by line.
     lines = ",\n".join(json.dumps(event) for event in [*_names(events, devices), *_actions(events)])
-    with replacing(Path(path)) as aside:
-        aside.write_text(f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n', encoding="utf-8")
+    write_whole(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n')
 
 
 def _names(spans: Sequence[Span], devices: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -73,7 +73,7 @@ class CheckpointKeeper:
         if self._broken is not None:
             raise self._broken
         if position.batches <= self.look_until:
-            self._look(pipe, position)
+            self._looked_at = self._look(pipe, position)
         if self.every is not None and position.batches % self.every == 0:
             self._save(pipe, position)
         return False

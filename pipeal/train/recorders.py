@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from pipeal.data.atomic import replacing
+from pipeal.data.atomic import write_whole
 
 _LOSS_NAMES = {1: ("",), 2: ("_enc", "_ae")}
 
@@ -107,8 +107,7 @@ class _RowFile(ABC):
     def _put(self) -> None:
         # Not appended: a full disk takes a part of a row, and a power cut may leave a part of one.
         lines = "".join(f"{line}\n" for line in self._lines(self._rows))
-        with replacing(self.path) as aside:
-            aside.write_text(lines, encoding="utf-8")
+        write_whole(self.path, lines)
 
     @abstractmethod
     def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
@@ -176,8 +175,7 @@ class JsonLinesRecorder(_RowFile):
 def write_json(path: str | Path, mapping: Mapping[str, Any]) -> None:
     """Writes a mapping as indented JSON; a reader sees the old file or the new one, never a part."""
     text = json.dumps(mapping, indent=2, ensure_ascii=False) + "\n"
-    with replacing(Path(path)) as aside:
-        aside.write_text(text, encoding="utf-8")
+    write_whole(path, text)
 
 
 def _json_value(value: Any) -> Any:

@@ -37,7 +37,19 @@ def made(run: Run, *, written: bool = True, policy: str = "stop-and-rewind") -> 
     saver: Any = SimpleNamespace(flush=lambda _: written)
     fake: Any = None
     return (
-        Turns(fake, config, fake, run, Attempts(said.append), said.append, store, saver, (), fake, fake),  # type: ignore[arg-type]
+        Turns(
+            experiment=fake,
+            config=config,
+            folder=fake,
+            run=run,
+            attempts=Attempts(said.append),
+            say=said.append,
+            store=store,
+            saver=saver,
+            recorders=(),
+            progress=fake,
+            open_pipe=fake,
+        ),
         said,
     )
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
-from pipeal.data.atomic import replacing
+from pipeal.data.atomic import write_whole
 from pipeal.train.report.comparison import comparison
 from pipeal.train.report.folder import Run
 from pipeal.train.report.markup import Html, tag
@@ -32,8 +32,7 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
     Raises:
         DataError: The system refused to write.
     """
-    with replacing(Path(path)) as aside:
-        aside.write_text(page(runs), encoding="utf-8")
+    write_whole(path, page(runs))
 
 
 def page(runs: Sequence[Run]) -> str:
