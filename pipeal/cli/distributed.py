@@ -63,7 +63,6 @@ def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
         launch,
         {name: fact for name, fact in facts.items() if name not in _OWN},
         replicas=config.engine.replicas,
-        cuda=device == "cuda",
         timeout_s=config.engine.peer_timeout_s,
     ) as world:
         if world.rank:

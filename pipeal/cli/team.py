@@ -142,6 +142,7 @@ class Team:
                     "traced": None if traced is None else [traced.first, traced.count],
                     "folder": str(dump_folder.resolve()),
                     "mark": str(mark.resolve()),
+                    "attempt": self.world.attempt,
                     "pipeline": self._opened,
                 }
             )
