@@ -140,8 +140,7 @@ class DistributedPipeline(_Line):
 
     With replicas, each rank's batch is a share of one larger batch: gradients are means over all of its samples, and
     so are the losses reported. Buffers, such as those of batch norm, are replica 0's. Predictions run on replica 0. The
-    samples of a report are all that were fed: where each replica takes all of a batch that is smaller than their number,
-    as many times.
+    samples of a report are all that were fed: a batch so small that every replica takes all of it counts for each.
 
     Args:
         model: As for :class:`pipeal.Pipeline`, as all that is not named here.

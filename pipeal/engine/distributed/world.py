@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from pipeal.engine.distributed.aside import aside
 from pipeal.engine.distributed.door import POLL_S, Door
 from pipeal.engine.distributed.facts import own_facts, require_same
 from pipeal.engine.distributed.heart import LIVING, Heart
@@ -172,27 +172,7 @@ class World:
             StallError: It was not done in time.
             Exception: What ``work`` raised.
         """
-        found: list[T] = []
-        failed: list[BaseException] = []
-        done = threading.Event()
-
-        def run() -> None:
-            try:
-                found.append(work())
-            except BaseException as error:  # noqa: BLE001  raised where it was called
-                failed.append(error)
-            finally:
-                done.set()
-
-        threading.Thread(target=run, name=f"pipeal-guarded-{self.rank}", daemon=True).start()
-        until = monotonic() + within_s
-        while not done.wait(POLL_S):
-            self.check()
-            if monotonic() > until:
-                raise StallError(f"{what} was not done within {within_s:g} s")
-        if failed:
-            raise failed[0]
-        return found[0]
+        return aside(work, self.check, within_s=within_s, what=what)
 
     def together(self, what: str, work: Callable[[], T]) -> T:
         """Does what needs every rank, such as making process groups; all of them call it, in the same order.
