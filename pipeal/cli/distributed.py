@@ -24,7 +24,7 @@ from pipeal.cli.experiment import run_experiment, say
 from pipeal.cli.followers import Follower, Kind
 from pipeal.cli.options import device_names
 from pipeal.cli.stopping import StopRequest
-from pipeal.cli.team import Team
+from pipeal.cli.team import Team, require_devices
 from pipeal.config import RunConfig
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
@@ -63,9 +63,9 @@ def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
         launch,
         {name: fact for name, fact in facts.items() if name not in _OWN},
         replicas=config.engine.replicas,
-        cuda=device == "cuda",
         timeout_s=config.engine.peer_timeout_s,
     ) as world:
+        require_devices(world, config.engine, device)
         if world.rank:
             Follower(world, kind, type(config), device).follow()
         else:

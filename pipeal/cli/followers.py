@@ -94,7 +94,7 @@ class Follower(Generic[Config]):
         if first_batch:
             hand_out_states(self.world, list(package), config.engine.sizes or ())
         folder = Path(order["folder"])
-        keep = RankFiles(folder / "checkpoints", order["pipeline"]) if sees else None
+        keep = RankFiles(folder / "checkpoints", order["attempt"], order["pipeline"]) if sees else None
         device = rank_device(self.world, config.engine, self.device)
 
         def opened(package: ALPackage, _: Any, *arguments: Any, **settings: Any) -> None:

@@ -177,6 +177,8 @@ class _Plan:
             ],
         )
         click.echo()
+        if any(len(stage.devices) > 1 for stage in self.layout.stages):
+            click.echo("a stage on several devices is a forecast: a run has every stage as often (--replicas)")
         for note in self.notes:
             click.echo(note)
         if "BP" in self.costs and setup.micro_batches > 1:

@@ -27,7 +27,7 @@ from pipeal.engine.distributed.front import DistributedPipeline, own_threads
 from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
 from pipeal.engine.placement import check_sizes
-from pipeal.errors import ConfigError, PlacementError, ScheduleError
+from pipeal.errors import ConfigError, PlacementError
 from pipeal.train.trainer import Criterion, EpochBatches
 
 Say = Callable[[str], None]
@@ -142,6 +142,7 @@ class Team:
                     "traced": None if traced is None else [traced.first, traced.count],
                     "folder": str(dump_folder.resolve()),
                     "mark": str(mark.resolve()),
+                    "attempt": self.world.attempt,
                     "pipeline": self._opened,
                 }
             )
@@ -184,6 +185,22 @@ def rank_device(world: World, engine: EngineConfig, kind: str) -> str:
     """This rank's device; of a kind without a number, that of its place on its machine."""
     name = stage_devices(world, engine, kind)[world.mesh.stage_of(world.rank)]
     return f"cuda:{world.launch.local_rank}" if name == "cuda" else name
+
+
+def require_devices(world: World, engine: EngineConfig, kind: str) -> None:
+    """Refuses, on every rank, a run for which one of them lacks its device; every rank calls it.
+
+    Raises:
+        PlacementError: One does; says which, of those it happens to the first.
+    """
+    missing = None
+    try:
+        parse_device(rank_device(world, engine, kind))
+    except PlacementError as error:
+        missing = str(error)
+    for rank, found in enumerate(world.gather(missing)):
+        if found is not None:
+            raise PlacementError(f"{world.name_of(rank)}: {found}")
 
 
 @contextmanager
@@ -257,11 +274,12 @@ class _Announced:
         self._place = 0, 0
 
     def __iter__(self) -> Iterator[Batch]:
-        try:
-            if self._shared.team.pipe is not None:
-                self._shared.team.pipe.begin_feed(*self._place)
-        except ScheduleError:  # nobody trains any more: the batch as a whole is wanted for a look
+        pipe = self._shared.team.pipe
+        if pipe is None:
+            return iter(self._batches)
+        if not pipe.is_open:  # nobody trains any more: the batch as a whole is wanted for a look
             return self._whole()
+        pipe.begin_feed(*self._place)
         return iter(self._batches)
 
     def __len__(self) -> int:

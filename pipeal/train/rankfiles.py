@@ -3,7 +3,8 @@
 ::
 
     checkpoints/
-        .parts/3-12/layer-002.pt    of the 12th fence of the third pipeline, written by the rank that has layer 2
+        .parts/5f0c-3-12/layer-002.pt    of the 12th fence of the third pipeline of attempt 5f0c, written by the rank
+                                         that has layer 2
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ class RankFiles:
 
     Args:
         folder: That of the checkpoints, on a file system that rank 0 sees, too.
-        pipeline: Tells the pipelines of a run apart.
+        attempt: Tells the attempts at a run apart: one that is behind a cable that was cut may still write.
+        pipeline: Tells the pipelines of an attempt apart.
     """
 
-    def __init__(self, folder: Path, pipeline: int) -> None:
+    def __init__(self, folder: Path, attempt: str, pipeline: int) -> None:
         self._folder = folder / _PARTS
-        self._pipeline = pipeline
+        self._pipeline = f"{attempt}-{pipeline}"
 
     def __call__(self, fence: Fence, states: Mapping[int, LayerState]) -> dict[str, Any]:
         """Writes the states; says where, for :meth:`KeptLayer.of`, and what in them is not finite.
@@ -80,7 +82,7 @@ class RankFiles:
 
 
 def clear_parts(folder: Path, until: KeptLayer | None = None) -> None:
-    """Removes what no checkpoint has taken: all of it, or what was written no later than a certain layer's file.
+    """Removes what no checkpoint has taken: all of it, or what the same attempt wrote no later than a certain file.
 
     Raises:
         OSError: The system refused to.
@@ -88,11 +90,12 @@ def clear_parts(folder: Path, until: KeptLayer | None = None) -> None:
     last = None if until is None else _order(until.path.parent)
     parts = folder / _PARTS
     for path in list(parts.iterdir()) if parts.is_dir() else []:
-        if last is None or _order(path) <= last:
+        if last is None or (_order(path)[0] == last[0] and _order(path) <= last):
             shutil.rmtree(path)
     if last is None and parts.is_dir():
         os.rmdir(parts)
 
 
-def _order(path: Path) -> tuple[int, ...]:
-    return tuple(map(int, path.name.split("-")))
+def _order(path: Path) -> tuple[str, int, int]:
+    attempt, pipeline, fence = path.name.split("-")
+    return attempt, int(pipeline), int(fence)

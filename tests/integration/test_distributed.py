@@ -17,7 +17,7 @@ from left_behind import left_behind
 
 from pipeal.cli import text, vision
 from tests.cli.test_text import varied
-from tests.integration.processes import Started, each_rank, started, torchrun, until
+from tests.integration.processes import ROOT, Started, each_rank, free_port, started, torchrun, until
 from tests.integration.test_resume import IMAGES, SMALL, assert_same, run
 
 NAME = "agnews-{}-al-001"
@@ -138,6 +138,30 @@ def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_
     assert code == 0, said
     assert re.search(r"pipeal: rank 0: .*rank 1 \(stage 1\)", said), said
     assert said.count("AL goes on after ") == 2
+    assert_same(alone, folder)
+
+
+def test_the_command_for_two_machines_is_as_the_readme_prints_it_and_comes_back_when_a_rank_is_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each torchrun counts its own restarts, and joins the other one again."""
+    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    (printed,) = re.findall(r"^torchrun (.*--rdzv-backend c10d.*)$", readme, re.MULTILINE)
+    arguments = (*texts(tmp_path, "transformer"), "--epochs=6")
+    assert printed.split()[-3:] == ["nlpmain.py", *arguments[:2]]
+    alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
+    folder = tmp_path / "many" / alone.name
+    command = [*torchrun(2)[:-1], *printed.replace("HOST:29500", f"127.0.0.1:{free_port()}").split()]
+    command += [*arguments[2:], f"--out={tmp_path / 'many'}"]
+    with started(command, tmp_path / "here.txt") as here, started(command, tmp_path / "there.txt") as there:
+        until_it_saves(here, folder)
+        (victim,) = [*here.processes(RANK="3"), *there.processes(RANK="3")]
+        os.kill(victim, signal.SIGKILL)
+        codes = here.end(), there.end()
+    said = here.said() + there.said()
+    assert codes == (0, 0), said
+    assert re.search(r"pipeal: rank [012]: .*rank 3 \(stage 3\)", said), said
+    assert said.count("AL goes on after ") == 1
     assert_same(alone, folder)
 
 

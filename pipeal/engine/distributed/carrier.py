@@ -31,6 +31,10 @@ class Carrier(Protocol):
         """The tree of a message, and when it may be read."""
         ...
 
+    def drop(self, message: Message) -> None:
+        """Lets go of a message whose tree nobody wants any more."""
+        ...
+
 
 class HostCarrier:
     """A carrier whose thread waits for the copies to the host.
@@ -60,6 +64,10 @@ class HostCarrier:
     def body(self, message: Message) -> tuple[Tree, Ready]:
         """The tree of a message, and when it may be read."""
         return self._wire.body(message), None
+
+    def drop(self, message: Message) -> None:
+        """Lets go of a message whose tree nobody wants any more."""
+        self._wire.body(message)
 
 
 def _on_host(stream: torch.cuda.Stream, found: Sequence[Tensor], ready: Ready) -> list[tuple[Layout, Tensor]]:

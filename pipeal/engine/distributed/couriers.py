@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pipeal.engine.device import Ready
@@ -80,9 +81,9 @@ def receive_all(
     failed: Failed,
     *,
     drop: Callable[[Message], object],
-    closings: int = 1,
+    unclosed: set[int],
 ) -> None:
-    """Hands every message to the handler of its kind, until so many last words have come.
+    """Hands every message to the handler of its kind, until the last words of all ranks in ``unclosed`` have come.
 
     Also when this rank has failed, or is told to stop: or the peer would wait for ever for its messages to be taken.
     ``drop`` takes the tree of one that nobody wants any more.
@@ -90,21 +91,27 @@ def receive_all(
     Raises:
         BrokenWireError: The peer is gone.
     """
-    while closings:
+    while unclosed:
         message = wire.receive(peer)
-        closings -= message.kind == CLOSE
-        if message.kind == CLOSE and CLOSE not in handlers:
-            continue
-        try:
-            handlers[message.kind](message)
-        except Stopped:
-            pass
-        except BrokenWireError:
-            raise
-        except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
-            failed(error)
-        if message.layouts and not message.taken:
-            drop(message)
+        steps: list[Handler] = [partial(_drop_unless_taken, drop)]
+        if message.kind != CLOSE or CLOSE in handlers:
+            steps.insert(0, handlers[message.kind])
+        for step in steps:
+            try:
+                step(message)
+            except Stopped:
+                pass
+            except BrokenWireError:
+                raise
+            except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
+                failed(error)
+        if message.kind == CLOSE:
+            unclosed.discard(message.source)
+
+
+def _drop_unless_taken(drop: Callable[[Message], object], message: Message) -> None:
+    if message.layouts and not message.taken:
+        drop(message)
 
 
 def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:

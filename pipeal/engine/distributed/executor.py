@@ -85,8 +85,8 @@ class DistributedExecutor:
                 "fence": self._hear_fence,
                 "leg failed": self._hear_failed_leg,
             }
-            node.receive("news", node.news, None, handlers, closings=len(self._others))
-            node.receive("results", node.results, None, results, closings=len(self._others))
+            node.receive("news", node.news, None, handlers, closings=self._others)
+            node.receive("results", node.results, None, results, closings=self._others)
         node.on_reply = self._keep_reply
         node.start(lambda _: None)
 
@@ -153,27 +153,51 @@ class DistributedExecutor:
         """Ends all ranks: in order after a :meth:`drain`, at once where there is a :attr:`reason` or a failure.
 
         Raises:
-            StallError: A thread did not come back; it is left behind, as a daemon.
+            StallError: A thread did not come back, and is left behind, as a daemon; or a rank did not end.
+            PeerLostError: A rank was lost meanwhile.
+            Exception: What a rank failed with while it ended.
         """
-        node = self.node
-        reason = node.ledger.failure or self.reason
-        node.abandon()
+        self.node.abandon()
+        reason = self.node.ledger.failure or self.reason
         if reason is not None:
-            node.ledger.fail(reason)
-            self._tell_all("stop", told(reason))
+            self._end_at_once(reason)
+            return
+        try:
+            self._end_in_order()
+        except BaseException as error:
+            self._end_at_once(error)
+            raise
+
+    def _end_in_order(self) -> None:
+        node = self.node
         node.close()
-        with suppress(PeerLostError):  # whoever is left has been told
-            self._await_farewells(FAREWELL_S if reason is None else STOP_S)
-        self._tell_all(CLOSE, {})
-        left = node.join(STOP_S)
-        if not node.worker.is_alive():
-            node.errands.guide.end()  # a prediction may have been under way
-        if reason is None and left:
+        silent = self._await_farewells(FAREWELL_S)
+        if node.ledger.failure is not None:
+            raise node.ledger.failure
+        if silent:
+            names = ", ".join(map(node.world.name_of, silent))
+            raise StallError(f"{names} did not end with the pipeline within {FAREWELL_S:g} s")
+        if not self._tell_all(CLOSE, {}, FAREWELL_S):
+            raise StallError(f"not every rank has taken the last word of the pipeline within {FAREWELL_S:g} s")
+        left = node.join(FAREWELL_S)
+        if left:
             raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
+        node.errands.guide.end()  # a prediction may have been under way
+        node.world.guarded(node.groups.close, FAREWELL_S, "closing the groups of the pipeline")
+
+    def _end_at_once(self, reason: BaseException) -> None:
+        node = self.node
+        node.ledger.fail(reason)
+        self._tell_all("stop", told(reason), STOP_S)
+        node.close()
+        node.abort()
+        with suppress(PeerLostError):  # whoever is left has been told
+            self._await_farewells(STOP_S)
+        self._tell_all(CLOSE, {}, STOP_S)
+        node.join(STOP_S)
         if node.worker.is_alive():
-            raise StallError(f"stage {node.stage.number} did not come back: {node.worker.doing[0]}")
-        if reason is None:
-            node.groups.close()
+            raise StallError(f"stage {node.stage.number} did not come back: {node.worker.doing[0]}") from reason
+        node.errands.guide.end()
 
     def wait(self, attempt: Callable[[], bool]) -> None:
         """Tries until it succeeds; raises as :meth:`submit`."""
@@ -192,26 +216,30 @@ class DistributedExecutor:
         assert failure is not None  # else nobody would have stopped us
         return failure
 
-    def _await_farewells(self, timeout_s: float) -> None:
-        """Waits until all others have ended, or for so long."""
-        until = perf_counter() + timeout_s
+    def _await_farewells(self, timeout_s: float) -> list[int]:
+        """Waits until all others have ended, or one of them has failed, or for so long; the ranks that have not."""
+        node, until, failed_before = self.node, perf_counter() + timeout_s, self.node.ledger.failure
         for courier in ("results", "news"):
-            while not self.node.has_ended(courier, TICK_S) and perf_counter() < until:
-                self.node.world.check()
+            while not node.has_ended(courier, TICK_S) and perf_counter() < until:
+                node.world.check()
+                if node.ledger.failure is not failed_before:
+                    break
+        return node.unclosed("results", "news")
 
-    def _tell_all(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Tells all others; those that are gone, or do not listen any more, shall not hold anyone up."""
+    def _tell_all(self, kind: str, facts: Mapping[str, Any], within_s: float) -> bool:
+        """Tells all others, and whether they have heard it; those that are gone shall not hold anyone up."""
 
         def tell() -> None:
             for rank in self._others:
                 with suppress(BrokenWireError):
                     self.node.commands.post(rank, kind, facts)
             with suppress(BrokenWireError):
-                self.node.commands.settle()
+                self.node.commands.settle(within_s)
 
         telling = threading.Thread(target=tell, name="pipeal-farewell", daemon=True)
         telling.start()
-        telling.join(STOP_S)
+        telling.join(within_s)
+        return not telling.is_alive()
 
     def _to_heads(self, item: Take) -> None:
         for link in self._heads.values():
@@ -244,18 +272,18 @@ class DistributedExecutor:
         if fence is None:
             return
         if facts["error"] is not None:
-            error = rebuilt(facts["error"], self.node.name_of(message.source))
+            error = rebuilt(facts["error"], self.node.world.name_of(message.source))
             fence.give_up(error)
             return
         for layer, state, losses, splits in tree:
             fence.add(layer, LayerState(state, losses, splits, facts["kept"]), None, None)
 
     def _hear_failed_leg(self, message: Message) -> None:
-        error = rebuilt(message.facts["error"], self.node.name_of(message.source))
+        error = rebuilt(message.facts["error"], self.node.world.name_of(message.source))
         self.node.errands.guide.failed(message.facts["trip"], error)
 
     def _hear_failure(self, message: Message) -> None:
-        error = rebuilt(message.facts, self.node.name_of(message.source))
+        error = rebuilt(message.facts, self.node.world.name_of(message.source))
         failure = self.node.ledger.failure
         if failure is not None and isinstance(failure, PeerLostError) and not isinstance(error, PeerLostError):
             add_note(failure, str(error))

@@ -42,9 +42,8 @@ class FarLedger(Ledger):
             self._tell(stage, task)
 
     def fail(self, error: BaseException) -> None:
-        """Keeps the first failure, and stops everyone; too late once stopped."""
-        if not self._stopped:
-            super().fail(self._explain(error))
+        """Keeps the first failure, and stops everyone; also while an end in order is under way."""
+        super().fail(error if self.failure is not None else self._explain(error))
 
     def hear(self, task: Task) -> None:
         """Notes that a task of another stage has ended."""

@@ -139,7 +139,8 @@ class DistributedPipeline(_Line):
     is what a :meth:`~pipeal.Pipeline.fence` brings. It opens once.
 
     With replicas, each rank's batch is a share of one larger batch: gradients are means over all of its samples, and
-    so are the losses reported. Buffers, such as those of batch norm, are replica 0's. Predictions run on replica 0.
+    so are the losses reported. Buffers, such as those of batch norm, are replica 0's. Predictions run on replica 0. The
+    samples of a report are all that were fed: a batch so small that every replica takes all of it counts for each.
 
     Args:
         model: As for :class:`pipeal.Pipeline`, as all that is not named here.
@@ -178,6 +179,11 @@ class DistributedPipeline(_Line):
         if isinstance(self._executor, DistributedExecutor):
             self._executor.reason = error
         super().__exit__(kind, error, trace)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be given batches."""
+        return self._executor is not None
 
     def begin_feed(self, epoch: int, first: int = 0) -> None:
         """Has the other replicas begin with the batches of an epoch, from one on; each batch submitted takes theirs.

@@ -6,13 +6,14 @@
     carrier's        ────────────└ wait, send ══════► receive ┘          its event is the parcel's ready
 
 The head of a message, and what of its tree is on the CPU, goes over the wire first, so that both ends give NCCL the
-same tensors in the same order. No stage waits on its host: a courier's thread waits for the send, and the parcel keeps
-its place, and its memory, until then.
+same tensors in the same order. The receiver answers once it has a place and memory for them; only then they are sent: a
+send that waits would hold up the GPU it waits on. They travel as bytes, since NCCL does not know every type. No stage
+waits on its host: a courier's thread waits for the send, and the parcel keeps its place, and its memory, until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,32 +70,46 @@ class GpuCarrier:
                 self._stream.wait_event(ready)
             light = map_tensors(set_aside, tree)
             self._wire.send(peer, kind, {**facts, _LAYOUTS: layouts}, light)
-            for row in rows:
-                if row.numel():
-                    _wait_on_stream(lambda row=row: self._pair.send([row], self._to, 0), peer)  # type: ignore[misc]
+            if _on_gpu(layouts) and self._wire.hear_answer(peer):
+                for row in rows:
+                    self._carry(self._pair.send, row, peer)
             done = self._mark()
         done.synchronize()  # on a courier's thread: no stage waits for it
 
     def body(self, message: Message) -> tuple[Tree, Ready]:
         """The tree of a message, and when it may be read: on its GPU already."""
-        light = self._wire.body(message)
-        layouts = iter(message.facts[_LAYOUTS])
-        found = False
-
-        def fetch(tensor: Tensor) -> Tensor:
-            nonlocal found
-            layout = next(layouts)
-            if layout is None:
-                return tensor
-            found = True
-            row = row_for(layout, device=self._device.device)
-            if row.numel():
-                _wait_on_stream(lambda: self._pair.recv([row], self._to, 0), message.source)
-            return unflat(layout, row)
-
+        layouts = message.facts[_LAYOUTS]
         with self._active():
-            tree = map_tensors(fetch, light)
-            return tree, self._mark() if found else None
+            # Before anything is sent: where memory does not suffice, there is nobody to wait for this rank.
+            rows = [None if layout is None else row_for(layout, device=self._device.device) for layout in layouts]
+            light = self._wire.body(message)
+            if _on_gpu(layouts):
+                self._wire.answer(message.source, True)
+                for row in rows:
+                    if row is not None:
+                        self._carry(self._pair.recv, row, message.source)
+            arrived = iter(zip(layouts, rows, strict=True))
+
+            def put_in(tensor: Tensor) -> Tensor:
+                layout, row = next(arrived)
+                return tensor if row is None else unflat(layout, row)
+
+            return map_tensors(put_in, light), self._mark() if any(layouts) else None
+
+    def drop(self, message: Message) -> None:
+        """Lets go of a message whose tree nobody wants any more: what is on the GPU stays with its sender."""
+        self._wire.body(message)
+        if _on_gpu(message.facts[_LAYOUTS]):
+            self._wire.answer(message.source, False)
+
+    def _carry(self, operation: Callable[..., Any], row: Tensor, peer: int) -> None:
+        """Has the current stream wait for an operation of NCCL; the host goes on."""
+        if not row.numel():
+            return
+        try:
+            operation([row.view(torch.uint8)], self._to, 0).wait()
+        except RuntimeError as error:
+            raise BrokenWireError(first_line(error), peer) from error
 
     @contextmanager
     def _active(self) -> Iterator[None]:
@@ -107,9 +122,6 @@ class GpuCarrier:
         return event
 
 
-def _wait_on_stream(begin: Callable[[], Any], peer: int) -> None:
-    """Has the current stream wait for an operation of NCCL; the host goes on."""
-    try:
-        begin().wait()
-    except RuntimeError as error:
-        raise BrokenWireError(first_line(error), peer) from error
+def _on_gpu(layouts: Sequence[Layout | None]) -> bool:
+    """Whether NCCL has anything to carry."""
+    return any(layout is not None and layout[3] for layout in layouts)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any, Generic, TypeVar
@@ -30,6 +30,9 @@ LIVING = "-"
 """In the place of an end, and of news."""
 
 _TICK_S = 0.1
+_LONGEST_TICK_S = 1.0
+"""What a tick counts at most, of the time that others may be silent: where it took longer, this process stood still."""
+
 _LAST_WORDS_S = 2.0
 _ALL_HEARD_S = 0.5
 
@@ -95,7 +98,7 @@ class Heart:
         self._peers: list[Peer] = []
         self._beats = 0
         self._told = False
-        self._answered = monotonic()
+        self._lived_s = self._answered = 0.0
         self._seen: dict[int, tuple[str, float]] = {}
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=f"pipeal-{name}-{rank}", daemon=True)
@@ -108,7 +111,6 @@ class Heart:
         self._line.set(f"end/{self.rank}", LIVING)
         if self.rank == 0:
             self._line.set("news", LIVING)
-        self._answered = monotonic()
         for thread in self._threads:
             thread.start()
 
@@ -170,12 +172,16 @@ class Heart:
         """
         self._line_within(lambda line: line.compare_set(f"end/{self.rank}", LIVING, note))
 
-    def linger(self, ranks: Sequence[int], within_s: float) -> None:
-        """Waits until certain ranks have their ends, too, but not for long; raises as :meth:`farewell`."""
-        until, keys = monotonic() + within_s, [f"end/{rank}" for rank in ranks]
-        while monotonic() < until and not (self._loss is not None and self._loss.rank in ranks):
-            ends = self._line_within(lambda line: [line.check([key]) and line.get(key).decode() for key in keys])
-            if all(end != LIVING for end in ends):
+    def linger(self, ranks: Iterable[int], within_s: float) -> None:
+        """Waits until certain ranks have their ends, too, but not for long; raises as :meth:`farewell`.
+
+        Nobody waits for the rank that was lost.
+        """
+        until = monotonic() + within_s
+        while monotonic() < until:
+            keys = [f"end/{rank}" for rank in ranks if self._loss is None or rank != self._loss.rank]
+            ends = self._line_within(lambda line, keys=keys: [line.check([key]) and line.get(key) for key in keys])  # type: ignore[misc]
+            if all(end != LIVING.encode() for end in ends):
                 return
             sleep(_TICK_S)
 
@@ -213,7 +219,7 @@ class Heart:
             except (dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:
                 self.conclude(self._unreachable(f"gave up the connection ({str(error).splitlines()[0]:.100})"))
                 return
-            self._answered = monotonic()
+            self._answered = self._lived_s
 
     def _beat(self) -> None:
         self._beats += 1
@@ -235,23 +241,23 @@ class Heart:
 
     def _hear_of(self, rank: int, beat: str, end: str) -> None:
         if end != LIVING:
-            self._ended(rank, end)
+            self.ended(rank, end)
             return
         asked = int(beat.partition(" ")[2] or 0)
         if asked and self.on_asked is not None:
             on_asked, self.on_asked = self.on_asked, None
             on_asked(asked)
         before, since = self._seen.get(rank, ("", 0.0))
-        now = monotonic()
         if beat != before:
-            self._seen[rank] = beat, now
-        elif now - since > self.timeout_s:
+            self._seen[rank] = beat, self._lived_s
+        elif self._lived_s - since > self.timeout_s:
             self.conclude(Loss(rank, f"{self._name(rank)} has given no sign of life for {self.timeout_s:g} s"))
 
-    def _ended(self, rank: int, end: str) -> None:
+    def ended(self, rank: int, end: str) -> None:
+        """Takes note of a rank's end, as it stands in the store."""
         note = json.loads(end)
         if note.get("left"):
-            return  # in order: no loss
+            return  # in order: no loss, but for who still waits for its word (World.gather)
         if note["rank"] != rank:  # taken down by another, of which its words are
             self.conclude(Loss(note["rank"], note["why"], note["code"]))
         else:
@@ -265,11 +271,9 @@ class Heart:
                 if self._changed.wait_for(lambda: self._stopped, _TICK_S):
                     return
             now = monotonic()
-            if now - last > 1.0:  # this process stood still, not the others
-                self._answered = now
-                self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
+            self._lived_s += min(now - last, _LONGEST_TICK_S)
             last = now
-            if now - self._answered > self.timeout_s:
+            if self._lived_s - self._answered > self.timeout_s:
                 self.conclude(self._unreachable(f"has not answered for {self.timeout_s:g} s"))
             for rank, peer in enumerate(self._peers):
                 if rank not in gone and rank != self.rank and is_gone(peer):
@@ -281,7 +285,7 @@ class Heart:
         note = json.dumps({"rank": rank, "why": f"without a word; its process {peer.pid} is gone", "code": 1})
 
         def report(line: dist.Store) -> None:
-            self._ended(rank, line.compare_set(f"end/{rank}", LIVING, note).decode())
+            self.ended(rank, line.compare_set(f"end/{rank}", LIVING, note).decode())
 
         with self._changed:
             self._calls.append(_Call(report))

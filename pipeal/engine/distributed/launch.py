@@ -21,7 +21,6 @@ class Launch:
         address: Where they meet.
         port: Likewise.
         hosted: Whether someone else, such as ``torchrun`` itself, hosts the store there; else rank 0 does.
-        attempt: How often the run was started again.
     """
 
     rank: int
@@ -31,7 +30,6 @@ class Launch:
     address: str
     port: int
     hosted: bool = False
-    attempt: int = 0
 
     @classmethod
     def found(cls, environment: Mapping[str, str] = os.environ) -> Launch | None:
@@ -56,7 +54,6 @@ class Launch:
             environment["MASTER_ADDR"],
             _number(environment, "MASTER_PORT", 1),
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-            _number(environment, "TORCHELASTIC_RESTART_COUNT", 0, 0),
         )
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from pipeal.engine.device import Device
+from pipeal.engine.distributed.door import POLL_S
 from pipeal.engine.distributed.world import World
+from pipeal.errors import PeerLostError
+
+_PROBE = 10_000
+"""A tag that nobody sends under."""
 
 _COLLECTIVE = timedelta(hours=2)
 """The groups' own timeout: a replica may compile meanwhile, and whether a peer lives is known better by the world."""
@@ -54,10 +59,42 @@ class Groups:
     pairs: Mapping[tuple[int, bool], dist.ProcessGroup] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Ends them; nobody may use one at the time."""
-        for group in (self.packets, self.control, self.alike, self.alike_on_gpus, *self.pairs.values()):
+        """Ends them; nobody may use one at the time. May block where a rank is lost."""
+        for group in (self.packets, self.control, self.alike, *self._on_gpus()):
             if group is not None:
                 dist.destroy_process_group(group)
+
+    def abort(self) -> None:
+        """Ends what is under way between GPUs, which NCCL would wait for until a rank that is gone comes back.
+
+        Gloo knows by itself when a process is gone.
+        """
+        for group in self._on_gpus():
+            abort = getattr(group._get_backend(torch.device("cuda")), "abort", None)
+            if abort is not None:  # else a command leaves without asking its threads: see pipeal.cli.ending
+                abort()
+
+    def blame(self, world: World, among: Iterable[int], error: BaseException) -> PeerLostError:
+        """As :meth:`World.blame`, where one of several ranks is behind a connection that broke.
+
+        A process that is gone has left every connection broken: an attempt to receive says so at once.
+        """
+        ranks, until = list(among), monotonic() + world.patience_s
+        while not world.lost.wait(POLL_S) and monotonic() < until:
+            for rank in ranks:
+                if self._is_broken(rank):
+                    return world.blame(rank, error)
+        return world.blame(None, error)
+
+    def _is_broken(self, rank: int) -> bool:
+        try:
+            self.control.recv([torch.empty(1)], rank, _PROBE)
+        except RuntimeError:
+            return True
+        return False
+
+    def _on_gpus(self) -> list[Any]:
+        return [*([] if self.alike_on_gpus is None else [self.alike_on_gpus]), *self.pairs.values()]
 
 
 def take_seats(world: World, device: Device) -> list[Seat]:
@@ -78,12 +115,12 @@ def take_seats(world: World, device: Device) -> list[Seat]:
 
 
 def open_groups(world: World, seats: list[Seat]) -> Groups:
-    """The groups of a pipeline; every rank calls it.
+    """The groups of a pipeline, with all connections made; every rank calls it.
 
     Raises:
         PeerLostError: Someone is lost.
     """
-    return world.guarded(lambda: _open_groups(world, seats))
+    return world.together("connecting the ranks of a pipeline", lambda: _open_groups(world, seats))
 
 
 def _open_groups(world: World, seats: list[Seat]) -> Groups:
@@ -97,6 +134,8 @@ def _open_groups(world: World, seats: list[Seat]) -> Groups:
         by_gpu = _group(ranks, "nccl") if have_gpus_of_their_own([seats[rank] for rank in ranks]) else None
         if world.rank in ranks:
             alike, alike_on_gpus = by_host, by_gpu
+            if by_gpu is not None:
+                _connect(seats[world.rank], by_gpu.allreduce)
     pairs = {}
     for lower in everyone[:-1]:
         ranks = [lower, lower + 1]
@@ -107,6 +146,8 @@ def _open_groups(world: World, seats: list[Seat]) -> Groups:
                 group = _group(ranks, "nccl")
                 if world.rank in ranks:
                     pairs[lower, back] = group
+                    sends = (world.rank == lower) != back
+                    _connect(seats[world.rank], group.send if sends else group.recv, int(world.rank == lower), 0)
     return Groups(packets, control, alike, alike_on_gpus, pairs)
 
 
@@ -114,6 +155,14 @@ def have_gpus_of_their_own(seats: list[Seat]) -> bool:
     """Whether NCCL will do: it refuses two ranks on one GPU."""
     gpus = [seat.gpu for seat in seats]
     return dist.is_nccl_available() and None not in gpus and len(set(gpus)) == len(gpus)
+
+
+def _connect(seat: Seat, operation: Callable[..., Any], *arguments: int) -> None:
+    """Has NCCL make its connections now, in the same order on all ranks: at the first packets each rank would come to
+    them in an order of its own, and hold up the device."""
+    with torch.cuda.device(seat.device):
+        operation([torch.zeros(1, device=seat.device)], *arguments).wait()
+        torch.cuda.synchronize()
 
 
 def _group(ranks: list[int], backend: str) -> Any:

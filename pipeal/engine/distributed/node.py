@@ -11,10 +11,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
+
+import torch
 
 from pipeal.engine.distributed.carrier import Carrier, HostCarrier
 from pipeal.engine.distributed.couriers import CLOSE, Courier, Handler, receive_all, send_all
@@ -25,12 +27,12 @@ from pipeal.engine.distributed.gpu_carrier import GpuCarrier
 from pipeal.engine.distributed.meeting import Groups, Seat
 from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.world import World
+from pipeal.engine.executors import STOP_S
 from pipeal.engine.fence import Fence
 from pipeal.engine.link import Link
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.worker import ACTIONS, TICK_S, Worker
-from pipeal.errors import PeerLostError
 from pipeal.packet import Packet, Tree
 
 
@@ -68,6 +70,8 @@ class Node:
         self.closed = False
         self.on_reply: Callable[[Mapping[str, Any], Tree], None] | None = None
         self._couriers: dict[str, Courier] = {}
+        self._unclosed: dict[str, set[int]] = {}
+        self._threads_before: int | None = None
         last = stage.number == mesh.stages - 1
         # A packet that is being sent has a place at the sender, too. Of a depth of 1 there would be none left here.
         self.inbox = Link(queue_depth if stage.number == 0 else max(1, queue_depth - 1))
@@ -108,15 +112,16 @@ class Node:
                 **self.errands.handlers(carrier),
                 CLOSE: self.hear_close,
             }
-            self.receive("from-before", self.onward, before, handlers, drop=carrier.body)
+            self.receive("from-before", self.onward, before, handlers, drop=carrier.drop)
             self.send("to-before", self.backbox, self._carrier(self.back, before), before)
         if self.outbox is not None:
             back = self._carrier(self.back, after)
             self.send("to-after", self.outbox, self._carrier(self.onward, after), after)
-            self.receive("from-after", self.back, after, self.errands.handlers(back), drop=back.body)
-        peers = self._who_tell_me()
-        if peers:
-            self.receive("ended", self.ended, None, {"ended": self._hear_ended}, closings=peers)
+            self.receive("from-after", self.back, after, self.errands.handlers(back), drop=back.drop)
+        tellers = self._who_tell_me()
+        if tellers:
+            self.receive("ended", self.ended, None, {"ended": self._hear_ended}, closings=tellers)
+        self._threads_before = torch.get_num_threads()
         self.worker.start()
 
     def send(self, name: str, link: Link, carrier: Carrier, peer: int) -> None:
@@ -135,11 +140,12 @@ class Node:
         handlers: Mapping[str, Handler],
         *,
         drop: Callable[[Message], object] | None = None,
-        closings: int = 1,
+        closings: Iterable[int] = (),
     ) -> None:
-        """Starts a courier that receives what comes over a wire, of a peer or of any."""
+        """Starts a courier that receives what comes over a wire, of a peer, or of any until these have closed it."""
         failed, dropped = self.ledger.fail, drop or wire.body
-        self.run(name, lambda: receive_all(wire, peer, handlers, failed, drop=dropped, closings=closings))
+        unclosed = self._unclosed[name] = set(closings) if peer is None else {peer}
+        self.run(name, lambda: receive_all(wire, peer, handlers, failed, drop=dropped, unclosed=unclosed))
 
     def run(self, name: str, work: Callable[[], None]) -> None:
         """Starts any courier."""
@@ -157,18 +163,30 @@ class Node:
             with suppress(BrokenWireError):
                 self.ended.post(self.world.mesh.rank_of(self.replica, stage), CLOSE, {})
 
+    def abort(self) -> None:
+        """Ends what waits on GPUs for other ranks, when something has failed."""
+        aborting = threading.Thread(target=self.groups.abort, name="pipeal-abort", daemon=True)
+        aborting.start()
+        aborting.join(STOP_S)  # NCCL may take its time, and nobody shall wait for it
+
     def hear_close(self, message: Message) -> None:
         """The line of stages before this one has ended: in order, or rank 0 will say why."""
         if not message.facts["failed"]:
             self.close()
 
+    def unclosed(self, *couriers: str) -> list[int]:
+        """The ranks whose last words some couriers still wait for."""
+        return sorted({rank for courier in couriers for rank in set(self._unclosed.get(courier, ()))})
+
     def join(self, timeout_s: float) -> list[str]:
-        """Waits for all threads; the names of those that are left."""
+        """Waits for all threads; the names of those that are left. Gives the caller's thread setting back."""
         until = perf_counter() + timeout_s
         threads: list[threading.Thread] = [self.worker, *self._couriers.values()]
         for thread in threads:
             if thread.ident is not None:
                 thread.join(max(0.0, until - perf_counter()))
+        if self._threads_before is not None:  # PyTorch keeps what the worker has set for threads to come
+            torch.set_num_threads(self._threads_before)
         return [thread.name for thread in threads if thread.is_alive()]
 
     def reply(self, kind: str, facts: Mapping[str, Any], tree: Tree = None) -> None:
@@ -201,16 +219,7 @@ class Node:
             return error
         if error.peer is not None:
             return self.world.blame(error.peer, error)
-        self.world.lost.wait(self.world.patience_s)
-        try:
-            self.world.check()
-        except PeerLostError as known:
-            return known
-        return PeerLostError(f"a connection to another rank broke: {error}")
-
-    def name_of(self, rank: int) -> str:
-        """A rank, for messages."""
-        return f"{self.world.mesh.name_of(rank)} on {self.world.peers[rank].host}"
+        return self.groups.blame(self.world, [rank for rank in range(self.world.size) if rank != self.rank], error)
 
     def _carrier(self, wire: Wire, peer: int) -> Carrier:
         """The way to a neighbour, or from it."""
@@ -235,8 +244,13 @@ class Node:
         facts = message.facts
         self.ledger.hear(Task(facts["batch"], facts["stage"], Action(facts["action"])))
 
-    def _who_tell_me(self) -> int:
-        return sum(self.stage.number in self._listeners_of(stage) for stage in range(self.ledger.stages))
+    def _who_tell_me(self) -> list[int]:
+        mesh, number = self.world.mesh, self.stage.number
+        return [
+            mesh.rank_of(self.replica, stage)
+            for stage in range(self.ledger.stages)
+            if number in self._listeners_of(stage)
+        ]
 
     def _listeners_of(self, stage: int) -> set[int]:
         found = (listeners(self.schedule, stage, self.ledger.stages, action) for action in ACTIONS)

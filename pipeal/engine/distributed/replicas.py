@@ -30,7 +30,7 @@ from pipeal.engine.layer_state import layer_state
 from pipeal.engine.link import Stopped
 from pipeal.engine.stage import Stage
 from pipeal.engine.worker import TICK_S
-from pipeal.errors import ConfigError, PeerLostError, first_line
+from pipeal.errors import ConfigError, PeerLostError
 from pipeal.packet import TrainableLayer, module_of, tensors
 
 BUCKET_BYTES = 2**25
@@ -67,6 +67,7 @@ class Alike:
         assert groups.alike is not None
         self.replica = world.mesh.replica_of(world.rank)
         self._world = world
+        self._groups = groups
         self._host: Any = groups.alike
         self._far: Any = groups.alike_on_gpus or groups.alike
         self._on_gpus = groups.alike_on_gpus is not None
@@ -97,9 +98,11 @@ class Alike:
         if losses:
             mine.append(torch.stack([loss.float() for loss in losses]) * samples)
         shares = self._rows(mine)
-        works += [self._begun(self._far.allreduce, row) for _, row in shares]
+        works += [
+            self._begun(self._far.allreduce, torch.view_as_real(row) if row.is_complex() else row) for _, row in shares
+        ]
         firsts = self._rows(buffers)
-        works += [self._begun(self._far.broadcast, row, dist.BroadcastOptions()) for _, row in firsts]
+        works += [self._begun(self._far.broadcast, row.view(torch.uint8), dist.BroadcastOptions()) for _, row in firsts]
         self._under_way[index] = _UnderWay(facts, works, parameters, shares, len(losses or ()), buffers, firsts)
 
     @torch.no_grad()
@@ -184,10 +187,7 @@ class Alike:
     def _lost(self, error: RuntimeError) -> PeerLostError:
         world = self._world
         others = [rank for rank in world.mesh.column(world.mesh.stage_of(world.rank)) if rank != world.rank]
-        known = world.blame(others[0], error)
-        if len(others) == 1 or known.rank != others[0]:
-            return known
-        return PeerLostError(f"one of the ranks {others}, which hold the same layers, is lost: {first_line(error)}")
+        return self._groups.blame(world, others, error)
 
 
 def _share(parameter: nn.Parameter, samples: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -52,6 +52,8 @@ class Server:
         self._feed = feed
         self._dump_folder = dump_folder
         self._batches: Iterator[Any] | None = None
+        self._feeding = threading.Lock()
+        self._feeds_on = True
         self._fences: queue.Queue[Fence | None] = queue.Queue(_WAITING_FENCES)
         self._dismissed = threading.Event()
         self._verdict: BaseException | None = None
@@ -72,15 +74,15 @@ class Server:
                 beat.say()
                 node.worker.join(TICK_S)  # it ends with the pipeline
             self._finish_fences()
-            self._leave(FAREWELL_S)
+            self._leave_in_order()
         except BaseException as error:
             node.abandon()
             node.ledger.fail(error)
-            failure = node.ledger.failure or node.explained(error)  # which says more where a connection broke
+            failure = node.ledger.failure or error  # which says more where a connection broke
             if self._verdict is None:
                 self._tell(failure)
             with suppress(PeerLostError, BrokenWireError):
-                self._leave(STOP_S)
+                self._leave_at_once()
             if failure is error:
                 raise
             raise failure from error
@@ -114,22 +116,46 @@ class Server:
         while not node.has_ended("fences", TICK_S):
             node.world.check()
 
-    def _leave(self, timeout_s: float) -> None:
+    def _leave_in_order(self) -> None:
         """Says farewell, and waits until rank 0 has heard it from all."""
+        node = self.node
+        self._say_farewell()
+        # Rank 0 waits so long itself for those that are slow to end.
+        if not self._is_dismissed(2 * FAREWELL_S):
+            raise StallError(
+                f"{node.world.name_of(0)} did not say within {2 * FAREWELL_S:g} s that all ranks have ended"
+            )
+        left = node.join(FAREWELL_S)
+        if left:
+            raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
+        for wire in (node.news, node.results, node.ended):
+            wire.settle(FAREWELL_S)
+        node.world.guarded(node.groups.close, FAREWELL_S, "closing the groups of the pipeline")
+
+    def _leave_at_once(self) -> None:
+        """The same after a failure: for a moment, and whatever comes of it."""
+        self.node.abort()
+        self._say_farewell()
+        self._is_dismissed(STOP_S)
+        self.node.join(STOP_S)
+
+    def _say_farewell(self) -> None:
         node = self.node
         node.close()
         node.news.post(0, CLOSE, {})
         node.results.post(0, CLOSE, {})
-        until = perf_counter() + timeout_s
-        while not self._dismissed.wait(TICK_S) and perf_counter() < until:
-            node.world.check()
-        left = node.join(STOP_S)
-        if node.ledger.failure is None:
-            if left:
-                raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
-            for wire in (node.news, node.results, node.ended):
-                wire.settle()
-            node.groups.close()
+
+    def _is_dismissed(self, within_s: float) -> bool:
+        """Whether rank 0 lets this rank go in time; raises what fails meanwhile."""
+        until, failed_before = perf_counter() + within_s, self.node.ledger.failure
+        while not self._dismissed.wait(TICK_S):
+            self.node.world.check()
+            if self.node.ledger.failure is not failed_before:
+                assert self.node.ledger.failure is not None
+                raise self.node.ledger.failure
+            if perf_counter() > until:
+                return False
+        return True
 
     def _tell(self, error: BaseException) -> None:
         """Tells rank 0 of a failure of this rank, and waits a moment for it to tell all others."""
@@ -141,7 +167,7 @@ class Server:
                 return
 
     def _hear_verdict(self, message: Message) -> None:
-        self._verdict = rebuilt(message.facts, self.node.name_of(0))
+        self._verdict = rebuilt(message.facts, self.node.world.name_of(0))
         if isinstance(self._verdict, StallError):
             dumped(self._dump_folder, [str(self._verdict), str(self.node.ledger)])
         self.node.ledger.fail(self._verdict)
@@ -183,25 +209,52 @@ class Server:
         self.node.reply("fence", facts, None if failure else tree)
 
     def _begin_feed(self, message: Message) -> None:
-        self._close_feed()
         if self._feed is None:
             raise DataError("the first stage of a replica has nothing to feed it; pass serve(feed=...) on its rank")
-        self._batches = iter(self._feed(message.facts["epoch"], message.facts["first"]))
+        with self._fed():
+            self._drop_feed()
+            self._batches = iter(self._feed(message.facts["epoch"], message.facts["first"]))
 
     def _take(self, message: Message) -> None:
         facts = message.facts
-        found = None if self._batches is None else next(self._batches, None)
+        with self._fed():
+            found = None if self._batches is None else next(self._batches, None)
         if found is None:
             raise DataError(
-                f"the feed of {self.node.name_of(self.node.rank)} has no batch {facts['batch']}, but rank 0 has one; "
-                "give all replicas the same number of batches"
+                f"the feed of {self.node.world.name_of(self.node.rank)} has no batch {facts['batch']}, but rank 0 has "
+                "one; give all replicas the same number of batches"
             )
         x, y = pair_of(found)
         self.node.errands.samples += batch_size(x)
         packet = Packet(facts["batch"], x, y, facts["lr_scale"])
         self.node.inbox.put(Parcel(facts["sequence"], packet, ready_now((x, y))))
 
+    @contextmanager
+    def _fed(self) -> Iterator[None]:
+        """The feed is one thread's at a time; whoever uses it last, when the pipeline has ended, closes it.
+
+        Raises:
+            Stopped: The pipeline has ended.
+        """
+        with self._feeding:
+            if not self._feeds_on:
+                raise Stopped
+            try:
+                yield
+            finally:
+                if not self._feeds_on:
+                    self._drop_feed()
+
     def _close_feed(self) -> None:
+        """A feed whose next batch is still being made closes when that is there."""
+        self._feeds_on = False
+        if self._feeding.acquire(timeout=STOP_S):
+            try:
+                self._drop_feed()
+            finally:
+                self._feeding.release()
+
+    def _drop_feed(self) -> None:
         close = getattr(self._batches, "close", None)
         self._batches = None
         if close is not None:

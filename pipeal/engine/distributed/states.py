@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch.distributed as dist
 
-from pipeal.engine.distributed.wire import Wire
+from pipeal.engine.distributed.wire import BrokenWireError, Wire
 from pipeal.engine.distributed.world import World
 from pipeal.engine.layer_state import layer_state, load_layer_state
 from pipeal.packet import TrainableLayer
@@ -40,4 +40,7 @@ def hand_out_states(world: World, layers: Sequence[TrainableLayer], sizes: Seque
         for layer in of_stage[world.mesh.stage_of(world.rank)]:
             load_layer_state(layer, wire.body(wire.receive(0)))
 
-    world.guarded(receive if world.rank else send)
+    try:
+        world.guarded(receive if world.rank else send)
+    except BrokenWireError as error:
+        raise world.blame(error.peer, error) from error

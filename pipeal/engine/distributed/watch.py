@@ -82,11 +82,11 @@ class Watch:
         seat = self._node.seats[oldest]
         lines = [
             f"stage {self._node.world.mesh.stage_of(oldest)} stands still: {states[oldest]['does']} for "
-            f"{states[oldest]['for_s']:.1f} s on {seat.device} of {self._node.name_of(oldest)} "
+            f"{states[oldest]['for_s']:.1f} s on {seat.device} of {self._node.world.name_of(oldest)} "
             f"(limit {self._timeout_s:g} s without progress)"
         ]
         lines += [
-            f"{self._node.name_of(rank)}: {state['does']}, for {state['for_s']:.1f} s, {state['waiting']} waiting"
+            f"{self._node.world.name_of(rank)}: {state['does']}, for {state['for_s']:.1f} s, {state['waiting']} waiting"
             for rank, state in sorted(states.items())
         ]
         lines[0] += dumped(self._dump_folder, [*lines, str(self._node.ledger)])

@@ -6,8 +6,8 @@
     body    each tensor by itself, from and into the memory where it lies
 
 A send ends when the receiver has taken the message, so that what is on its way is bounded by who receives. Nothing is
-polled: whoever waits here waits in gloo, which knows at once when the peer's process ends. Such waits belong on threads
-of their own.
+polled: whoever waits here for a certain peer waits in gloo, which knows at once when that peer's process ends; whoever
+waits for any is told of no peer's end. Such waits belong on threads of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -31,7 +31,7 @@ from pipeal.packet import Tree
 
 FRAME = 512
 _LENGTH = 4
-_TAGS = 3  # of a frame, of a text that does not fit into it, of tensors
+_TAGS = 4  # of a frame, of a text that does not fit into it, of tensors, of an answer
 _EVER = timedelta(days=365)  # gloo's own limit would end a wait for the next batch of a slow loader
 _POSTED = 256
 _PATIENCE_S = 5.0
@@ -120,7 +120,7 @@ class Wire:
         """Sends a message without a tree, and does not wait for it. For a peer that always receives.
 
         Raises:
-            BrokenWireError: The peer is gone, or does not take what another thread sends.
+            BrokenWireError: The peer is gone, or does not take what came before.
         """
         if not self._sending.acquire(timeout=_PATIENCE_S):
             raise BrokenWireError(f"a message before it was not taken within {_PATIENCE_S:g} s", peer)
@@ -128,16 +128,40 @@ class Wire:
             for part, row in enumerate(_framed(kind, facts, None, [])):
                 if row is not None:
                     self._posted.append((self._isend(row, peer, part), peer, row))
-            while len(self._posted) > _POSTED:
-                _wait(*self._posted.popleft()[:2])
+            if len(self._posted) > _POSTED:
+                self._settle(_PATIENCE_S, _POSTED // 2)
         finally:
             self._sending.release()
 
-    def settle(self) -> None:
-        """Waits until all that was posted has been taken."""
+    def settle(self, within_s: float) -> None:
+        """Waits until all that was posted has been taken.
+
+        Raises:
+            BrokenWireError: A peer is gone, or has not taken it in time.
+        """
         with self._sending:
-            while self._posted:
-                _wait(*self._posted.popleft()[:2])
+            self._settle(within_s, 0)
+
+    def _settle(self, within_s: float, but: int) -> None:
+        """Of all but the last few. A send of gloo cannot be asked whether it is done, and breaks when it is waited for
+        no longer: another thread waits."""
+        due = [self._posted.popleft() for _ in range(len(self._posted) - but)]
+        broken: list[BrokenWireError] = []
+
+        def wait() -> None:
+            try:
+                for work, peer, _ in due:
+                    _wait(work, peer)
+            except BrokenWireError as error:
+                broken.append(error)
+
+        waiting = threading.Thread(target=wait, name="pipeal-settling", daemon=True)
+        waiting.start()
+        waiting.join(within_s)
+        if broken:
+            raise broken[0]
+        if waiting.is_alive():
+            raise BrokenWireError(f"messages were not taken within {within_s:g} s", due[0][1])
 
     def receive(self, peer: int | None) -> Message:
         """Waits for the head of the next message, of a rank or of any. Its body must follow: :meth:`body`.
@@ -147,7 +171,7 @@ class Wire:
         """
         frame = torch.empty(FRAME, dtype=torch.uint8)
         if peer is None:
-            work: Any = self.group.recv_anysource([frame], self._tag)
+            work = self._begun(lambda: self.group.recv_anysource([frame], self._tag), None)
             _wait(work, None)
             source = int(work._source_rank())
         else:
@@ -178,15 +202,29 @@ class Wire:
         tensors = [unflat(layout, row) for layout, row in zip(message.layouts, rows, strict=True)]
         return put_together(message.form, tensors)
 
+    def answer(self, peer: int, yes: bool) -> None:
+        """Lets the sender of a message, which waits in :meth:`hear_answer`, know whether to go on; raises as that."""
+        _wait(self._isend(torch.tensor([yes]), peer, 3), peer)
+
+    def hear_answer(self, peer: int) -> bool:
+        """Waits for what the receiver of a message says to it.
+
+        Raises:
+            BrokenWireError: The peer is gone.
+        """
+        said = torch.empty(1, dtype=torch.bool)
+        _wait(self._irecv(said, peer, 3), peer)
+        return bool(said)
+
     def _isend(self, row: Tensor, peer: int, part: int) -> Any:
-        try:
-            return self.group.send([row], peer, self._tag + part)
-        except RuntimeError as error:
-            raise BrokenWireError(first_line(error), peer) from error
+        return self._begun(lambda: self.group.send([row], peer, self._tag + part), peer)
 
     def _irecv(self, row: Tensor, peer: int, part: int) -> Any:
+        return self._begun(lambda: self.group.recv([row], peer, self._tag + part), peer)
+
+    def _begun(self, begin: Callable[[], Any], peer: int | None) -> Any:
         try:
-            return self.group.recv([row], peer, self._tag + part)
+            return begin()
         except RuntimeError as error:
             raise BrokenWireError(first_line(error), peer) from error
 

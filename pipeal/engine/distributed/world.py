@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
+from math import inf
 from time import monotonic
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from pipeal.engine.distributed.aside import aside
+from pipeal.engine.distributed.door import POLL_S, Door
 from pipeal.engine.distributed.facts import own_facts, require_same
-from pipeal.engine.distributed.heart import Heart
+from pipeal.engine.distributed.heart import LIVING, Heart
 from pipeal.engine.distributed.interface import interface_towards
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.peers import Peer
-from pipeal.errors import ConfigError, PeerLostError, PipealError, exit_code, first_line
+from pipeal.errors import PeerLostError, PipealError, StallError, exit_code, first_line
 
 T = TypeVar("T")
 
-_POLL_S = 0.05
-_LINGER_S = 5.0
-"""How long whoever hosts the store waits for the others to have read the last words in it."""
-
-_GO_FIRST_S = 15.0
-"""How long the others wait for rank 0 to have left, when something has failed."""
+_LINGER_S = 15.0
+"""When something has failed: how long the others wait for rank 0 to have left, and whoever hosts the store for the
+others to have read the last words in it."""
 
 _FOR_EVER = timedelta(days=30)
 """The process groups' own timeout: whether a peer lives is known better here."""
@@ -44,23 +43,27 @@ class World:
         size: How many there are.
         mesh: Who is which stage of which replica.
         launch: What this process was told at its start.
+        attempt: Tells this try at the run from those before and after it, which may still be ending.
         timeout_s: How long a peer may be silent before it counts as lost.
         store: For whoever builds process groups; a connection of its own.
         lost: Set as soon as a peer is known to be lost; :meth:`check` then says which.
         peers: The processes, by rank.
     """
 
-    def __init__(self, launch: Launch, mesh: Mesh, timeout_s: float, heart: Heart, store: dist.Store) -> None:
+    def __init__(
+        self, launch: Launch, mesh: Mesh, timeout_s: float, heart: Heart, store: dist.Store, attempt: str = "0"
+    ) -> None:
         self.rank = launch.rank
         self.size = launch.size
         self.mesh = mesh
         self.launch = launch
+        self.attempt = attempt
         self.timeout_s = timeout_s
         self.store = store
         self.lost = heart.lost
         self.peers: list[Peer] = []
         self._heart = heart
-        self._gathered = self._said = 0
+        self._gathered = self._said = self._joined = 0
         self._has_groups = False
 
     @property
@@ -68,31 +71,41 @@ class World:
         """This process as messages name it."""
         return self.mesh.name_of(self.rank)
 
-    def meet(self, facts: Mapping[str, Any]) -> None:
+    def meet(self, facts: Mapping[str, Any], let_in: Callable[[], None] = lambda: None) -> None:
         """Waits until all are there, compares what they are about to do, and watches them from then on.
+
+        Args:
+            facts: As for :func:`open_world`.
+            let_in: Called until all are there.
 
         Raises:
             PeerLostError: Somebody did not come.
             ConfigError: The facts differ.
         """
-        until, missing = monotonic() + self.timeout_s, list(range(self.size))
-        self._heart.call(lambda line: line.set(f"here/{self.rank}", "1"))
-        while missing := [rank for rank in missing if not self._is_here(rank)]:
-            if monotonic() > until:
-                ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-                raise PeerLostError(
-                    f"{ranks} of {self.size} did not come within {self.timeout_s:g} s to {_where(self.launch)}; see "
-                    "why on their machines, or give them longer (engine.peer_timeout_s)",
-                    missing[0],
-                )
-            time.sleep(_POLL_S)
-        given = self.gather({"peer": asdict(Peer.self()), "facts": own_facts(facts)})
-        self.peers = [Peer(**other["peer"]) for other in given]
+        until = monotonic() + self.timeout_s
+        own = {"peer": asdict(Peer.self()), "facts": own_facts(facts)}
+        self._heart.call(lambda line: line.set(f"here/{self.rank}", json.dumps(own)))
+        given: dict[int, Any] = {}
+        while missing := [rank for rank in range(self.size) if rank not in given]:
+            let_in()
+            for rank in missing:
+                found = self._heart.call(lambda line, key=f"here/{rank}": line.get(key) if line.check([key]) else None)  # type: ignore[misc]
+                if found is not None:
+                    given[rank] = json.loads(found)
+            if len(given) < self.size:
+                if monotonic() > until:
+                    raise self._absent([rank for rank in missing if rank not in given])
+                time.sleep(POLL_S)
+        self.peers = [Peer(**given[rank]["peer"]) for rank in range(self.size)]
         self._heart.watch(self.peers)
-        require_same([other["facts"] for other in given])
+        require_same([given[rank]["facts"] for rank in range(self.size)])
 
-    def open_groups(self, cuda: bool) -> None:
-        """Opens the process groups of ``torch.distributed``: Gloo between CPUs, and NCCL between GPUs."""
+    def open_groups(self) -> None:
+        """Opens the process group of ``torch.distributed`` for all ranks, over Gloo; a pipeline opens its own.
+
+        Raises:
+            PeerLostError: As :meth:`together`.
+        """
         if self.launch.local_size == self.size:
             interface = interface_towards(self.launch.address)
         else:
@@ -102,20 +115,24 @@ class World:
 
         def open_groups() -> None:
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if cuda else "cpu:gloo",
+                "gloo",
                 store=dist.PrefixStore("groups", self.store),
                 rank=self.rank,
                 world_size=self.size,
                 timeout=_FOR_EVER,
             )
 
-        self.guarded(open_groups)
+        self.together("connecting all ranks over Gloo", open_groups)
         self._has_groups = True
 
     @property
     def patience_s(self) -> float:
         """How long it may take until the end of a peer is known, where its machine still runs: some heartbeats."""
         return min(4 * self._heart.every_s, self.timeout_s)
+
+    def name_of(self, rank: int) -> str:
+        """A rank, with its host, as messages name it."""
+        return f"{self.mesh.name_of(rank)} on {self.peers[rank].host}" if self.peers else self.mesh.name_of(rank)
 
     def check(self) -> None:
         """Returns while all peers live, as far as is known; never waits.
@@ -125,53 +142,70 @@ class World:
         """
         self._heart.check()
 
-    def blame(self, rank: int, error: BaseException) -> PeerLostError:
+    def blame(self, rank: int | None, error: BaseException) -> PeerLostError:
         """The error to raise where a connection to a peer broke: what is known of that peer's end, if it said why.
 
-        Waits for its word a few heartbeats long.
+        Waits for its word a few heartbeats long, and until silence would be known where nobody knows which peer it is.
 
         Args:
-            rank: The peer at the other end.
+            rank: The peer at the other end; None for any.
             error: What the connection said.
         """
-        if self.lost.wait(self.patience_s):
+        if self.lost.wait(self.patience_s if rank is not None else self.timeout_s + self.patience_s):
             try:
                 self.check()
             except PeerLostError as known:
                 known.__cause__ = error
                 return known
-        where = f" on {self.peers[rank].host}" if self.peers else ""
-        lost = PeerLostError(f"the connection to {self.mesh.name_of(rank)}{where} broke: {first_line(error)}", rank)
+        peer = "another rank" if rank is None else self.name_of(rank)
+        lost = PeerLostError(f"the connection to {peer} broke: {first_line(error)}", rank)
         lost.__cause__ = error
         return lost
 
-    def guarded(self, work: Callable[[], T]) -> T:
-        """Does on a thread of its own what may block for ever, such as making a process group.
+    def guarded(self, work: Callable[[], T], within_s: float = inf, what: str = "it") -> T:
+        """Does on a thread of its own what may block for ever.
 
-        The thread is left behind, blocked, when a peer is lost.
+        The thread is left behind, blocked, when a peer is lost or the time is over.
 
         Raises:
             PeerLostError: A peer was lost before it was done.
+            StallError: It was not done in time.
             Exception: What ``work`` raised.
         """
-        found: list[T] = []
-        failed: list[BaseException] = []
-        done = threading.Event()
+        return aside(work, self.check, within_s=within_s, what=what)
 
-        def run() -> None:
-            try:
-                found.append(work())
-            except BaseException as error:  # noqa: BLE001  raised where it was called
-                failed.append(error)
-            finally:
-                done.set()
+    def together(self, what: str, work: Callable[[], T]) -> T:
+        """Does what needs every rank, such as making process groups; all of them call it, in the same order.
 
-        threading.Thread(target=run, name=f"pipeal-guarded-{self.rank}", daemon=True).start()
-        while not done.wait(_POLL_S):
-            self.check()
-        if failed:
-            raise failed[0]
-        return found[0]
+        Args:
+            what: It, for messages.
+            work: Does it.
+
+        Raises:
+            PeerLostError: A peer was lost before it was done, or it took longer than the timeout: those are named who
+                were not done with it.
+        """
+        self._joined += 1
+        keys = [f"joined/{self._joined}/{rank}" for rank in range(self.size)]
+        try:
+            found = self.guarded(work, self.timeout_s, what)
+        except (RuntimeError, StallError) as error:
+            if isinstance(error, PeerLostError):
+                raise
+            if self.lost.wait(self.patience_s):
+                self.check()
+            done = self._heart.call(lambda line: [line.check([key]) for key in keys])
+            open_still = [rank for rank in range(self.size) if not done[rank]]
+            others = [rank for rank in open_still if rank != self.rank]
+            said = str(error) if isinstance(error, StallError) else f"{what} failed: {first_line(error)}"
+            raise PeerLostError(
+                f"{said}; not done with it: {', '.join(map(self.name_of, open_still))}; see that they reach each other "
+                "on every port (a firewall, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), or give them longer "
+                "(engine.peer_timeout_s)",
+                others[0] if others else None,
+            ) from error
+        self._heart.call(lambda line: line.set(keys[self.rank], "1"))
+        return found
 
     def tell(self, message: Any) -> None:
         """Says something, as JSON, that every other rank is to :meth:`hear`; for rank 0."""
@@ -183,21 +217,21 @@ class World:
         """Waits for the next thing that rank 0 tells; for all others.
 
         Raises:
-            PeerLostError: A peer was lost before.
+            PeerLostError: A peer was lost before, or rank 0 has left.
         """
         self._said += 1
-        return json.loads(self._get(f"said/{self._said}"))
+        return json.loads(self._get(f"said/{self._said}", 0))
 
     def gather(self, value: Any) -> list[Any]:
         """What all ranks give here, as JSON, by rank; all of them must call it, in the same order.
 
         Raises:
-            PeerLostError: A peer was lost before it gave its own.
+            PeerLostError: A peer was lost, or has left, before it gave its own.
         """
         self._gathered += 1
         text, keys = json.dumps(value), [f"given/{self._gathered}/{rank}" for rank in range(self.size)]
         self._heart.call(lambda line: line.set(keys[self.rank], text))
-        return [json.loads(self._get(key)) for key in keys]
+        return [json.loads(self._get(key, rank)) for rank, key in enumerate(keys)]
 
     def pass_on(self, signal: int) -> None:
         """Tells rank 0 of a signal that asks this process to end; waits for nothing, and may be called by a handler."""
@@ -211,38 +245,59 @@ class World:
         """Lets the others know why this process ends before its time; does nothing when it leaves in order."""
         root = error if isinstance(error, PeerLostError) else None
         why, rank = (str(root), root.rank) if root else (first_line(error), self.rank)
-        self._say_end({"rank": rank, "why": why, "code": exit_code(error)})
+        self._say_end({"rank": rank, "why": why, "code": exit_code(error)}, _LINGER_S)
 
     def leave(self) -> None:
-        """Leaves in order: the others no longer expect anything from here. A second time does nothing."""
+        """Leaves in order: the others no longer expect anything from here. A second time does nothing.
+
+        Whoever hosts the store waits until all others have left as well, or are lost.
+
+        Raises:
+            PeerLostError: A rank is lost.
+        """
         if self._has_groups:
             self._has_groups = False
-            self.guarded(dist.destroy_process_group)
-        self._say_end({"left": True})
+            self.guarded(dist.destroy_process_group, self.timeout_s, "closing the process groups")
+        self._say_end({"left": True}, self.timeout_s)
 
-    def _say_end(self, note: Mapping[str, Any]) -> None:
+    def _say_end(self, note: Mapping[str, Any], linger_s: float) -> None:
         """The first word counts; the store is kept until the others have had time to read it."""
         with suppress(PipealError, RuntimeError):  # nobody is left to be told
             self._heart.farewell(json.dumps(note))
             if self.rank == 0 and not self.launch.hosted:
-                self._heart.linger(range(self.size), _LINGER_S)
+                self._heart.linger(range(self.size), linger_s)
 
     def _let_rank_0_go_first(self) -> None:
         """Who starts processes ends all of them when one ends, and rank 0 has more to put in order than the others."""
         if self.rank:
             with suppress(PipealError, RuntimeError):
-                self._heart.linger([0], _GO_FIRST_S)
+                self._heart.linger([0], _LINGER_S)
 
-    def _get(self, key: str) -> str:
+    def _get(self, key: str, giver: int) -> str:
+        """Waits for what a rank gives."""
+
+        def look(line: dist.Store) -> tuple[bytes | None, str]:
+            end = line.get(f"end/{giver}").decode()  # before the key: it may give, and then leave
+            return line.get(key) if line.check([key]) else None, end
+
         while True:
-            found = self._heart.call(lambda line: line.get(key) if line.check([key]) else None)
+            found, end = self._heart.call(look)
             if found is not None:
                 return str(found.decode())
+            if end != LIVING:
+                self._heart.ended(giver, end)
+                self.check()
+                raise PeerLostError(f"{self.name_of(giver)} has left, and this rank still waited for it", giver)
             self.check()
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
-    def _is_here(self, rank: int) -> bool:
-        return self._heart.call(lambda line: line.check([f"here/{rank}"]))
+    def _absent(self, missing: list[int]) -> PeerLostError:
+        ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        return PeerLostError(
+            f"{ranks} of {self.size} did not come within {self.timeout_s:g} s to {self.launch.address}:"
+            f"{self.launch.port}; see why on their machines, or give them longer (engine.peer_timeout_s)",
+            missing[0],
+        )
 
 
 @contextmanager
@@ -251,7 +306,6 @@ def open_world(
     facts: Mapping[str, Any],
     *,
     replicas: int = 1,
-    cuda: bool = False,
     timeout_s: float = 60.0,
 ) -> Iterator[World]:
     """Meets the other processes of a run, compares what they are about to do, and watches them.
@@ -262,56 +316,27 @@ def open_world(
         launch: Who this process is.
         facts: What must be the same on all ranks, by name, as JSON; versions and the code itself are compared too.
         replicas: How many of the mesh there are.
-        cuda: Whether tensors travel between GPUs as well, one for each process of a machine.
         timeout_s: How long to wait for the others at the start, and how long one may be silent then.
 
     Raises:
-        PlacementError: The replicas do not divide the ranks, or there are fewer GPUs than processes.
+        PlacementError: The replicas do not divide the ranks.
         PeerLostError: Somebody did not come, or the store where all meet cannot be reached.
         ConfigError: The facts differ; every rank says in what.
     """
     mesh = Mesh.of_world(launch.size, replicas)
-    server = None
-    if launch.rank == 0 and not launch.hosted:
-        server = _connect(launch, timeout_s, serve=True)
-    heart = Heart(_connect(launch, timeout_s), launch.rank, mesh, timeout_s, _where(launch))
-    world = World(launch, mesh, timeout_s, heart, _connect(launch, timeout_s))
+    door = Door(launch, timeout_s)
+    heart = Heart(door.connect(), launch.rank, mesh, timeout_s, door.where)
+    world = World(launch, mesh, timeout_s, heart, door.connect(), door.attempt)
     heart.start()
     try:
-        try:
-            world.meet(facts)
-            world.open_groups(cuda)
-            yield world
-        except BaseException as error:
-            world.fail(error)
-            world._let_rank_0_go_first()
-            raise
+        world.meet(facts, door.answer)
+        world.open_groups()
+        yield world
         world.leave()
+    except BaseException as error:
+        world.fail(error)
+        world._let_rank_0_go_first()
+        raise
     finally:
         heart.stop()
-        del server
-
-
-def _connect(launch: Launch, timeout_s: float, *, serve: bool = False) -> dist.Store:
-    """A connection to the store; a run that was started again does not see what the one before left there."""
-    try:
-        store = dist.TCPStore(
-            launch.address,
-            launch.port,
-            launch.size,
-            serve,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
-    except RuntimeError as error:
-        said = str(error).splitlines()[0]
-        if serve:
-            raise ConfigError(f"cannot meet at {_where(launch)}: {said:.200}; choose another --master-port") from error
-        raise PeerLostError(
-            f"rank 0 cannot be reached: nobody answers at {_where(launch)} within {timeout_s:g} s ({said:.200})", 0
-        ) from error
-    return dist.PrefixStore(f"pipeal/{launch.attempt}", store)
-
-
-def _where(launch: Launch) -> str:
-    return f"{launch.address}:{launch.port}"
+        del door  # and with it the store, where it is hosted here

@@ -51,16 +51,14 @@ class Ranks:
 
 
 @contextmanager
-def started(
-    job: Job, size: int, folder: Path, replicas: int = 1, timeout_s: float = 30.0, *, cuda: bool = False
-) -> Iterator[Ranks]:
+def started(job: Job, size: int, folder: Path, replicas: int = 1, timeout_s: float = 30.0) -> Iterator[Ranks]:
     """Starts a job on so many ranks; none of them outlives the block."""
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     processes = []
     try:
         for rank in range(size):
             with (folder / f"{rank}.log").open("wb") as log:
-                call = [job.__module__, job.__name__, rank, size, store.port, replicas, timeout_s, folder, int(cuda)]
+                call = [job.__module__, job.__name__, rank, size, store.port, replicas, timeout_s, folder]
                 command = [sys.executable, "-m", __name__, *map(str, call)]
                 path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # pytest has put this folder's there
                 processes.append(
@@ -73,9 +71,9 @@ def started(
             process.wait()
 
 
-def run(job: Job, size: int, folder: Path, replicas: int = 1, *, cuda: bool = False) -> list[Any]:
+def run(job: Job, size: int, folder: Path, replicas: int = 1) -> list[Any]:
     """What a job gives, by rank."""
-    with started(job, size, folder, replicas, cuda=cuda) as ranks:
+    with started(job, size, folder, replicas) as ranks:
         codes = ranks.wait()
         assert codes == [0] * size, "\n".join(ranks.said(rank) for rank in range(size))
         return [ranks.found(rank) for rank in range(size)]
@@ -90,8 +88,7 @@ def main(module: str, name: str, *call: str) -> None:
     job: Job = getattr(importlib.import_module(module), name)
     launch = Launch(rank, size, rank, size, "127.0.0.1", port, hosted=True)
     try:
-        cuda = call[6] == "1"
-        with open_world(launch, {}, replicas=replicas, timeout_s=float(call[4]), cuda=cuda) as world:
+        with open_world(launch, {}, replicas=replicas, timeout_s=float(call[4])) as world:
             torch.save(job(world), folder / f"{rank}.pt")
     except BaseException:  # noqa: BLE001  looked at by the test
         traceback.print_exc()

@@ -119,11 +119,11 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than
 
 @needs_two
 def test_two_gpus_over_nccl(tmp_path: Path) -> None:
-    found = run(line, 2, tmp_path, cuda=True)[0]
+    found = run(line, 2, tmp_path)[0]
     assert all(map(torch.equal, found, one_process(["cuda:0", "cuda:1"])))
 
 
 @needs_two
 def test_replicas_on_two_gpus_over_nccl(tmp_path: Path) -> None:
-    first, second = run(column, 2, tmp_path, replicas=2, cuda=True)
+    first, second = run(column, 2, tmp_path, replicas=2)
     assert all(map(torch.equal, first, second))

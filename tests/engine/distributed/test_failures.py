@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +15,15 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage
+from pipeal.engine.distributed import heart
 from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.server import Server
 from pipeal.engine.distributed.world import World
 from pipeal.errors import Interrupted
 
 from ..test_failures import PickyError
 from ..traps import Gate, Trap, nothing, quick, throw
+from .lines import on_each, thread_ranks
 from .processes import run, started
 
 SOON_S = 15.0
@@ -153,6 +158,71 @@ def test_a_replica_without_a_batch_is_told_of_it(tmp_path: Path) -> None:
     for told in run(short_feed, 2, tmp_path, replicas=2):
         assert told["kind"] == "DataError"
         assert re.match(r"the feed of rank 1 .* has no batch 103, but rank 0 has one", told["text"])
+
+
+def lost_at_the_end(world: World) -> dict[str, Any]:
+    """All is learnt; then a process dies that the others are about to let go. Nobody can look at its number."""
+    heart.is_gone = lambda _: False  # type: ignore[assignment]  # as on another machine
+    if world.rank == 2:
+        Server._leave_in_order = lambda _: os._exit(9)  # type: ignore[method-assign,assignment]
+    return virtual(world, quick(3))
+
+
+def test_a_process_that_dies_while_all_others_end_is_named(tmp_path: Path) -> None:
+    """Symptom: rank 0 said after half a minute that threads of its own did not end, and nothing of the machine that was
+    gone; what broke after the last batch was taken for the end."""
+    with started(lost_at_the_end, 3, tmp_path) as ranks:
+        assert ranks.wait(120)[2] == 9
+        for rank in range(2):
+            said = ranks.said(rank)
+            told = ranks.found(rank) if (tmp_path / f"{rank}.pt").exists() else {"kind": "PeerLostError", "text": said}
+            assert told["kind"] == "PeerLostError", told
+            assert "rank 2 (stage 2) on " in told["text"]
+
+
+def test_a_feed_whose_next_batch_is_being_made_is_closed_when_that_is_there() -> None:
+    """Symptom: a failure elsewhere was told as "generator already executing"."""
+    asked, going, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def feed(epoch: int, first: int) -> Iterator[Any]:
+        try:
+            yield from nothing(1)
+            asked.set()
+            going.wait(30)
+            yield from nothing(1)
+        finally:
+            closed.set()
+
+    def work(world: World) -> dict[str, Any]:
+        def on_rank() -> None:
+            if world.rank:
+                serve(quick(1), world, threads=1, feed=feed)
+                return
+            with DistributedPipeline(quick(1), world, threads=1) as pipe:
+                pipe.begin_feed(0)
+                pipe.submit(None, None)
+                pipe.submit(None, None)
+                assert asked.wait(20)
+                raise KeyError("elsewhere")
+
+        return told_by(on_rank)
+
+    with thread_ranks(2, replicas=2) as worlds:
+        for told in on_each(worlds, work):
+            assert (told["kind"], told["text"]) == ("KeyError", "'elsewhere'")
+        assert not closed.is_set()
+        going.set()
+        assert closed.wait(20)
+
+
+def test_the_callers_number_of_threads_comes_back() -> None:
+    before, found = torch.get_num_threads(), []
+    with thread_ranks(1) as worlds:  # of several in one process each would see what another has set
+        on_each(worlds, lambda world: virtual(world, quick(1), threads=before + 1))
+    later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    assert found == [before]
 
 
 def long(world: World, schedule: str = "pipelined") -> None:

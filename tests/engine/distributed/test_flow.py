@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pipeal.engine.device import Device
 from pipeal.engine.distributed import front
+from pipeal.engine.distributed import gpu_carrier as module
 from pipeal.engine.distributed.front import DistributedPipeline, serve
 from pipeal.engine.distributed.gpu_carrier import GpuCarrier
 from pipeal.engine.distributed.wire import Wire
@@ -121,6 +122,12 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def gpu_carrier(world: World) -> GpuCarrier:
+    """Over gloo alone."""
+    groups = front.open_groups(world, [])
+    return GpuCarrier(Wire(groups.control, 0), groups.packets, 1 - world.rank, Device(torch.device("cpu")))
+
+
 @contextmanager
 def stand_ins() -> Iterator[None]:
     """In the place of streams and events: everything has happened when it was asked for."""
@@ -136,11 +143,12 @@ def test_what_goes_from_gpu_to_gpu_keeps_its_order_and_shape_over_two_ways() -> 
         (torch.randn(3, 5).T, {"mask": torch.ones(2, dtype=torch.bool)}, [None, 3]),
         None,
         (torch.zeros(0, 4), torch.tensor(3), torch.randn(4, 6)[:, 1], torch.randn(4, 1).expand(4, 9)),
+        # Types that NCCL does not know.
+        [torch.arange(3, dtype=torch.int16), torch.randn(3, dtype=torch.complex64), torch.tensor([True, False])],
     ]
 
     def work(world: World) -> list[Any]:
-        groups = front.open_groups(world, [])
-        carrier = GpuCarrier(Wire(groups.control, 0), groups.packets, 1 - world.rank, Device(torch.device("cpu")))
+        carrier = gpu_carrier(world)
         if world.rank == 0:
             for number, tree in enumerate(trees):
                 carrier.send(1, "tree", {"number": number}, tree, None)
@@ -155,6 +163,27 @@ def test_what_goes_from_gpu_to_gpu_keeps_its_order_and_shape_over_two_ways() -> 
     with stand_ins(), thread_ranks(2) as worlds:
         arrived = on_each(worlds, work)[1]
     assert all(map(same, arrived, trees))
+
+
+def test_what_a_rank_does_not_want_or_has_no_memory_for_is_never_put_on_the_way_between_gpus() -> None:
+    """A send of NCCL that nobody receives holds up the GPU for ever."""
+
+    def work(world: World) -> list[Any]:
+        carrier = gpu_carrier(world)
+        if world.rank == 0:
+            for number in range(4):
+                carrier.send(1, "tree", {}, torch.full((3,), number), None)
+            return []
+        carrier.drop(carrier.wire.receive(0))  # the pipeline has ended
+        message = carrier.wire.receive(0)
+        with patch.object(module, "row_for", side_effect=torch.OutOfMemoryError), suppress(torch.OutOfMemoryError):
+            carrier.body(message)
+        assert not message.taken
+        carrier.drop(message)
+        return [carrier.body(carrier.wire.receive(0))[0].tolist() for _ in range(2)]
+
+    with stand_ins(), thread_ranks(2) as worlds:
+        assert on_each(worlds, work)[1] == [[2, 2, 2], [3, 3, 3]]
 
 
 def test_a_rank_keeps_no_memory_for_layers_that_are_not_its_own() -> None:

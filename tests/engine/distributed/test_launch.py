@@ -8,11 +8,11 @@ from pipeal.engine.distributed.launch import Launch
 from pipeal.errors import ConfigError
 
 FOUND = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
-FOUND |= {"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+FOUND |= {"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 def test_what_torchrun_says_is_read() -> None:
-    assert Launch.found(FOUND) == Launch(3, 4, 1, 2, "a", 29500, hosted=True, attempt=2)
+    assert Launch.found(FOUND) == Launch(3, 4, 1, 2, "a", 29500, hosted=True)
     assert Launch.found({}) is None
 
 

@@ -150,6 +150,39 @@ def test_a_replica_that_comes_late_is_waited_for() -> None:
     assert found[0].differences(found[1]) == []
 
 
+class Odd(nn.Module):
+    """Has what neither gloo nor NCCL can add up or knows the type of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twist = nn.Parameter(torch.randn(6, dtype=torch.complex64))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.int16))
+        self.register_buffer("phase", torch.zeros(1, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += len(x)  # each replica's own
+        return torch.fft.ifft(torch.fft.fft(x) * self.twist).real
+
+
+def test_complex_parameters_and_buffers_of_any_type_are_alike_as_well() -> None:
+    def package() -> ALPackage:
+        torch.manual_seed(1)
+        sides = ENC(Odd(), nn.Linear(6, 2)), AE(nn.Linear(3, 2), nn.Linear(2, 3))
+        return ALPackage([AL(*sides, optimizer=torch.optim.Adam)])
+
+    parts = [[(torch.randn(3, 6), torch.ones(3, 3))] * 2, [(torch.randn(2, 6), torch.ones(2, 3))] * 2]
+    with thread_ranks(2, replicas=2) as worlds:
+        packages = [package() for _ in worlds]
+        train(worlds, packages, parts)
+    first, second = (package.state_dict() for package in packages)
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    (seen,) = (value for name, value in first.items() if name.endswith("seen"))
+    (twist,) = (name for name in first if name.endswith("twist"))
+    assert seen.tolist() == [6, 6]  # those of replica 0
+    assert not torch.equal(first[twist], package().state_dict()[twist])
+
+
 class Sometimes(nn.Module):
     """Uses its second half on batches of three samples alone."""
 

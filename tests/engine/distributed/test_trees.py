@@ -154,7 +154,7 @@ def test_messages_of_any_length_arrive_in_order_and_a_peer_that_is_gone_is_known
                 for number, tree in enumerate(trees):
                     wire.post(0, "word", {"number": number})
                     wire.send(0, "tree", {"number": number, "long": "x" * 400 * number}, tree)
-                wire.settle()
+                wire.settle(30)
                 return None
             found: dict[int, list[Any]] = {1: [], 2: []}
             for _ in range(4 * len(trees)):

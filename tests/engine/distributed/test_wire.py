@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 from time import monotonic
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -12,22 +13,87 @@ import torch
 import torch.distributed as dist
 
 from pipeal.engine.distributed import wire as module
-from pipeal.engine.distributed.wire import BrokenWireError, Wire
+from pipeal.engine.distributed.couriers import receive_all
+from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.world import World
+from pipeal.errors import DataError
 
 from .ranks import each, ranks
+
+
+def wires(worlds: list[World]) -> list[Wire]:
+    """One between two ranks."""
+
+    def connect(world: World) -> Wire:
+        group = dist.ProcessGroupGloo(dist.PrefixStore("wire", world.store), world.rank, 2, timedelta(seconds=30))
+        return Wire(group, 0)  # type: ignore[arg-type]
+
+    return each(worlds, connect)  # type: ignore[return-value]
+
+
+def test_who_posts_to_a_peer_that_takes_nothing_gives_up() -> None:
+    """Symptom: the 257th beat to a rank 0 that stood still waited for ever, on the thread that was to see it lost."""
+    with ranks(2) as worlds, patch.object(module, "_PATIENCE_S", 0.2):
+        near, far = wires(worlds)
+        begin = monotonic()
+
+        def post() -> None:
+            for number in range(400):
+                near.post(1, "beat", {"number": number})
+
+        with pytest.raises(BrokenWireError, match=r"messages were not taken within 0\.2 s") as caught:
+            post()
+        assert caught.value.peer == 1
+        assert monotonic() - begin < 20
+        while (number := far.receive(0).facts["number"]) < module._POSTED:
+            pass  # nothing of it is lost
+        assert number == module._POSTED
+
+
+def test_posts_that_are_taken_never_run_into_that() -> None:
+    with ranks(2) as worlds, patch.object(module, "_PATIENCE_S", 10.0):
+        near, far = wires(worlds)
+        taking = threading.Thread(target=lambda: [far.receive(0) for _ in range(1000)])
+        taking.start()
+        for number in range(1000):
+            near.post(1, "beat", {"number": number})
+        near.settle(30)
+        taking.join(30)
+        assert not taking.is_alive()
+
+
+class Heads:
+    """A wire from which messages come."""
+
+    def __init__(self, *kinds: str) -> None:
+        self._left = [Message(kind, {}, 3, layouts=[["float32", [1], None, 1]]) for kind in kinds]
+
+    def receive(self, peer: int | None) -> Message:
+        return self._left.pop(0)
+
+
+def test_a_message_whose_tree_cannot_be_dropped_fails_the_rank_and_not_the_thread_that_takes_messages() -> None:
+    """Else whoever sends the next one would wait for it to be taken."""
+    failed: list[BaseException] = []
+    seen: list[str] = []
+
+    def refuse(message: Message) -> None:
+        seen.append(message.kind)
+        raise DataError("a container that this process does not know")
+
+    unclosed = {3}
+    heads: Any = Heads("parcel", "parcel", "close")
+    receive_all(heads, 3, {"parcel": lambda _: None}, failed.append, drop=refuse, unclosed=unclosed)
+    assert seen == ["parcel", "parcel", "close"]
+    assert [type(error) for error in failed] == [DataError] * 3
+    assert not unclosed
 
 
 def test_a_message_behind_one_that_is_not_taken_is_given_up() -> None:
     """Symptom: a rank whose cable was cut while it sent a layer's state to rank 0 never ended: its last words waited
     for that state to be taken."""
     with ranks(2) as worlds:
-
-        def connect(world: World) -> dist.ProcessGroup:
-            return dist.ProcessGroupGloo(dist.PrefixStore("wire", world.store), world.rank, 2, timedelta(seconds=30))
-
-        here, there = each(worlds, connect)
-        near, far = Wire(here, 0), Wire(there, 0)  # type: ignore[arg-type]
+        near, far = wires(worlds)
         sending = threading.Thread(target=near.send, args=(1, "state", {}, torch.ones(3)))
         sending.start()
         begin = monotonic()

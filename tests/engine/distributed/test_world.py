@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from threading import Event
+from threading import Event, Timer
 from time import monotonic, sleep
+from unittest.mock import patch
 
 import pytest
 
+from pipeal.engine.distributed import heart
+from pipeal.engine.distributed.heart import Loss
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.peers import Peer, _state, is_gone
 from pipeal.engine.distributed.world import World, open_world
@@ -137,6 +140,69 @@ def test_whoever_left_in_order_is_not_lost() -> None:
         worlds[1]._heart.stop()
         assert not worlds[0].lost.wait(2 * TIMEOUT_S)
         worlds[2].check()
+
+
+def test_who_still_waits_for_a_rank_that_left_in_order_is_told() -> None:
+    """It is no loss, so that nothing ended the wait."""
+    with ranks(3) as worlds:
+        worlds[1].leave()
+        for error in each([worlds[0], worlds[2]], lambda world: world.gather("who else?")):
+            assert isinstance(error, PeerLostError)
+            assert str(error).startswith(f"rank 1 (stage 1) on {worlds[0].peers[1].host} has left")
+        worlds[0].leave()
+        with pytest.raises(PeerLostError, match=r"rank 0 \(stage 0\) on .* has left"):
+            worlds[2].hear()
+
+
+def test_what_a_rank_gave_before_it_left_counts() -> None:
+    with ranks(2) as worlds:
+        worlds[0].tell("leave")
+        worlds[0].leave()
+        assert worlds[1].hear() == "leave"
+
+
+def test_whoever_hosts_the_store_waits_for_all_but_the_lost_to_have_read_why() -> None:
+    """Symptom: rank 0 said that rank 1 was lost, and left with the store; rank 2 then said that rank 0 was lost."""
+    with ranks(3) as worlds:
+        worlds[0]._heart.conclude(Loss(1, "rank 1 is silent"))
+        begin = monotonic()
+        worlds[0]._heart.farewell('{"left": true}')
+        Timer(0.5, worlds[2].leave).start()
+        worlds[0]._heart.linger(range(3), 20)
+        assert worlds[2]._heart.call(lambda line: line.get("end/2")) != b"-"
+        assert monotonic() - begin < 15  # and not for rank 1
+
+
+def test_a_machine_too_busy_to_look_in_time_knows_of_a_silent_rank_nevertheless() -> None:
+    """Symptom: on a machine where every look around came a second late, nobody was ever lost."""
+    with patch.object(heart, "_TICK_S", 1.2), ranks(2) as worlds:
+        worlds[1]._heart.stop()
+        assert "has given no sign of life" in lost(worlds[0])
+
+
+def test_what_all_ranks_do_together_has_a_limit_and_names_who_is_not_done_with_it() -> None:
+    """Symptom: behind a firewall that drops what it does not know, a run stood still at its start for two hours."""
+    blocked = Event()
+    with ranks(3) as worlds:
+        errors = each(worlds, lambda world: world.together("connecting", blocked.wait if world.rank else bool))
+        blocked.set()
+        assert errors[0] is False
+        for error in errors[1:]:
+            assert isinstance(error, PeerLostError)
+            assert f"connecting was not done within {TIMEOUT_S:g} s; not done with it: rank 1 (stage 1)" in str(error)
+            assert "rank 2 (stage 2)" in str(error)
+            assert "rank 0" not in str(error)
+        assert [error.rank for error in errors[1:]] == [2, 1]  # type: ignore[union-attr]
+
+
+def test_what_fails_together_names_who_is_not_done_with_it() -> None:
+    def refuse() -> None:
+        raise RuntimeError("Connection refused\nby far")
+
+    with ranks(2) as worlds:
+        first, second = each(worlds, lambda world: world.together("connecting", refuse if world.rank else bool))
+        assert first is False
+        assert "connecting failed: RuntimeError: Connection refused; not done with it: rank 1 " in str(second)
 
 
 def test_behind_a_wire_that_is_cut_both_sides_name_the_other() -> None:

@@ -1,0 +1,57 @@
+"""Attempts at a run in one store, which torchrun keeps for all of them."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import pytest
+
+from pipeal.engine.distributed.door import Door
+from pipeal.engine.distributed.launch import Launch
+from pipeal.engine.distributed.world import open_world
+from pipeal.errors import PeerLostError
+
+from .ranks import store_port
+
+
+def launches(size: int, port: int) -> list[Launch]:
+    return [Launch(rank, size, rank, size, "127.0.0.1", port, hosted=True) for rank in range(size)]
+
+
+def entered(size: int, port: int) -> list[str]:
+    """The names by which the ranks of one attempt know it; rank 0 comes last."""
+    found: dict[int, str] = {}
+    first, *others = launches(size, port)
+
+    def enter(launch: Launch) -> None:
+        found[launch.rank] = Door(launch, 20.0).attempt
+
+    threads = [Thread(target=enter, args=(launch,)) for launch in others]
+    for thread in threads:
+        thread.start()
+    door = Door(first, 20.0)
+    while any(thread.is_alive() for thread in threads):
+        door.answer()
+    return [door.attempt, *(found[rank] for rank in range(1, size))]
+
+
+def test_all_ranks_know_an_attempt_by_one_name_and_every_attempt_has_another() -> None:
+    """Symptom: two machines whose torchruns had counted different restarts waited for each other in vain."""
+    with store_port() as port:
+        names = [entered(3, port) for _ in range(3)]
+    assert all(len(set(attempt)) == 1 for attempt in names)
+    assert len({attempt[0] for attempt in names}) == 3
+
+
+def test_rank_0_that_does_not_come_is_named() -> None:
+    with store_port() as port, pytest.raises(PeerLostError, match=r"rank 0 of 2 did not come within 0\.5 s to 127"):
+        Door(launches(2, port)[1], 0.5)
+
+
+def test_what_an_earlier_attempt_left_in_the_store_is_not_heard() -> None:
+    """A rank that knocked and died is not there, whatever it has left."""
+    with store_port() as port:
+        assert len(set(entered(2, port))) == 1
+        wanted = "rank 1 of 2 did not come within 1 s"
+        with pytest.raises(PeerLostError, match=wanted), open_world(launches(2, port)[0], {}, timeout_s=1.0):
+            pass
