@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -213,4 +214,11 @@ def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[tuple[dict[int,
 
 
 def _bytes_of(tree: Tree) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(tree))
+    """What travels of a tree; of a tensor that was expanded, each element once."""
+    return sum(_elements(tensor) * tensor.element_size() for tensor in tensors(tree))
+
+
+def _elements(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return tensor.numel()
+    return prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
-from pipeal.engine.crowding import crowding_of, measure_crowding
+from pipeal.engine.crowding import crowding_of, crowds, measure_crowding
 from pipeal.engine.measure import WARM_UP, measure
 from pipeal.engine.virtual import VirtualLayer
 
@@ -41,6 +41,17 @@ def test_bytes_are_those_of_weights_states_packets_and_graphs() -> None:
     # The input, the features, and what the two losses and the label side need.
     assert 4 * 16 * (20 + 64) <= costs[0].activation_bytes <= 4 * 16 * 2 * (20 + 64 + 8 + 8 + 4 + 4 + 8)
     assert costs[1].activation_bytes > costs[0].activation_bytes - 4 * 16 * 20
+
+
+def test_an_expanded_tensor_is_sent_once() -> None:
+    """A label that all samples share was once counted for each of them, and made links look busy."""
+
+    class Shares(VirtualLayer):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, torch.zeros(1, 100).expand(len(x), 100)
+
+    (cost,) = measure([Shares(0.0, 0.0)], BATCHES, rounds=1)
+    assert cost.out_bytes == 4 * 16 * 20 + 4 * 100
 
 
 def test_the_layers_are_left_as_they_were() -> None:
@@ -79,6 +90,24 @@ def test_a_failure_in_a_crowd_reaches_the_caller() -> None:
 def test_more_at_once_than_layers_is_refused() -> None:
     with pytest.raises(PlacementError, match="2 stages at once of 1 layer"):
         measure_crowding([VirtualLayer(0.001, 0.001)], [(None, None)] * 4, [2])
+    with pytest.raises(PlacementError, match="3 stages at once of 2 parts"):
+        measure_crowding([VirtualLayer(0.001, 0.001)] * 3, [(None, None)] * 4, [3], sizes=[2, 1])
+
+
+def test_every_crowd_of_some_stages_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 cores 2, 3 and 4 at once: what 3 take is no mean of what 2 and 4 do."""
+    monkeypatch.setattr("pipeal.engine.crowding.cores", lambda: 2)
+    assert (crowds(9), crowds(3), crowds(1)) == ([2, 3, 4], [2, 3], [])
+    found = measure_crowding([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 6, rounds=1)
+    assert set(found) == {2, 3, 4}
+    assert all(times > 0 for times in found.values())
+    monkeypatch.setattr("pipeal.engine.crowding.cores", lambda: 24)
+    assert crowds(200) == [2, 3, 4, 8, 16, 24, 32, 48]
+
+
+def test_stages_of_given_sizes_crowd_each_other() -> None:
+    layers = [VirtualLayer(0.001, 0.002) for _ in range(5)]
+    assert set(measure_crowding(layers, [(None, None)] * 5, [2], sizes=[3, 1, 1], rounds=2)) == {2}
 
 
 def test_what_was_not_measured_lies_between_and_beyond() -> None:
