@@ -20,9 +20,11 @@ from pipeal.engine.device import Precision
 from pipeal.engine.layer_state import layer_state
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.pipeline import Pipeline
+from pipeal.engine.placement import balance
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import Window
 from pipeal.errors import PlacementError
+from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, Tree, layers_of, module_of, pair_of, tensors
 
 WARM_UP = 2
@@ -156,6 +158,36 @@ def layer_costs(
     for span in spans:
         totals[span.layer, span.action] += span.end - span.begin
     return [{action: totals[layer, action] / counted for action in Action} for layer in range(len(layers))]
+
+
+def balanced_sizes(
+    model: nn.Module | Iterable[TrainableLayer],
+    batches: Sequence[Any],
+    stages: int,
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+) -> list[int]:
+    """The number of layers of each stage, balanced by what they cost; as even as can be where they do not fit together.
+
+    Trains the layers it is given; all arguments but ``stages`` are those of :func:`layer_costs`.
+
+    Raises:
+        PlacementError: More stages than layers, or too few batches.
+    """
+    layers = layers_of(model)
+    try:
+        costs = layer_costs(
+            layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return balance([1.0] * len(layers), stages)
+    return balance([sum(cost.values()) for cost in costs], stages)
 
 
 def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
 from pipeal.engine.crowding import crowding_of, crowds, measure_crowding
-from pipeal.engine.measure import WARM_UP, measure
+from pipeal.engine.measure import WARM_UP, balanced_sizes, measure
 from pipeal.engine.virtual import VirtualLayer
 
 
@@ -72,6 +72,17 @@ def test_a_model_that_is_only_time_has_no_bytes() -> None:
 def test_too_few_batches_are_refused() -> None:
     with pytest.raises(PlacementError, match=f"{WARM_UP} batches"):
         measure(package(), BATCHES[:WARM_UP])
+
+
+def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [VirtualLayer(0.0, 0.0), VirtualLayer(0.0, 0.0), VirtualLayer(0.02, 0.04), VirtualLayer(0.02, 0.04)]
+    assert balanced_sizes(layers, [(None, None)] * 4, 2) == [3, 1]
+
+    def too_large(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("all of them on one device")
+
+    monkeypatch.setattr("pipeal.engine.measure.layer_costs", too_large)
+    assert balanced_sizes(layers, [(None, None)] * 4, 2) == [2, 2]
 
 
 def test_layers_that_only_wait_do_not_crowd_each_other() -> None:
