@@ -164,18 +164,19 @@ def others_share(begin: tuple[float, float, float], own_s: float) -> float:
 def predict(
     costs: Sequence[LayerCost],
     sizes: Sequence[int],
-    crowding: Mapping[int, float],
+    crowding: Mapping[int, float] | None,
     batches: int,
     link: Link | None = None,
 ) -> float:
-    """Seconds per batch of a run on stages that share the cores."""
+    """Seconds per batch of a run on stages that share the cores, or with no crowding on devices of their own."""
     cpu = PlannedDevice("cpu")
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     stages = [
         PlannedStage(range(start, start + size), (number,), cpu, 0.0, 0.0, 0)
         for number, (start, size) in enumerate(zip(starts, sizes, strict=True))
     ]
-    setup = Setup((cpu,) * len(sizes), link or Link(), batches=batches, crowding=crowding_of(crowding))
+    share = None if crowding is None else crowding_of(crowding)
+    setup = Setup((cpu,) * len(sizes), link or Link(), batches=batches, crowding=share)
     layout = Layout(tuple(stages), any_order=True)
     return forecast("AL pipelined", PIPELINED, {"cpu": costs}, setup, layout).batch_s
 
