@@ -144,17 +144,15 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
     say(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
     package = experiment.package("al", config.train.seed)
     parts = bp_parts(list(experiment.package("bp", config.train.seed)))
-
-    def measured(models: list[Any], batches: list[Any]) -> list[tuple[LayerCost, ...]]:
-        return measure_in_turns(models, batches, device=device, threads=threads, precision=precision, compile=compiled)
-
-    layers, whole = measured([package, parts], batches)
-    backprop = {1: whole}
-    cuts = [number for number in MICRO_BATCHES if number <= fewest] if micro_batches is None else [micro_batches]
-    for number in cuts:
-        if number > 1:
-            say(f"measuring backpropagation in {number} micro-batches")
-            backprop[number] = measured([parts], [_micro_batch(batch, number) for batch in batches])[0]
+    cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
+    cuts = sorted({number for number in cuts if number <= fewest})
+    layers, *backprop = measure_in_turns(
+        [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
+        device=device,
+        threads=threads,
+        precision=precision,
+        compile=compiled,
+    )
     crowding: dict[int, float] = {}
     if wanted.crowds:
         say(f"measuring how much {' and '.join(map(str, crowds(len(package)))) or 'no'} stages at once slow each other")
@@ -168,7 +166,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         **environment(),
     }
     samples = fmean(batch_size(x) for x, _ in batches)
-    return Costs(kind, layers, backprop, crowding, samples, facts), config
+    return Costs(kind, layers, dict(zip(cuts, backprop, strict=True)), crowding, samples, facts), config
 
 
 def _micro_batch(batch: Any, count: int) -> Any:
@@ -177,6 +175,8 @@ def _micro_batch(batch: Any, count: int) -> Any:
     Raises:
         ConfigError: The batch cannot be cut.
     """
+    if count == 1:
+        return batch
     try:
         samples = samples_in(batch)
     except UncuttableError as error:

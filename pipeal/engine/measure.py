@@ -61,8 +61,7 @@ def measure(
         PlacementError: Too few batches.
     """
     return measure_in_turns(
-        [model],
-        batches,
+        [(model, batches)],
         device=device,
         threads=threads,
         precision=precision,
@@ -73,8 +72,7 @@ def measure(
 
 
 def measure_in_turns(
-    models: Sequence[nn.Module | Iterable[TrainableLayer]],
-    batches: Sequence[Any],
+    cases: Sequence[tuple[nn.Module | Iterable[TrainableLayer], Sequence[Any]]],
     *,
     device: str = "cpu",
     threads: int = 1,
@@ -83,20 +81,26 @@ def measure_in_turns(
     on_oom: OnOom = "raise",
     rounds: int = 3,
 ) -> list[tuple[LayerCost, ...]]:
-    """As :func:`measure`, of models that are to be compared: in each round all of them come in turn."""
-    copies = [deepcopy(layers_of(model)) for model in models]
-    spent: list[list[list[dict[Action, float]]]] = [[] for _ in models]
+    """As :func:`measure`, of models, each with its batches, that are to be compared: in each round all come in turn."""
+    copies = {id(model): deepcopy(layers_of(model)) for model, _ in cases}
+    spent: list[list[list[dict[Action, float]]]] = [[] for _ in cases]
     for _ in range(max(1, rounds)):
-        for layers, found in zip(copies, spent, strict=True):
+        for (model, batches), found in zip(cases, spent, strict=True):
             found.append(
                 layer_costs(
-                    layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
+                    copies[id(model)],
+                    batches,
+                    device=device,
+                    threads=threads,
+                    precision=precision,
+                    compile=compile,
+                    on_oom=on_oom,
                 )
             )
-    largest = max(batches, key=lambda batch: _bytes_of(pair_of(batch)))
     costs = []
-    for layers, found in zip(copies, spent, strict=True):
-        counted = _count_bytes(layers, largest, device, threads, precision)
+    for (model, batches), found in zip(cases, spent, strict=True):
+        largest = max(batches, key=lambda batch: _bytes_of(pair_of(batch)))
+        counted = _count_bytes(copies[id(model)], largest, device, threads, precision)
         costs.append(tuple(_with_seconds(cost, [own[n] for own in found]) for n, cost in enumerate(counted)))
     return costs
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
 from pipeal.engine.crowding import crowding_of, crowds, measure_crowding
-from pipeal.engine.measure import WARM_UP, balanced_sizes, measure
+from pipeal.engine.measure import WARM_UP, balanced_sizes, measure, measure_in_turns
 from pipeal.engine.virtual import VirtualLayer
 
 
@@ -41,6 +41,14 @@ def test_bytes_are_those_of_weights_states_packets_and_graphs() -> None:
     # The input, the features, and what the two losses and the label side need.
     assert 4 * 16 * (20 + 64) <= costs[0].activation_bytes <= 4 * 16 * 2 * (20 + 64 + 8 + 8 + 4 + 4 + 8)
     assert costs[1].activation_bytes > costs[0].activation_bytes - 4 * 16 * 20
+
+
+def test_models_take_turns_each_with_its_own_batches() -> None:
+    trained = package()
+    parts = [(x[:2], y[:2]) for x, y in BATCHES]
+    whole, part, other = measure_in_turns([(trained, BATCHES), (trained, parts), (package(), parts)], rounds=2)
+    assert [cost.out_bytes for cost in whole] == [4 * 16 * (64 + 8)] * 2
+    assert [cost.out_bytes for cost in part] == [cost.out_bytes for cost in other] == [4 * 2 * (64 + 8)] * 2
 
 
 def test_an_expanded_tensor_is_sent_once() -> None:
