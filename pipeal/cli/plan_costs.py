@@ -152,6 +152,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         threads=threads,
         precision=precision,
         compile=compiled,
+        rounds=3 if compiled == "none" else 1,  # each compiles anew
     )
     crowding: dict[int, float] = {}
     if wanted.crowds:
