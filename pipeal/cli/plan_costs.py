@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,24 +15,44 @@ import torch
 
 from pipeal.al.bp_parts import bp_parts
 from pipeal.cli.build import Experiment
+from pipeal.cli.build_language import canonical_corpus, language_experiment
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.build_vision import vision_experiment
 from pipeal.cli.choices import sample_batches
 from pipeal.cli.options import configure
-from pipeal.config import TextConfig, VisionConfig
+from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
 from pipeal.data import canonical_image_name, canonical_text_name
-from pipeal.engine.crowding import measure_crowding
+from pipeal.engine.compiling import check_compile
+from pipeal.engine.crowding import crowds, measure_crowding
 from pipeal.engine.device import fastest_precision
 from pipeal.engine.layercost import Costs, LayerCost, load_costs
 from pipeal.engine.measure import WARM_UP, measure_in_turns
-from pipeal.engine.threads import cores
+from pipeal.engine.parts import UncuttableError, cut, samples_in
 from pipeal.errors import ConfigError, unknown_name
-from pipeal.models import TEXT_MODELS, VISION_MODELS, canonical_text_model, canonical_vision_model
+from pipeal.models import (
+    LANGUAGE_MODELS,
+    TEXT_MODELS,
+    VISION_MODELS,
+    canonical_language_model,
+    canonical_text_model,
+    canonical_vision_model,
+)
 from pipeal.packet import batch_size, pair_of
 from pipeal.train.environment import environment
 
 BATCHES = 10
 """Counted, of each round."""
+
+MICRO_BATCHES = (2, 4, 8, 16, 32)
+"""Into so many, backpropagation is tried to cut a batch."""
+
+PLANNED = {
+    "engine.devices": "--devices",
+    "engine.replicas": "--replicas",
+    "engine.sizes": "none: layers are laid out by what they cost",
+    "engine.schedule": "none: all of them are forecast",
+}
+"""Keys of a configuration that a plan chooses, and what to give instead."""
 
 Say = Callable[[str], None]
 
@@ -43,6 +64,7 @@ class Wanted:
     Attributes:
         dataset: None for the embedded one.
         model: In any spelling.
+        preset: Of a language model's sizes; None for those of the lesson.
         data_root: None for the usual folder.
         overrides: What ``--set`` was given.
         crowds: Whether stages are to share this machine's cores.
@@ -50,6 +72,7 @@ class Wanted:
 
     dataset: str | None
     model: str
+    preset: str | None
     data_root: str | None
     overrides: tuple[str, ...]
     crowds: bool
@@ -60,44 +83,122 @@ def load_all(paths: Sequence[str]) -> dict[str, Costs]:
 
     Raises:
         DataError: A file is not there, or not one of costs.
-        ConfigError: Two of them are of one kind.
+        ConfigError: Two of them are of one kind of device, or not of one model trained on the same batches.
     """
     found: dict[str, Costs] = {}
     for path in paths:
         costs = load_costs(Path(path))
         if costs.kind in found:
             raise ConfigError(f"--costs: {path} holds costs of the kind {costs.kind!r}, as another file does; give one")
+        for other in found.values():
+            _require_alike(paths[0], other, path, costs)
         found[costs.kind] = costs
     return found
 
 
-def measure_model(wanted: Wanted, say: Say) -> Costs:
+def _require_alike(first: str, one: Costs, path: str, other: Costs) -> None:
+    """Precision and versions may differ from device to device; what is trained may not."""
+    for what, (before, now) in {
+        **{f"the {key}": (one.facts.get(key), other.facts.get(key)) for key in ("dataset", "model")},
+        "samples in a batch": (one.samples, other.samples),
+        "AL layers": (len(one.layers), len(other.layers)),
+        "bytes of weights in each layer": tuple(
+            [row.parameter_bytes for row in costs.layers] for costs in (one, other)
+        ),
+    }.items():
+        if before != now:
+            raise ConfigError(f"--costs: {first} and {path} are of different models: {what}: {before} and {now}")
+
+
+def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[Costs, RunConfig]:
     """Trains both forms of the model on the first batches of its data, on a GPU if there is one.
+
+    Args:
+        wanted: Which model.
+        micro_batches: Into how many backpropagation is to cut a batch; None for some numbers to choose from.
+        say: Told what is being done.
+
+    Returns:
+        The costs, and the configuration that they are of.
 
     Raises:
         PipealError: As for a training.
     """
+    _refuse_planned(wanted.overrides)
     experiment = _experiment(wanted, say)
     config = experiment.config
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     kind = torch.cuda.get_device_name(0) if device != "cpu" else "cpu"
+    threads, compiled = config.engine.threads or 1, config.engine.compile
+    if wanted.crowds:
+        _check_crowds(device, threads, compiled)
+    check_compile(compiled, [torch.device(device)])
     precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
     with closing(experiment.train_batches(config.train.seed)) as feed:
-        batches = sample_batches(feed, WARM_UP + BATCHES)
+        batches = [pair_of(batch) for batch in sample_batches(feed, WARM_UP + BATCHES)]
+    fewest = min(batch_size(x) for x, _ in batches)
+    if micro_batches is not None and micro_batches > fewest:
+        raise ConfigError(
+            f"--micro-batches: {micro_batches} of a batch of {fewest} samples; expected at most one for each sample"
+        )
     say(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
     package = experiment.package("al", config.train.seed)
     parts = bp_parts(list(experiment.package("bp", config.train.seed)))
-    layers, backprop = measure_in_turns([package, parts], batches, device=device, precision=precision)
+    cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
+    cuts = sorted({number for number in cuts if number <= fewest})
+    layers, *backprop = measure_in_turns(
+        [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
+        device=device,
+        threads=threads,
+        precision=precision,
+        compile=compiled,
+        rounds=3 if compiled == "none" else 1,  # each compiles anew
+    )
     crowding: dict[int, float] = {}
     if wanted.crowds:
-        if device != "cpu":
-            raise ConfigError("--share-cores: stages on a GPU do not share the cores; leave it out")
-        numbers = [number for number in (2, 2 * cores()) if number <= len(package)]
-        say(f"measuring how much {' and '.join(map(str, numbers)) or 'no'} stages at once slow each other")
-        crowding = measure_crowding(package, batches, sorted(set(numbers)), precision=precision)
-    facts = {"dataset": config.dataset, "model": config.model.name, "precision": precision, **environment()}
-    samples = fmean(batch_size(pair_of(batch)[0]) for batch in batches)
-    return Costs(kind, layers, backprop, crowding, samples, facts)
+        say(f"measuring how much {' and '.join(map(str, crowds(len(package)))) or 'no'} stages at once slow each other")
+        crowding = measure_crowding(package, batches, precision=precision)
+    facts = {
+        "dataset": config.dataset,
+        "model": config.model.name,
+        "precision": precision,
+        "compile": compiled,
+        "threads": threads,
+        **environment(),
+    }
+    samples = fmean(batch_size(x) for x, _ in batches)
+    return Costs(kind, layers, dict(zip(cuts, backprop, strict=True)), crowding, samples, facts), config
+
+
+def _micro_batch(batch: Any, count: int) -> Any:
+    """The first of so many parts of a batch, as even as they can be; the largest, which sets the pace of all.
+
+    Raises:
+        ConfigError: The batch cannot be cut.
+    """
+    if count == 1:
+        return batch
+    try:
+        samples = samples_in(batch)
+    except UncuttableError as error:
+        raise ConfigError(f"--micro-batches: a batch cannot be cut: {error}; expected 1") from error
+    return cut(batch, range(ceil(samples / count)))
+
+
+def _check_crowds(device: str, threads: int, compiled: str) -> None:
+    if device != "cpu":
+        raise ConfigError("--share-cores: stages on a GPU do not share the cores; leave it out")
+    if threads > 1:
+        raise ConfigError(f"--share-cores: found engine.threads={threads}; expected 1 for stages that share cores")
+    if compiled != "none":
+        raise ConfigError(f"--share-cores: found engine.compile={compiled}; expected none, or a plan without it")
+
+
+def _refuse_planned(overrides: Sequence[str]) -> None:
+    """A plan is about these, and has options for them."""
+    for key in (text.partition("=")[0].strip() for text in overrides):
+        if key in PLANNED:
+            raise ConfigError(f"--set: found {key}, which a plan finds by itself; expected {PLANNED[key]}")
 
 
 def deepened(costs: Costs, layers: int) -> Costs:
@@ -108,13 +209,13 @@ def deepened(costs: Costs, layers: int) -> Costs:
     """
     if len(costs.layers) < 2 and layers > len(costs.layers):
         raise ConfigError(f"--layers: {layers} of a model of {len(costs.layers)}; expected one with a layer to repeat")
-    return replace(costs, layers=_repeated(costs.layers, layers), backprop=_with_head(costs, layers))
+    deep = {number: _with_head(rows, len(costs.layers), layers) for number, rows in costs.backprop.items()}
+    return replace(costs, layers=_repeated(costs.layers, layers), backprop=deep)
 
 
-def _with_head(costs: Costs, layers: int) -> tuple[LayerCost, ...]:
+def _with_head(rows: tuple[LayerCost, ...], before: int, layers: int) -> tuple[LayerCost, ...]:
     """The blocks for backpropagation, repeated likewise; what they have more than AL layers is the head."""
-    blocks, head = costs.backprop[: len(costs.layers)], costs.backprop[len(costs.layers) :]
-    return (*_repeated(blocks, layers), *head) if blocks else ()
+    return (*_repeated(rows[:before], layers), *rows[before:])
 
 
 def _repeated(rows: Sequence[LayerCost], count: int) -> tuple[LayerCost, ...]:
@@ -123,13 +224,27 @@ def _repeated(rows: Sequence[LayerCost], count: int) -> tuple[LayerCost, ...]:
 
 def _experiment(wanted: Wanted, say: Say) -> Experiment:
     given: dict[str, Any] = {"mode": None, "data_root": wanted.data_root}
+    if wanted.model.lower().removesuffix("al") in LANGUAGE_MODELS:
+        if wanted.dataset is None:
+            raise ConfigError(
+                f"--dataset: {wanted.model} has no embedded data; expected shakespeare, or text with "
+                "--set data.text=FILE"
+            )
+        corpus, (language, _) = canonical_corpus(wanted.dataset), canonical_language_model(wanted.model)
+        path = None if wanted.preset is None else find_config("shakespeare", f"charlm-{wanted.preset}")
+        file = None if path is None else str(path)
+        return language_experiment(
+            configure(LanguageConfig, corpus, (language, None), file, wanted.overrides, given), say
+        )
+    if wanted.preset is not None:
+        raise ConfigError(f"--preset: found {wanted.preset}, but {wanted.model} has none; they are for charlm")
     text, vision = (_named(find, wanted.model) for find in (canonical_text_model, canonical_vision_model))
     if text is not None:
         name = canonical_text_name(wanted.dataset or "toynews")
         config = configure(TextConfig, name, text, None, wanted.overrides, given)
         return text_experiment(config, say)
     if vision is None:
-        raise ConfigError(unknown_name("model", wanted.model, (*TEXT_MODELS, *VISION_MODELS)))
+        raise ConfigError(unknown_name("model", wanted.model, (*TEXT_MODELS, *VISION_MODELS, *LANGUAGE_MODELS)))
     name = canonical_image_name(wanted.dataset or "toyimages")
     return vision_experiment(configure(VisionConfig, name, vision, None, wanted.overrides, given), say)
 

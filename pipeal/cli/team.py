@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
-from pipeal.cli.choices import Form
+from pipeal.cli.choices import TRIAL_BATCHES, Form, sample_batches
 from pipeal.cli.opening import open_pipeline
 from pipeal.cli.options import device_names
 from pipeal.config import EngineConfig, RunConfig, dump_config
@@ -26,6 +26,7 @@ from pipeal.engine.distributed.facts import require_same
 from pipeal.engine.distributed.front import DistributedPipeline, own_threads
 from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
+from pipeal.engine.measure import WARM_UP, balanced_sizes
 from pipeal.engine.placement import check_sizes
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.train.trainer import Criterion, EpochBatches
@@ -91,15 +92,27 @@ class Team:
             )
         layers = len(experiment.package(form, config.train.seed))
         mesh.check_layers(layers)
-        if engine.sizes is None:
-            sizes = balance([1.0] * layers, mesh.stages)
-        else:
-            sizes = check_sizes(list(engine.sizes), layers, mesh.stages)
-        with closing(experiment.train_batches(config.train.seed)):  # batching that does not fit is told here
-            device = rank_device(self.world, engine, self.device)
+        device = rank_device(self.world, engine, self.device)
         check_compile(engine.compile, [parse_device(device)])
         threads = engine.threads or self._threads
         precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
+        with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
+            if engine.sizes is not None:
+                sizes = check_sizes(list(engine.sizes), layers, mesh.stages)
+            elif mesh.stages in (1, layers):
+                sizes = balance([1.0] * layers, mesh.stages)
+            else:
+                say(f"measuring {form.upper()} layers, to balance {mesh.stages} stages")
+                sizes = balanced_sizes(
+                    experiment.package(form, config.train.seed),
+                    sample_batches(batches, WARM_UP + TRIAL_BATCHES),
+                    mesh.stages,
+                    device=device,
+                    threads=threads,
+                    precision=precision,
+                    compile=engine.compile,
+                    on_oom=engine.on_oom,
+                )
         schedule = "sequential" if form == "bp" else engine.schedule
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
         say(f"{form.upper()} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")

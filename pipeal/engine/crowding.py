@@ -1,6 +1,6 @@
 """How much stages that share a machine's cores slow each other: memory, caches, clock, and Python's lock.
 
-It is measured without any pipeline: so many threads each train some neighbouring layers on inputs recorded before, one
+It is measured without any pipeline: so many workers each train some neighbouring layers on inputs recorded before, one
 batch after the other, and none ever waits for another. What they then take longer than each of them alone is what a
 stage takes longer among so many.
 """
@@ -15,30 +15,47 @@ from copy import deepcopy
 from itertools import cycle
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from pipeal.engine.device import Precision
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.placement import balance
+from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.simulate import Crowding
+from pipeal.engine.threads import cores
 from pipeal.errors import PlacementError, StallError
 from pipeal.packet import TrainableLayer, Tree, layers_of, module_of
 
 PATIENCE_S = 600.0
 """How long one crowd may take."""
 
-_Part = tuple[list[TrainableLayer], list[Any]]
+_ALL_UP_TO = 4
+"""Up to so many at once, each number is measured; of larger ones, every power of two."""
+
+Part = tuple[list[TrainableLayer], list[Any]]
 """Layers, and the batches that come to them."""
+
+
+class Roll(Protocol):
+    """Counts those who have come to some point, across threads or processes."""
+
+    def come(self) -> None:
+        """One more is there."""
+        ...
+
+    def is_complete(self) -> bool:
+        """Whether all are; does not wait."""
+        ...
 
 
 def measure_crowding(
     model: nn.Module | Iterable[TrainableLayer],
     batches: Sequence[Any],
-    at_once: Sequence[int],
+    at_once: Sequence[int] | None = None,
     *,
+    sizes: Sequence[int] | None = None,
     precision: Precision = "fp32",
     rounds: int = 3,
 ) -> dict[int, float]:
@@ -47,28 +64,39 @@ def measure_crowding(
     Args:
         model: The layers; copies of them are trained, with one intra-op thread each.
         batches: As for :func:`pipeal.engine.measure.measure`.
-        at_once: The numbers to measure, none larger than that of the layers.
+        at_once: The numbers to measure, none larger than that of the parts; None for :func:`crowds`.
+        sizes: The number of layers of each part, from the first layer on; None for parts that are as many as the
+            largest crowd and as even as can be. A smaller crowd is some of them, in each round others.
         precision: As for :class:`Pipeline`.
         rounds: How often, in turns with each alone.
 
     Raises:
-        PlacementError: More at once than there are layers.
+        PlacementError: More at once than there are parts or layers, or sizes that do not fit.
         Exception: Whatever one of them raised.
     """
     layers = deepcopy(layers_of(model))
-    if max([1, *at_once]) > len(layers):
-        raise PlacementError(f"{max(at_once)} stages at once of {len(layers)} layers; expected at most one per layer")
-    heard = _recorded(layers, batches, precision)
-    times: dict[int, list[float]] = {number: [] for number in at_once}
-    for _ in range(max(1, rounds)):
-        for number in at_once:
-            parts: list[_Part] = []
-            for size in balance([1.0] * len(layers), number):
-                first = sum(len(part) for part, _ in parts)
-                parts.append((layers[first : first + size], heard[first]))
-            alone = sum(_seconds([part], precision)[0] for part in parts)
-            times[number].append(sum(_seconds(parts, precision)) / alone)
+    numbers = crowds(len(layers)) if at_once is None else list(at_once)
+    most = max([1, *numbers])
+    if most > len(layers if sizes is None else sizes):
+        whole = f"{len(layers)} layers" if sizes is None else f"{len(sizes)} parts"
+        raise PlacementError(f"{most} stages at once of {whole}; expected at most one for each of them")
+    sizes = balance([1.0] * len(layers), most) if sizes is None else check_sizes(sizes, len(layers), len(sizes))
+    parts = parts_of(layers, recorded(layers, batches, precision), sizes)
+    times: dict[int, list[float]] = {number: [] for number in numbers}
+    for turn in range(max(1, rounds)):
+        alone = {place: _seconds([part], precision)[0] for place, part in enumerate(parts)}
+        for number in numbers:
+            chosen = [(turn * number + other) % len(parts) for other in range(number)]
+            together = sum(_seconds([parts[place] for place in chosen], precision))
+            times[number].append(together / sum(alone[place] for place in chosen))
     return {number: median(found) for number, found in times.items()}
+
+
+def crowds(layers: int) -> list[int]:
+    """The numbers of stages at once that tell enough of this machine: around the cores, and up to twice as many."""
+    most = min(layers, 2 * cores())
+    powers = [1 << place for place in range(most.bit_length())]
+    return sorted(number for number in {*range(2, _ALL_UP_TO + 1), *powers, cores(), most} if 2 <= number <= most)
 
 
 def crowding_of(measured: Mapping[int, float]) -> Crowding:
@@ -94,8 +122,10 @@ def crowding_of(measured: Mapping[int, float]) -> Crowding:
     return crowding
 
 
-def _recorded(layers: Sequence[TrainableLayer], batches: Sequence[Any], precision: Precision) -> list[list[Any]]:
-    """For each layer, what comes to it."""
+def recorded(
+    layers: Sequence[TrainableLayer], batches: Sequence[Any], precision: Precision = "fp32"
+) -> list[list[Any]]:
+    """For each layer, what comes to it while all of them train on some batches."""
     heard: list[list[Any]] = [[] for _ in layers]
     with ExitStack() as hooks:
         for number, layer in enumerate(layers):
@@ -109,44 +139,89 @@ def _recorded(layers: Sequence[TrainableLayer], batches: Sequence[Any], precisio
     return heard
 
 
-def _seconds(parts: Sequence[_Part], precision: Precision) -> list[float]:
-    """What each takes for its batches after warming up, while all of them are at work."""
+def parts_of(layers: Sequence[TrainableLayer], heard: Sequence[list[Any]], sizes: Sequence[int]) -> list[Part]:
+    """Neighbouring layers, so many in each part, with what was :func:`recorded` to come to the first of them."""
+    starts = [sum(sizes[:part]) for part in range(len(sizes))]
+    return [(list(layers[start : start + size]), heard[start]) for start, size in zip(starts, sizes, strict=True)]
+
+
+def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp32") -> float:
+    """What a part takes for its batches after warming up, once all are here, and until all have done the same.
+
+    It goes on until then: the others are to have it as crowded as it was.
+
+    Raises:
+        StallError: Not all came, or had done, in time.
+    """
+    layers, batches = part
+    until = perf_counter() + PATIENCE_S
+    counted = len(batches) - WARM_UP
+    begin = seconds = 0.0
+    trained = 0
+    with Pipeline(layers, ["cpu"], "sequential", threads=1, precision=precision) as pipe:
+        pipe.run(batches[:WARM_UP])
+        here.come()
+        for x, y in cycle(batches[WARM_UP:]):
+            now = perf_counter()
+            if not begin:
+                if here.is_complete():
+                    begin = now
+            elif not seconds and trained == counted:
+                seconds = now - begin
+                done.come()
+            if seconds and done.is_complete():
+                return seconds
+            if now > until:
+                raise StallError(f"stages at once: not all {'had done' if begin else 'came'} within {PATIENCE_S:g} s")
+            pipe.submit(x, y)
+            if begin:
+                trained += 1
+    raise AssertionError("batches come again and again")
+
+
+class _Threads:
+    """A roll of threads; who fails excuses all others."""
+
+    def __init__(self, number: int) -> None:
+        self._missing = number
+        self._lock = threading.Lock()
+
+    def come(self) -> None:
+        with self._lock:
+            self._missing -= 1
+
+    def excuse(self) -> None:
+        with self._lock:
+            self._missing = 0
+
+    def is_complete(self) -> bool:
+        return self._missing <= 0
+
+
+def _seconds(parts: Sequence[Part], precision: Precision) -> list[float]:
+    """What each takes while all of them are at work."""
     seconds = [0.0] * len(parts)
     failures: list[BaseException] = []
-    start = threading.Barrier(len(parts))
-    to_come = threading.Semaphore(0)
-    over = threading.Event()
+    here, done = _Threads(len(parts)), _Threads(len(parts))
 
-    def train(number: int, layers: list[TrainableLayer], batches: list[Any]) -> None:
+    def train(number: int, part: Part) -> None:
         try:
-            with Pipeline(layers, ["cpu"], "sequential", threads=1, precision=precision) as pipe:
-                pipe.run(batches[:WARM_UP])
-                start.wait(PATIENCE_S)
-                begin = perf_counter()
-                for count, (x, y) in enumerate(cycle(batches[WARM_UP:]), 1):
-                    pipe.submit(x, y)
-                    if count == len(batches) - WARM_UP:
-                        seconds[number] = perf_counter() - begin
-                        to_come.release()
-                    if over.is_set():  # until then the others are to have it as crowded as before
-                        return
+            seconds[number] = seconds_among(part, here, done, precision)
         except BaseException as error:  # noqa: BLE001  raised by whoever waits
             failures.append(error)
-            start.abort()
-            to_come.release()
+            here.excuse()
+            done.excuse()
 
     workers = [
-        threading.Thread(target=train, args=(number, *part), name=f"pipeal-crowd-{number}", daemon=True)
+        threading.Thread(target=train, args=(number, part), name=f"pipeal-crowd-{number}", daemon=True)
         for number, part in enumerate(parts)
     ]
     for worker in workers:
         worker.start()
-    for _ in workers:
-        if not to_come.acquire(timeout=PATIENCE_S):
-            failures.append(StallError(f"{len(parts)} stages at once did not end within {PATIENCE_S:g} s"))
-    over.set()
     for worker in workers:
-        worker.join(PATIENCE_S)
+        worker.join(2 * PATIENCE_S)
     if failures:
-        raise next((error for error in failures if not isinstance(error, threading.BrokenBarrierError)), failures[0])
+        raise failures[0]
+    if any(worker.is_alive() for worker in workers):
+        raise StallError(f"{len(parts)} stages at once did not end within {2 * PATIENCE_S:g} s")
     return seconds

@@ -1,28 +1,40 @@
 """What training would take on devices that one may not have yet: layouts and schedules, simulated with measured costs.
 
-Every schedule is the one that executors carry out, or, for backpropagation, that of its papers; each gets the layout
-that is best for it. Backpropagation's micro-batches are taken to cost exactly their share of the batch, which favours
-it.
+Every schedule is the one that executors carry out, or, for backpropagation, that of its papers, and each gets the
+layout that suits it; one that does one thing at a time gets the layout of those that do not, so that as many devices
+share its memory. Backpropagation is cut into the micro-batches that suit it best, of those whose costs were measured.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
-from pipeal.engine.layout import Layout, PlannedStage, best_layout
+from pipeal.engine.layout import Layout, best_layout
 from pipeal.engine.rivals import BackpropSchedule, gpipe, naive, one_f_one_b
-from pipeal.engine.schedule import SCHEDULES, Action, Schedule
-from pipeal.engine.simulate import Crowding, Durations, Hop, Simulation, simulate
+from pipeal.engine.schedule import SCHEDULES, Schedule
+from pipeal.engine.simulate import Crowding, Hop, Simulation, simulate
+from pipeal.engine.stagecost import LayerSums
 from pipeal.errors import PlacementError
 
 _UNTIL_STEADY = 64
 """So many batches of a schedule without joins are simulated; from there on the pace is that of the last of them."""
 
 CostsByKind = Mapping[str, Sequence[LayerCost]]
+"""By kind of device, the cost of every layer."""
+
+RIVALS: dict[str, Callable[[int], BackpropSchedule]] = {
+    "BP naive": lambda _: naive(),
+    "BP gpipe": gpipe,
+    "BP 1f1b": one_f_one_b,
+}
+"""Backpropagation, from the number of micro-batches."""
+
+METHODS = (*(f"AL {name}" for name in SCHEDULES), *RIVALS)
+"""Every way to train that can be forecast."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,6 @@ class Setup:
         stage_replicas: On how many devices one stage may be, which then share each batch.
         batches: How long the run is, in batches of each replica.
         queue_depth: Packets that may wait before a stage.
-        micro_batches: Into how many pipelined backpropagation cuts a batch.
         crowding: For stages that share the cores of one machine; None for devices of their own.
     """
 
@@ -46,8 +57,21 @@ class Setup:
     stage_replicas: int = 1
     batches: int = 1000
     queue_depth: int = 2
-    micro_batches: int = 8
     crowding: Crowding | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a model costs.
+
+    Attributes:
+        al: The layers of its AL form.
+        bp: The blocks of its form for backpropagation: by the number of micro-batches that a batch is cut into, the
+            costs of one of them. Empty where they were not measured.
+    """
+
+    al: CostsByKind
+    bp: Mapping[int, CostsByKind] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,6 +86,7 @@ class Forecast:
             shared out among the batches that they do at once.
         busy: The share of the run in which each stage works, averaging gradients included.
         memory_bytes: What a device of each stage holds at most.
+        micro_batches: Into how many a batch is cut.
     """
 
     method: str
@@ -70,6 +95,7 @@ class Forecast:
     batch_s: float
     busy: tuple[float, ...]
     memory_bytes: tuple[int, ...]
+    micro_batches: int = 1
 
     @property
     def devices(self) -> int:
@@ -83,15 +109,26 @@ class Forecast:
         return 1 - working * self.replicas / self.devices
 
 
-def methods(micro_batches: int) -> dict[str, Schedule | BackpropSchedule]:
-    """Every way to train that can be forecast, by name.
+def best_forecast(method: str, model: Model, setup: Setup) -> Forecast:
+    """What a run takes with one of :data:`METHODS`; with micro-batches, as many as are best.
 
-    >>> list(methods(8))
-    ['AL sequential', 'AL backward-overlap', 'AL al-fm', 'AL pipelined', 'BP naive', 'BP gpipe', 'BP 1f1b']
+    Raises:
+        PlacementError: The replicas cannot share the devices, or nothing fits.
     """
-    al = {f"AL {name}": schedule for name, schedule in SCHEDULES.items()}
-    rivals = (naive(), gpipe(micro_batches), one_f_one_b(micro_batches))
-    return {**al, **{f"BP {schedule.name}": schedule for schedule in rivals}}
+    if method not in RIVALS:
+        return forecast(method, SCHEDULES[method.removeprefix("AL ")], model.al, setup)
+    found: list[Forecast] = []
+    failure = PlacementError(f"{method}: the costs of backpropagation were not measured")
+    for micro_batches, costs in sorted(model.bp.items()):
+        schedule = RIVALS[method](micro_batches)
+        if schedule.micro_batches == micro_batches:
+            try:
+                found.append(forecast(method, schedule, costs, setup))
+            except PlacementError as error:
+                failure = error
+    if not found:
+        raise failure
+    return min(found, key=lambda one: one.batch_s)
 
 
 def forecast(
@@ -102,17 +139,33 @@ def forecast(
     Args:
         method: What it is called.
         schedule: What may run after what.
-        costs: Of the layers, or of the blocks for backpropagation, by kind of device.
+        costs: Of the layers; for backpropagation of the blocks, on one micro-batch.
         setup: What it runs on.
         layout: Of one replica; None for the best.
 
     Raises:
         PlacementError: The replicas cannot share the devices, or nothing fits.
     """
-    layout = layout or lay_out(costs, setup)
+    if layout is None:
+        found = [forecast(method, schedule, costs, setup, one) for one in _layouts(costs, setup, schedule)]
+        return min(found, key=lambda one: one.batch_s)
     rival = isinstance(schedule, BackpropSchedule)
     micro = schedule.micro_batches if isinstance(schedule, BackpropSchedule) else 1
-    durations = [_durations(stage, costs[stage.device.kind], setup, micro) for stage in layout.stages]
+    own = {kind: LayerSums(row) for kind, row in costs.items()}
+    durations = [
+        own[stage.device.kind].durations(
+            stage.layers.start,
+            stage.layers.stop,
+            stage.device,
+            devices=len(stage.devices),
+            together=len(stage.devices) * setup.replicas,
+            link=setup.link,
+        )
+        for stage in layout.stages
+    ]
+    sent = [own[stage.device.kind].sends_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
+    link = setup.link
+    hops = None if link == Link() else [Hop(count / link.bytes_per_s, link.latency_s) for count in sent]
 
     def run(batches: int) -> Simulation:
         return simulate(
@@ -120,7 +173,7 @@ def forecast(
             durations,
             batches * micro,
             queue_depth=micro if rival else setup.queue_depth,
-            hops=_hops(layout, costs, setup.link, micro),
+            hops=hops,
             crowding=setup.crowding,
             keep_spans=False,
         )
@@ -128,24 +181,41 @@ def forecast(
     # Where each batch waits for the end of the one before, a few take what all take. Elsewhere it takes some until the
     # slowest part sets the pace.
     simulated = min(setup.batches, 3 if isinstance(schedule, BackpropSchedule) or schedule.joins else _UNTIL_STEADY)
-    found = run(simulated)
-    seconds = found.makespan_s
+    seen = run(simulated)
+    seconds = seen.makespan_s
     if simulated < setup.batches:
         fewer = simulated - max(1, simulated // 4)
-        pace_s = (found.makespan_s - run(fewer).makespan_s) / (simulated - fewer)
+        pace_s = (seen.makespan_s - run(fewer).makespan_s) / (simulated - fewer)
         seconds += (setup.batches - simulated) * pace_s
-    in_all = found.makespan_s / simulated * setup.batches / seconds if seconds else 0.0
-    busy = tuple(share * in_all for share in found.busy)
+    in_all = seen.makespan_s / simulated * setup.batches / seconds if seconds else 0.0
     memory = [
-        _memory(stage, costs[stage.device.kind], held / micro, 0 if rival else setup.queue_depth)
-        for stage, held in zip(layout.stages, found.held, strict=True)
+        own[stage.device.kind].memory_bytes(
+            stage.layers.start,
+            stage.layers.stop,
+            devices=len(stage.devices),
+            held=held,
+            waiting=0 if rival else setup.queue_depth,
+        )
+        for stage, held in zip(layout.stages, seen.held, strict=True)
     ]
-    batch_s = seconds / setup.batches / setup.replicas
-    return Forecast(method, layout, setup.replicas, batch_s, busy, tuple(memory))
+    return Forecast(
+        method,
+        layout,
+        setup.replicas,
+        seconds / setup.batches / setup.replicas,
+        tuple(share * in_all for share in seen.busy),
+        tuple(memory),
+        micro,
+    )
 
 
-def lay_out(costs: CostsByKind, setup: Setup) -> Layout:
+def lay_out(costs: CostsByKind, setup: Setup, schedule: Schedule | None = None) -> Layout:
     """The best layout of one replica on its share of the devices.
+
+    Args:
+        costs: Of the layers.
+        setup: What it is on.
+        schedule: As for :func:`best_layout`.
 
     Raises:
         PlacementError: The replicas cannot share the devices, or nothing fits.
@@ -157,6 +227,29 @@ def lay_out(costs: CostsByKind, setup: Setup) -> Layout:
         stage_replicas=setup.stage_replicas,
         replicas=setup.replicas,
         queue_depth=setup.queue_depth,
+        schedule=schedule,
+    )
+
+
+def _layouts(costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule) -> list[Layout]:
+    """Those of which one is best: with uneven devices or links, what a join asks for is simulated, not known."""
+    if isinstance(schedule, BackpropSchedule):
+        whole = {kind: [_times(cost, schedule.micro_batches) for cost in row] for kind, row in costs.items()}
+        return [lay_out(whole, replace(setup, queue_depth=0))]
+    found = [lay_out(costs, setup)]
+    if schedule.joins and not schedule.serial:
+        found.append(lay_out(costs, setup, schedule))
+    return found
+
+
+def _times(cost: LayerCost, micro_batches: int) -> LayerCost:
+    """A whole batch: the graphs of all its micro-batches may be held at once."""
+    return replace(
+        cost,
+        forward_s=cost.forward_s * micro_batches,
+        backward_s=cost.backward_s * micro_batches,
+        out_bytes=cost.out_bytes * micro_batches,
+        activation_bytes=cost.activation_bytes * micro_batches,
     )
 
 
@@ -182,33 +275,6 @@ def on_fewer(setup: Setup, each: int) -> Setup:
     return replace(setup, devices=tuple(device for device in share_of(setup)[:each] for _ in range(setup.replicas)))
 
 
-def alone_s(costs: CostsByKind, device: PlannedDevice) -> float:
-    """Seconds per batch of all layers, one after the other, on one device with memory enough."""
-    return sum(cost.seconds for cost in costs[device.kind]) / device.speed
-
-
-def _durations(stage: PlannedStage, costs: Sequence[LayerCost], setup: Setup, micro: int) -> Durations:
-    """Of one stage and micro-batch; gradients are averaged before the update."""
-    own, count, speed = [costs[layer] for layer in stage.layers], len(stage.devices), stage.device.speed
-    together = count * setup.replicas
-    average_s = sum(setup.link.all_reduce_s(cost.parameter_bytes, together) for cost in own)
-    average_s -= (len(own) - 1) * setup.link.all_reduce_s(0, together)  # one message for all layers of a stage
-    return {
-        Action.FORWARD: sum(cost.forward_s for cost in own) / speed / count / micro,
-        Action.BACKWARD: sum(cost.backward_s for cost in own) / speed / count / micro,
-        Action.UPDATE: sum(cost.update_s for cost in own) / speed + average_s,
-    }
-
-
-def _hops(layout: Layout, costs: CostsByKind, link: Link, micro: int) -> list[Hop] | None:
-    if link == Link():
-        return None
-    sent = [costs[stage.device.kind][stage.layers[-1]].out_bytes for stage in layout.stages[:-1]]
-    return [Hop(count / micro / link.bytes_per_s, link.latency_s) for count in sent]
-
-
-def _memory(stage: PlannedStage, costs: Sequence[LayerCost], held: float, waiting: int) -> int:
-    own = [costs[layer] for layer in stage.layers]
-    behind = waiting * own[-1].out_bytes if stage.layers[-1] + 1 < len(costs) else 0
-    shared = held * sum(cost.activation_bytes for cost in own) + behind
-    return sum(cost.resident_bytes for cost in own) + round(shared / len(stage.devices))
+def alone_s(costs: CostsByKind, devices: Sequence[PlannedDevice]) -> float:
+    """Seconds per batch of all layers, one after the other, on the one that is fastest at it, with memory enough."""
+    return min(sum(cost.seconds for cost in costs[device.kind]) / device.speed for device in set(devices))

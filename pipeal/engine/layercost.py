@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pipeal.engine.schedule import Action
 from pipeal.errors import DataError
 
-FORMAT = "pipeal-costs-1"
+FORMAT = "pipeal-costs-2"
 
 Record = TypeVar("Record")
 
@@ -61,7 +61,8 @@ class Costs:
     Attributes:
         kind: The kind of device, such as ``cpu``.
         layers: Of the AL form, in order.
-        backprop: The same network cut for backpropagation, block by block; empty where it was not measured.
+        backprop: The same network cut for backpropagation, block by block: by the number of micro-batches that a batch
+            is cut into, the costs of one of them; empty where it was not measured.
         crowding: How many times as long an action takes while so many stages on this machine's cores work at once,
             measured; empty for a kind whose devices do not share.
         samples: The samples of a batch, in the mean.
@@ -70,7 +71,7 @@ class Costs:
 
     kind: str
     layers: tuple[LayerCost, ...]
-    backprop: tuple[LayerCost, ...] = ()
+    backprop: Mapping[int, tuple[LayerCost, ...]] = field(default_factory=dict)
     crowding: Mapping[int, float] = field(default_factory=dict)
     samples: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -100,8 +101,8 @@ def load_costs(path: str | Path) -> Costs:
         costs = Costs(
             kind=_checked(found.pop("kind"), str),
             layers=_layers(found.pop("layers")),
-            backprop=_layers(found.pop("backprop")),
-            crowding={int(count): _number(times) for count, times in found.pop("crowding").items()},
+            backprop={_count(count): _layers(rows) for count, rows in found.pop("backprop").items()},
+            crowding={_count(count): _number(times) for count, times in found.pop("crowding").items()},
             samples=_number(found.pop("samples")),
             facts=_checked(found.pop("facts"), dict),
         )
@@ -109,7 +110,7 @@ def load_costs(path: str | Path) -> Costs:
         raise DataError(
             f"{path}: not as pipeal plan writes it ({type(error).__name__}: {error}); measure anew"
         ) from error
-    if not costs.layers:
+    if not costs.layers or not all(costs.backprop.values()):
         raise DataError(f"{path}: it holds no layer; measure anew")
     return costs
 
@@ -123,6 +124,12 @@ def _layers(rows: Sequence[Mapping[str, Any]]) -> tuple[LayerCost, ...]:
         numbers: dict[str, Any] = {name: _number(value) for name, value in row.items()}
         found.append(LayerCost(**{name: int(value) if "bytes" in name else value for name, value in numbers.items()}))
     return tuple(found)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
+        raise ValueError(f"found {text!r:.40} where a whole number above 0 is expected")
+    return int(text)
 
 
 def _number(value: Any) -> float:

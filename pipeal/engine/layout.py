@@ -2,7 +2,9 @@
 
 What is minimised is the time of the slowest part per batch, which is what a pipeline without joins takes for each: a
 part is a stage (its forwards, backwards and updates) or the link that carries its packet on. Copies overlap with
-compute, so a stage does not wait for its link.
+compute, so a stage does not wait for its link. Under a schedule that joins every batch, a stage's part ends when its
+update does: after all forwards up to it, or under ``backward-overlap`` after all there are, which is the same for any
+layout and left out.
 
 The search asks for a time T how far the first devices can get if no part may take longer. Two facts make that exact
 and quick. If some devices can cover the first *b* layers, then whatever they could do with fewer is no better: a
@@ -16,16 +18,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import inf
-from typing import TypeVar
 
 from pipeal.engine.devicesets import Group, device_sets
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
+from pipeal.engine.schedule import Schedule
+from pipeal.engine.stagecost import LayerSums, require_costs, sums
 from pipeal.errors import PlacementError
-
-Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ def best_layout(
     stage_replicas: int = 1,
     replicas: int = 1,
     queue_depth: int = 2,
+    schedule: Schedule | None = None,
 ) -> Layout:
     """The layout whose slowest part is as fast as can be; of several such, one with the fewest devices.
 
@@ -94,6 +95,9 @@ def best_layout(
         stage_replicas: On how many devices one stage may be.
         replicas: How many such pipelines train together, each on batches of its own; they average their gradients.
         queue_depth: Packets that may wait behind a stage; they count as its memory.
+        schedule: What it is for; None for one without joins, and a schedule that does one thing at a time gets the
+            layout for that as well. Under one that joins, forwards are taken to be as fast on all devices as on the
+            stage's own, and links to take no time before it.
 
     Raises:
         PlacementError: There is no device, no cost of a kind, or not enough memory.
@@ -103,7 +107,7 @@ def best_layout(
     >>> layout.sizes, [stage.devices for stage in layout.stages], layout.bottleneck_s
     ([2, 1], [(1,), (0,)], 4.0)
     """
-    problem = _Problem(costs, devices, link or Link(), stage_replicas, replicas, queue_depth)
+    problem = _Problem(costs, devices, link or Link(), stage_replicas, replicas, queue_depth, schedule)
     found = problem.attempt(inf)
     if found.path is None:
         raise PlacementError(problem.why_nothing_fits())
@@ -146,21 +150,22 @@ class _Problem:
         stage_replicas: int,
         replicas: int,
         queue_depth: int,
+        schedule: Schedule | None,
     ) -> None:
-        _check(costs, devices, stage_replicas, replicas)
+        require_costs(costs, devices, stage_replicas, replicas)
         self.devices = list(devices)
         self.link = link
         self.replicas = replicas
         self.queue_depth = queue_depth
-        kinds = {device.kind: costs[device.kind] for device in devices}
-        self.layers = len(next(iter(kinds.values())))
+        self.joining = schedule if schedule is not None and schedule.joins and not schedule.serial else None
+        self.sums = {device.kind: LayerSums(costs[device.kind]) for device in devices}
+        self.layers = len(costs[devices[0].kind])
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
             del self.devices[self.layers * stage_replicas :]
-        one = next(iter(kinds.values()))  # bytes are the same on any device
-        self._resident = _sums([cost.resident_bytes for cost in one])
-        self._active = _sums([cost.activation_bytes for cost in one])
-        self._out = [cost.out_bytes for cost in one]
-        self._send = [0.0, *(link.seconds(count) for count in self._out[:-1]), 0.0]
+        self._send = {
+            kind: [0.0, *(link.seconds(own.sends_bytes(end)) for end in range(1, self.layers)), 0.0]
+            for kind, own in self.sums.items()
+        }
         self.sets = device_sets(self.devices, stage_replicas)
         self.groups = {group for moves in self.sets.moves for _, group in moves if group is not None}
         self._until = {group: self._times(costs[group.device.kind], group) for group in self.groups}
@@ -203,13 +208,14 @@ class _Problem:
 
     def _furthest(self, start: int, group: Group, limit_s: float) -> tuple[int, float]:
         """The last layer's end that a stage may have, and the least time that would move it."""
-        until, extra_s = self._until[group]
-        end = max(start, bisect_right(until, limit_s - extra_s + until[start]) - 1)
+        ends, starts, extra_s = self._until[group]
+        send = self._send[group.device.kind]
+        end = max(start, bisect_right(ends, limit_s - extra_s + starts[start]) - 1)
         # The sums round: what counts is the time itself.
         while end < self.layers and self._seconds(start, end + 1, group) <= limit_s:
             end += 1
         while end > start and not (
-            self._seconds(start, end, group) <= limit_s and self._send[end] <= limit_s and self._fits(start, end, group)
+            self._seconds(start, end, group) <= limit_s and send[end] <= limit_s and self._fits(start, end, group)
         ):
             end -= 1
         next_s = inf
@@ -218,36 +224,45 @@ class _Problem:
             if seconds >= next_s:
                 break
             if self._fits(start, later, group):
-                next_s = min(next_s, max(seconds, self._send[later]))
+                next_s = min(next_s, max(seconds, send[later]))
         return end, next_s
 
     def _seconds(self, start: int, end: int, group: Group) -> float:
-        until, extra_s = self._until[group]
-        return until[end] - until[start] + extra_s
+        """When a stage's part of a batch is over."""
+        ends, starts, extra_s = self._until[group]
+        return ends[end] - starts[start] + extra_s
 
-    def _times(self, row: Sequence[LayerCost], group: Group) -> tuple[list[float], float]:
-        """The seconds of all layers up to each, and what a stage takes beside those of its layers."""
+    def _times(self, row: Sequence[LayerCost], group: Group) -> tuple[list[float], list[float], float]:
+        """Two sums over the layers, whose difference from a stage's end to its start is its time, and what it takes
+        beside that."""
         together = group.count * self.replicas
         extra_s = self.link.all_reduce_s(0, together)
-        return _sums(
+        forward = sums([cost.forward_s / group.count / group.device.speed for cost in row])
+        rest = sums(
             [
-                ((cost.forward_s + cost.backward_s) / group.count + cost.update_s) / group.device.speed
+                (cost.backward_s / group.count + cost.update_s) / group.device.speed
                 + self.link.all_reduce_s(cost.parameter_bytes, together)
                 - extra_s
                 for cost in row
             ]
-        ), extra_s
+        )
+        if self.joining is not None and self.joining.forwards_first:
+            return rest, rest, extra_s
+        both = [one + other for one, other in zip(forward, rest, strict=True)]
+        return both, both if self.joining is None else rest, extra_s
 
     def _memory(self, start: int, end: int, group: Group) -> int:
-        waiting = self.queue_depth * self._out[end - 1] if end < self.layers else 0
-        shared = self._active[end] - self._active[start] + waiting
-        return self._resident[end] - self._resident[start] + -(-shared // group.count)
+        own = self.sums[group.device.kind]
+        return own.memory_bytes(start, end, devices=group.count, waiting=self.queue_depth)
 
     def _fits(self, start: int, end: int, group: Group) -> bool:
         return group.device.memory_bytes is None or self._memory(start, end, group) <= group.device.memory_bytes
 
     def slowest(self, path: Sequence[_Step]) -> float:
-        return max(max(self._seconds(step.start, step.end, step.group), self._send[step.end]) for step in path)
+        return max(
+            max(self._seconds(step.start, step.end, step.group), self._send[step.group.device.kind][step.end])
+            for step in path
+        )
 
     def least_s(self) -> float:
         """No layout is faster than its slowest layer on the devices that suit it best."""
@@ -261,41 +276,22 @@ class _Problem:
             alike = [n for n in free if self.devices[n] == group.device and (self.sets.any_order or n >= step.state)]
             own = tuple(alike[: group.count])
             free = [number for number in free if number not in own]
-            seconds, memory = self._seconds(start, end, group), self._memory(start, end, group)
-            stages.append(PlannedStage(range(start, end), own, group.device, seconds, self._send[end], memory))
+            durations = self.sums[group.device.kind].durations(
+                start, end, group.device, devices=group.count, together=group.count * self.replicas, link=self.link
+            )
+            sends_s, memory = self._send[group.device.kind][end], self._memory(start, end, group)
+            stages.append(PlannedStage(range(start, end), own, group.device, sum(durations.values()), sends_s, memory))
         return Layout(tuple(stages), self.sets.any_order)
 
     def why_nothing_fits(self) -> str:
         most = max(device.memory_bytes or 0 for device in self.devices)
         least = [self._memory(n, n + 1, Group(self.devices[0], 1)) for n in range(self.layers)]
-        wanted = self._resident[-1] + self._active[-1]
+        wanted = self.sums[self.devices[0].kind].memory_bytes(0, self.layers)
         return (
             f"no layout fits: the {self.layers} layers need {_mib(wanted)} in all and the largest, layer "
             f"{least.index(max(least))}, {_mib(max(least))}; the {len(self.devices)} devices have at most {_mib(most)} "
             "each; use more devices or larger ones, or smaller batches"
         )
-
-
-def _check(
-    costs: Mapping[str, Sequence[LayerCost]], devices: Sequence[PlannedDevice], stage_replicas: int, replicas: int
-) -> None:
-    if not devices:
-        raise PlacementError("no device to lay layers out on; expected at least one")
-    for device in devices:
-        if not costs.get(device.kind):
-            known = ", ".join(sorted(costs)) or "none"
-            raise PlacementError(f"no costs of a device of kind {device.kind!r}; measured kinds: {known}")
-        if not 0 < device.speed < inf:
-            raise PlacementError(f"a device's speed is {device.speed}; expected a number above 0")
-    counts = {device.kind: len(costs[device.kind]) for device in devices}
-    if len(set(counts.values())) > 1:
-        raise PlacementError(f"the kinds of devices have costs of different numbers of layers: {counts}")
-    if stage_replicas < 1 or replicas < 1:
-        raise PlacementError(f"found {min(stage_replicas, replicas)} replicas; expected at least 1")
-
-
-def _sums(values: Sequence[Number]) -> list[Number]:
-    return list(accumulate(values, initial=values[0] - values[0]))
 
 
 def _mib(count: float) -> str:

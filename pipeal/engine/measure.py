@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -19,9 +20,11 @@ from pipeal.engine.device import Precision
 from pipeal.engine.layer_state import layer_state
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.pipeline import Pipeline
+from pipeal.engine.placement import balance
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import Window
 from pipeal.errors import PlacementError
+from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, Tree, layers_of, module_of, pair_of, tensors
 
 WARM_UP = 2
@@ -58,8 +61,7 @@ def measure(
         PlacementError: Too few batches.
     """
     return measure_in_turns(
-        [model],
-        batches,
+        [(model, batches)],
         device=device,
         threads=threads,
         precision=precision,
@@ -70,8 +72,7 @@ def measure(
 
 
 def measure_in_turns(
-    models: Sequence[nn.Module | Iterable[TrainableLayer]],
-    batches: Sequence[Any],
+    cases: Sequence[tuple[nn.Module | Iterable[TrainableLayer], Sequence[Any]]],
     *,
     device: str = "cpu",
     threads: int = 1,
@@ -80,20 +81,26 @@ def measure_in_turns(
     on_oom: OnOom = "raise",
     rounds: int = 3,
 ) -> list[tuple[LayerCost, ...]]:
-    """As :func:`measure`, of models that are to be compared: in each round all of them come in turn."""
-    copies = [deepcopy(layers_of(model)) for model in models]
-    spent: list[list[list[dict[Action, float]]]] = [[] for _ in models]
+    """As :func:`measure`, of models, each with its batches, that are to be compared: in each round all come in turn."""
+    copies = {id(model): deepcopy(layers_of(model)) for model, _ in cases}
+    spent: list[list[list[dict[Action, float]]]] = [[] for _ in cases]
     for _ in range(max(1, rounds)):
-        for layers, found in zip(copies, spent, strict=True):
+        for (model, batches), found in zip(cases, spent, strict=True):
             found.append(
                 layer_costs(
-                    layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
+                    copies[id(model)],
+                    batches,
+                    device=device,
+                    threads=threads,
+                    precision=precision,
+                    compile=compile,
+                    on_oom=on_oom,
                 )
             )
-    largest = max(batches, key=lambda batch: _bytes_of(pair_of(batch)))
     costs = []
-    for layers, found in zip(copies, spent, strict=True):
-        counted = _count_bytes(layers, largest, device, threads, precision)
+    for (model, batches), found in zip(cases, spent, strict=True):
+        largest = max(batches, key=lambda batch: _bytes_of(pair_of(batch)))
+        counted = _count_bytes(copies[id(model)], largest, device, threads, precision)
         costs.append(tuple(_with_seconds(cost, [own[n] for own in found]) for n, cost in enumerate(counted)))
     return costs
 
@@ -157,6 +164,36 @@ def layer_costs(
     return [{action: totals[layer, action] / counted for action in Action} for layer in range(len(layers))]
 
 
+def balanced_sizes(
+    model: nn.Module | Iterable[TrainableLayer],
+    batches: Sequence[Any],
+    stages: int,
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+) -> list[int]:
+    """The number of layers of each stage, balanced by what they cost; as even as can be where they do not fit together.
+
+    Trains the layers it is given; all arguments but ``stages`` are those of :func:`layer_costs`.
+
+    Raises:
+        PlacementError: More stages than layers, or too few batches.
+    """
+    layers = layers_of(model)
+    try:
+        costs = layer_costs(
+            layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return balance([1.0] * len(layers), stages)
+    return balance([sum(cost.values()) for cost in costs], stages)
+
+
 def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
     """What layers train on so that nothing is left to compile."""
     return [] if compile == "none" else batches
@@ -213,4 +250,11 @@ def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[tuple[dict[int,
 
 
 def _bytes_of(tree: Tree) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(tree))
+    """What travels of a tree; of a tensor that was expanded, each element once."""
+    return sum(_elements(tensor) * tensor.element_size() for tensor in tensors(tree))
+
+
+def _elements(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return tensor.numel()
+    return prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)

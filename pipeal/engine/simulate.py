@@ -2,11 +2,13 @@
 
 A clock that is only counted goes from event to event. Each stage works through its own tasks in their order; a task
 begins when all that the schedule names has ended and its packet has come over the link. Stages that share cores work
-at the pace that so many at once have.
+at the pace that so many at once have, and so does what carries a packet: between processes of one machine, that is
+work of the same cores.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -19,7 +21,7 @@ from pipeal.engine.schedule import Action, Task
 Durations = Mapping[Action, float]
 
 Crowding: TypeAlias = Callable[[int], float]
-"""How many times as long an action takes while so many stages work at once."""
+"""How many times as long an action takes while so many stages, or carriers of packets, work at once."""
 
 
 class Rules(Protocol):
@@ -40,7 +42,7 @@ class Hop:
     """The link between two neighbouring stages, in seconds per packet.
 
     Attributes:
-        busy_s: The packet is on its way so long, and the next one waits.
+        busy_s: The packet is on its way so long, and the next one waits; where cores are shared, alone on one of them.
         latency_s: It arrives so much later.
     """
 
@@ -111,6 +113,15 @@ def simulate(
     return _Clock(schedule, costs, batches, queue_depth, hops, crowding, keep_spans).run()
 
 
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """A packet that the cores carry: over which link, its number, and what that takes."""
+
+    link: tuple[int, Action]
+    number: int
+    hop: Hop
+
+
 _PLACE = {Action.FORWARD: 0, Action.BACKWARD: 1, Action.UPDATE: 2}
 
 
@@ -143,7 +154,9 @@ class _Clock:
         self.next = [0] * self.stages
         self.taken = [0] * self.stages  # packets that a stage has begun with
         self.keeping: list[Task | None] = [None] * self.stages  # a forward whose packet finds no space
-        self.free_at: dict[tuple[int, Action], float] = {}  # links, by the sender and what is sent
+        # Links, by the sender and what is sent; where cores are shared, with the packets that wait for one.
+        self.free_at: dict[tuple[int, Action], float] = {}
+        self.queues: dict[tuple[int, Action], deque[_Sending]] = {}
         self.sends_back = self.stages > 1 and Task(0, 1, Action.BACKWARD) in self.after(
             Task(0, 0, Action.BACKWARD), self.stages
         )
@@ -157,7 +170,7 @@ class _Clock:
         self.events: list[tuple[float, int, Task | int]] = []  # when a task ends alone, or a packet comes
         # Of tasks that share cores, the work done by each since the start, if all were there from the start.
         self.work = 0.0
-        self.sharing: list[tuple[float, int, Task]] = []
+        self.sharing: list[tuple[float, int, Task | _Sending]] = []
 
     def run(self) -> Simulation:
         for stage in range(self.stages):
@@ -169,8 +182,11 @@ class _Clock:
                 shared = self.now + (self.sharing[0][0] - self.work) * pace
                 if shared <= alone:
                     self.now = shared
-                    self.work, _, task = heappop(self.sharing)
-                    self.end(task)
+                    self.work, _, done = heappop(self.sharing)
+                    if isinstance(done, _Sending):
+                        self.arrive(done)
+                    else:
+                        self.end(done)
                     continue
                 self.work += (alone - self.now) / pace
             self.now, _, what = heappop(self.events)
@@ -248,10 +264,28 @@ class _Clock:
         if self.hops is None:
             self.mark(number + self.tasks)
             return
-        link = (task.stage, task.action)
-        passed = max(self.now, self.free_at.get(link, 0.0)) + self.hops[over].busy_s
+        link, hop = (task.stage, task.action), self.hops[over]
+        if self.crowding is not None:
+            sending = _Sending(link, number + self.tasks, hop)
+            queue = self.queues.setdefault(link, deque())
+            queue.append(sending)
+            if len(queue) == 1:
+                self.carry(sending)
+            return
+        passed = max(self.now, self.free_at.get(link, 0.0)) + hop.busy_s
         self.free_at[link] = passed
-        heappush(self.events, (passed + self.hops[over].latency_s, next(self.turn), number + self.tasks))
+        heappush(self.events, (passed + hop.latency_s, next(self.turn), number + self.tasks))
+
+    def carry(self, sending: _Sending) -> None:
+        heappush(self.sharing, (self.work + sending.hop.busy_s, next(self.turn), sending))
+
+    def arrive(self, sending: _Sending) -> None:
+        """A packet has been carried by cores that others share; the next one may follow."""
+        queue = self.queues[sending.link]
+        queue.popleft()
+        if queue:
+            self.carry(queue[0])
+        heappush(self.events, (self.now + sending.hop.latency_s, next(self.turn), sending.number))
 
     def mark(self, number: int) -> None:
         """Something that stages may wait for is there."""

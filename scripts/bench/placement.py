@@ -1,10 +1,12 @@
 """What placement takes, and what it brings: the best layout found, and lopsided packages placed by it, in turns.
 
-    python scripts/bench/placement.py [--quick] [--json FILE]
+    python scripts/bench/placement.py [--quick] [--json scripts/bench/results/placement.json]
 
 Table 1 is the time of the search. Table 2 trains packages whose layers cost very different times: stages of as many
 layers each against stages that the measured costs balance, in turns in one process. Virtual layers only take time, so
-that any number of them overlap; real ones share the cores.
+that any number of them overlap. Real ones share the cores, and there balance pays less than its sum says: it is the
+balanced stages that keep both cores busy, and two busy cores are each slower than one alone. How much slower is
+measured without a pipeline (crowding), and the forecast that knows it stands beside what the runs took.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -21,11 +24,13 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
+from held import predict
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
 from pipeal.engine import balance
 from pipeal.engine.allocator import keep_freed_memory
+from pipeal.engine.crowding import measure_crowding
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import best_layout
@@ -50,7 +55,13 @@ class Search:
 
 @dataclass(frozen=True)
 class Lopsided:
-    """One package on some stages: medians in ms per batch."""
+    """One package on some stages: medians in ms per batch.
+
+    Attributes:
+        by_costs: The gain that the slowest stages' sums of costs alone would give.
+        crowding: How many times as long all stages take at once; None for layers that do not share cores.
+        forecast: The gain of the forecast, which knows both.
+    """
 
     package: str
     stages: int
@@ -58,6 +69,9 @@ class Lopsided:
     equal_ms: float
     balanced_sizes: str
     balanced_ms: float
+    by_costs: float
+    crowding: float | None
+    forecast: float
 
     @property
     def gain(self) -> float:
@@ -105,7 +119,7 @@ def virtual() -> tuple[Sequence[TrainableLayer], list[Any]]:
 
 
 def perceptrons() -> tuple[Sequence[TrainableLayer], list[Any]]:
-    """Eight layers, the last as deep as the other seven together; random batches of 16 classes."""
+    """Eight layers, the last four twelve times as deep as the first four; random batches of 16 classes."""
     torch.manual_seed(0)
     width, code, classes = 256, 32, 16
     sides: list[AE] = [LabelAE(nn.Linear(classes, code), nn.Linear(code, classes), classes)]
@@ -115,8 +129,9 @@ def perceptrons() -> tuple[Sequence[TrainableLayer], list[Any]]:
         parts = [part for _ in range(depth) for part in (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))]
         return nn.Sequential(*parts)
 
+    depths = [1] * 4 + [12] * 4
     package = ALPackage(
-        [AL(ENC(block(28 if side is sides[-1] else 2), nn.Linear(width, code)), side) for side in sides]
+        [AL(ENC(block(depth), nn.Linear(width, code)), side) for depth, side in zip(depths, sides, strict=True)]
     )
     batches = [(torch.randn(512, width), torch.randint(classes, (512,))) for _ in range(16)]
     return layers_of(package), batches
@@ -137,6 +152,9 @@ def compare(name: str, turns: int) -> Lopsided:
         "equal": balance([1.0] * len(layers), stages),
         "balanced": balance([cost.seconds for cost in costs], stages),
     }
+    crowding: dict[int, float] = {}
+    if not isinstance(layers[0], VirtualLayer):
+        crowding = measure_crowding(layers, batches[:8], [stages], sizes=sizes["balanced"])
     took: dict[str, list[float]] = {kind: [] for kind in sizes}
     for turn in range(turns + 1):
         for kind, own in sizes.items():
@@ -145,7 +163,20 @@ def compare(name: str, turns: int) -> Lopsided:
             if turn:
                 took[kind].append(1e3 * seconds / len(batches))
     shown = {kind: " + ".join(map(str, own)) for kind, own in sizes.items()}
-    return Lopsided(name, stages, shown["equal"], median(took["equal"]), shown["balanced"], median(took["balanced"]))
+    slowest = {kind: max(_sums(costs, own)) for kind, own in sizes.items()}
+    foreseen = {kind: predict(costs, own, crowding or None, len(batches)) for kind, own in sizes.items()}
+    return Lopsided(
+        *(name, stages, shown["equal"], median(took["equal"]), shown["balanced"], median(took["balanced"])),
+        by_costs=slowest["equal"] / slowest["balanced"],
+        crowding=crowding.get(stages),
+        forecast=foreseen["equal"] / foreseen["balanced"],
+    )
+
+
+def _sums(costs: Sequence[LayerCost], sizes: Sequence[int]) -> list[float]:
+    """Seconds per batch of each stage."""
+    left = iter(costs)
+    return [sum(cost.seconds for cost in islice(left, size)) for size in sizes]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -168,11 +199,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     placed = [compare(name, turns) for name in PACKAGES]
     print_table(
         f"2. Lopsided packages, in turns, medians of {turns}; ms per batch",
-        ["package", "stages", "as many layers each", "took", "balanced by costs", "took", "gain"],
+        [
+            *("package", "stages", "as many layers each", "took", "balanced by costs", "took", "gain"),
+            *("by costs alone", "crowding", "forecast"),
+        ],
         [
             [
                 *(row.package, row.stages, row.equal_sizes, row.equal_ms),
                 *(row.balanced_sizes, row.balanced_ms, f"{row.gain:.2f}×"),
+                *(f"{row.by_costs:.2f}×", row.crowding, f"{row.forecast:.2f}×"),
             ]
             for row in placed
         ],
@@ -181,8 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures = {
             "machine": facts,
             "searches": [asdict(row) for row in found],
-            "placed": [asdict(row) for row in placed],
+            "placed": [{**asdict(row), "gain": row.gain} for row in placed],
         }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ def saved(path: Path, kind: str = "gpu", layers: int = 4, **more: object) -> Pat
     """Costs of equal layers, 30 ms each, and of a cheaper network for backpropagation with a head."""
     layer = LayerCost(0.010, 0.018, 0.002, MIB, 10 * MIB, 20 * MIB, 5 * MIB)
     block = LayerCost(0.008, 0.016, 0.002, MIB, 8 * MIB, 16 * MIB, 4 * MIB)
-    backprop = (*[block] * layers, LayerCost(0.001, 0.001, 0.0))
-    costs = Costs(kind, (layer,) * layers, backprop, samples=64, facts={"dataset": "made", "model": "up"}, **more)  # type: ignore[arg-type]
-    save_costs(costs, path)
+    backprop = {
+        micro: (*[replace(block, forward_s=0.008 / micro, backward_s=0.016 / micro)] * layers, LayerCost(0.001, 0.001))
+        for micro in (1, 4, 8)
+    }
+    given = {"samples": 64, "facts": {"dataset": "made", "model": "up"}, **more}
+    save_costs(Costs(kind, (layer,) * layers, backprop, **given), path)  # type: ignore[arg-type]
     return path
 
 
@@ -40,9 +44,14 @@ def test_costs_become_forecasts_of_every_schedule(tmp_path: Path, capsys: pytest
     found, out = planned(capsys, tmp_path, "--costs", str(saved(tmp_path / "c.json")), "--devices", "4")
     assert found["AL sequential"]["gain"] == pytest.approx(1)
     assert found["AL al-fm"]["gain"] == pytest.approx(120 / 60, rel=0.01)
+    assert [found[f"BP {name}"]["micro_batches"] for name in ("naive", "gpipe", "1f1b")] == [1, 8, 8]
+    assert "the best of 1, 4, 8, as measured" in out
     assert found["AL pipelined"]["gain"] == pytest.approx(4, rel=0.01)
     assert found["BP naive"]["gain"] < found["BP gpipe"]["gain"] <= found["BP 1f1b"]["gain"]
     assert found["AL pipelined"]["memory_bytes"][0] == (2 * 10 + 20 + 5 + 2) * MIB
+    four, _ = planned(capsys, tmp_path, "--costs", str(tmp_path / "c.json"), "--devices", "4", "--micro-batches", "4")
+    assert four["BP gpipe"]["micro_batches"] == 4
+    assert four["BP gpipe"]["batch_s"] > found["BP gpipe"]["batch_s"]
     rows = [line for line in out.splitlines() if line.startswith("|")]
     assert len({len(row) for row in rows[:9]}) == 1  # the columns line up
     assert len(rows) == 2 + 7 + 2 + 4
@@ -62,6 +71,9 @@ def test_kinds_speeds_memory_links_and_replicas(tmp_path: Path, capsys: pytest.C
     fast, _ = planned(capsys, tmp_path, *both, "--devices", "a100*2,cpu*2", "--device-speed", "3,3,1,1")
     assert fast["AL pipelined"]["sizes"] == [2, 2]  # on the fast ones; the others would only slow them down
     assert fast["AL pipelined"]["gain"] == pytest.approx(2, rel=0.01)  # against one fast device
+    turned, out = planned(capsys, tmp_path, *both, "--devices", "cpu*2,a100*2", "--device-speed", "1,1,3,3")
+    assert turned["AL pipelined"]["gain"] == pytest.approx(2, rel=0.01)  # whichever is named first
+    assert "on one, the fastest of the devices" in out
     one = both[:2]
     slow, _ = planned(capsys, tmp_path, *one, "--devices", "4", "--link", "0.01", "--latency", "50")
     free, _ = planned(capsys, tmp_path, *one, "--devices", "4")
@@ -83,7 +95,7 @@ def test_thousands_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_form_that_fits_nowhere_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small, large = (LayerCost(1.0, 2.0, 0.0, parameter_bytes=size) for size in (MIB, 1024 * MIB))
-    save_costs(Costs("gpu", (small, small), (large, large)), tmp_path / "c.json")
+    save_costs(Costs("gpu", (small, small), {1: (large, large)}), tmp_path / "c.json")
     found, out = planned(capsys, tmp_path, "--costs", str(tmp_path / "c.json"), "--devices", "2", "--memory", "1")
     assert {method[:2] for method in found} == {"AL"}
     assert "BP gpipe: no layout fits" in out
@@ -93,20 +105,47 @@ def test_a_model_is_measured_and_its_costs_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
+    monkeypatch.setattr("pipeal.cli.plan_costs.MICRO_BATCHES", (2, 10**6))
     small = [f"model.{key}={value}" for key, value in (("x_hid", 8), ("y_hid", 8), ("embedding_dim", 12))]
     options = [part for key in [*small, "data.batching.budget_tokens=256"] for part in ("--set", key)]
     folder = tmp_path / "plan"
     code, out, _ = run_command(plan.command, capsys, "--devices", "2", "--share-cores", *options, "--out", str(folder))
     assert code == 0
     costs = load_costs(folder / "costs.json")
-    assert (len(costs.layers), len(costs.backprop)) == (4, 5)
-    assert all(cost.seconds > 0 and cost.parameter_bytes > 0 for cost in (*costs.layers, *costs.backprop))
+    assert (len(costs.layers), {len(rows) for rows in costs.backprop.values()}) == (4, {5})
+    every = [*costs.layers, *(cost for rows in costs.backprop.values() for cost in rows)]
+    assert all(cost.seconds > 0 and cost.parameter_bytes > 0 for cost in every)
     assert costs.samples > 1
+    assert 2 in costs.backprop
+    assert costs.backprop[2][1].out_bytes < costs.backprop[1][1].out_bytes
     assert costs.crowding[2] > 0
     assert costs.facts["model"] == "transformer"
     assert "AL pipelined" in out
     again, _ = planned(capsys, tmp_path, "--costs", str(folder / "costs.json"), "--devices", "2", "--share-cores")
     assert again["AL pipelined"]["batch_s"] > 0
+
+
+def test_a_language_model_is_planned_as_it_is_configured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue's depth and the threads of a device are those of the configuration; they were once 2 and 1."""
+    monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
+    monkeypatch.setattr("pipeal.cli.plan_costs.MICRO_BATCHES", (2,))
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=4", "engine.threads=2", "engine.queue_depth=5"]
+    options = [part for key in own for part in ("--set", key)]
+    folder = tmp_path / "plan"
+    arguments = ["--dataset", "text", "--model", "charlm", "--devices", "2", *options, "--out", str(folder)]
+    code, _, _ = run_command(plan.command, capsys, *arguments)
+    assert code == 0
+    costs = load_costs(folder / "costs.json")
+    assert (costs.samples, costs.facts["threads"], costs.facts["model"]) == (4, 2, "charlm")
+    figures = json.loads((folder / "plan.json").read_text())
+    pipelined = next(each for each in figures["forecasts"] if each["method"] == "AL pipelined")
+    if len(pipelined["sizes"]) == 2:
+        first = costs.layers[: pipelined["sizes"][0]]
+        held = sum(cost.resident_bytes + cost.activation_bytes for cost in first) + 5 * first[-1].out_bytes
+        assert pipelined["memory_bytes"][0] == held
 
 
 @pytest.mark.parametrize(
@@ -117,7 +156,15 @@ def test_a_model_is_measured_and_its_costs_are_kept(
         (["--dataset", "cifar10", "--model", "lstm"], "unknown data set 'cifar10'"),
         (["--costs", "none.json"], "none.json: No such file"),
         (["--costs", "c.json", "--costs", "c.json"], "kind 'gpu', as another file"),
-        (["--costs", "c.json", "--dataset", "agnews"], "beside --costs"),
+        (["--costs", "c.json", "--costs", "other.json"], "c.json and other.json are of different models: the model"),
+        (["--costs", "c.json", "--dataset", "agnews"], "--dataset: found agnews beside --costs"),
+        (["--costs", "c.json", "--model", "lstm"], "--model: found lstm beside --costs"),
+        (["--costs", "c.json", "--set", "train.seed=1"], "--set: found train.seed=1 beside --costs"),
+        (["--costs", "c.json", "--micro-batches", "3"], "measured for 1, 4, 8"),
+        (["--set", "engine.devices=cpu*2"], "expected --devices"),
+        (["--model", "charlm"], "charlm has no embedded data; expected shakespeare"),
+        (["--preset", "cpu"], "transformer has none; they are for charlm"),
+        (["--share-cores", "--set", "engine.threads=2"], "found engine.threads=2; expected 1"),
         (["--devices", "0"], "found '0', expected a number such as 8"),
         (["--devices", "a*2"], "kinds have names in --costs"),
         (["--costs", "c.json", "--devices", "a*2"], "no costs of the kind 'a'; measured: gpu"),
@@ -153,5 +200,6 @@ def test_a_mistake_is_told_in_one_line_before_anything_is_done(
     saved(Path("c.json"))
     saved(Path("one.json"), layers=1)
     saved(Path("long.json"), layers=100)
+    saved(Path("other.json"), "cpu", facts={"dataset": "made", "model": "down"})
     told_one_line(line, *run_command(plan.command, capsys, *arguments))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "long.json", "one.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "long.json", "one.json", "other.json"]

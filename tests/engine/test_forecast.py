@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
-from pipeal.engine.forecast import Forecast, Setup, alone_s, forecast, methods
+from pipeal.engine.forecast import Forecast, Model, Setup, alone_s, best_forecast, forecast, lay_out
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.schedule import SCHEDULES
@@ -26,14 +26,26 @@ def on(count: int, **more: object) -> Setup:
     return Setup(devices=(PlannedDevice(),) * count, **more)  # type: ignore[arg-type]
 
 
-def of(method: str, layers: int, setup: Setup) -> Forecast:
-    return forecast(method, methods(setup.micro_batches)[method], equal(layers), setup)
+def shared(cost: LayerCost, micro_batches: int) -> LayerCost:
+    """A micro-batch that costs its share."""
+    return replace(
+        cost,
+        forward_s=cost.forward_s / micro_batches,
+        backward_s=cost.backward_s / micro_batches,
+        out_bytes=cost.out_bytes // micro_batches,
+        activation_bytes=cost.activation_bytes // micro_batches,
+    )
+
+
+def of(method: str, layers: int, setup: Setup, micro_batches: tuple[int, ...] = (1, 8)) -> Forecast:
+    bp = {number: {"cpu": [shared(EQUAL, number)] * layers} for number in micro_batches}
+    return best_forecast(method, Model(equal(layers), bp), setup)
 
 
 @pytest.mark.parametrize(("devices", "at_least"), [(4, 3.8), (6, 5.6)])
 def test_twelve_equal_layers_gain_nearly_as_many_times_as_there_are_devices(devices: int, at_least: float) -> None:
     found = of("AL pipelined", 12, on(devices))
-    assert alone_s(equal(12), PlannedDevice()) / found.batch_s >= at_least
+    assert alone_s(equal(12), [PlannedDevice()]) / found.batch_s >= at_least
     assert found.bubble < 0.05
 
 
@@ -42,6 +54,7 @@ def test_equal_layers_have_a_closed_form_however_long_the_run(layers: int, batch
     setup = on(layers, batches=batches)
     whole = {
         "AL sequential": 3 * layers * batches,
+        "AL backward-overlap": (layers + 2) * batches,
         "AL al-fm": (layers + 2) * batches,
         "AL pipelined": layers - 1 + 3 * batches,
         "BP naive": 3 * layers * batches,
@@ -66,6 +79,39 @@ def test_a_long_run_goes_on_at_the_pace_it_has_reached(rows: list[tuple[int, int
     ]
     whole = simulate(SCHEDULES["pipelined"], durations, 150, queue_depth=queue_depth).makespan_s
     assert found.batch_s * 150 == pytest.approx(whole)
+
+
+def test_each_schedule_has_a_layout_of_its_own() -> None:
+    """al-fm ends a batch with the update of the last stage, so that early stages may have more to do."""
+    found = of("AL al-fm", 12, on(4))
+    assert found.layout.sizes[-1] == 2
+    assert found.batch_s == pytest.approx(16)
+    even = forecast("", SCHEDULES["al-fm"], equal(12), on(4), lay_out(equal(12), on(4)))
+    assert even.batch_s == pytest.approx(18)
+    assert of("AL pipelined", 12, on(4)).layout.sizes == [3, 3, 3, 3]
+
+
+def test_backpropagation_takes_the_micro_batches_that_are_best_for_it() -> None:
+    """Small ones leave less idle, but cost more than their share: here 0.5 s each, forward and backward."""
+
+    def costs(micro_batches: int) -> dict[str, list[LayerCost]]:
+        return {"cpu": [LayerCost(0.5 + 1 / micro_batches, 0.5 + 2 / micro_batches)] * 4}
+
+    model = Model(equal(4), {number: costs(number) for number in (1, 2, 4, 8, 16)})
+    for method in ("BP gpipe", "BP 1f1b"):
+        found = best_forecast(method, model, on(4))
+        wanted = {number: (number + 3) * (1 + 3 / number) for number in model.bp}
+        assert found.batch_s == pytest.approx(min(wanted.values()))
+        assert found.micro_batches == min(wanted, key=wanted.__getitem__) == 4
+    assert best_forecast("BP naive", model, on(4)).micro_batches == 1
+    with pytest.raises(PlacementError, match="not measured"):
+        best_forecast("BP naive", Model(equal(4)), on(4))
+
+
+def test_alone_is_on_the_device_that_is_fastest() -> None:
+    costs = {"slow": [LayerCost(3.0, 3.0)] * 2, "fast": [LayerCost(1.0, 1.0)] * 2}
+    devices = [PlannedDevice("slow"), PlannedDevice("fast"), PlannedDevice("fast", speed=2.0)]
+    assert alone_s(costs, devices) == 2
 
 
 def test_replicas_do_as_many_batches_at_once_and_average_their_gradients() -> None:
@@ -103,7 +149,7 @@ def test_backpropagation_waits_for_its_links_and_pipelined_al_does_not() -> None
 
 def test_memory_is_that_of_weights_graphs_and_waiting_packets() -> None:
     resident = 2 * 1000 + 2000
-    setup = on(4, micro_batches=8)
+    setup = on(4)
     assert of("AL pipelined", 4, setup).memory_bytes == (*[resident + 800 + 2 * 100] * 3, resident + 800)
     assert of("BP gpipe", 4, setup).memory_bytes == (resident + 800,) * 4
     assert of("BP 1f1b", 4, setup).memory_bytes == tuple(resident + held * 100 for held in (4, 3, 2, 1))
@@ -120,3 +166,10 @@ def test_faster_devices_and_shared_stages_count() -> None:
 def test_stages_that_share_cores_get_no_more_than_those() -> None:
     two_cores = replace(on(4), crowding=lambda at_once: max(1.0, at_once / 2))
     assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(6, rel=0.01)
+
+
+def test_carrying_packets_is_work_of_shared_cores() -> None:
+    """A packet of a second over each of 3 links, 12 s of work: 15 s on two cores are 7.5."""
+    two_cores = replace(on(4, link=Link(bytes_per_s=100.0)), crowding=lambda at_once: max(1.0, at_once / 2))
+    assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(7.5, rel=0.01)
+    assert of("AL pipelined", 4, on(4, link=Link(bytes_per_s=100.0))).batch_s == pytest.approx(3, rel=0.02)

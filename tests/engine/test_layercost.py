@@ -21,7 +21,7 @@ layers = st.builds(LayerCost, seconds, seconds, seconds, sizes, sizes, sizes, si
         Costs,
         kind=st.text(),
         layers=st.lists(layers, min_size=1, max_size=3).map(tuple),
-        backprop=st.lists(layers, max_size=3).map(tuple),
+        backprop=st.dictionaries(st.integers(1, 8), st.lists(layers, min_size=1, max_size=3).map(tuple)),
         crowding=st.dictionaries(st.integers(1, 8), seconds),
         samples=seconds,
         facts=st.dictionaries(st.text(), st.text()),
@@ -36,10 +36,10 @@ def test_what_is_saved_is_what_is_loaded(costs: Costs, tmp_path_factory: pytest.
 def good() -> dict[str, object]:
     row = dict.fromkeys(LayerCost.__slots__, 1)
     return {
-        "format": "pipeal-costs-1",
+        "format": "pipeal-costs-2",
         "kind": "cpu",
         "layers": [row],
-        "backprop": [],
+        "backprop": {"4": [row]},
         "crowding": {"2": 1.1},
         "samples": 3,
         "facts": {},
@@ -63,6 +63,10 @@ def spoilt(**changes: object) -> str:
         (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, -1)]), "at least 0"),
         (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, "1")]), "at least 0"),
         (spoilt(crowding={"two": 1}), "measure anew"),
+        (spoilt(crowding={"0": 1}), "above 0"),
+        (spoilt(backprop=[]), "measure anew"),
+        (spoilt(backprop={"1": []}), "holds no layer"),
+        (spoilt(backprop={"9" * 5000: []}), "above 0"),
         (spoilt(crowding=[]), "measure anew"),
         (spoilt(kind=None), "measure anew"),
         (spoilt(samples=float("nan")), "at least 0"),

@@ -15,6 +15,8 @@ from pipeal.engine.devicesets import device_sets
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import Layout, best_layout
+from pipeal.engine.schedule import SCHEDULES, Action
+from pipeal.engine.simulate import simulate
 
 from .cases import cuts
 
@@ -150,6 +152,40 @@ def test_no_layout_is_faster(
     groups = [stage.devices for stage in layout.stages]
     again = slowest(costs, given_devices, link, layout.sizes, groups, replicas, queue_depth, any_order)
     assert layout.bottleneck_s == pytest.approx(again, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+@settings(max_examples=60)
+@given(rows=st.lists(layer_costs, min_size=1, max_size=6), count=st.integers(1, 4))
+def test_each_schedule_gets_the_layout_that_suits_it(name: str, rows: list[LayerCost], count: int) -> None:
+    """On equal devices no other cut is faster once it runs, joins and all; what has no joins is meant to run long."""
+    schedule = SCHEDULES[name]
+
+    def pace_s(sizes: Sequence[int]) -> float:
+        starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
+        stages = [
+            {action: sum(cost.durations()[action] for cost in rows[start : start + size]) for action in Action}
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+        if not schedule.joins:
+            return max(sum(stage.values()) for stage in stages)
+        return simulate(schedule, stages, 1).makespan_s
+
+    found = best_layout({"cpu": rows}, [PlannedDevice()] * count, schedule=schedule)
+    every = [sizes for stages in range(1, min(count, len(rows)) + 1) for sizes in cuts(len(rows), stages)]
+    assert pace_s(found.sizes) == min(map(pace_s, every))
+
+
+def test_what_a_kind_of_device_holds_and_sends_is_what_was_measured_on_it() -> None:
+    """Bytes differ with precision: a fp32 layer of 100 bytes of graph was once weighed as its bf16 twin of 50."""
+    narrow, wide = LayerCost(1, 2, out_bytes=50, activation_bytes=50), LayerCost(1, 2, 0, 100, activation_bytes=100)
+    costs = {"gpu": [narrow] * 4, "cpu": [wide] * 4}
+    two = [PlannedDevice("gpu"), PlannedDevice("cpu", memory_bytes=350)]
+    for given_devices in (two, two[::-1]):
+        stages = {stage.device.kind: stage for stage in best_layout(costs, given_devices, Link(100.0)).stages}
+        assert len(stages["cpu"].layers) == 2 if stages["cpu"].layers.stop == 4 else 1
+        first = min(stages.values(), key=lambda stage: stage.layers.start)
+        assert first.sends_s == (0.5 if first.device.kind == "gpu" else 1.0)
 
 
 def holds_together(layout: Layout, given_devices: list[PlannedDevice], most: int, layers: int) -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
-from pipeal.engine.crowding import crowding_of, measure_crowding
-from pipeal.engine.measure import WARM_UP, measure
+from pipeal.engine.crowding import crowding_of, crowds, measure_crowding
+from pipeal.engine.measure import WARM_UP, balanced_sizes, measure, measure_in_turns
 from pipeal.engine.virtual import VirtualLayer
 
 
@@ -43,6 +43,25 @@ def test_bytes_are_those_of_weights_states_packets_and_graphs() -> None:
     assert costs[1].activation_bytes > costs[0].activation_bytes - 4 * 16 * 20
 
 
+def test_models_take_turns_each_with_its_own_batches() -> None:
+    trained = package()
+    parts = [(x[:2], y[:2]) for x, y in BATCHES]
+    whole, part, other = measure_in_turns([(trained, BATCHES), (trained, parts), (package(), parts)], rounds=2)
+    assert [cost.out_bytes for cost in whole] == [4 * 16 * (64 + 8)] * 2
+    assert [cost.out_bytes for cost in part] == [cost.out_bytes for cost in other] == [4 * 2 * (64 + 8)] * 2
+
+
+def test_an_expanded_tensor_is_sent_once() -> None:
+    """A label that all samples share was once counted for each of them, and made links look busy."""
+
+    class Shares(VirtualLayer):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, torch.zeros(1, 100).expand(len(x), 100)
+
+    (cost,) = measure([Shares(0.0, 0.0)], BATCHES, rounds=1)
+    assert cost.out_bytes == 4 * 16 * 20 + 4 * 100
+
+
 def test_the_layers_are_left_as_they_were() -> None:
     trained = package()
     before = deepcopy(trained.state_dict())
@@ -63,6 +82,17 @@ def test_too_few_batches_are_refused() -> None:
         measure(package(), BATCHES[:WARM_UP])
 
 
+def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [VirtualLayer(0.0, 0.0), VirtualLayer(0.0, 0.0), VirtualLayer(0.02, 0.04), VirtualLayer(0.02, 0.04)]
+    assert balanced_sizes(layers, [(None, None)] * 4, 2) == [3, 1]
+
+    def too_large(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("all of them on one device")
+
+    monkeypatch.setattr("pipeal.engine.measure.layer_costs", too_large)
+    assert balanced_sizes(layers, [(None, None)] * 4, 2) == [2, 2]
+
+
 def test_layers_that_only_wait_do_not_crowd_each_other() -> None:
     assert measure_crowding([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 8, [4], rounds=1)[4] < 2
 
@@ -79,6 +109,24 @@ def test_a_failure_in_a_crowd_reaches_the_caller() -> None:
 def test_more_at_once_than_layers_is_refused() -> None:
     with pytest.raises(PlacementError, match="2 stages at once of 1 layer"):
         measure_crowding([VirtualLayer(0.001, 0.001)], [(None, None)] * 4, [2])
+    with pytest.raises(PlacementError, match="3 stages at once of 2 parts"):
+        measure_crowding([VirtualLayer(0.001, 0.001)] * 3, [(None, None)] * 4, [3], sizes=[2, 1])
+
+
+def test_every_crowd_of_some_stages_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 cores 2, 3 and 4 at once: what 3 take is no mean of what 2 and 4 do."""
+    monkeypatch.setattr("pipeal.engine.crowding.cores", lambda: 2)
+    assert (crowds(9), crowds(3), crowds(1)) == ([2, 3, 4], [2, 3], [])
+    found = measure_crowding([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 6, rounds=1)
+    assert set(found) == {2, 3, 4}
+    assert all(times > 0 for times in found.values())
+    monkeypatch.setattr("pipeal.engine.crowding.cores", lambda: 24)
+    assert crowds(200) == [2, 3, 4, 8, 16, 24, 32, 48]
+
+
+def test_stages_of_given_sizes_crowd_each_other() -> None:
+    layers = [VirtualLayer(0.001, 0.002) for _ in range(5)]
+    assert set(measure_crowding(layers, [(None, None)] * 5, [2], sizes=[3, 1, 1], rounds=2)) == {2}
 
 
 def test_what_was_not_measured_lies_between_and_beyond() -> None:

@@ -224,3 +224,15 @@ def test_the_engine_is_never_faster_than_the_simulation_and_not_much_slower(sche
     with Pipeline([VirtualLayer(*own) for own in times], None, schedule, queue_depth=1, threads=1) as pipe:
         found = min(pipe.run([(None, None)] * 8).seconds for _ in range(2))
     assert wanted <= found <= 2 * wanted  # a busy machine wakes sleepers late, never early
+
+
+def test_packets_that_shared_cores_carry_come_in_order_and_late() -> None:
+    """One core: F0 of 1 s, then its packet of 2 s beside B0 and F1, at half the pace each; nothing is lost."""
+    one_core = float
+    found = simulate(
+        SCHEDULES["pipelined"], [costs_of(1, 2), costs_of(1, 2)], 3, hops=[Hop(2.0, 0.5)], crowding=one_core
+    )
+    assert not violations(SCHEDULES["pipelined"], 2, found.spans)
+    assert found.makespan_s >= 2 * 3 * 3 + 3 * 2  # all of the work, and one thing at a time
+    first = next(span for span in found.spans if (span.stage, span.batch, span.action) == (1, 0, F))
+    assert first.begin == pytest.approx(1 + 2 * 2 + 0.5)

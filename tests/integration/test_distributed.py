@@ -50,6 +50,7 @@ def test_texts_over_processes(model: str, ranks: int, tmp_path: Path, capsys: py
     folder = tmp_path / "many" / alone.name
     assert_same(alone, folder)
     assert said.count("AL  epoch 1/2") == 1
+    assert said.count("to balance 2 stages") == (ranks == 2)  # of four layers on four ranks there is nothing to choose
     summary = json.loads((folder / "summary.json").read_text())
     assert len(summary["stages"]) == ranks
     assert all(0 < stage["busy_share"] <= 1 for stage in summary["stages"])

@@ -1,0 +1,99 @@
+"""What neighbouring layers cost as one stage: the sums that layouts are searched with and forecasts are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import ceil, inf
+from typing import TypeVar
+
+from pipeal.engine.hardware import Link, PlannedDevice
+from pipeal.engine.layercost import LayerCost
+from pipeal.engine.schedule import Action
+from pipeal.errors import PlacementError
+
+Number = TypeVar("Number", int, float)
+
+
+class LayerSums:
+    """The layers of a model on one kind of device; a stage is those from ``start`` to before ``end``.
+
+    Several devices of a stage share each batch: each has its part of the samples, and all have the weights.
+
+    Args:
+        row: The costs of all layers.
+    """
+
+    def __init__(self, row: Sequence[LayerCost]) -> None:
+        self.layers = len(row)
+        self._seconds = {action: sums([cost.durations()[action] for cost in row]) for action in Action}
+        self._parameters = sums([cost.parameter_bytes for cost in row])
+        self._resident = sums([cost.resident_bytes for cost in row])
+        self._active = sums([cost.activation_bytes for cost in row])
+        self._out = [cost.out_bytes for cost in row]
+
+    def durations(
+        self, start: int, end: int, device: PlannedDevice, *, devices: int = 1, together: int = 1, link: Link
+    ) -> dict[Action, float]:
+        """Seconds per batch of a stage, by action; gradients are averaged before the update.
+
+        Args:
+            start: Its first layer.
+            end: The layer after its last.
+            device: What it is on.
+            devices: On how many of them.
+            together: How many devices average their gradients, those of other replicas included.
+            link: Between any two.
+        """
+        forward, backward, update = ((row[end] - row[start]) / device.speed for row in self._seconds.values())
+        average_s = link.all_reduce_s(self._parameters[end] - self._parameters[start], together)
+        return {
+            Action.FORWARD: forward / devices,
+            Action.BACKWARD: backward / devices,
+            Action.UPDATE: update + average_s,
+        }
+
+    def sends_bytes(self, end: int) -> int:
+        """The packet that a stage hands on; 0 after the last layer."""
+        return self._out[end - 1] if end < self.layers else 0
+
+    def memory_bytes(self, start: int, end: int, *, devices: int = 1, held: float = 1.0, waiting: int = 0) -> int:
+        """What each device of a stage holds at most.
+
+        Args:
+            start: Its first layer.
+            end: The layer after its last.
+            devices: On how many it is.
+            held: On how many batches at once it holds a graph.
+            waiting: How many packets may wait behind it; they count as its memory.
+        """
+        shared = held * (self._active[end] - self._active[start]) + waiting * self.sends_bytes(end)
+        return self._resident[end] - self._resident[start] + ceil(shared / devices)
+
+
+def sums(values: Sequence[Number]) -> list[Number]:
+    """Of the first 0, 1, 2, … values."""
+    return list(accumulate(values, initial=values[0] - values[0]))
+
+
+def require_costs(
+    costs: Mapping[str, Sequence[LayerCost]], devices: Sequence[PlannedDevice], stage_replicas: int, replicas: int
+) -> None:
+    """Refuses what no layout could be found for.
+
+    Raises:
+        PlacementError: No device, one of unknown costs or of no speed, costs that do not fit each other, no replica.
+    """
+    if not devices:
+        raise PlacementError("no device to lay layers out on; expected at least one")
+    for device in devices:
+        if not costs.get(device.kind):
+            known = ", ".join(sorted(costs)) or "none"
+            raise PlacementError(f"no costs of a device of kind {device.kind!r}; measured kinds: {known}")
+        if not 0 < device.speed < inf:
+            raise PlacementError(f"a device's speed is {device.speed}; expected a number above 0")
+    counts = {device.kind: len(costs[device.kind]) for device in devices}
+    if len(set(counts.values())) > 1:
+        raise PlacementError(f"the kinds of devices have costs of different numbers of layers: {counts}")
+    if stage_replicas < 1 or replicas < 1:
+        raise PlacementError(f"found {min(stage_replicas, replicas)} replicas; expected at least 1")
