@@ -6,6 +6,7 @@ from pipeal.al.encoder import Encoder
 from pipeal.al.layers import AE, AL, ENC, LabelAE, LearningRates
 from pipeal.al.optimizers import OptimizerFactory, adam
 from pipeal.al.package import ALPackage, set_device
+from pipeal.al.touched import TouchedAdam, touch_rows
 
 __all__ = [
     "AE",
@@ -18,6 +19,8 @@ __all__ = [
     "LabelAE",
     "LearningRates",
     "OptimizerFactory",
+    "TouchedAdam",
     "adam",
     "set_device",
+    "touch_rows",
 ]
