@@ -53,7 +53,9 @@ def open_pipeline(
 def course_of(config: RunConfig) -> Course:
     """How long a run trains, and with what learning rates."""
     rate = config.train.lr
-    return Course(config.train.epochs, rate.decay, rate.per, (rate.end or 0.0) / rate.base, rate.warmup)
+    return Course(
+        config.train.epochs, rate.decay, rate.per, (rate.end or 0.0) / rate.base, rate.warmup, config.train.accumulate
+    )
 
 
 def seed_of(config: RunConfig, turn: int) -> int:

@@ -90,6 +90,7 @@ class Turns:
             ends_on_broken=self.config.train.on_non_finite != "skip",
             look_until=rewinds.look_until,
             way_back=self.run.way_back,
+            accumulate=self.config.train.accumulate,
         )
         with worker_failures(stop, self.run.way_back), closing(self.experiment.train_batches(seed)) as batches:
             drawn = all(path.exists() for path in self._pictures)

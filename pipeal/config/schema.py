@@ -108,6 +108,8 @@ class TrainConfig:
         repeat: Turns: whole trainings, each with the next seed.
         seed: The seed of the first turn.
         lr: The learning rate and its course.
+        accumulate: So many batches make one update, which is that of one batch of all their samples, up to rounding;
+            those that an epoch ends with may be fewer.
         precision: The type of the matrix products: ``fp32``, or ``bf16`` under autocast; ``auto`` is ``bf16`` where
             the hardware computes in it at full speed.
         exit_tolerance: The share of samples that the calibrated early exit may get wrong beside the full path.
@@ -124,6 +126,7 @@ class TrainConfig:
     repeat: Count = 1
     seed: Seed = 0
     lr: LrConfig = field(default_factory=LrConfig)
+    accumulate: Count = 1
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     exit_tolerance: Share = 0.005
     train_accuracy_samples: Count | None = None

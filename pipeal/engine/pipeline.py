@@ -32,6 +32,9 @@ from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, l
 LrScale: TypeAlias = float | Callable[[int], float]
 """A factor on all learning rates, or a function from the batch number to it."""
 
+Updates: TypeAlias = bool | Callable[[int], bool]
+"""Whether layers update after a batch, or a function from the batch number to that."""
+
 
 class Pipeline:
     """Trains self-training layers, each stage as soon as the schedule lets it.
@@ -73,6 +76,7 @@ class Pipeline:
 
     Attributes:
         left_behind: Whether a worker did not come back when it was told to; it may still change the layers.
+        gathers: Whether the last batch submitted was one without an update, for which more are to come.
 
     Raises:
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
@@ -143,7 +147,7 @@ class Pipeline:
         self.stall_timeout_s = stall_timeout_s
         self.dump_folder = None if dump_folder is None else Path(dump_folder)
         self.next_batch = first_batch
-        self.left_behind = False
+        self.left_behind = self.gathers = False
         self._sequence = 0
         self._executor: Executor | None = None
         self._predictor = Predictor(
@@ -167,7 +171,7 @@ class Pipeline:
         if self._executor is not None:
             raise ScheduleError("this pipeline is already open")
         self._sequence = self._batches = self._samples = 0
-        self._begin = None
+        self._begin, self.gathers = None, False
         for stage in self.stages:
             stage.reset()
         self._executor = self._start()
@@ -181,6 +185,7 @@ class Pipeline:
         failure = error
         if error is None:
             try:
+                self._require_update("the pipeline cannot end")
                 self._finish(executor)
             except BaseException as found:  # noqa: BLE001  raised below, once the workers have ended
                 failure = found
@@ -199,8 +204,15 @@ class Pipeline:
         if error is None and failure is not None:
             raise failure
 
-    def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0) -> None:
+    def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0, *, updates: bool = True) -> None:
         """Sends one batch on its way; waits while the first stage has ``queue_depth`` packets waiting.
+
+        Args:
+            x: The input of the first layer.
+            y: Its target.
+            lr_scale: The factor on all learning rates.
+            updates: Whether layers update after it. Else they gather its gradients for an update after a later batch,
+                which is that of one batch of all their samples (:mod:`pipeal.engine.accumulation`).
 
         Raises:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
@@ -212,7 +224,8 @@ class Pipeline:
         if self._begin is None:
             self._begin = perf_counter()
             self._restart_clocks()
-        executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale), ready_now((x, y))))
+        executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale, updates), ready_now((x, y))))
+        self.gathers = not updates
         self._sequence += 1
         self.next_batch += 1
         self._batches += 1
@@ -226,6 +239,7 @@ class Pipeline:
         the ``on_batch`` of :meth:`run`, and :meth:`Fence.wait <pipeal.engine.fence.Fence.wait>` on another, or later.
 
         Raises:
+            ScheduleError: Layers are gathering gradients for an update to come.
             Exception: As :meth:`submit`.
         """
         return self._send(Fence(self.next_batch, sum(self.sizes)))
@@ -255,6 +269,8 @@ class Pipeline:
         batches: Iterable[Any],
         lr_scale: LrScale = 1.0,
         on_batch: Callable[[int], None] | None = None,
+        *,
+        updates: Updates = True,
     ) -> RunReport:
         """Trains on every batch and waits for the end.
 
@@ -262,6 +278,8 @@ class Pipeline:
             batches: Pairs ``(x, y)``, or objects with attributes ``x`` and ``y``.
             lr_scale: The factor on all learning rates, or a function from the batch number to it.
             on_batch: Called with the batch number after each submission.
+            updates: Whether layers update after a batch, or a function from the batch number to that:
+                ``lambda batch: batch % 4 == 3`` makes one update of four batches. The last one should update.
 
         Raises:
             Exception: As :meth:`submit`.
@@ -269,7 +287,8 @@ class Pipeline:
         for batch in batches:
             x, y = pair_of(batch)
             number = self.next_batch
-            self.submit(x, y, lr_scale(number) if callable(lr_scale) else lr_scale)
+            scale = lr_scale(number) if callable(lr_scale) else lr_scale
+            self.submit(x, y, scale, updates=updates(number) if callable(updates) else updates)
             if on_batch is not None:
                 on_batch(number)
         return self.drain()
@@ -336,6 +355,7 @@ class Pipeline:
 
     def _send(self, fence: Fence) -> Fence:
         executor = self._open()
+        self._require_update("what was learnt cannot be saved")
         if self._begin is None:
             for stage in self.stages:
                 stage.device.follow_caller()
@@ -370,6 +390,13 @@ class Pipeline:
         """Waits for all that was submitted, before an orderly end."""
         executor.drain()
         self._synchronize()
+
+    def _require_update(self, what: str) -> None:
+        if self.gathers:
+            raise ScheduleError(
+                f"{what} between two batches of one update: layers hold gradients of the batches up to "
+                f"{self.next_batch - 1}; submit the last of them with updates=True"
+            )
 
     def _synchronize(self) -> None:
         for stage in self.stages:

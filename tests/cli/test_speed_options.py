@@ -46,7 +46,7 @@ def test_replicas_of_touched_rows_are_refused_in_one_line(capsys: pytest.Capture
 
 
 def test_all_of_them_together_train_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [f"--set={option}" for option in (*SMALL, "model.embedding_updates=touched")]
+    options = [f"--set={option}" for option in (*SMALL, "model.embedding_updates=touched", "train.accumulate=3")]
     code, _, err = run_command(
         command,
         capsys,
@@ -62,5 +62,5 @@ def test_all_of_them_together_train_a_model(tmp_path: Path, capsys: pytest.Captu
     )
     assert code == 0, err
     kept = load_config(TextConfig, next(tmp_path.glob("*/config.yaml")))
-    assert kept.model.embedding_updates == "touched"
+    assert (kept.model.embedding_updates, kept.train.accumulate) == ("touched", 3)
     assert len(next(tmp_path.glob("*/epochs.csv")).read_text().splitlines()) == 3

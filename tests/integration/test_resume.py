@@ -66,6 +66,19 @@ def run(command: click.Command, capsys: pytest.CaptureFixture[str], code: int, *
     return err
 
 
+def test_updates_of_several_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping) -> None:
+    """A run ends and is saved after an update: every batch of it is behind, or none."""
+    data = "--data-root", str(varied(tmp_path / "data"))
+    arguments = ("agnews", "transformer", *data, "--devices=cpu*2", *SMALL, "--set=train.accumulate=3")
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    stopping.at = [(1, 3), (1, 6)]
+    for _ in range(2):
+        err = run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+        assert "and saved" in err
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
+    assert_same(*(tmp_path / out / "agnews-transformer-al-001" for out in ("untouched", "stopped")))
+
+
 @pytest.mark.parametrize(
     ("model", "kind", "stops"),
     [
