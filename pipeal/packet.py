@@ -80,6 +80,15 @@ class TrainableLayer(Protocol):
         ...
 
 
+@runtime_checkable
+class ScalesLosses(Protocol):
+    """A layer that can be trained in fp16."""
+
+    def scale_losses(self) -> None:
+        """Has its losses scaled from now on, against gradients too small for fp16; asked twice, it does so once."""
+        ...
+
+
 def module_of(layer: TrainableLayer) -> nn.Module:
     """The layer as the ``nn.Module`` that it also is."""
     if not isinstance(layer, nn.Module):

@@ -21,6 +21,7 @@ from pipeal.engine.costs import Placement, place
 from pipeal.engine.device import Precision, fastest_precision
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.placement import check_sizes
+from pipeal.engine.settings import check_precision
 from pipeal.engine.threads import cores, threads_each
 from pipeal.errors import ConfigError, PlacementError, first_line
 from pipeal.train.tables import print_table
@@ -59,7 +60,9 @@ def choose(
         else:
             placement = _asked_for(config, form, layers=len(experiment.package(form, config.train.seed)))
             precision = _precision(config, placement.devices[0])
-    check_compile(config.engine.compile, [parse_device(device) for device in placement.devices])
+    devices = [parse_device(device) for device in placement.devices]
+    check_precision(precision, devices)
+    check_compile(config.engine.compile, devices)
     engine = replace(
         config.engine,
         devices=tuple(placement.devices),

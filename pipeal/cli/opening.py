@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeal.al import ALPackage
+from pipeal.cli.build import Models
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline, Window
+from pipeal.engine.settings import make_ready
 from pipeal.train.position import Position
 from pipeal.train.trainer import Course, EpochBatches
 
@@ -48,6 +50,19 @@ def open_pipeline(
         dump_folder=dump_folder,
         trace=traced,
     )
+
+
+def new_package(models: Models, config: RunConfig, turn: int) -> ALPackage:
+    """The model that a turn begins with; states of the run fit it.
+
+    Args:
+        models: Makes it.
+        config: With every choice made.
+        turn: Of the run, from 1.
+    """
+    package = models.package(config.train.mode, seed_of(config, turn))
+    make_ready(package, config.train.precision)
+    return package
 
 
 def course_of(config: RunConfig) -> Course:

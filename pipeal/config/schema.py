@@ -110,8 +110,8 @@ class TrainConfig:
         lr: The learning rate and its course.
         accumulate: So many batches make one update, which is that of one batch of all their samples, up to rounding;
             those that an epoch ends with may be fewer.
-        precision: The type of the matrix products: ``fp32``, or ``bf16`` under autocast; ``auto`` is ``bf16`` where
-            the hardware computes in it at full speed.
+        precision: The type of the matrix products: ``fp32``, or ``bf16`` or ``fp16`` under autocast; ``auto`` is
+            ``bf16`` where the hardware computes in it at full speed. In ``fp16`` each layer scales its losses.
         exit_tolerance: The share of samples that the calibrated early exit may get wrong beside the full path.
         train_accuracy_samples: How many training samples the training accuracy is taken on; None for all.
         on_non_finite: What a non-finite loss, or weight, does: ``raise`` ends the run, and keeps the batch for a look;
@@ -127,7 +127,7 @@ class TrainConfig:
     seed: Seed = 0
     lr: LrConfig = field(default_factory=LrConfig)
     accumulate: Count = 1
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     exit_tolerance: Share = 0.005
     train_accuracy_samples: Count | None = None
     on_non_finite: Literal["raise", "skip", "stop-and-rewind"] = "raise"

@@ -22,6 +22,7 @@ from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import Schedule, schedule_named
+from pipeal.engine.settings import check_precision, make_ready
 from pipeal.engine.sharing import refuse_shared
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.threads import threads_each
@@ -58,7 +59,8 @@ class Pipeline:
         threads: Intra-op threads of each CPU worker, and of the caller where it does their work (``sequential``,
             predictions). None: the cores shared out evenly among the CPU stages that may run at once. It is a
             numeric setting: some reductions round differently with another number.
-        precision: ``fp32``, or ``bf16`` for forwards under autocast.
+        precision: ``fp32``, or ``bf16`` or ``fp16`` for forwards under autocast. In ``fp16`` each layer scales its
+            losses (:class:`pipeal.packet.ScalesLosses`).
         first_batch: The number of the first batch: how many the model was trained on before.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
@@ -106,8 +108,6 @@ class Pipeline:
         self.schedule = schedule_named(schedule)
         layers = layers_of(model)
         refuse_shared(layers)
-        if precision not in ("fp32", "bf16"):
-            raise ConfigError(unknown_name("precision", str(precision), ("fp32", "bf16")))
         if on_non_finite not in ON_NON_FINITE:
             raise ConfigError(unknown_name("on_non_finite", str(on_non_finite), ON_NON_FINITE))
         if on_oom not in ON_OOM:
@@ -121,11 +121,14 @@ class Pipeline:
         if isinstance(devices, str):
             devices = [devices]
         handles = self._open_devices(devices)
-        compile = check_compile(compile, [handle.device for handle in handles if not handle.far])
+        near = [handle.device for handle in handles if not handle.far]
+        precision = check_precision(precision, near)
+        compile = check_compile(compile, near)
         if sizes is None:
             self.sizes = balance([1.0] * len(layers), len(handles))
         else:
             self.sizes = check_sizes(sizes, len(layers), len(handles))
+        make_ready(layers, precision)
         starts = [sum(self.sizes[:stage]) for stage in range(len(handles))]
         numbered = list(enumerate(layers))
         self.stages = [

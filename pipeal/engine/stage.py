@@ -74,7 +74,7 @@ class Stage:
         layers: Its layers, by their number in the whole model, in order.
         device: The stage's own handle on its device; the layers are moved there.
         seed: With the layer's and the batch's number, the key of all randomness.
-        precision: ``bf16`` runs forwards under autocast.
+        precision: ``bf16`` and ``fp16`` run forwards under autocast.
         window: The batches whose spans are kept.
         compile: Whether, and for which shapes, forwards and inferences are compiled.
         on_non_finite: What happens on a loss that is not finite.

@@ -9,7 +9,7 @@ from pipeal import ALPackage
 from pipeal.al import TouchedAdam, touch_rows
 from pipeal.engine import SCHEDULES
 from pipeal.models import TextDims, build_text
-from tests.integration.law import left_behind
+from tests.integration.law import NEEDS_FP16, left_behind
 
 DIMS = TextDims(embedding=12, hidden=10, code=8, heads=2, dropout=0.3)
 BATCHES = 6
@@ -44,7 +44,7 @@ def trained(
     return left_behind(built(model, mode, updates), batches(), schedule, stages, depth, precision)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", pytest.param("fp16", marks=NEEDS_FP16)])
 @pytest.mark.parametrize("model", ["lstm", "transformer"])
 def test_every_schedule_leaves_what_sequential_leaves(model: str, precision: str) -> None:
     expected = trained(model, "al", "sequential", 1, 1, precision)
@@ -56,10 +56,11 @@ def test_every_schedule_leaves_what_sequential_leaves(model: str, precision: str
                 assert all(map(torch.equal, found, expected)), (schedule, stages, depth)
 
 
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=NEEDS_FP16)])
 @pytest.mark.parametrize("model", ["lstm", "transformer"])
-def test_backpropagation_runs_in_the_same_engine(model: str) -> None:
-    expected = trained(model, "bp", "sequential", 1, 1, "fp32")
-    assert all(map(torch.equal, trained(model, "bp", "pipelined", 1, 2, "fp32"), expected))
+def test_backpropagation_runs_in_the_same_engine(model: str, precision: str) -> None:
+    expected = trained(model, "bp", "sequential", 1, 1, precision)
+    assert all(map(torch.equal, trained(model, "bp", "pipelined", 1, 2, precision), expected))
 
 
 @pytest.mark.parametrize("model", ["lstm", "transformer"])
