@@ -47,6 +47,7 @@ def open_pipeline(
         # To go back is not the pipeline's to do: it ends.
         on_non_finite="skip" if config.train.on_non_finite == "skip" else "raise",
         on_oom=engine.on_oom,
+        matmul=engine.matmul,
         dump_folder=dump_folder,
         trace=traced,
     )

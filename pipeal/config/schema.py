@@ -137,7 +137,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the layers are run; only ``threads`` and ``compile`` change the result, and they only in rounding.
+    """How the layers are run; only ``threads``, ``compile`` and ``matmul`` change the result, and only in rounding.
 
     Attributes:
         schedule: What may run beside what.
@@ -147,6 +147,8 @@ class EngineConfig:
         queue_depth: Packets that may wait before a stage.
         compile: Whether layers go through ``torch.compile``: ``static`` compiles each shape of batches on its own,
             ``dynamic`` all at once.
+        matmul: The precision of matrix products of fp32 numbers: ``highest``; ``high``, TF32 on GPUs that have it; or
+            ``medium``, which is bf16 on CPUs that have it.
         on_oom: What a batch that does not fit into a stage's memory does: ``raise`` ends the run; ``split`` learns
             from it in parts, with the same update up to rounding.
         threads: Threads inside each worker's operators; None lets the engine choose.
@@ -161,6 +163,7 @@ class EngineConfig:
     replicas: Count = 1
     queue_depth: Count = 2
     compile: Literal["none", "static", "dynamic"] = "none"
+    matmul: Literal["highest", "high", "medium"] = "highest"
     on_oom: Literal["raise", "split"] = "raise"
     threads: Threads | None = None
     stall_timeout_s: Positive = 300.0

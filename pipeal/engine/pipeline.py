@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -22,7 +23,7 @@ from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import Schedule, schedule_named
-from pipeal.engine.settings import check_precision, make_ready
+from pipeal.engine.settings import MATMULS, Matmul, check_precision, make_ready, matmul_precision
 from pipeal.engine.sharing import refuse_shared
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.threads import threads_each
@@ -74,6 +75,9 @@ class Pipeline:
         on_oom: What happens on a batch that does not fit into a stage's memory: ``raise`` ends the run; ``split`` has
             the layer learn from it in parts, which gives the update of the whole batch up to rounding where losses are
             means over the samples. See :mod:`pipeal.engine.rescue`.
+        matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
+            ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.settings.Matmul`); None leaves it. It is a numeric
+            setting.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Attributes:
@@ -102,6 +106,7 @@ class Pipeline:
         compile: Compile = "none",
         on_non_finite: OnNonFinite = "raise",
         on_oom: OnOom = "raise",
+        matmul: Matmul | None = None,
         dump_folder: str | Path | None = None,
     ) -> None:
         self.model = model
@@ -112,6 +117,8 @@ class Pipeline:
             raise ConfigError(unknown_name("on_non_finite", str(on_non_finite), ON_NON_FINITE))
         if on_oom not in ON_OOM:
             raise ConfigError(unknown_name("on_oom", str(on_oom), ON_OOM))
+        if matmul not in (None, *MATMULS):
+            raise ConfigError(unknown_name("matmul", str(matmul), MATMULS))
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         if queue_depth < 1:
@@ -148,6 +155,8 @@ class Pipeline:
         self.queue_depth = queue_depth
         self.threads = threads_each(devices, self.schedule) if threads is None else threads
         self.stall_timeout_s = stall_timeout_s
+        self.matmul = matmul
+        self._process_settings = ExitStack()
         self.dump_folder = None if dump_folder is None else Path(dump_folder)
         self.next_batch = first_batch
         self.left_behind = self.gathers = False
@@ -177,7 +186,10 @@ class Pipeline:
         self._begin, self.gathers = None, False
         for stage in self.stages:
             stage.reset()
-        self._executor = self._start()
+        with ExitStack() as undo:
+            undo.enter_context(matmul_precision(self.matmul))
+            self._executor = self._start()
+            self._process_settings = undo.pop_all()
         return self
 
     def __exit__(
@@ -203,6 +215,7 @@ class Pipeline:
                 raise
             add_note(failure, str(left_behind))
         finally:
+            self._process_settings.close()
             self._lead_caller(failure)
         if error is None and failure is not None:
             raise failure

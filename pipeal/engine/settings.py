@@ -1,10 +1,10 @@
-"""What is local to a thread and decides what an action computes."""
+"""What decides how an action computes: settings of a thread, and one of the process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -12,6 +12,12 @@ from pipeal.engine.device import Device, Precision
 from pipeal.engine.schedule import Action
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.packet import ScalesLosses, TrainableLayer
+
+Matmul: TypeAlias = Literal["highest", "high", "medium"]
+"""How matrix products of float32 are computed, as ``torch.set_float32_matmul_precision`` says: ``high`` is TF32 on a
+GPU that has it; ``medium`` is bfloat16 on a CPU that has it. Convolutions on a GPU have a setting of their own."""
+
+MATMULS: tuple[Matmul, ...] = ("highest", "high", "medium")
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 
@@ -54,6 +60,20 @@ def make_ready(layers: Iterable[TrainableLayer], precision: str) -> None:
 def _cpu_has_fp16() -> bool:
     """Without it, casting costs more than is gained. Private, and so may be missing."""
     return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)())
+
+
+@contextmanager
+def matmul_precision(name: Matmul | None) -> Iterator[None]:
+    """Within it, matrix products of the whole process have that precision; None leaves the one it has."""
+    if name is None:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def autocast(device: Device, precision: Precision) -> AbstractContextManager[Any]:

@@ -46,7 +46,10 @@ def test_replicas_of_touched_rows_are_refused_in_one_line(capsys: pytest.Capture
 
 
 def test_all_of_them_together_train_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [f"--set={option}" for option in (*SMALL, "model.embedding_updates=touched", "train.accumulate=3")]
+    options = [
+        f"--set={option}"
+        for option in (*SMALL, "model.embedding_updates=touched", "train.accumulate=3", "engine.matmul=medium")
+    ]
     code, _, err = run_command(
         command,
         capsys,
@@ -62,5 +65,5 @@ def test_all_of_them_together_train_a_model(tmp_path: Path, capsys: pytest.Captu
     )
     assert code == 0, err
     kept = load_config(TextConfig, next(tmp_path.glob("*/config.yaml")))
-    assert (kept.model.embedding_updates, kept.train.accumulate) == ("touched", 3)
+    assert (kept.model.embedding_updates, kept.train.accumulate, kept.engine.matmul) == ("touched", 3, "medium")
     assert len(next(tmp_path.glob("*/epochs.csv")).read_text().splitlines()) == 3
