@@ -1,6 +1,7 @@
 """Associated Learning: layers, packages, and backpropagation in the same shape."""
 
 from pipeal.al.bp import BP
+from pipeal.al.classcodes import encode_each_class
 from pipeal.al.dropout import Dropout
 from pipeal.al.encoder import Encoder
 from pipeal.al.layers import AE, AL, ENC, LabelAE, LearningRates
@@ -21,6 +22,7 @@ __all__ = [
     "OptimizerFactory",
     "TouchedAdam",
     "adam",
+    "encode_each_class",
     "set_device",
     "touch_rows",
 ]

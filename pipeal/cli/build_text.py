@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeal.al import ALPackage, TouchedAdam, touch_rows
+from pipeal.al import ALPackage, TouchedAdam, encode_each_class, touch_rows
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, hold_out, rates
 from pipeal.cli.build_batches import batch_sampler
@@ -85,6 +85,8 @@ class TextModels:
         )
         if model.embedding_updates == "touched":
             touch_rows(package)
+        if model.label_codes == "per-class" and mode == "al":
+            encode_each_class(package)
         if not self.thresholds:
             return package
         return group_layers(package, self.thresholds, model.grouping.layers, pad_index=self.pad_index)

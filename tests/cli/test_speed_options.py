@@ -8,9 +8,11 @@ import pytest
 from torch import nn
 
 from pipeal.al import BP, TouchedAdam
+from pipeal.al.classcodes import EachClass, EachCode
 from pipeal.cli.build_text import TextExperiment, text_experiment
+from pipeal.cli.build_vision import VisionModels
 from pipeal.cli.text import command
-from pipeal.config import TextConfig, load_config
+from pipeal.config import TextConfig, VisionConfig, load_config
 from tests.cli.running import run_command, told_one_line
 
 SMALL = (
@@ -34,6 +36,14 @@ def test_touched_rows_are_one_line_of_yaml(mode: str) -> None:
     assert next(part for part in package.modules() if isinstance(part, nn.Embedding)).sparse
     layer = package[0]
     assert isinstance(layer.opt if isinstance(layer, BP) else layer.enc_opt, TouchedAdam)
+
+
+def test_codes_of_each_class_are_one_line_of_yaml() -> None:
+    package = built("model.label_codes=per-class").package("al", 0)
+    assert [type(layer.ae) for layer in package] == [EachClass, EachCode, EachCode, EachCode]
+    images = load_config(VisionConfig, overrides=["model.label_codes=per-class", "model.width=0.05", "data.size=16"])
+    assert type(VisionModels(images, 3).package("al", 0)[0].ae) is EachClass
+    assert len(built("model.label_codes=per-class").package("bp", 0)) == 1
 
 
 def test_replicas_of_touched_rows_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
