@@ -28,6 +28,7 @@ from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
 from pipeal.engine.measure import WARM_UP, balanced_sizes
 from pipeal.engine.placement import check_sizes
+from pipeal.engine.settings import check_precision
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.train.trainer import Criterion, EpochBatches
 
@@ -96,6 +97,7 @@ class Team:
         check_compile(engine.compile, [parse_device(device)])
         threads = engine.threads or self._threads
         precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
+        check_precision(precision, [parse_device(device)])
         with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
             if engine.sizes is not None:
                 sizes = check_sizes(list(engine.sizes), layers, mesh.stages)
