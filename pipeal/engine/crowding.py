@@ -24,7 +24,7 @@ from pipeal.engine.measure import WARM_UP
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.simulate import Crowding
-from pipeal.engine.threads import cores
+from pipeal.engine.threads import cores, intra_op_threads
 from pipeal.errors import PlacementError, StallError
 from pipeal.packet import TrainableLayer, Tree, layers_of, module_of
 
@@ -81,14 +81,15 @@ def measure_crowding(
         whole = f"{len(layers)} layers" if sizes is None else f"{len(sizes)} parts"
         raise PlacementError(f"{most} stages at once of {whole}; expected at most one for each of them")
     sizes = balance([1.0] * len(layers), most) if sizes is None else check_sizes(sizes, len(layers), len(sizes))
-    parts = parts_of(layers, recorded(layers, batches, precision), sizes)
-    times: dict[int, list[float]] = {number: [] for number in numbers}
-    for turn in range(max(1, rounds)):
-        alone = {place: _seconds([part], precision)[0] for place, part in enumerate(parts)}
-        for number in numbers:
-            chosen = [(turn * number + other) % len(parts) for other in range(number)]
-            together = sum(_seconds([parts[place] for place in chosen], precision))
-            times[number].append(together / sum(alone[place] for place in chosen))
+    with intra_op_threads(1):  # given back to the process, too, in which each of the threads to come sets its own
+        parts = parts_of(layers, recorded(layers, batches, precision), sizes)
+        times: dict[int, list[float]] = {number: [] for number in numbers}
+        for turn in range(max(1, rounds)):
+            alone = {place: _seconds([part], precision)[0] for place, part in enumerate(parts)}
+            for number in numbers:
+                chosen = [(turn * number + other) % len(parts) for other in range(number)]
+                together = sum(_seconds([parts[place] for place in chosen], precision))
+                times[number].append(together / sum(alone[place] for place in chosen))
     return {number: median(found) for number, found in times.items()}
 
 

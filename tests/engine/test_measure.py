@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from threading import Thread
 
 import pytest
 import torch
@@ -95,6 +96,16 @@ def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch
 
 def test_layers_that_only_wait_do_not_crowd_each_other() -> None:
     assert measure_crowding([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 8, [4], rounds=1)[4] < 2
+
+
+def test_threads_born_after_a_crowd_have_the_intra_op_threads_they_would_have_had() -> None:
+    torch.set_num_threads(2)
+    measure_crowding([VirtualLayer(0.0, 0.0) for _ in range(3)], [(None, None)] * 4, [3], rounds=1)
+    found: list[int] = []
+    thread = Thread(target=lambda: found.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert found == [torch.get_num_threads()] == [2]
 
 
 def test_a_failure_in_a_crowd_reaches_the_caller() -> None:
