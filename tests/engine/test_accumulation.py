@@ -122,6 +122,27 @@ def test_a_pipeline_that_ends_in_the_middle_of_an_update_says_so() -> None:
         pipe.submit(x, y, updates=False)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("stages", [1, 2])
+def test_on_a_gpu_schedules_leave_the_same_and_nobody_waits(stages: int) -> None:
+    def trained(schedule: str) -> list[Tensor]:
+        package = deterministic()
+        batches = [(x.cuda(), y.cuda()) for x, y in PLAIN.batches()]
+        with Pipeline(package, ["cuda:0"] * stages, schedule) as pipe:
+            pipe.run(batches)  # makes the optimizers' states
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for number, (x, y) in enumerate(batches):
+                    pipe.submit(x, y, updates=number in (2, 4))
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return [value.cpu() for value in package.state_dict().values()]
+
+    wanted = trained("sequential")
+    for schedule in SCHEDULES:
+        assert all(map(torch.equal, trained(schedule), wanted)), schedule
+
+
 def test_gradients_of_tables_are_gathered_as_well() -> None:
     """Sparse ones, which a multiplication of many at once does not take."""
 
