@@ -9,9 +9,9 @@ A label side that draws nothing gives all samples of a class the same code, so t
 512 do. Losses take each class as often as there are samples of it: they, and the gradients, are those of the samples
 one by one, up to rounding. Weights, their names and inferences are the same.
 
-On two busy cores it took 5 % off the step of a ResNet of half width (10 classes, 128 images, codes 700 wide), and
-nothing that could be measured off those of the text models, whose codes are 128 wide. Between two devices it carries
-more: the codes of all classes for each sample.
+It pays where codes are wide and classes few: some percent of a step of a ResNet (codes 700 wide, 10 classes), nothing
+that could be measured of the text models, whose codes are 128 wide (``scripts/bench/ladder.py``). Between two devices
+it carries more: the codes of all classes for each sample.
 """
 
 from __future__ import annotations
