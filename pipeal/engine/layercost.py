@@ -112,6 +112,10 @@ def load_costs(path: str | Path) -> Costs:
         ) from error
     if not costs.layers or not all(costs.backprop.values()):
         raise DataError(f"{path}: it holds no layer; measure anew")
+    if costs.backprop and (1 not in costs.backprop or len({len(rows) for rows in costs.backprop.values()}) > 1):
+        raise DataError(
+            f"{path}: of backpropagation it holds no whole batch, or other blocks than of parts; measure anew"
+        )
     return costs
 
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from held import MODELS, Held, hold_processes, hold_threads
@@ -99,12 +101,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     keep_freed_memory()
     torch.set_num_threads(1)
+    rows = scaling()
     held: list[Held] = []
     for model in options.models:
-        if "threads" in options.executors:
-            held += hold_threads(model, STAGES, batches, turns)
-        if "processes" in options.executors:
-            held += [hold_processes(model, stages, batches, turns) for stages in STAGES]
+        for executor in options.executors:
+            for stages in STAGES:
+                hold = hold_threads if executor == "threads" else hold_processes
+                row = hold(model, stages, batches, turns)
+                held.append(row)
+                print(f"{row.model}, {executor}, {stages} stages: {row.error:+.1%}", file=sys.stderr)
+                if options.json is not None:  # after each row: all of them take long
+                    write(options.json, facts, batches, held, rows)
     print_table(
         f"1. Predicted and measured, {batches} batches, medians of {turns} turns; ms per batch",
         [
@@ -129,7 +136,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "of the cores\nthat other programs had, at most"
     )
     print()
-    rows = scaling()
     print_table(
         "2. The published scaling, as speed-up over BP on as many GPUs",
         ["layers", "GPUs", "published", "al-fm, forecast", "left over, as serial work", "pipelined, forecast"],
@@ -147,15 +153,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "time does:\nPython's lock, held while each layer's thread is made and its kernels are launched (a thread per "
         "layer and batch: with more\nlayers there are more of them). pipelined joins nothing and keeps its threads."
     )
-    if options.json is not None:
-        figures = {
-            "machine": facts,
-            "batches": batches,
-            "held": [{**asdict(row), "errors": row.errors, "error": row.error} for row in held],
-            "scaling": [{**asdict(row), "serial_share": row.serial_share} for row in rows],
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def write(path: Path, facts: dict[str, Any], batches: int, held: Sequence[Held], rows: Sequence[Scaling]) -> None:
+    """Leaves every figure as JSON."""
+    figures = {
+        "machine": facts,
+        "batches": batches,
+        "held": [{**asdict(row), "errors": row.errors, "error": row.error} for row in held],
+        "scaling": [{**asdict(row), "serial_share": row.serial_share} for row in rows],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

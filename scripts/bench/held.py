@@ -110,25 +110,23 @@ class Held:
         return median(self.predicted_ms) / median(self.measured_ms) - 1
 
 
-def hold_threads(model: str, stages: Sequence[int], batches: int, turns: int) -> list[Held]:
+def hold_threads(model: str, stages: int, batches: int, turns: int) -> Held:
     """Stages as threads of this process; the first turn warms up."""
     package, given = MODELS[model](max(batches, MEASURED) + WARM_UP)
     some = given[: MEASURED + WARM_UP]
-    held: list[Held] = []
+    held: Held | None = None
     for turn in range(turns + 1):
         begin = machine_s(), process_time(), perf_counter()
         costs = measure(package, some, rounds=1)
-        held = held or [Held(model, "threads", number, _even(costs, number)) for number in stages]
-        for row in held:
-            seconds = _run(package, given[: batches + WARM_UP], row.sizes)
-            crowding = measure_crowding(package, some, range(2, row.stages + 1), sizes=row.sizes, rounds=1)
-            if turn:
-                row.crowding.append(crowding)
-                row.measured_ms.append(1e3 * seconds / batches)
-                row.predicted_ms.append(1e3 * predict(costs, row.sizes, crowding, batches))
-        others = others_share(begin, process_time())
-        for row in held if turn else []:
-            row.others.append(others)
+        held = held or Held(model, "threads", stages, _even(costs, stages))
+        seconds = _run(package, given[: batches + WARM_UP], held.sizes)
+        crowding = measure_crowding(package, some, range(2, stages + 1), sizes=held.sizes, rounds=1)
+        if turn:
+            held.crowding.append(crowding)
+            held.measured_ms.append(1e3 * seconds / batches)
+            held.predicted_ms.append(1e3 * predict(costs, held.sizes, crowding, batches))
+            held.others.append(others_share(begin, process_time()))
+    assert held is not None
     return held
 
 
