@@ -17,7 +17,7 @@ from pipeal.engine.distributed.carrier import HostCarrier
 from pipeal.engine.distributed.couriers import CLOSE, FAREWELL_S
 from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.engine.distributed.node import Node
-from pipeal.engine.distributed.watch import Watch
+from pipeal.engine.distributed.watch import BEAT_S, Watch
 from pipeal.engine.distributed.wire import BrokenWireError, Message
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.fence import Fence, LayerState
@@ -219,11 +219,16 @@ class DistributedExecutor:
     def _await_farewells(self, timeout_s: float) -> list[int]:
         """Waits until all others have ended, or one of them has failed, or for so long; the ranks that have not."""
         node, until, failed_before = self.node, perf_counter() + timeout_s, self.node.ledger.failure
+        look_at = perf_counter() + BEAT_S
         for courier in ("results", "news"):
             while not node.has_ended(courier, TICK_S) and perf_counter() < until:
                 node.world.check()
                 if node.ledger.failure is not failed_before:
                     break
+                if perf_counter() > look_at:
+                    look_at += BEAT_S
+                    if (broken := node.groups.broken(node.unclosed("results", "news"))) is not None:
+                        raise node.world.blame(*broken)
         return node.unclosed("results", "news")
 
     def _tell_all(self, kind: str, facts: Mapping[str, Any], within_s: float) -> bool:
