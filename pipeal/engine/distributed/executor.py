@@ -17,7 +17,7 @@ from pipeal.engine.distributed.carrier import HostCarrier
 from pipeal.engine.distributed.couriers import CLOSE, FAREWELL_S, facts_of
 from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.engine.distributed.node import Node
-from pipeal.engine.distributed.watch import Watch
+from pipeal.engine.distributed.watch import BEAT_S, Watch
 from pipeal.engine.distributed.wire import BrokenWireError, Message
 from pipeal.engine.executors import STOP_S
 from pipeal.engine.fence import Fence, LayerState
@@ -192,7 +192,7 @@ class DistributedExecutor:
         node.close()
         node.abort()
         with suppress(PeerLostError):  # whoever is left has been told
-            self._await_farewells(STOP_S)
+            self._await_farewells(STOP_S, node.ledger.failure)
         self._tell_all(CLOSE, {}, STOP_S)
         node.join(STOP_S)
         if node.worker.is_alive():
@@ -216,14 +216,20 @@ class DistributedExecutor:
         assert failure is not None  # else nobody would have stopped us
         return failure
 
-    def _await_farewells(self, timeout_s: float) -> list[int]:
-        """Waits until all others have ended, or one of them has failed, or for so long; the ranks that have not."""
-        node, until, failed_before = self.node, perf_counter() + timeout_s, self.node.ledger.failure
+    def _await_farewells(self, timeout_s: float, known: BaseException | None = None) -> list[int]:
+        """Waits until all others have ended, or for so long, or a failure comes that is not known yet; the ranks that
+        have not ended."""
+        node, until = self.node, perf_counter() + timeout_s
+        look_at = perf_counter() + BEAT_S
         for courier in ("results", "news"):
             while not node.has_ended(courier, TICK_S) and perf_counter() < until:
                 node.world.check()
-                if node.ledger.failure is not failed_before:
+                if node.ledger.failure is not known:
                     break
+                if perf_counter() > look_at:
+                    look_at += BEAT_S
+                    if (broken := node.groups.broken(node.unclosed("results", "news"))) is not None:
+                        raise node.world.blame(*broken)
         return node.unclosed("results", "news")
 
     def _tell_all(self, kind: str, facts: Mapping[str, Any], within_s: float) -> bool:

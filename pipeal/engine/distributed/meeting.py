@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -75,23 +76,24 @@ class Groups:
                 abort()
 
     def blame(self, world: World, among: Iterable[int], error: BaseException) -> PeerLostError:
-        """As :meth:`World.blame`, where one of several ranks is behind a connection that broke.
-
-        A process that is gone has left every connection broken: an attempt to receive says so at once.
-        """
+        """As :meth:`World.blame`, where one of several ranks is behind a connection that broke."""
         ranks, until = list(among), monotonic() + world.patience_s
         while not world.lost.wait(POLL_S) and monotonic() < until:
-            for rank in ranks:
-                if self._is_broken(rank):
-                    return world.blame(rank, error)
+            if (found := self.broken(ranks)) is not None:
+                return world.blame(found[0], error)
         return world.blame(None, error)
 
-    def _is_broken(self, rank: int) -> bool:
-        try:
-            self.control.recv([torch.empty(1)], rank, _PROBE)
-        except RuntimeError:
-            return True
-        return False
+    def broken(self, among: Iterable[int]) -> tuple[int, RuntimeError] | None:
+        """The first of some ranks whose process is gone, and how that shows; None where there is none such.
+
+        Whoever waits for any rank is not told by gloo, but an attempt to receive from that rank says so at once.
+        """
+        for rank in among:
+            try:
+                self.control.recv([torch.empty(1)], rank, _PROBE)
+            except RuntimeError as error:
+                return rank, error
+        return None
 
     def _on_gpus(self) -> list[Any]:
         return [*([] if self.alike_on_gpus is None else [self.alike_on_gpus]), *self.pairs.values()]
@@ -166,4 +168,7 @@ def _connect(seat: Seat, operation: Callable[..., Any], *arguments: int) -> None
 
 
 def _group(ranks: list[int], backend: str) -> Any:
+    if backend == "nccl":
+        # Else NCCL's own watchdog ends this process, before it can say whom it lost; torchrun asks for that.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     return dist.new_group(ranks, backend=backend, timeout=_COLLECTIVE)

@@ -136,7 +136,7 @@ class Server:
         """The same after a failure: for a moment, and whatever comes of it."""
         self.node.abort()
         self._say_farewell()
-        self._is_dismissed(STOP_S)
+        self._is_dismissed(STOP_S, self.node.ledger.failure)
         self.node.join(STOP_S)
 
     def _say_farewell(self) -> None:
@@ -145,14 +145,14 @@ class Server:
         node.news.post(0, CLOSE, {})
         node.results.post(0, CLOSE, {})
 
-    def _is_dismissed(self, within_s: float) -> bool:
-        """Whether rank 0 lets this rank go in time; raises what fails meanwhile."""
-        until, failed_before = perf_counter() + within_s, self.node.ledger.failure
+    def _is_dismissed(self, within_s: float, known: BaseException | None = None) -> bool:
+        """Whether rank 0 lets this rank go in time; raises a failure that is not known yet."""
+        until = perf_counter() + within_s
         while not self._dismissed.wait(TICK_S):
             self.node.world.check()
-            if self.node.ledger.failure is not failed_before:
-                assert self.node.ledger.failure is not None
-                raise self.node.ledger.failure
+            failure = self.node.ledger.failure
+            if failure is not None and failure is not known:
+                raise failure
             if perf_counter() > until:
                 return False
         return True

@@ -17,6 +17,7 @@ from torch import nn
 from pipeal import AE, AL, ENC, ALPackage
 from pipeal.engine.distributed import heart
 from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.node import Node
 from pipeal.engine.distributed.server import Server
 from pipeal.engine.distributed.world import World
 from pipeal.errors import Interrupted
@@ -160,18 +161,39 @@ def test_a_replica_without_a_batch_is_told_of_it(tmp_path: Path) -> None:
         assert re.match(r"the feed of rank 1 .* has no batch 103, but rank 0 has one", told["text"])
 
 
-def lost_at_the_end(world: World) -> dict[str, Any]:
-    """All is learnt; then a process dies that the others are about to let go. Nobody can look at its number."""
-    heart.is_gone = lambda _: False  # type: ignore[assignment]  # as on another machine
+def apart() -> None:
+    """As on another machine: nobody can look at the number of a process."""
+    heart.is_gone = lambda _: False  # type: ignore[assignment]
+
+
+def lost_when_told_to_end(world: World) -> dict[str, Any]:
+    """All is learnt; then a process dies that the others are about to let go."""
+    apart()
     if world.rank == 2:
-        Server._leave_in_order = lambda _: os._exit(9)  # type: ignore[method-assign,assignment]
+        Node.close = lambda _: os._exit(9)  # type: ignore[method-assign,assignment]
     return virtual(world, quick(3))
 
 
-def test_a_process_that_dies_while_all_others_end_is_named(tmp_path: Path) -> None:
+def lost_when_it_has_closed(world: World) -> dict[str, Any]:
+    """Its neighbour has had its last word, and nobody but rank 0 waits for it."""
+    apart()
+    if world.rank == 2:
+
+        def leave(server: Server) -> None:
+            while server.node.join(0.1) != ["pipeal-commands"]:
+                pass
+            os._exit(9)
+
+        Server._say_farewell = leave  # type: ignore[method-assign]
+        Server._finish_fences = lambda server: (server._fences.put(None), server.node.close())  # type: ignore[method-assign,assignment,func-returns-value]
+    return virtual(world, quick(3))
+
+
+@pytest.mark.parametrize("job", [lost_when_told_to_end, lost_when_it_has_closed])
+def test_a_process_that_dies_while_all_others_end_is_named(job: Any, tmp_path: Path) -> None:
     """Symptom: rank 0 said after half a minute that threads of its own did not end, and nothing of the machine that was
     gone; what broke after the last batch was taken for the end."""
-    with started(lost_at_the_end, 3, tmp_path) as ranks:
+    with started(job, 3, tmp_path) as ranks:
         assert ranks.wait(120)[2] == 9
         for rank in range(2):
             said = ranks.said(rank)
@@ -260,9 +282,21 @@ def long_replicated(world: World) -> None:
             pipe.run(batches())
 
 
+def long_replicated_apart(world: World) -> None:
+    """Of several that hold the same layers it is known which one is gone."""
+    apart()
+    long_replicated(world)
+
+
 @pytest.mark.parametrize(
     ("job", "victim", "size", "replicas"),
-    [(long, 0, 3, 1), (long, 2, 3, 1), (long_joined, 1, 3, 1), (long_replicated, 1, 2, 2)],
+    [
+        (long, 0, 3, 1),
+        (long, 2, 3, 1),
+        (long_joined, 1, 3, 1),
+        (long_replicated, 1, 2, 2),
+        (long_replicated_apart, 2, 3, 3),
+    ],
 )
 def test_when_a_process_is_killed_all_others_end_and_name_it(
     job: Any, victim: int, size: int, replicas: int, tmp_path: Path
