@@ -41,7 +41,7 @@ FORMS: tuple[Form, ...] = ("al", "bp")
 MODELS = ("charlm", "transformer", "lstm", "resnet")
 _TEXTS = ("transformer", "lstm")
 
-WARM_UP = 3
+WARM_UP = 2
 """Batches of a turn that are not timed."""
 
 _RISE = 10
