@@ -40,12 +40,15 @@ class Packet:
         y: The target of the next layer, batch first.
         lr_scale: The factor on every layer's own learning rate for this batch. It travels with the packet, so
             that a change reaches each layer between the same two updates under every schedule.
+        updates: Whether layers update after this batch, with what they have gathered since their last update; else
+            they go on gathering.
     """
 
     batch: int
     x: Tree
     y: Tree
     lr_scale: float = 1.0
+    updates: bool = True
 
 
 @runtime_checkable
@@ -74,6 +77,15 @@ class TrainableLayer(Protocol):
 
     def inference(self, x: Tree, path: Path) -> Tree:
         """Passes ``x`` through one block: ``f`` on the way up, ``b`` at the turn, ``h`` on the way down."""
+        ...
+
+
+@runtime_checkable
+class ScalesLosses(Protocol):
+    """A layer that can be trained in fp16."""
+
+    def scale_losses(self) -> None:
+        """Has its losses scaled from now on, against gradients too small for fp16; asked twice, it does so once."""
         ...
 
 

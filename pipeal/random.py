@@ -206,10 +206,13 @@ def may_draw(module: nn.Module) -> bool:
 def updates_may_draw(module: nn.Module) -> bool:
     """Whether the update of a layer may draw from PyTorch's default generators, as an optimizer that adds noise does.
 
-    The optimizers of ``torch.optim`` do not; of layers, only those whose class is trusted are asked for theirs.
+    The optimizers of ``torch.optim`` do not, nor do those whose class says ``draws_from_default = False``; of layers,
+    only those whose class is trusted are asked for theirs.
     """
-    optimizers = [value for value in vars(module).values() if isinstance(value, torch.optim.Optimizer)]
-    known = all(type(optimizer).__module__.startswith("torch.optim.") for optimizer in optimizers)
+    kinds = [type(value) for value in vars(module).values() if isinstance(value, torch.optim.Optimizer)]
+    known = all(
+        kind.__module__.startswith("torch.optim.") or vars(kind).get("draws_from_default") is False for kind in kinds
+    )
     return not known or _itself_may_draw(module)
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.al.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
+from pipeal.al.scaling import LossScaler, require_own, step_all
 from pipeal.errors import ConfigError, ScheduleError
-from pipeal.packet import Path, Tree, detach
+from pipeal.packet import Path, Tree, detach, device_of
 
 
 class BP(nn.Module):
@@ -35,6 +36,7 @@ class BP(nn.Module):
         self.model = model
         self.cri = nn.CrossEntropyLoss() if cri is None else cri
         self.opt = open_optimizer(optimizer, model, lr)
+        self.scaler: LossScaler | None = None
         self._graph: Tensor | None = None
         self._losses: tuple[Tensor, ...] | None = None
 
@@ -55,12 +57,17 @@ class BP(nn.Module):
         if self._graph is None:
             raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
         graph, self._graph = self._graph, None
-        graph.backward()
+        torch.autograd.backward([graph] if self.scaler is None else self.scaler.scaled([graph]))
 
     def update(self) -> None:
         """Steps the optimizer and clears the gradients."""
-        self.opt.step()
-        self.opt.zero_grad()
+        step_all((self.opt,), self.scaler)
+
+    def scale_losses(self) -> None:
+        """As :meth:`pipeal.AL.scale_losses`."""
+        if self.scaler is None:
+            require_own(self, BP, "backward", "update")
+            self.scaler = LossScaler((self.opt,)).to(device_of(self))
 
     def loss(self) -> tuple[Tensor, ...] | None:
         """The loss of the last forward, detached; None before the first."""

@@ -67,6 +67,9 @@ class BPPart(nn.Module):
     def scale_lr(self, factor: float) -> None:
         """Does nothing: the rate does not change what an update takes."""
 
+    def scale_losses(self) -> None:
+        """Does nothing: it has no loss, and nothing is learnt."""
+
     def inference(self, x: Tree, path: Path) -> Tree:
         """Passes ``x`` through the block on the way up."""
         return self.block(x) if path == "f" else x

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.al.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
+from pipeal.al.scaling import LossScaler, require_own, step_all
 from pipeal.errors import ConfigError, DataError, ScheduleError
-from pipeal.packet import Path, Tree, describe, detach, shapes_of
+from pipeal.packet import Path, Tree, describe, detach, device_of, shapes_of
 
 LearningRates: TypeAlias = float | Mapping[str, float]
 """One learning rate for both sides, or ``{"enc": …, "ae": …}``."""
@@ -139,6 +140,7 @@ class AL(nn.Module):
         ae: The label side.
         enc_opt: The optimizer of the encoder side.
         ae_opt: The optimizer of the label side.
+        scaler: What scales both losses, in fp16; None otherwise.
 
     Raises:
         ConfigError: ``lr`` is a mapping that lacks a side or names another one, or no number of 0 or more; or the
@@ -160,6 +162,7 @@ class AL(nn.Module):
         rates = _by_side(lr)
         self.enc_opt = open_optimizer(optimizer, enc, rates["enc"])
         self.ae_opt = open_optimizer(optimizer, ae, rates["ae"])
+        self.scaler: LossScaler | None = None
         self._graph: tuple[Tensor, ...] | None = None
         self._losses: tuple[Tensor, ...] | None = None
 
@@ -190,13 +193,22 @@ class AL(nn.Module):
             raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
         graph, self._graph = self._graph, None
         # One call for both: the graphs share nothing, and it spares a crossing into C++.
-        torch.autograd.backward([loss for loss in graph if loss.requires_grad])
+        losses = [loss for loss in graph if loss.requires_grad]
+        torch.autograd.backward(losses if self.scaler is None else self.scaler.scaled(losses))
 
     def update(self) -> None:
         """Steps both optimizers and clears their gradients."""
-        for optimizer in (self.ae_opt, self.enc_opt):
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all((self.ae_opt, self.enc_opt), self.scaler)
+
+    def scale_losses(self) -> None:
+        """Has both losses scaled from now on, as fp16 needs (:class:`pipeal.al.scaling.LossScaler`); once is enough.
+
+        Raises:
+            ConfigError: An optimizer, or a method of a subclass, does not go with it.
+        """
+        if self.scaler is None:
+            require_own(self, AL, "backward", "update", "backward_and_update")
+            self.scaler = LossScaler((self.ae_opt, self.enc_opt)).to(device_of(self))
 
     def backward_and_update(self) -> None:
         """:meth:`backward`, then :meth:`update`: what the published code gives to a thread."""

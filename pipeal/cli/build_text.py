@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeal.al import ALPackage
+from pipeal.al import ALPackage, TouchedAdam, encode_each_class, touch_rows
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, hold_out, rates
 from pipeal.cli.build_batches import batch_sampler
@@ -79,9 +79,14 @@ class TextModels:
             classes=self.classes,
             dims=_dims(model),
             lr=rates(self.config.train.lr, mode),
+            optimizer=TouchedAdam if model.embedding_updates == "touched" else None,
             pad_index=self.pad_index,
             pretrained=self.pretrained,
         )
+        if model.embedding_updates == "touched":
+            touch_rows(package)
+        if model.label_codes == "per-class" and mode == "al":
+            encode_each_class(package)
         if not self.thresholds:
             return package
         return group_layers(package, self.thresholds, model.grouping.layers, pad_index=self.pad_index)
@@ -173,6 +178,11 @@ def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExper
         data=replace(data, max_len=data.max_len or PUBLISHED_MAX_LEN.get(dataset, 128)),
     )
     _dims(config.model)  # widths that do not fit are told before anything is read
+    if config.model.embedding_updates == "touched" and config.engine.replicas > 1:
+        raise ConfigError(
+            "model.embedding_updates: found touched, whose gradients replicas cannot average; expected dense, or "
+            "engine.replicas 1"
+        )
     root = data_root(config)
     say(f"reading {dataset}")
     with bars.downloads() as bar:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipeal.al import ALPackage
+from pipeal.al import ALPackage, encode_each_class
 from pipeal.cli import bars
 from pipeal.cli.build import data_root, evaluated_part, hold_out, rates
 from pipeal.config import VisionConfig, VisionModelConfig
@@ -52,6 +52,8 @@ class VisionModels:
             dims=_dims(model, self.config.data.size),
             lr=rates(self.config.train.lr, mode),
         )
+        if model.label_codes == "per-class" and mode == "al":
+            encode_each_class(package)
         return package.to(memory_format=torch.channels_last) if model.channels_last else package
 
 

@@ -21,6 +21,7 @@ from pipeal.engine.costs import Placement, place
 from pipeal.engine.device import Precision, fastest_precision
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.placement import check_sizes
+from pipeal.engine.settings import check_precision, matmul_precision
 from pipeal.engine.threads import cores, threads_each
 from pipeal.errors import ConfigError, PlacementError, first_line
 from pipeal.train.tables import print_table
@@ -55,11 +56,14 @@ def choose(
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":
             precision = _precision(config, "cuda:0" if torch.cuda.is_available() else "cpu")
-            placement = _tried(experiment, config, form, batches, precision, say)
+            with matmul_precision(config.engine.matmul):
+                placement = _tried(experiment, config, form, batches, precision, say)
         else:
             placement = _asked_for(config, form, layers=len(experiment.package(form, config.train.seed)))
             precision = _precision(config, placement.devices[0])
-    check_compile(config.engine.compile, [parse_device(device) for device in placement.devices])
+    devices = [parse_device(device) for device in placement.devices]
+    check_precision(precision, devices)
+    check_compile(config.engine.compile, devices)
     engine = replace(
         config.engine,
         devices=tuple(placement.devices),

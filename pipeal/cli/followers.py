@@ -20,6 +20,7 @@ from pipeal.engine import Window
 from pipeal.engine.distributed.front import own_threads, serve
 from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
+from pipeal.engine.settings import make_ready
 from pipeal.train.rankfiles import RankFiles
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -91,6 +92,7 @@ class Follower(Generic[Config]):
         self.world.gather(sees)
         seed, first_batch = order["seed"], order["first_batch"]
         package = self._models.package(config.train.mode, seed)
+        make_ready(package, config.train.precision)
         if first_batch:
             hand_out_states(self.world, list(package), config.engine.sizes or ())
         folder = Path(order["folder"])

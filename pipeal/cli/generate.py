@@ -11,6 +11,7 @@ from pipeal.al import ALPackage
 from pipeal.cli.build_language import ALPHABET, LanguageModels
 from pipeal.config import LanguageConfig, load_config
 from pipeal.data import Alphabet
+from pipeal.engine.settings import make_ready
 from pipeal.errors import ConfigError, DataError
 from pipeal.models import generate
 from pipeal.train.checkpoint import CheckpointStore
@@ -67,5 +68,6 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
     if saved is None:
         raise DataError(f"{folder}: no checkpoint; train until the first one is written")
     package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)
+    make_ready(package, config.train.precision)
     TakenUp.of(saved).load_into(package)
     return config, alphabet, package

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeal.al import ALPackage
+from pipeal.cli.build import Models
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline, Window
+from pipeal.engine.settings import make_ready
 from pipeal.train.position import Position
 from pipeal.train.trainer import Course, EpochBatches
 
@@ -45,15 +47,31 @@ def open_pipeline(
         # To go back is not the pipeline's to do: it ends.
         on_non_finite="skip" if config.train.on_non_finite == "skip" else "raise",
         on_oom=engine.on_oom,
+        matmul=engine.matmul,
         dump_folder=dump_folder,
         trace=traced,
     )
 
 
+def new_package(models: Models, config: RunConfig, turn: int) -> ALPackage:
+    """The model that a turn begins with; states of the run fit it.
+
+    Args:
+        models: Makes it.
+        config: With every choice made.
+        turn: Of the run, from 1.
+    """
+    package = models.package(config.train.mode, seed_of(config, turn))
+    make_ready(package, config.train.precision)
+    return package
+
+
 def course_of(config: RunConfig) -> Course:
     """How long a run trains, and with what learning rates."""
     rate = config.train.lr
-    return Course(config.train.epochs, rate.decay, rate.per, (rate.end or 0.0) / rate.base, rate.warmup)
+    return Course(
+        config.train.epochs, rate.decay, rate.per, (rate.end or 0.0) / rate.base, rate.warmup, config.train.accumulate
+    )
 
 
 def seed_of(config: RunConfig, turn: int) -> int:

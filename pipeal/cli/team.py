@@ -27,6 +27,7 @@ from pipeal.engine.distributed.front import DistributedPipeline, own_threads
 from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
 from pipeal.engine.placement import check_sizes
+from pipeal.engine.settings import check_precision
 from pipeal.errors import ConfigError, PlacementError, ScheduleError
 from pipeal.train.trainer import Criterion, EpochBatches
 
@@ -100,6 +101,7 @@ class Team:
         check_compile(engine.compile, [parse_device(device)])
         threads = engine.threads or self._threads
         precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
+        check_precision(precision, [parse_device(device)])
         schedule = "sequential" if form == "bp" else engine.schedule
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
         say(f"{form.upper()} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeal.cli.build import Experiment
-from pipeal.cli.opening import open_pipeline, seed_of
+from pipeal.cli.opening import new_package, open_pipeline
 from pipeal.cli.outcome import Outcome
 from pipeal.cli.run_folder import RunFolder
 from pipeal.cli.stopping import StopRequest
@@ -63,7 +63,7 @@ def train_form(
             if position.turn > train.repeat:
                 raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
             say(f"{form.upper()} goes on after {position.where}")
-        package = experiment.package(form, seed_of(config, position.turn))
+        package = new_package(experiment, config, position.turn)
         parameters = package.effective_parameters(), package.affiliated_parameters()
         facts, lengths = experiment.facts, experiment.lengths
         outcome = Outcome(config, position.rows, position.totals, facts, lengths, parameters, folder)
@@ -96,7 +96,7 @@ def train_form(
                 training.turn(package, position, stop)
                 while position.turn < train.repeat:
                     position.next_turn()
-                    training.turn(experiment.package(form, seed_of(config, position.turn)), position, stop)
+                    training.turn(new_package(experiment, config, position.turn), position, stop)
             outcome.exits, outcome.unsaved = training.exits, saver.last_failure
             outcome.ended_unsaved = saver.failing
             outcome.afterword = training.afterword

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
-from pipeal.cli.opening import course_of, seed_of, window_of
+from pipeal.cli.opening import course_of, new_package, seed_of, window_of
 from pipeal.cli.run_folder import RunFolder
 from pipeal.cli.stopping import Stoppable, StopRequest, Unless, worker_failures
 from pipeal.config import RunConfig
@@ -90,6 +90,7 @@ class Turns:
             ends_on_broken=self.config.train.on_non_finite != "skip",
             look_until=rewinds.look_until,
             way_back=self.run.way_back,
+            accumulate=self.config.train.accumulate,
         )
         with worker_failures(stop, self.run.way_back), closing(self.experiment.train_batches(seed)) as batches:
             drawn = all(path.exists() for path in self._pictures)
@@ -166,7 +167,7 @@ class Turns:
         self.attempts.tell()
 
     def _package(self, turn: int) -> ALPackage:
-        return self.experiment.package(self.config.train.mode, seed_of(self.config, turn))
+        return new_package(self.experiment, self.config, turn)
 
     def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], Scores]:
         parts = self.experiment.train_evaluation(), self.experiment.test_evaluation()

@@ -108,8 +108,10 @@ class TrainConfig:
         repeat: Turns: whole trainings, each with the next seed.
         seed: The seed of the first turn.
         lr: The learning rate and its course.
-        precision: The type of the matrix products: ``fp32``, or ``bf16`` under autocast; ``auto`` is ``bf16`` where
-            the hardware computes in it at full speed.
+        accumulate: So many batches make one update, which is that of one batch of all their samples, up to rounding;
+            those that an epoch ends with may be fewer.
+        precision: The type of the matrix products: ``fp32``, or ``bf16`` or ``fp16`` under autocast; ``auto`` is
+            ``bf16`` where the hardware computes in it at full speed. In ``fp16`` each layer scales its losses.
         exit_tolerance: The share of samples that the calibrated early exit may get wrong beside the full path.
         train_accuracy_samples: How many training samples the training accuracy is taken on; None for all.
         on_non_finite: What a non-finite loss, or weight, does: ``raise`` ends the run, and keeps the batch for a look;
@@ -124,7 +126,8 @@ class TrainConfig:
     repeat: Count = 1
     seed: Seed = 0
     lr: LrConfig = field(default_factory=LrConfig)
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    accumulate: Count = 1
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     exit_tolerance: Share = 0.005
     train_accuracy_samples: Count | None = None
     on_non_finite: Literal["raise", "skip", "stop-and-rewind"] = "raise"
@@ -134,7 +137,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the layers are run; only ``threads`` and ``compile`` change the result, and they only in rounding.
+    """How the layers are run; only ``threads``, ``compile`` and ``matmul`` change the result, and only in rounding.
 
     Attributes:
         schedule: What may run beside what.
@@ -144,6 +147,8 @@ class EngineConfig:
         queue_depth: Packets that may wait before a stage.
         compile: Whether layers go through ``torch.compile``: ``static`` compiles each shape of batches on its own,
             ``dynamic`` all at once.
+        matmul: The precision of matrix products of fp32 numbers: ``highest``; ``high``, TF32 on GPUs that have it; or
+            ``medium``, which is bf16 on CPUs that have it.
         on_oom: What a batch that does not fit into a stage's memory does: ``raise`` ends the run; ``split`` learns
             from it in parts, with the same update up to rounding.
         threads: Threads inside each worker's operators; None lets the engine choose.
@@ -158,6 +163,7 @@ class EngineConfig:
     replicas: Count = 1
     queue_depth: Count = 2
     compile: Literal["none", "static", "dynamic"] = "none"
+    matmul: Literal["highest", "high", "medium"] = "highest"
     on_oom: Literal["raise", "split"] = "raise"
     threads: Threads | None = None
     stall_timeout_s: Positive = 300.0

@@ -30,7 +30,7 @@ from pipeal.packet import Tree, map_tensors, tensors
 Stamp: TypeAlias = Any
 """A moment on a device: seconds on the host's clock, or a CUDA event that will know them."""
 
-Precision: TypeAlias = Literal["fp32", "bf16"]
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 
 Ready: TypeAlias = "torch.cuda.Event | None"
 """When a packet may be read; None where it already may."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -22,6 +23,7 @@ from pipeal.engine.placement import balance, check_sizes
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import Schedule, schedule_named
+from pipeal.engine.settings import MATMULS, Matmul, check_precision, make_ready, matmul_precision
 from pipeal.engine.sharing import refuse_shared
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.threads import threads_each
@@ -31,6 +33,9 @@ from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, l
 
 LrScale: TypeAlias = float | Callable[[int], float]
 """A factor on all learning rates, or a function from the batch number to it."""
+
+Updates: TypeAlias = bool | Callable[[int], bool]
+"""Whether layers update after a batch, or a function from the batch number to that."""
 
 
 class Pipeline:
@@ -55,7 +60,8 @@ class Pipeline:
         threads: Intra-op threads of each CPU worker, and of the caller where it does their work (``sequential``,
             predictions). None: the cores shared out evenly among the CPU stages that may run at once. It is a
             numeric setting: some reductions round differently with another number.
-        precision: ``fp32``, or ``bf16`` for forwards under autocast.
+        precision: ``fp32``, or ``bf16`` or ``fp16`` for forwards under autocast. In ``fp16`` each layer scales its
+            losses (:class:`pipeal.packet.ScalesLosses`).
         first_batch: The number of the first batch: how many the model was trained on before.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
@@ -69,10 +75,14 @@ class Pipeline:
         on_oom: What happens on a batch that does not fit into a stage's memory: ``raise`` ends the run; ``split`` has
             the layer learn from it in parts, which gives the update of the whole batch up to rounding where losses are
             means over the samples. See :mod:`pipeal.engine.rescue`.
+        matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
+            ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.settings.Matmul`); None leaves it. It is a numeric
+            setting.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Attributes:
         left_behind: Whether a worker did not come back when it was told to; it may still change the layers.
+        gathers: Whether the last batch submitted was one without an update, for which more are to come.
 
     Raises:
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
@@ -96,18 +106,19 @@ class Pipeline:
         compile: Compile = "none",
         on_non_finite: OnNonFinite = "raise",
         on_oom: OnOom = "raise",
+        matmul: Matmul | None = None,
         dump_folder: str | Path | None = None,
     ) -> None:
         self.model = model
         self.schedule = schedule_named(schedule)
         layers = layers_of(model)
         refuse_shared(layers)
-        if precision not in ("fp32", "bf16"):
-            raise ConfigError(unknown_name("precision", str(precision), ("fp32", "bf16")))
         if on_non_finite not in ON_NON_FINITE:
             raise ConfigError(unknown_name("on_non_finite", str(on_non_finite), ON_NON_FINITE))
         if on_oom not in ON_OOM:
             raise ConfigError(unknown_name("on_oom", str(on_oom), ON_OOM))
+        if matmul not in (None, *MATMULS):
+            raise ConfigError(unknown_name("matmul", str(matmul), MATMULS))
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         if queue_depth < 1:
@@ -117,11 +128,14 @@ class Pipeline:
         if isinstance(devices, str):
             devices = [devices]
         handles = self._open_devices(devices)
-        compile = check_compile(compile, [handle.device for handle in handles if not handle.far])
+        near = [handle.device for handle in handles if not handle.far]
+        precision = check_precision(precision, near)
+        compile = check_compile(compile, near)
         if sizes is None:
             self.sizes = balance([1.0] * len(layers), len(handles))
         else:
             self.sizes = check_sizes(sizes, len(layers), len(handles))
+        make_ready(layers, precision)
         starts = [sum(self.sizes[:stage]) for stage in range(len(handles))]
         numbered = list(enumerate(layers))
         self.stages = [
@@ -141,9 +155,11 @@ class Pipeline:
         self.queue_depth = queue_depth
         self.threads = threads_each(devices, self.schedule) if threads is None else threads
         self.stall_timeout_s = stall_timeout_s
+        self.matmul = matmul
+        self._process_settings = ExitStack()
         self.dump_folder = None if dump_folder is None else Path(dump_folder)
         self.next_batch = first_batch
-        self.left_behind = False
+        self.left_behind = self.gathers = False
         self._sequence = 0
         self._executor: Executor | None = None
         self._predictor = Predictor(
@@ -167,10 +183,13 @@ class Pipeline:
         if self._executor is not None:
             raise ScheduleError("this pipeline is already open")
         self._sequence = self._batches = self._samples = 0
-        self._begin = None
+        self._begin, self.gathers = None, False
         for stage in self.stages:
             stage.reset()
-        self._executor = self._start()
+        with ExitStack() as undo:
+            undo.enter_context(matmul_precision(self.matmul))
+            self._executor = self._start()
+            self._process_settings = undo.pop_all()
         return self
 
     def __exit__(
@@ -181,6 +200,7 @@ class Pipeline:
         failure = error
         if error is None:
             try:
+                self._require_update("the pipeline cannot end")
                 self._finish(executor)
             except BaseException as found:  # noqa: BLE001  raised below, once the workers have ended
                 failure = found
@@ -195,12 +215,20 @@ class Pipeline:
                 raise
             add_note(failure, str(left_behind))
         finally:
+            self._process_settings.close()
             self._lead_caller(failure)
         if error is None and failure is not None:
             raise failure
 
-    def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0) -> None:
+    def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0, *, updates: bool = True) -> None:
         """Sends one batch on its way; waits while the first stage has ``queue_depth`` packets waiting.
+
+        Args:
+            x: The input of the first layer.
+            y: Its target.
+            lr_scale: The factor on all learning rates.
+            updates: Whether layers update after it. Else they gather its gradients for an update after a later batch,
+                which is that of one batch of all their samples (:mod:`pipeal.engine.accumulation`).
 
         Raises:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
@@ -212,7 +240,8 @@ class Pipeline:
         if self._begin is None:
             self._begin = perf_counter()
             self._restart_clocks()
-        executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale), ready_now((x, y))))
+        executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale, updates), ready_now((x, y))))
+        self.gathers = not updates
         self._sequence += 1
         self.next_batch += 1
         self._batches += 1
@@ -226,6 +255,7 @@ class Pipeline:
         the ``on_batch`` of :meth:`run`, and :meth:`Fence.wait <pipeal.engine.fence.Fence.wait>` on another, or later.
 
         Raises:
+            ScheduleError: Layers are gathering gradients for an update to come.
             Exception: As :meth:`submit`.
         """
         return self._send(Fence(self.next_batch, sum(self.sizes)))
@@ -255,6 +285,8 @@ class Pipeline:
         batches: Iterable[Any],
         lr_scale: LrScale = 1.0,
         on_batch: Callable[[int], None] | None = None,
+        *,
+        updates: Updates = True,
     ) -> RunReport:
         """Trains on every batch and waits for the end.
 
@@ -262,6 +294,8 @@ class Pipeline:
             batches: Pairs ``(x, y)``, or objects with attributes ``x`` and ``y``.
             lr_scale: The factor on all learning rates, or a function from the batch number to it.
             on_batch: Called with the batch number after each submission.
+            updates: Whether layers update after a batch, or a function from the batch number to that:
+                ``lambda batch: batch % 4 == 3`` makes one update of four batches. The last one should update.
 
         Raises:
             Exception: As :meth:`submit`.
@@ -269,7 +303,8 @@ class Pipeline:
         for batch in batches:
             x, y = pair_of(batch)
             number = self.next_batch
-            self.submit(x, y, lr_scale(number) if callable(lr_scale) else lr_scale)
+            scale = lr_scale(number) if callable(lr_scale) else lr_scale
+            self.submit(x, y, scale, updates=updates(number) if callable(updates) else updates)
             if on_batch is not None:
                 on_batch(number)
         return self.drain()
@@ -336,6 +371,7 @@ class Pipeline:
 
     def _send(self, fence: Fence) -> Fence:
         executor = self._open()
+        self._require_update("what was learnt cannot be saved")
         if self._begin is None:
             for stage in self.stages:
                 stage.device.follow_caller()
@@ -370,6 +406,13 @@ class Pipeline:
         """Waits for all that was submitted, before an orderly end."""
         executor.drain()
         self._synchronize()
+
+    def _require_update(self, what: str) -> None:
+        if self.gathers:
+            raise ScheduleError(
+                f"{what} between two batches of one update: layers hold gradients of the batches up to "
+                f"{self.next_batch - 1}; submit the last of them with updates=True"
+            )
 
     def _synchronize(self) -> None:
         for stage in self.stages:

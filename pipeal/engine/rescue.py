@@ -117,21 +117,20 @@ class Rescue:
             self._in_parts(*inputs, part)
             after.put_buffers_back()
 
-    def update(self, whole: Callable[[], None]) -> None:
-        """An update, or none.
+    def counts(self) -> bool:
+        """Before an update: whether the batch is learnt from. Else the layer is as it was before it.
 
         Raises:
             NonFiniteError: The loss and the weights are not finite.
         """
         found = self._watch.not_finite(self._index)
-        if found is None:
-            self._before.put_gradients_back(together=True)
-            whole()
-        else:
+        if found is not None:
             refuse_broken(self._module, found)
-            self._before.put_gradients_back(together=False)
+        self._before.put_gradients_back(together=found is None)
+        if found is not None:
             self._before.put_buffers_back()
         self._before.forget()
+        return found is None
 
     def _in_parts(self, x: Tree, y: Tree, part: LearnPart) -> Gathered:
         """Learns from part after part, and leaves the gradients of the whole batch."""

@@ -1,14 +1,79 @@
-"""What is local to a thread and decides what an action computes."""
+"""What decides how an action computes: settings of a thread, and one of the process."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from pipeal.engine.device import Device, Precision
 from pipeal.engine.schedule import Action
+from pipeal.errors import ConfigError, unknown_name
+from pipeal.packet import ScalesLosses, TrainableLayer
+
+Matmul: TypeAlias = Literal["highest", "high", "medium"]
+"""How matrix products of float32 are computed, as ``torch.set_float32_matmul_precision`` says: ``high`` is TF32 on a
+GPU that has it; ``medium`` is bfloat16 on a CPU that has it. Convolutions on a GPU have a setting of their own."""
+
+MATMULS: tuple[Matmul, ...] = ("highest", "high", "medium")
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_precision(name: str, devices: Iterable[torch.device]) -> Precision:
+    """The precision of that name, on devices that compute in it.
+
+    Raises:
+        ConfigError: The name is unknown, or one of the devices has no arithmetic in fp16.
+    """
+    for known in PRECISIONS:
+        if name == known:
+            if known == "fp16" and any(device.type == "cpu" for device in devices) and not _cpu_has_fp16():
+                raise ConfigError(
+                    "precision is fp16, but this CPU has no arithmetic of such numbers; use 'bf16' or 'fp32', or a GPU"
+                )
+            return known
+    raise ConfigError(unknown_name("precision", name, PRECISIONS))
+
+
+def make_ready(layers: Iterable[TrainableLayer], precision: str) -> None:
+    """Has layers do their part for a precision, before states are loaded into them or a pipeline is opened.
+
+    Raises:
+        ConfigError: A layer cannot be trained in it.
+    """
+    if precision != "fp16":
+        return
+    for number, layer in enumerate(layers):
+        if not isinstance(layer, ScalesLosses):
+            raise ConfigError(
+                f"layer {number} ({type(layer).__name__}) has no scale_losses(), without which small gradients are "
+                "lost in fp16; use precision='bf16' or 'fp32'"
+            )
+        layer.scale_losses()
+
+
+def _cpu_has_fp16() -> bool:
+    """Without it, casting costs more than is gained. Private, and so may be missing."""
+    return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)())
+
+
+@contextmanager
+def matmul_precision(name: Matmul | None) -> Iterator[None]:
+    """Within it, matrix products of the whole process have that precision; None leaves the one it has."""
+    if name is None:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def autocast(device: Device, precision: Precision) -> AbstractContextManager[Any]:
@@ -16,14 +81,15 @@ def autocast(device: Device, precision: Precision) -> AbstractContextManager[Any
 
     Without autocast's cache, which all threads of the process would share.
     """
-    return torch.autocast(device.device.type, dtype=torch.bfloat16, enabled=precision == "bf16", cache_enabled=False)
+    dtype = _HALF.get(precision)
+    return torch.autocast(device.device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
 
 
 def settings(action: Action, device: Device, precision: Precision) -> AbstractContextManager[Any]:
     """All of it for an action, set where it is not so already."""
     wanted: list[AbstractContextManager[Any]] = []
     forward = action is Action.FORWARD
-    if forward and precision == "bf16":
+    if forward and precision in _HALF:
         wanted.append(autocast(device, precision))
     elif torch.is_autocast_enabled(device.device.type):  # the caller's
         wanted.append(torch.autocast(device.device.type, enabled=False))

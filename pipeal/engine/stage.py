@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from pipeal.engine.accumulation import Accumulation
 from pipeal.engine.blame import OnOom, add_note, does_not_fit
 from pipeal.engine.compiling import Compile, CompiledLayer
 from pipeal.engine.device import Device, Precision, Ready
@@ -53,8 +54,11 @@ class Together(Protocol):
         """Which of them this is."""
         ...
 
-    def begin(self, index: int, layer: TrainableLayer, losses: list[Tensor] | None, samples: int) -> None:
-        """Begins, after a layer's backward, to make its gradients those of all samples."""
+    def begin(self, index: int, layer: TrainableLayer, losses: list[Tensor] | None, samples: int, learnt: int) -> None:
+        """Begins, after a layer's backward, to make its gradients, of so many ``learnt`` samples, those of all samples.
+
+        Where they are of none, only losses are brought together: the layer does not update after this batch.
+        """
         ...
 
     def finish(self, index: int) -> list[Tensor] | None:
@@ -70,7 +74,7 @@ class Stage:
         layers: Its layers, by their number in the whole model, in order.
         device: The stage's own handle on its device; the layers are moved there.
         seed: With the layer's and the batch's number, the key of all randomness.
-        precision: ``bf16`` runs forwards under autocast.
+        precision: ``bf16`` and ``fp16`` run forwards under autocast.
         window: The batches whose spans are kept.
         compile: Whether, and for which shapes, forwards and inferences are compiled.
         on_non_finite: What happens on a loss that is not finite.
@@ -104,12 +108,14 @@ class Stage:
         self._had: dict[int, Shapes] = {}
         self._together: Together | None = None
         self._found: dict[int, tuple[list[Tensor] | None, int]] = {}
+        self._gathered: dict[int, Accumulation] = {}
         self._draws: dict[int, dict[Action, bool]] = {}
         self._compiled: dict[int, CompiledLayer] = {}
         self._abandoned = threading.Event()
         for index, layer in self.layers:
             module = module_of(layer)
             module.to(device.device)
+            self._gathered[index] = Accumulation(module)
             draws = may_draw(module)
             self._draws[index] = {
                 Action.FORWARD: draws,
@@ -132,6 +138,8 @@ class Stage:
         self._found.clear()
         self._abandoned.clear()
         self.finite.forget()
+        for gathered in self._gathered.values():
+            gathered.forget()
         for rescue in self._rescues.values():
             rescue.forget()
         self.losses.take()
@@ -158,16 +166,16 @@ class Stage:
                 whole = partial(self._act, action, index, held, layer.backward if action is Action.BACKWARD else update)
                 rescue = self._rescues.get(index)
                 if self._together is not None:
-                    self._act_together(self._together, action, index, layer, whole)
+                    self._act_together(self._together, action, index, layer, whole, updates=held.packet.updates)
                     continue
-                if rescue is None:
+                if action is Action.BACKWARD and rescue is None:
                     whole()
                     continue
                 with self._blaming(action, index, held.packet.batch):
-                    if action is Action.BACKWARD:
+                    if action is Action.UPDATE:
+                        self._learn(index, whole, updates=held.packet.updates)
+                    elif rescue is not None:
                         rescue.backward(whole, self._part(action, index, layer, held))
-                    else:
-                        rescue.update(whole)
         if action is Action.UPDATE:
             self._in_hand = None
             self.device.end_batch()
@@ -215,9 +223,9 @@ class Stage:
             moved()
 
     def _forward(self, parcel: Parcel) -> Parcel:
-        number, scale = parcel.packet.batch, parcel.packet.lr_scale
-        # Of the packet, later actions need only these two; the tensors may go.
-        self._in_hand = Parcel(parcel.sequence, Packet(number, None, None, scale))
+        number = parcel.packet.batch
+        # Of the packet, later actions need no tensors; they may go.
+        self._in_hand = Parcel(parcel.sequence, replace(parcel.packet, x=None, y=None))
         self._had.clear()
         self.device.limit_run_ahead()
         with self.device.active(), self._settings(Action.FORWARD):
@@ -229,12 +237,13 @@ class Stage:
             for index, layer in self.layers:
                 self._had[index] = shapes_of((x, y))
                 x, y = self._climb(index, layer, parcel, x, y)
-            return Parcel(parcel.sequence, Packet(number, x, y, scale), self.device.mark_ready((x, y)))
+            return Parcel(parcel.sequence, replace(parcel.packet, x=x, y=y), self.device.mark_ready((x, y)))
 
     def _climb(self, index: int, layer: TrainableLayer, parcel: Parcel, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """One layer's forward, and what it leaves behind."""
         whole = partial(self._act, Action.FORWARD, index, parcel, partial(go_forward, layer, x, y), (x, y))
         rescue = self._rescues.get(index)
+        self._gathered[index].expect(batch_size((x, y)))
         passed: Passed
         with self._blaming(Action.FORWARD, index, parcel.packet.batch):
             if rescue is None:
@@ -250,19 +259,37 @@ class Stage:
                 self.finite.look(index, parcel.packet.batch, passed.losses, cause)
         return passed.onward
 
+    def _learn(self, index: int, whole: Callable[[], None], *, updates: bool) -> None:
+        """Ends a batch: it counts, or is left out; and where it ``updates``, so does what was gathered."""
+        gathered, rescue = self._gathered[index], self._rescues.get(index)
+        if rescue is None or rescue.counts():
+            gathered.add()
+        if updates and gathered.mean():
+            whole()
+
     def _act_together(
-        self, together: Together, action: Action, index: int, layer: TrainableLayer, whole: Callable[[], Any]
+        self,
+        together: Together,
+        action: Action,
+        index: int,
+        layer: TrainableLayer,
+        whole: Callable[[], Any],
+        *,
+        updates: bool,
     ) -> None:
         """A backward or an update, with what all learn from in between."""
         if action is Action.BACKWARD:
             whole()
-            together.begin(index, layer, *self._found.pop(index))
+            self._gathered[index].add()
+            losses, samples = self._found.pop(index)
+            together.begin(index, layer, losses, samples, self._gathered[index].mean() if updates else 0)
             return
         with self.clock.waiting("join"):
             losses = together.finish(index)
         if losses is not None:
             self.losses.add(index, losses)
-        whole()
+        if updates:
+            whole()
 
     def _part(self, action: Action, index: int, layer: TrainableLayer, parcel: Parcel) -> LearnPart:
         """What goes, within an action, forward and backward with some samples of a batch, under keys of their own."""

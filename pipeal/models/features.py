@@ -74,9 +74,11 @@ class TokenEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Features:
         """``(B, T)`` int64."""
         mask: Tensor = tokens.ne(self.pad_index)
-        mask[:, :1] = True
         vectors = in_autocast_type(self.table(tokens))
-        return vectors * self.dropout(vectors.new_full((*tokens.shape, 1), _SCALE)), mask
+        # Nothing for padding, so that no gradient comes to its vector, whether the table knows of it or not.
+        scale = mask.unsqueeze(-1).to(vectors.dtype) * _SCALE
+        mask[:, :1] = True
+        return vectors * self.dropout(scale), mask
 
 
 class Blocks(nn.Sequential):

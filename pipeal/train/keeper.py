@@ -29,6 +29,7 @@ class CheckpointKeeper:
     Args:
         saver: Writes the checkpoints.
         every: Batches between two of them; None saves after epochs alone.
+        accumulate: Batches that one update learns from; it saves after the first update that is due.
         asked_to_end: The exit code to end with, as soon as there is one.
         facts: About the data; kept beside the position.
         ends_on_broken: Whether states that are not finite end the training. They are then looked at before each
@@ -48,9 +49,11 @@ class CheckpointKeeper:
         ends_on_broken: bool = True,
         look_until: int = 0,
         way_back: str = "the same command",
+        accumulate: int = 1,
     ) -> None:
         self.saver = saver
         self.every = every
+        self.accumulate = accumulate
         self.asked_to_end = asked_to_end
         self.facts = facts
         self.ends_on_broken = ends_on_broken
@@ -74,7 +77,7 @@ class CheckpointKeeper:
             raise self._broken
         if position.batches <= self.look_until:
             self._look(pipe, position)
-        if self.every is not None and position.batches % self.every == 0:
+        if self.every is not None and position.batches % self.every < self.accumulate:
             self._save(pipe, position)
         return False
 
@@ -95,6 +98,11 @@ class CheckpointKeeper:
             Interrupted: The training ends here because it was asked to.
             Exception: A stage failed before all had come by, and the training would have ended by that anyway.
         """
+        if pipe.gathers:  # no more batches were to be had in the middle of an update
+            after = f"{position.where}, in the middle of an update"
+            raise Interrupted(
+                f"interrupted after {after}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1
+            )
         failures = self.saver.failures
         fence, job = self._save(pipe, position)
         where = position.where

@@ -79,6 +79,7 @@ class Course:
         per: When it changes.
         end_over_base: The last learning rate over the first.
         warmup: Batches over which the learning rate rises from nothing.
+        accumulate: Batches that one update learns from; those that an epoch ends with may be fewer.
     """
 
     epochs: int
@@ -86,13 +87,14 @@ class Course:
     per: Per = "batch"
     end_over_base: float = 0.0
     warmup: int = 0
+    accumulate: int = 1
 
 
 class Keeper(Protocol):
     """Someone who saves a training as it goes; :class:`pipeal.train.keeper.CheckpointKeeper` is one."""
 
     def after_batch(self, pipe: Pipeline, position: Position) -> bool:
-        """Between two batches; says whether training is to end here."""
+        """Between two batches, after an update; says whether training is to end here."""
         ...
 
     def before_evaluation(self, pipe: Pipeline, position: Position) -> None:
@@ -212,7 +214,7 @@ class _Turn:
             )
         self.watcher.begin_epoch(position.epoch + 1, batches=len(self.batches) - done, turn=position.turn)
         before_s = part.seconds
-        report = self.pipe.run(self._passing(), self._scale())
+        report = self.pipe.run(self._passing(), self._scale(), updates=lambda _: self._updates())
         if not part.samples:
             raise DataError(f"epoch {position.epoch + 1} has no batches; every sample was left out")
         part.seconds = before_s + report.seconds
@@ -274,12 +276,20 @@ class _Turn:
             first_batch=self.position.batches - self.position.part.batches,
         )
 
+    def _updates(self) -> bool:
+        """Whether the batch that the training stands before, or one left out before it, is the last of its update."""
+        position, size = self.position, self.course.accumulate
+        here = position.part.batches
+        to_come = min(size - here % size, len(self.batches) - here)
+        return all((position.turn, position.batches + more) in position.totals.left_out for more in range(1, to_come))
+
     def _passing(self) -> Iterator[Batch]:
         """Batches on their way into the pipeline, counted; the keeper may save between two, and end it."""
         position, part = self.position, self.position.part
         before_s, begin = part.seconds, perf_counter()
         for batch in self.batches:
             samples = tokens = 0
+            updated = self._updates()
             if (position.turn, position.batches) in position.totals.left_out:
                 self.pipe.skip()
             else:
@@ -294,6 +304,6 @@ class _Turn:
             part.tokens += tokens
             part.seconds = before_s + perf_counter() - begin
             self.watcher.advance(samples=samples, tokens=tokens)
-            if self.keeper is not None and self.keeper.after_batch(self.pipe, position):
+            if self.keeper is not None and updated and self.keeper.after_batch(self.pipe, position):
                 self.left = True
                 return

@@ -297,7 +297,7 @@ def test_layers_that_share_a_buffer_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"), [({"precision": "fp16"}, "precision 'fp16'"), ({"seed": -1}, "seed is -1")]
+    ("setting", "words"), [({"precision": "fp8"}, "precision 'fp8'"), ({"seed": -1}, "seed is -1")]
 )
 def test_settings_that_mean_nothing_are_refused(setting: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import Tensor
 
 from pipeal import ALPackage, Pipeline
+from pipeal.engine.settings import _cpu_has_fp16
 from pipeal.engine.threads import intra_op_threads
 from pipeal.train.learning_rate import epoch_scale
 
+NEEDS_FP16 = pytest.mark.skipif(not _cpu_has_fp16(), reason="this CPU has no arithmetic in fp16")
 Batches = list[tuple[Tensor, Tensor]]
 
 

@@ -9,7 +9,7 @@ from pipeal.cli.build_language import adam
 from pipeal.data import RandomBlocks
 from pipeal.engine import SCHEDULES
 from pipeal.models import CharDims, build_language
-from tests.integration.law import left_behind
+from tests.integration.law import NEEDS_FP16, left_behind
 
 DIMS = CharDims(block=6, width=12, heads=3, layers=4, dropout=0.3)
 
@@ -24,7 +24,10 @@ def trained(mode: str, labels: str, schedule: str, stages: int, depth: int, prec
     return left_behind(package, [(batch.x, batch.y) for batch in batches], schedule, stages, depth, precision)
 
 
-@pytest.mark.parametrize(("labels", "precision"), [("codes", "fp32"), ("codes", "bf16"), ("published", "fp32")])
+@pytest.mark.parametrize(
+    ("labels", "precision"),
+    [("codes", "fp32"), ("codes", "bf16"), pytest.param("codes", "fp16", marks=NEEDS_FP16), ("published", "fp32")],
+)
 def test_every_schedule_leaves_what_sequential_leaves(labels: str, precision: str) -> None:
     expected = trained("al", labels, "sequential", 1, 1, precision)
     for schedule in SCHEDULES:

@@ -21,6 +21,7 @@ from pipeal.train.position import Position
 from pipeal.train.recorders import EpochRow, JsonLinesRecorder
 from tests.cli.running import run_command
 from tests.cli.test_text import varied
+from tests.integration.law import NEEDS_FP16
 
 SMALL = (
     "--set=model.embedding_dim=12", "--set=model.n_heads=2", "--set=model.x_hid=8", "--set=model.y_hid=8",
@@ -64,6 +65,29 @@ def run(command: click.Command, capsys: pytest.CaptureFixture[str], code: int, *
     found, _, err = run_command(command, capsys, *arguments)
     assert found == code, err
     return err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--set=train.precision=fp32",),
+        pytest.param(("--set=train.precision=fp16", "--set=model.embedding_updates=touched"), marks=NEEDS_FP16),
+    ],
+    ids=["fp32", "fp16"],
+)
+def test_updates_of_several_batches(
+    options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    """A run ends and is saved after an update: every batch of it is behind, or none."""
+    data = "--data-root", str(varied(tmp_path / "data"))
+    arguments = ("agnews", "transformer", *data, "--devices=cpu*2", *SMALL, *options, "--set=train.accumulate=3")
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    stopping.at = [(1, 3), (1, 6)]
+    for _ in range(2):
+        err = run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+        assert "and saved" in err
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
+    assert_same(*(tmp_path / out / "agnews-transformer-al-001" for out in ("untouched", "stopped")))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pipeal import ALPackage
+from pipeal.al import TouchedAdam, touch_rows
 from pipeal.engine import SCHEDULES
 from pipeal.models import TextDims, build_text
-from tests.integration.law import left_behind
+from tests.integration.law import NEEDS_FP16, left_behind
 
 DIMS = TextDims(embedding=12, hidden=10, code=8, heads=2, dropout=0.3)
 BATCHES = 6
@@ -26,14 +28,23 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return made
 
 
-def trained(model: str, mode: str, schedule: str, stages: int, depth: int, precision: str) -> list[torch.Tensor]:
-    """Everything that training a new model leaves."""
+def built(model: str, mode: str, updates: str = "dense") -> ALPackage:
     torch.manual_seed(0)
-    package = build_text(model, mode, vocab_size=50, classes=4, dims=DIMS, lr=1e-2)  # type: ignore[arg-type]
-    return left_behind(package, batches(), schedule, stages, depth, precision)
+    optimizer = TouchedAdam if updates == "touched" else None
+    package = build_text(model, mode, vocab_size=50, classes=4, dims=DIMS, lr=1e-2, optimizer=optimizer)  # type: ignore[arg-type]
+    if updates == "touched":
+        assert touch_rows(package) == 1
+    return package
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def trained(
+    model: str, mode: str, schedule: str, stages: int, depth: int, precision: str, updates: str = "dense"
+) -> list[torch.Tensor]:
+    """Everything that training a new model leaves."""
+    return left_behind(built(model, mode, updates), batches(), schedule, stages, depth, precision)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", pytest.param("fp16", marks=NEEDS_FP16)])
 @pytest.mark.parametrize("model", ["lstm", "transformer"])
 def test_every_schedule_leaves_what_sequential_leaves(model: str, precision: str) -> None:
     expected = trained(model, "al", "sequential", 1, 1, precision)
@@ -45,7 +56,32 @@ def test_every_schedule_leaves_what_sequential_leaves(model: str, precision: str
                 assert all(map(torch.equal, found, expected)), (schedule, stages, depth)
 
 
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("fp16", marks=NEEDS_FP16)])
 @pytest.mark.parametrize("model", ["lstm", "transformer"])
-def test_backpropagation_runs_in_the_same_engine(model: str) -> None:
-    expected = trained(model, "bp", "sequential", 1, 1, "fp32")
-    assert all(map(torch.equal, trained(model, "bp", "pipelined", 1, 2, "fp32"), expected))
+def test_backpropagation_runs_in_the_same_engine(model: str, precision: str) -> None:
+    expected = trained(model, "bp", "sequential", 1, 1, precision)
+    assert all(map(torch.equal, trained(model, "bp", "pipelined", 1, 2, precision), expected))
+
+
+@pytest.mark.parametrize("model", ["lstm", "transformer"])
+@pytest.mark.parametrize("mode", ["al", "bp"])
+def test_rows_that_are_updated_where_they_were_touched_are_so_under_every_schedule(model: str, mode: str) -> None:
+    expected = trained(model, mode, "sequential", 1, 1, "fp32", "touched")
+    dense = trained(model, mode, "sequential", 1, 1, "fp32")
+    assert not all(map(torch.equal, dense, expected))  # named another optimizer, and it is one
+    for schedule in SCHEDULES:
+        for stages in (1, 4) if mode == "al" else (1,):
+            found = trained(model, mode, schedule, stages, 2, "fp32", "touched")
+            assert all(map(torch.equal, found, expected)), (schedule, stages)
+
+
+@pytest.mark.parametrize("updates", ["dense", "touched"])
+@pytest.mark.parametrize("mode", ["al", "bp"])
+def test_the_vector_of_the_padding_stays_zero(mode: str, updates: str) -> None:
+    """The table of an embedding that gives sparse gradients does not know of the padding."""
+    package = built("transformer", mode, updates)
+    table = next(part for part in package.modules() if isinstance(part, torch.nn.Embedding))
+    before = table.weight.detach().clone()
+    left_behind(package, batches(), "sequential", 1)
+    assert not table.weight[0].any()
+    assert not torch.equal(table.weight, before)

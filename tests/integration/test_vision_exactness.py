@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pipeal.engine import SCHEDULES
 from pipeal.models import VISION_MODELS, VisionDims, build_vision
-from tests.integration.law import Batches, left_behind
+from tests.integration.law import NEEDS_FP16, Batches, left_behind
 
 DIMS = VisionDims(size=16, hidden=10, code=8, width=0.05)
 EVERY_MODEL = pytest.mark.parametrize("model", VISION_MODELS)
@@ -36,7 +36,13 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("precision", "layout"), [("fp32", "contiguous_format"), ("fp32", "channels_last"), ("bf16", "channels_last")]
+    ("precision", "layout"),
+    [
+        ("fp32", "contiguous_format"),
+        ("fp32", "channels_last"),
+        ("bf16", "channels_last"),
+        pytest.param("fp16", "channels_last", marks=NEEDS_FP16),
+    ],
 )
 @EVERY_MODEL
 def test_every_schedule_leaves_what_sequential_leaves(model: str, precision: str, layout: str) -> None:

@@ -37,7 +37,7 @@ class Passed:
     """A fence that has passed a layer, and the pipeline that gives it."""
 
     batch = splits = 0
-    ended = False
+    ended = gathers = False
     losses = kept = None
     state = {"module": {"w": torch.zeros(1)}, "gradients": {}, "optimizers": {}}  # noqa: RUF012  not changed
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -73,6 +75,47 @@ def test_a_batch_that_is_left_out_is_passed_over_and_keeps_its_number() -> None:
         assert pipe.next_batch == position.batches == 6
     assert (watcher.samples, position.totals.samples, position.totals.batches) == (32, 32, 6)
     assert position.totals.shapes.total() == 5
+
+
+@pytest.mark.parametrize(
+    ("left_out", "updating"),
+    [
+        (set(), [1, 2, 4, 5]),  # an epoch of three batches ends with an update of one
+        ({(1, 1), (2, 4)}, [0, 2, 4, 5]),  # where the last of two is left out, the first one updates
+        ({(1, 0), (1, 2)}, [1, 4, 5]),
+        ({(1, 0), (1, 1)}, [2, 4, 5]),
+    ],
+)
+def test_every_update_has_its_batches_whichever_are_left_out(
+    left_out: set[tuple[int, int]], updating: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    position, seen, kept = Position(), list[int](), list[int]()
+    position.totals.left_out = left_out
+    submit = Pipeline.submit
+
+    def watched(pipe: Pipeline, x: Any, y: Any, scale: float, *, updates: bool) -> None:
+        if updates:
+            seen.append(pipe.next_batch)
+        submit(pipe, x, y, scale, updates=updates)
+
+    class Keeper:
+        def after_batch(self, pipe: Pipeline, position: Position) -> bool:
+            assert not pipe.gathers
+            kept.append(position.batches)
+            return False
+
+        def before_evaluation(self, pipe: Pipeline, position: Position) -> None:
+            pipe.fence().wait(20)
+
+        def after_epoch(self, pipe: Pipeline, position: Position) -> None:
+            pass
+
+    monkeypatch.setattr(Pipeline, "submit", watched)
+    with Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe:
+        course, keeper = Course(epochs=2, accumulate=2), Keeper()
+        list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, Silent(), position, keeper))  # type: ignore[arg-type]
+    assert seen == updating
+    assert {2, 3, 5, 6} <= set(kept)  # the keeper comes by after every update
 
 
 def test_a_position_behind_the_end_of_its_epoch_is_refused() -> None:

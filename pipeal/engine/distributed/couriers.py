@@ -19,7 +19,7 @@ from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.fence import Fence
 from pipeal.engine.link import Item, Link, Stopped
 from pipeal.engine.stage import Parcel
-from pipeal.packet import Tree
+from pipeal.packet import Packet, Tree
 
 CLOSE = "close"
 """The last message of a wire."""
@@ -111,9 +111,19 @@ def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
     """An item of a line of stages as a message."""
     if isinstance(item, Parcel):
         packet = item.packet
-        facts = {"sequence": item.sequence, "batch": packet.batch, "lr_scale": float(packet.lr_scale)}
+        facts = {"sequence": item.sequence, **facts_of(packet)}
         return "parcel", facts, (packet.x, packet.y), item.ready
     if isinstance(item, Fence):
         return "fence", {"batch": item.batch, "number": item.number, "note": item.note}, None, None
     sendable: Any = item
     return sendable.message()
+
+
+def facts_of(packet: Packet) -> dict[str, Any]:
+    """What a message says of a packet, beside its tensors."""
+    return {"batch": packet.batch, "lr_scale": float(packet.lr_scale), "updates": packet.updates}
+
+
+def packet_of(facts: Mapping[str, Any], x: Tree, y: Tree) -> Packet:
+    """The packet that a message speaks of."""
+    return Packet(facts["batch"], x, y, facts["lr_scale"], facts["updates"])

@@ -14,7 +14,7 @@ from typing import Any
 from pipeal.engine.blame import add_note
 from pipeal.engine.device import Ready
 from pipeal.engine.distributed.carrier import HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE, FAREWELL_S
+from pipeal.engine.distributed.couriers import CLOSE, FAREWELL_S, facts_of
 from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.engine.distributed.node import Node
 from pipeal.engine.distributed.watch import Watch
@@ -99,7 +99,7 @@ class DistributedExecutor:
             Exception: Whatever a stage raised first, on whatever rank.
         """
         packet = parcel.packet
-        facts = {"sequence": parcel.sequence, "batch": packet.batch, "lr_scale": float(packet.lr_scale)}
+        facts = {"sequence": parcel.sequence, **facts_of(packet)}
         self._to_heads(Take("take", facts))
         self.wait(lambda: self.node.inbox.put(parcel, TICK_S))
 

@@ -26,6 +26,7 @@ from pipeal.engine.fence import Fence
 from pipeal.engine.finite import OnNonFinite
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.schedule import Schedule
+from pipeal.engine.settings import Matmul, matmul_precision
 from pipeal.engine.stage import Stage
 from pipeal.engine.threads import cores
 from pipeal.engine.trace import Span, StageTimes, Window
@@ -59,6 +60,7 @@ class _Line(Pipeline):
         compile: Compile = "none",
         on_non_finite: OnNonFinite = "raise",
         on_oom: OnOom = "raise",
+        matmul: Matmul | None = None,
         dump_folder: str | Path | None = None,
     ) -> None:
         mesh = world.mesh
@@ -85,6 +87,7 @@ class _Line(Pipeline):
             compile=compile,
             on_non_finite=on_non_finite,
             on_oom=on_oom,
+            matmul=matmul,
             dump_folder=dump_folder,
         )
 
@@ -270,4 +273,5 @@ def serve(
     stage = line._stage
     stage.reset()
     stage.device.follow_caller()
-    Server(line._open_node(), on_fence, feed, line.dump_folder).serve()
+    with matmul_precision(line.matmul):
+        Server(line._open_node(), on_fence, feed, line.dump_folder).serve()

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from pipeal.engine.distributed.carrier import Carrier, HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE, Courier, Handler, receive_all, send_all
+from pipeal.engine.distributed.couriers import CLOSE, Courier, Handler, packet_of, receive_all, send_all
 from pipeal.engine.distributed.errands import Errands
 from pipeal.engine.distributed.failures import told
 from pipeal.engine.distributed.far_ledger import FarLedger, listeners
@@ -31,7 +31,7 @@ from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.worker import ACTIONS, TICK_S, Worker
 from pipeal.errors import PeerLostError
-from pipeal.packet import Packet, Tree
+from pipeal.packet import Tree
 
 
 class Node:
@@ -225,7 +225,7 @@ class Node:
         (x, y), ready = carrier.body(message)
         facts = message.facts
         self.ledger.hear(Task(facts["sequence"], self.stage.number - 1, Action.FORWARD))
-        self.inbox.put(Parcel(facts["sequence"], Packet(facts["batch"], x, y, facts["lr_scale"]), ready))
+        self.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready))
 
     def _tell_ended(self, stage: int, task: Task) -> None:
         facts = {"batch": task.batch, "stage": task.stage, "action": task.action.value}

@@ -41,7 +41,7 @@ BUCKET_BYTES = 2**25
 class _UnderWay:
     """What is being averaged for one layer: rows of several tensors each, and which."""
 
-    facts: Tensor  # all replicas' samples, then how many have a gradient, by parameter
+    facts: Tensor  # all replicas' samples, of this batch and of the gradients, then how many have one, by parameter
     works: list[Any]
     parameters: list[nn.Parameter]
     shares: list[tuple[list[int], Tensor]]
@@ -75,7 +75,7 @@ class Alike:
         self._under_way: dict[int, _UnderWay] = {}
 
     @torch.no_grad()
-    def begin(self, index: int, layer: TrainableLayer, losses: list[Tensor] | None, samples: int) -> None:
+    def begin(self, index: int, layer: TrainableLayer, losses: list[Tensor] | None, samples: int, learnt: int) -> None:
         """Begins to average, after a layer's backward and on its device's stream.
 
         Args:
@@ -83,17 +83,19 @@ class Alike:
             layer: The layer, with its own gradients.
             losses: Of the batch, detached.
             samples: How many there are in this replica's batch.
+            learnt: How many the gradients are the mean of; 0 where they are not to be brought together yet. All
+                replicas agree on whether.
 
         Raises:
             ConfigError: A gradient is sparse.
             PeerLostError: A replica is lost.
         """
         module = module_of(layer)
-        parameters = [one for one in module.parameters() if one.requires_grad]
+        parameters = [one for one in module.parameters() if one.requires_grad and learnt]
         buffers = list(module.buffers())
-        facts = torch.tensor([samples, *(one.grad is not None for one in parameters)], dtype=torch.float64)
+        facts = torch.tensor([samples, learnt, *(one.grad is not None for one in parameters)], dtype=torch.float64)
         works = [self._begun(self._host.allreduce, facts)]
-        mine = [_share(one, samples) for one in parameters]
+        mine = [_share(one, learnt) for one in parameters]
         if losses:
             mine.append(torch.stack([loss.float() for loss in losses]) * samples)
         shares = self._rows(mine)
@@ -117,16 +119,17 @@ class Alike:
         self._wait(facts, on_gpu=False)
         for work in others:
             self._wait(work, on_gpu=self._on_gpus)
-        total, *have = found.facts.tolist()
+        samples, learnt, *have = found.facts.tolist()
+        samples, learnt = max(samples, 1.0), max(learnt, 1.0)
         for places, row in found.firsts if self.replica else []:
             for place, value in _parts([found.buffers[one] for one in places], places, row):
                 found.buffers[place].copy_(value)
         losses = None
         like = [*found.parameters, torch.empty(found.losses)]
         for places, row in found.shares:
-            for place, value in _parts([like[one] for one in places], places, row.div_(max(total, 1.0))):
+            for place, value in _parts([like[one] for one in places], places, row.div_(learnt)):
                 if place == len(found.parameters):
-                    losses = list(value.clone().unbind())  # without the rest of the row
+                    losses = list((value * (learnt / samples)).unbind())  # without the rest of the row
                 elif have[place]:
                     parameter = found.parameters[place]
                     if parameter.grad is None:

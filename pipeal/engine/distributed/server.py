@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from pipeal.engine.device import ready_now
 from pipeal.engine.distributed.carrier import HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE, FAREWELL_S
+from pipeal.engine.distributed.couriers import CLOSE, FAREWELL_S, packet_of
 from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.engine.distributed.node import Node
 from pipeal.engine.distributed.watch import Beat, dumped
@@ -23,7 +23,7 @@ from pipeal.engine.link import Stopped
 from pipeal.engine.stage import Parcel
 from pipeal.engine.worker import TICK_S
 from pipeal.errors import DataError, PeerLostError, StallError
-from pipeal.packet import Packet, batch_size, pair_of
+from pipeal.packet import batch_size, pair_of
 
 OnFence: TypeAlias = Callable[[Fence, Mapping[int, LayerState]], Mapping[str, Any]]
 """Keeps the states of this rank's layers, on a thread of its own, and says of it what JSON can hold."""
@@ -198,8 +198,7 @@ class Server:
             )
         x, y = pair_of(found)
         self.node.errands.samples += batch_size(x)
-        packet = Packet(facts["batch"], x, y, facts["lr_scale"])
-        self.node.inbox.put(Parcel(facts["sequence"], packet, ready_now((x, y))))
+        self.node.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready_now((x, y))))
 
     def _close_feed(self) -> None:
         close = getattr(self._batches, "close", None)

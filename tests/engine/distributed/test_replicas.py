@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, RunReport
+from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, Pipeline, RunReport
 from pipeal.engine.distributed.front import DistributedPipeline, serve
 from pipeal.engine.distributed.replicas import Alike
 from pipeal.engine.distributed.world import World
+from pipeal.engine.pipeline import Updates
 
 from ..cases import Case, Layer, Outcome, cosine, outcome, train_by_hand
 from .lines import on_each, thread_ranks
@@ -36,7 +37,12 @@ def shares(case: Case, *sizes: int) -> list[Share]:
 
 
 def train(
-    worlds: list[World], packages: list[ALPackage], parts: list[Share], epochs: int = 1, **settings: Any
+    worlds: list[World],
+    packages: list[ALPackage],
+    parts: list[Share],
+    epochs: int = 1,
+    updates: Updates = True,
+    **settings: Any,
 ) -> list[RunReport]:
     """One epoch after the other; the second begins with batch 1."""
 
@@ -52,7 +58,7 @@ def train(
         with DistributedPipeline(packages[0], world, "cpu", **chosen) as pipe:
             for epoch in range(epochs):
                 pipe.begin_feed(epoch, epoch)
-                reports.append(pipe.run(parts[0][epoch:], cosine))
+                reports.append(pipe.run(parts[0][epoch:], cosine, updates=updates))
                 pipe.predict(parts[0][0][0])
         return reports
 
@@ -135,6 +141,26 @@ def test_one_stage_with_replicas_is_plain_data_parallel_backpropagation() -> Non
         train(worlds, packages, shares(EXACT, 2, 2))
         for name, value in packages[2].state_dict().items():
             torch.testing.assert_close(value, whole.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(2, [3]), (4, [2, 1])])
+def test_replicas_and_stages_gather_several_batches_for_an_update(size: int, sizes: list[int]) -> None:
+    """Shares of 4 and 2, 4 and 4, 4 and 3, 4 and 1: each batch and each share counts by its samples."""
+
+    def updates(batch: int) -> bool:
+        return batch in (2, 3)
+
+    whole = EXACT.build()
+    with Pipeline(whole, ["cpu"], "sequential", seed=4, threads=1) as pipe:
+        wanted = pipe.run(EXACT.batches(), cosine, updates=updates)
+    with thread_ranks(size, replicas=2) as worlds:
+        packages = [EXACT.build() for _ in worlds]
+        (report,) = train(worlds, packages, shares(EXACT, 4), updates=updates, sizes=sizes)
+        for mine, theirs in zip(report.losses, wanted.losses, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+        found = state(worlds, packages, 1).tensors
+        for name, value in whole.state_dict().items():
+            torch.testing.assert_close(found[f"weights/{name}"], value, rtol=1e-3, atol=1e-5)
 
 
 def test_a_replica_that_comes_late_is_waited_for() -> None:

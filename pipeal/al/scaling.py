@@ -1,0 +1,101 @@
+"""Losses scaled up for fp16, in which small gradients would be zero: by a factor of the layer's own.
+
+The factor doubles after 2,000 updates in a row whose gradients were finite. An update whose gradients were not is left
+out, and halves it. Whether they were, the device alone knows: it decides, and the host does not wait. After
+Micikevicius et al., "Mixed Precision Training" (ICLR 2018), with the numbers and operators of PyTorch's ``GradScaler``,
+which reads its factor whenever it is saved, and so waits for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.errors import ConfigError
+
+FIRST = 65536.0
+GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000
+
+
+class LossScaler(nn.Module):
+    """Scales the losses of a layer, and updates with what comes of them; the factor is part of the layer's state.
+
+    Args:
+        optimizers: All of the layer's.
+
+    Raises:
+        ConfigError: One of them cannot leave an update out without asking the host.
+    """
+
+    draws_from_default = False
+    scale: Tensor
+    good: Tensor
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        super().__init__()
+        for optimizer in optimizers:
+            if not getattr(optimizer, "_step_supports_amp_scaling", False):
+                raise ConfigError(
+                    "fp16 needs an optimizer that can leave an update out on the device; found "
+                    f"{type(optimizer).__name__}; use its fused form (fused=True), or precision='bf16'"
+                )
+        self.register_buffer("scale", torch.full((), FIRST, dtype=torch.float32))
+        self.register_buffer("good", torch.zeros((), dtype=torch.int32))
+
+    def scaled(self, losses: Sequence[Tensor]) -> list[Tensor]:
+        """The losses times the factor, to go back through."""
+        return [loss * self.scale for loss in losses]
+
+    @torch.no_grad()
+    def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Steps all optimizers with the gradients as they are without the factor; none of them if one is not finite."""
+        broken = torch.zeros_like(self.scale)
+        inverse = self.scale.reciprocal()
+        for gradients in _by_type(optimizers):
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, broken, inverse)
+        for optimizer in optimizers:
+            optimizer.found_inf = broken  # type: ignore[attr-defined]  # as GradScaler tells them
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.found_inf  # type: ignore[attr-defined]
+        torch._amp_update_scale_(self.scale, self.good, broken, GROWTH, BACKOFF, INTERVAL)
+
+
+def step_all(optimizers: Sequence[torch.optim.Optimizer], scaler: LossScaler | None) -> None:
+    """Steps the optimizers of a layer, and clears their gradients."""
+    if scaler is None:
+        for optimizer in optimizers:
+            optimizer.step()
+    else:
+        scaler.step(optimizers)
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+
+
+def _by_type(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[list[Tensor]]:
+    found: dict[torch.dtype, list[Tensor]] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None:
+                    values = gradient._values() if gradient.is_sparse else gradient
+                    found.setdefault(values.dtype, []).append(values)
+    return found.values()
+
+
+def require_own(layer: nn.Module, kind: type[nn.Module], *names: str) -> None:
+    """Refuses a layer whose class goes back or updates in its own way, which knows of no factor.
+
+    Raises:
+        ConfigError: It does.
+    """
+    for name in names:
+        if getattr(type(layer), name) is not getattr(kind, name):
+            raise ConfigError(
+                f"{type(layer).__name__} has a {name}() of its own, which does not scale its losses as fp16 needs; "
+                "give it a scale_losses() of its own as well, or use precision='bf16'"
+            )

@@ -1,0 +1,68 @@
+"""Several batches to one update: the mean of their gradients, each batch by its samples.
+
+::
+
+    batch        0        1        2 ─ updates      3        4 ─ updates
+    gradients   g0   g0 + g1   (n0 g0 + n1 g1 + n2 g2) / (n0 + n1 + n2)
+
+That is the gradient of one batch of all their samples, up to rounding, wherever losses are means over the samples;
+batch norm sees each batch's own statistics. Gradients add up where PyTorch adds them up, in a parameter's ``grad``, so
+that no memory is needed for it. There they are kept in units of the newest batch: the sum of ``g_i n_i / n``, in which
+that batch's own gradient counts once. Batches of one size therefore cost a single multiplication, at the update.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Accumulation:
+    """One layer's gradients between two updates.
+
+    Args:
+        module: The layer.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.forget()
+
+    def forget(self) -> None:
+        """Counts anew."""
+        self._samples = 0
+        self._unit = 1
+
+    def expect(self, samples: int) -> None:
+        """Before a batch's forward: brings what there is to the units of that batch."""
+        unit, self._unit = self._unit, max(samples, 1)
+        if self._samples:
+            self._multiply(unit / self._unit)
+
+    def add(self) -> None:
+        """After its backward, and where it is not left out: counts it."""
+        self._samples += self._unit
+
+    def mean(self) -> int:
+        """Before an update: makes the sum a mean, and counts anew.
+
+        Returns:
+            The samples of all batches; 0 where every one was left out, and nothing is to be learnt.
+        """
+        samples = self._samples
+        if samples:
+            self._multiply(self._unit / samples)
+        self.forget()
+        return samples
+
+    @torch.no_grad()
+    def _multiply(self, factor: float) -> None:
+        if factor == 1:
+            return
+        gradients = [one.grad for one in self._module.parameters() if one.grad is not None]
+        dense = [one for one in gradients if one.layout is torch.strided]
+        if dense:
+            torch._foreach_mul_(dense, factor)
+        for one in gradients:
+            if one.layout is not torch.strided:
+                one.mul_(factor)

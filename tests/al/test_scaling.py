@@ -1,0 +1,152 @@
+"""Losses scaled for fp16: by a factor of each layer's own, which learns, and which the host never asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeal import AE, AL, BP, ENC, ConfigError, Pipeline
+from pipeal.al import TouchedAdam
+from pipeal.al.scaling import FIRST, INTERVAL
+from pipeal.engine import settings
+from pipeal.engine.layer_state import layer_state, load_layer_state
+from pipeal.engine.settings import make_ready
+from pipeal.packet import tensors
+
+X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 20).view(4, 5)
+SGD = partial(torch.optim.SGD, momentum=0.9, fused=True)
+
+
+def al(optimizer: Any = None, kind: type[AL] = AL) -> AL:
+    torch.manual_seed(0)
+    return kind(ENC(nn.Linear(3, 6), nn.Linear(6, 2)), AE(nn.Linear(5, 2), nn.Linear(2, 5)), 0.1, optimizer)
+
+
+def bp(optimizer: Any = None) -> BP:
+    torch.manual_seed(0)
+    return BP(nn.Linear(3, 5), nn.MSELoss(), 0.1, optimizer)
+
+
+def step(layer: AL | BP, x: Tensor = X) -> None:
+    layer(x, Y)
+    layer.backward()
+    layer.update()
+
+
+@pytest.mark.parametrize("build", [al, bp])
+@pytest.mark.parametrize("optimizer", [None, SGD, TouchedAdam])
+def test_a_power_of_two_changes_no_bit_where_nothing_overflows(build: Callable[..., AL | BP], optimizer: Any) -> None:
+    plain, scaled = build(optimizer), build(optimizer)
+    scaled.scale_losses()
+    for _ in range(3):
+        step(plain)
+        step(scaled)
+        assert plain.loss() is not None
+        assert all(map(torch.equal, plain.loss() or (), scaled.loss() or ()))  # told as they are
+    assert all(map(torch.equal, plain.parameters(), scaled.parameters()))
+
+
+@pytest.mark.parametrize("build", [al, bp])
+def test_an_update_that_overflowed_is_left_out_whole_and_halves_the_factor(build: Callable[..., AL | BP]) -> None:
+    layer = build()
+    layer.scale_losses()
+    step(layer)
+    before = [value.clone() for value in tensors(layer_state(layer))]
+    layer(X, Y)
+    layer.backward()
+    next(layer.parameters()).grad[0] = torch.inf  # type: ignore[index]
+    layer.update()
+    changed = [not torch.equal(one, two) for one, two in zip(before, tensors(layer_state(layer)), strict=True)]
+    assert sum(changed) == 2  # the factor and the count of good updates
+    assert layer.scaler is not None
+    assert layer.scaler.scale == FIRST / 2
+    assert all(parameter.grad is None for parameter in layer.parameters())
+
+
+def test_the_factor_doubles_after_many_good_updates() -> None:
+    layer = al()
+    layer.scale_losses()
+    assert layer.scaler is not None
+    layer.scaler.good.fill_(INTERVAL - 1)
+    step(layer)
+    assert (layer.scaler.scale, layer.scaler.good) == (2 * FIRST, 0)
+
+
+def test_layers_have_factors_of_their_own_and_keep_them_when_asked_again() -> None:
+    layers = [al(), bp()]
+    make_ready(layers, "fp16")
+    first, second = (layer.scaler for layer in layers)
+    make_ready(layers, "fp16")
+    assert [layer.scaler for layer in layers] == [first, second]
+    assert first is not second
+    plain = al()
+    make_ready([plain], "bf16")
+    assert plain.scaler is None
+
+
+def test_a_layer_that_is_saved_goes_on_with_its_factor() -> None:
+    one, other = al(), al()
+    make_ready([one, other], "fp16")
+    assert one.scaler is not None
+    one.scaler.scale.fill_(8.0)
+    step(one)
+    load_layer_state(other, layer_state(one))
+    for layer in (one, other):
+        step(layer)
+    assert all(map(torch.equal, tensors(layer_state(one)), tensors(layer_state(other))))
+    assert other.scaler is not None
+    assert other.scaler.scale == 8.0
+
+
+def test_an_optimizer_that_would_ask_the_host_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"found SGD; use its fused form \(fused=True\)"):
+        al(torch.optim.SGD).scale_losses()
+
+
+class Published(AL):
+    """Goes back in its own way, which knows of no factor: updates would divide by one that was never there."""
+
+    def backward(self) -> None:
+        super().backward()
+
+
+def test_a_layer_that_goes_back_in_its_own_way_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Published has a backward\(\) of its own"):
+        al(kind=Published).scale_losses()
+
+
+class Foreign(nn.Linear):
+    """A layer that is no AL."""
+
+
+def test_a_layer_that_cannot_scale_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"layer 1 \(Foreign\) has no scale_losses"):
+        make_ready([al(), Foreign(2, 2)], "fp16")  # type: ignore[list-item]
+
+
+def test_fp16_on_a_cpu_without_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_cpu_has_fp16", lambda: False)
+    with pytest.raises(ConfigError, match="this CPU has no arithmetic of such numbers; use 'bf16' or 'fp32'"):
+        Pipeline([al()], precision="fp16")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_on_a_gpu_nobody_waits_for_the_factor(schedule: str) -> None:
+    layers = [al().cuda()]
+    with Pipeline(layers, ["cuda:0"], schedule, precision="fp16") as pipe:
+        x, y = X.cuda(), Y.cuda()
+        pipe.run([(x, y)] * 2)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(6):
+                pipe.submit(x, y)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert layers[0].scaler is not None
+    assert layers[0].scaler.scale.device.type == "cuda"

@@ -1,0 +1,79 @@
+"""Options that make a step faster, as a user asks for them: one line of YAML each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from pipeal.al import BP, TouchedAdam
+from pipeal.al.classcodes import EachClass, EachCode
+from pipeal.cli.build_text import TextExperiment, text_experiment
+from pipeal.cli.build_vision import VisionModels
+from pipeal.cli.text import command
+from pipeal.config import TextConfig, VisionConfig, load_config
+from tests.cli.running import run_command, told_one_line
+
+SMALL = (
+    "model.embedding_dim=12",
+    "model.n_heads=2",
+    "model.x_hid=8",
+    "model.y_hid=8",
+    "data.batching.budget_tokens=2048",
+    "train.train_accuracy_samples=100",
+    "engine.threads=1",
+)
+
+
+def built(*options: str) -> TextExperiment:
+    return text_experiment(load_config(TextConfig, overrides=["dataset=toynews", *SMALL, *options]), lambda _: None)
+
+
+@pytest.mark.parametrize("mode", ["al", "bp"])
+def test_touched_rows_are_one_line_of_yaml(mode: str) -> None:
+    package = built("model.embedding_updates=touched").package(mode, 0)
+    assert next(part for part in package.modules() if isinstance(part, nn.Embedding)).sparse
+    layer = package[0]
+    assert isinstance(layer.opt if isinstance(layer, BP) else layer.enc_opt, TouchedAdam)
+
+
+def test_codes_of_each_class_are_one_line_of_yaml() -> None:
+    package = built("model.label_codes=per-class").package("al", 0)
+    assert [type(layer.ae) for layer in package] == [EachClass, EachCode, EachCode, EachCode]
+    images = load_config(VisionConfig, overrides=["model.label_codes=per-class", "model.width=0.05", "data.size=16"])
+    assert type(VisionModels(images, 3).package("al", 0)[0].ae) is EachClass
+    assert len(built("model.label_codes=per-class").package("bp", 0)) == 1
+
+
+def test_replicas_of_touched_rows_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    told_one_line(
+        "model.embedding_updates: found touched, whose gradients replicas cannot average",
+        *run_command(
+            command, capsys, "toynews", "transformer", "--replicas", "2", "--set=model.embedding_updates=touched"
+        ),
+    )
+
+
+def test_all_of_them_together_train_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        f"--set={option}"
+        for option in (*SMALL, "model.embedding_updates=touched", "train.accumulate=3", "engine.matmul=medium")
+    ]
+    code, _, err = run_command(
+        command,
+        capsys,
+        "toynews",
+        "transformer",
+        "--epochs",
+        "2",
+        "--devices",
+        "cpu*2",
+        "--out",
+        str(tmp_path),
+        *options,
+    )
+    assert code == 0, err
+    kept = load_config(TextConfig, next(tmp_path.glob("*/config.yaml")))
+    assert (kept.model.embedding_updates, kept.train.accumulate, kept.engine.matmul) == ("touched", 3, "medium")
+    assert len(next(tmp_path.glob("*/epochs.csv")).read_text().splitlines()) == 3

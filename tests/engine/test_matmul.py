@@ -1,0 +1,91 @@
+"""The precision of matrix products: a setting of the process, for as long as a pipeline is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from pipeal import BP, ConfigError, Pipeline
+from pipeal.engine import SCHEDULES, settings
+
+from .cases import Case, Layer, Outcome, cosine, outcome
+
+CASE = Case((Layer("linear", width=9), Layer("pipeal.Dropout", width=8), Layer("batch norm")), rows=(5, 5, 3))
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    assert torch.get_float32_matmul_precision() == before
+
+
+class Asking(nn.Linear):
+    """Notes the setting that it runs under."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.seen: list[str] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(torch.get_float32_matmul_precision())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_it_holds_in_every_worker_and_in_predictions_and_ends_with_the_pipeline(schedule: str) -> None:
+    asking = Asking()
+    x, y = torch.ones(2, 3), torch.tensor([0, 1])
+    with Pipeline([BP(asking)], ["cpu"], schedule, matmul="medium") as pipe:
+        pipe.run([(x, y)])
+        pipe.predict(x)
+    assert asking.seen == ["medium"] * 2
+    asking(x)
+    assert asking.seen[2:] == ["highest"]
+
+
+def test_what_the_process_has_is_left_where_nothing_is_asked_for() -> None:
+    asking = Asking()
+    with settings.matmul_precision("high"), Pipeline([BP(asking)], ["cpu"]) as pipe:
+        pipe.predict(torch.ones(2, 3))
+    assert asking.seen == ["high"]
+
+
+def test_it_ends_with_a_pipeline_that_fails() -> None:
+    with pytest.raises(ZeroDivisionError), Pipeline([BP(Asking())], matmul="high"):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("matmul", settings.MATMULS)
+def test_every_schedule_leaves_the_same(matmul: settings.Matmul) -> None:
+    def trained(schedule: str, stages: int) -> Outcome:
+        package = CASE.build()
+        with Pipeline(package, ["cpu"] * stages, schedule, threads=1, matmul=matmul) as pipe:
+            report = pipe.run(CASE.batches(), cosine)
+        return outcome(package, report.losses, [])
+
+    wanted = trained("sequential", 1)
+    for schedule in SCHEDULES:
+        assert trained(schedule, 3).differences(wanted) == []
+
+
+def test_an_unknown_precision_is_named() -> None:
+    with pytest.raises(ConfigError, match="matmul 'tf32'"):
+        Pipeline([BP(Asking())], matmul="tf32")  # type: ignore[arg-type]
+
+
+@pytest.mark.cuda
+def test_high_is_tf32_where_a_gpu_has_it() -> None:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("no TF32 before compute capability 8.0")
+    torch.manual_seed(0)
+    net, x = nn.Linear(256, 256).cuda(), torch.randn(64, 256, device="cuda")
+    found = []
+    for matmul in ("highest", "high"):
+        with Pipeline([BP(net)], ["cuda:0"], matmul=matmul) as pipe:  # type: ignore[arg-type]
+            found.append(pipe.predict(x).cpu())
+    assert not torch.equal(*found)
+    torch.testing.assert_close(*found, rtol=1e-2, atol=1e-2)
