@@ -56,7 +56,7 @@ from pipeal.train.environment import environment
 from pipeal.train.recorders import write_json
 from pipeal.train.tables import Cell, print_table
 
-STEPS = {"charlm": 150, "transformer": 24, "lstm": 16, "resnet": 9}
+STEPS = {"charlm": 150, "transformer": 12, "lstm": 6, "resnet": 8}
 """Batches of a turn: as many as let a model's whole ladder end within some six minutes on two cores."""
 
 _COLOURS = {"al": "#0072B2", "bp": "#D55E00"}  # of Okabe and Ito
