@@ -64,6 +64,8 @@ class Setting:
         tf32: Products of float32 matrices on a GPU.
         precision: ``bf16`` under autocast.
         fused: Adam in one operator.
+        touched: Of the word vectors, updates change those in the batch alone, which is another optimizer.
+        by_class: Label sides work once for each class.
         compile: As for :class:`pipeal.Pipeline`.
         staged: In the stages that ``--devices auto`` takes.
         processes: Replicas under torchrun.
@@ -77,6 +79,8 @@ class Setting:
     tf32: bool = False
     precision: Precision = "fp32"
     fused: bool = False
+    touched: bool = False
+    by_class: bool = False
     compile: Compile = "none"
     staged: bool = False
     processes: int = 1
@@ -121,13 +125,17 @@ def rungs_of(model: str, form: Form, device: torch.device) -> list[Rung]:
     if fastest_precision(device) == "bf16":
         add("bf16", precision="bf16")
     add("fused Adam", fused=True)
+    if model in _TEXTS:
+        add("touched word vectors", touched=True)
+    if model == "resnet" and form == "al":
+        add("labels by class", by_class=True)
     if model not in _TEXTS:  # where each batch has another shape
         add("compiled", aside=True, operators="ours", compile="static")
     if form == "al":
         add("stages", operators="ours", staged=True)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if processes > 1:
-        add(f"data parallel × {processes}", operators="ours", staged=False, processes=processes)
+        add(f"data parallel × {processes}", operators="ours", staged=False, touched=False, processes=processes)
     return ladder
 
 
@@ -178,9 +186,15 @@ class Task:
             samples = -(-len(self.experiment.train) // batches)  # as many batches of either kind
             batching = replace(config.data.batching, kind="fixed", batch_size=samples)
             config = replace(config, data=replace(config.data, batching=batching))
+        codes = "per-class" if setting.by_class else "per-sample"
         if self.model == "resnet":
-            config = replace(config, model=replace(config.model, channels_last=setting.channels_last))
-        return replace(self.experiment, config=config)
+            model = replace(config.model, channels_last=setting.channels_last, label_codes=codes)
+            return replace(self.experiment, config=replace(config, model=model))
+        if self.model in _TEXTS:
+            updates = "touched" if setting.touched else "dense"
+            config = replace(config, model=replace(config.model, embedding_updates=updates, label_codes=codes))
+            return replace(self.experiment, config=config, models=replace(self.experiment.models, config=config))
+        return self.experiment
 
     def package(self, setting: Setting, seed: int) -> ALPackage:
         """A new model."""
