@@ -16,6 +16,10 @@ from pipeal.errors import DataError
 
 _SPREAD = 0.02
 
+_ROW = 32
+"""Softmax on half-precision rows of whole multiples of this computes in float32 within one operator; there and back
+with 48 x 64 x 64 scores took 194 us against 290 with casts around it. On other rows it is several times slower."""
+
 
 class CausalAttention(nn.Module):
     """Multi-head self-attention in which each place sees itself and what is before it.
@@ -63,7 +67,7 @@ def _attend_by_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (part.reshape(batch * heads, length, width) for part in (q, k, v))
     future = torch.full((length, length), float("-inf"), dtype=q.dtype, device=q.device).triu(1)
     scores = torch.baddbmm(future, q, k.transpose(1, 2), alpha=width**-0.5)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
+    weights = torch.softmax(scores, -1, dtype=torch.float32 if length % _ROW else None).to(v.dtype)
     return torch.bmm(weights, v).view(batch, heads, length, width)
 
 
