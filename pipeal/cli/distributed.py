@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +52,8 @@ def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
     if launch is None or launch.size == 1:
         run_experiment(lambda say: kind.read(config, say), resume)
         return
+    if config.train.mode == "bp" and config.engine.replicas == 1:  # all in one layer: there are no stages to divide
+        config = replace(config, engine=replace(config.engine, replicas=launch.size))
     facts = {
         **_flat(asdict(config)),
         "pipeal": environment()["pipeal"],

@@ -92,6 +92,35 @@ def test_replicas_share_batches_and_any_other_mesh_goes_on(tmp_path: Path, capsy
     assert_same(folder, tmp_path / "four" / alone.name)
 
 
+def test_backpropagation_under_torchrun_is_one_stage_in_replicas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody has to say so: two stages cannot be made of one layer."""
+    verses = tmp_path / "verses.txt"
+    verses.write_text("so it goes, and so it went.\n" * 40, encoding="utf-8")
+    arguments = (
+        *("text", "charlm", f"--text={verses}", "--mode=bp", "--devices=cpu", "--epochs=2", PEER),
+        *("--set=model.dropout=0.0", "--set=train.precision=fp32", "--set=data.steps=12", "--set=data.batch_size=5"),
+        *("--set=data.estimate_batches=3", "--set=engine.threads=1"),
+    )
+    alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
+    said = many(tmp_path, 2, "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}")
+    assert "BP on 2 processes: layers [1], in 2 replicas" in said
+    (layers, rows), (shared_layers, shared_rows) = left_behind(alone), left_behind(tmp_path / "many" / alone.name)
+    losses, shared_losses = ([float(row["test_loss"]) for row in found] for found in (rows, shared_rows))
+    assert shared_losses == pytest.approx(losses, rel=1e-4)
+    weights, shared = (dict(floats(found)) for found in (layers, shared_layers))
+    assert weights.keys() == shared.keys()
+    for name, one in weights.items():
+        if (
+            "qkv.bias" in name
+        ):  # what is added to all keys moves no answer: its gradient is rounding, and Adam's step not
+            continue
+        torch.testing.assert_close(
+            shared[name], one, rtol=1e-3, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}"
+        )
+
+
 def floats(state: Any, path: str = "") -> Any:
     """All floating-point tensors in nested states, by their path."""
     if isinstance(state, torch.Tensor) and state.is_floating_point():
@@ -144,7 +173,7 @@ def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_
 def test_a_mistake_is_one_line_on_every_rank(tmp_path: Path) -> None:
     arguments = ["nlpmain.py", *texts(tmp_path, "lstm"), f"--out={tmp_path / 'runs'}"]
 
-    def ends(line: str, *more: list[str]) -> None:
+    def ends(line: str, *more: list[str], arguments: list[str] = arguments) -> None:
         for rank, (code, said) in enumerate(each_rank([arguments + one for one in more], tmp_path)):
             (told,) = [one for one in said.splitlines() if one.startswith("pipeal: ")]
             assert code == 2
@@ -152,7 +181,10 @@ def test_a_mistake_is_one_line_on_every_rank(tmp_path: Path) -> None:
             assert re.search(line, told)
             assert "Traceback" not in said
 
-    ends(r"2 ranks make 2 stages, but the model has 1 layer", ["--mode=bp"], ["--mode=bp"])
+    verses = tmp_path / "verses.txt"
+    verses.write_text("so it goes, and so it went.\n" * 40, encoding="utf-8")
+    shallow = ["nlpmain.py", "text", "charlm", f"--text={verses}", "--set=model.layers=1", f"--out={tmp_path / 'runs'}"]
+    ends(r"2 ranks make 2 stages, but the model has 1 layer", [], [], arguments=shallow)
     ends(r"3 replicas do not divide 2 ranks", ["--replicas=3"], ["--replicas=3"])
     ends(r"rank 1 has train\.seed 1, rank 0 has 0", [], ["--seed=1"])
     assert not (tmp_path / "runs").exists()
