@@ -96,7 +96,7 @@ def test_each_rung_changes_one_thing(bench: dict[str, ModuleType], name: str, fo
     for rung in ladder[1:]:
         setting = asdict(rung.setting)
         changed = {key for key in setting if setting[key] != below[key]}
-        if rung.setting.processes > 1:
+        if rung.setting.processes > 1 or rung.setting.threads:
             changed -= {"staged", "touched"}  # which do not go with it
         assert len(changed - {"operators"} or changed) == 1, rung.name
         if not rung.aside:

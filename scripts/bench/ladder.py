@@ -33,6 +33,7 @@ from matplotlib.figure import Figure
 from rungs import (
     FORMS,
     MODELS,
+    ONE_THREAD,
     Clock,
     Counted,
     Form,
@@ -177,6 +178,18 @@ COLUMNS = [
 ]  # fmt: skip
 
 
+def gains_of_processes(ladders: Sequence[Sequence[Rung]], found: dict[Setting, list[Measured]]) -> dict[Form, float]:
+    """How much more samples per second data parallel learns from than one process with one thread, by form."""
+    gains: dict[Form, float] = {}
+    for ladder in ladders:
+        alone = [rung.setting for rung in ladder if ONE_THREAD in rung.name]
+        many = [rung.setting for rung in ladder if rung.setting.processes > 1]
+        for one, all_of_them in zip(alone, many, strict=False):
+            rates = [median(turn.samples_per_s for turn in found[setting]) for setting in (one, all_of_them)]
+            gains[one.form] = rates[1] / rates[0]
+    return gains
+
+
 def each_rate(turn: Measured) -> float:
     """Tokens per second, or images."""
     return turn.tokens_per_s or turn.samples_per_s
@@ -255,6 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row in rows_of(ladder, found, task.work[form], most)
     ]
     print_table(title, COLUMNS, rows)
+    for form, gain in gains_of_processes(ladders, found).items():
+        print(f"{form.upper()}: data parallel is {gain:.2f}× as fast per sample as one process with one thread")
     options.out.mkdir(parents=True, exist_ok=True)
     name = options.out / f"ladder-{options.model}-{device.type}"
     kept = [
@@ -267,7 +282,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for ladder in ladders
         for rung in ladder
     ]
-    facts = {"machine": machine, "matrix_rates": rates, "work_per_token_or_image": task.work, "steps": steps}
+    facts = {
+        "data_parallel_over_one_thread": gains_of_processes(ladders, found),
+        "machine": machine,
+        "matrix_rates": rates,
+        "work_per_token_or_image": task.work,
+        "steps": steps,
+    }
     write_json(name.with_suffix(".json"), {**facts, "columns": COLUMNS, "table": rows, "rungs": kept})
     draw(ladders, found, name.with_suffix(".png"), title)
     print(f"figures: {name}.json, picture: {name}.png")

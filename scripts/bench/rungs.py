@@ -39,6 +39,9 @@ Form: TypeAlias = Literal["al", "bp"]
 
 FORMS: tuple[Form, ...] = ("al", "bp")
 MODELS = ("charlm", "transformer", "lstm", "resnet")
+ONE_THREAD = "one thread"
+"""The rung that processes of one thread each are held against."""
+
 _TEXTS = ("transformer", "lstm")
 
 WARM_UP = 2
@@ -67,6 +70,7 @@ class Setting:
         touched: Of the word vectors, updates change those in the batch alone, which is another optimizer.
         by_class: Label sides work once for each class.
         compile: As for :class:`pipeal.Pipeline`.
+        threads: Of a process that has all stages in one; None for as many as there are cores.
         staged: In the stages that ``--devices auto`` takes.
         processes: Replicas under torchrun.
     """
@@ -82,6 +86,7 @@ class Setting:
     touched: bool = False
     by_class: bool = False
     compile: Compile = "none"
+    threads: int | None = None
     staged: bool = False
     processes: int = 1
 
@@ -135,6 +140,8 @@ def rungs_of(model: str, form: Form, device: torch.device) -> list[Rung]:
         add("stages", operators="ours", staged=True)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if processes > 1:
+        if device.type == "cpu":
+            add(ONE_THREAD, aside=True, operators="ours", staged=False, touched=False, threads=1)
         add(f"data parallel × {processes}", operators="ours", staged=False, touched=False, processes=processes)
     return ladder
 
@@ -322,7 +329,7 @@ def train(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
     package = task.package(setting, seed)
     batches = Counted(task.batches(setting, seed))
     if placement is None and setting.compile == "none":
-        torch.set_num_threads(cores())
+        torch.set_num_threads(setting.threads or cores())
         package.to(task.device)
         numbers = count()
 
