@@ -35,6 +35,15 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def written(out: Path) -> set[tuple[str, int]]:
+    """The checkpoints there; one that took the place of another of its step is another one."""
+    found = set()
+    for path in out.glob("*/checkpoints/step-*"):
+        with suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_ino))
+    return found
+
+
 def left_behind(folder: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
     """The last checkpoint's layers, and the rows without their times, of the run in a folder."""
     saved = CheckpointStore(folder / "checkpoints").newest(print)

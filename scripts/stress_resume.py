@@ -3,22 +3,22 @@
     python scripts/stress_resume.py [--kills 20] [--cases lstm-plan transformer-stream resnet-2-workers …]
 
 Each case is one command. It runs once without disturbance; then, in another folder, the same command is started again
-and again and its process (with the processes it started) killed with SIGKILL after a random time, until it has been
-killed as often as asked and is left alone. Weights, buffers, optimizer states, and all that epochs.csv says (its times
-aside, which are those of a clock) must be equal, bit for bit.
+and again and its process (with the processes it started) killed with SIGKILL, a quarter of the times at any moment of
+its beginning, else soon after it has saved, until it has been killed as often as asked and is left alone. Weights,
+buffers, optimizer states, and all that epochs.csv says (its times aside, which are those of a clock) must be equal,
+bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-import subprocess
 import tempfile
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
-from left_behind import kill, left_behind, same, start
+from left_behind import kill, left_behind, same, start, written
 from rich.progress import track
 
 from pipeal.train.tables import print_table
@@ -65,17 +65,21 @@ def finish(arguments: list[str], out: Path) -> float:
 
 
 def disturb(name: str, arguments: list[str], out: Path, kills: int, seconds: float, draw: random.Random) -> int:
-    """Kills a run so often, then lets it finish; how often a run had already finished when it was to be killed."""
+    """Kills a run so often; how often it had already finished when it was to be killed."""
     early = 0
     for _ in track(range(kills), description=name, transient=True):
+        before = written(out)
         process = start(arguments, out)
-        try:
-            # Half of the time a run needs is reading and choosing: most kills should come later.
-            process.wait(draw.uniform(0.2, 1.0) * seconds)
-        except subprocess.TimeoutExpired:
-            kill(process)
-        else:
-            early += 1
+        if draw.random() < 0.25:  # while it reads and chooses, or begins
+            moment = perf_counter() + draw.uniform(0.0, 0.5) * seconds
+        else:  # while it trains: so soon after a checkpoint that many kills fall into one run
+            while process.poll() is None and not written(out) - before:
+                sleep(0.01)
+            moment = perf_counter() + draw.uniform(0.0, 1.0) * seconds / kills
+        while process.poll() is None and perf_counter() < moment:
+            sleep(0.005)
+        early += process.poll() is not None
+        kill(process)
     return early
 
 

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 
 import pytest
 from fuzz_cases import write_images
-from left_behind import kill, left_behind, same, start
+from left_behind import kill, left_behind, same, start, written
 
 from pipeal.cli import vision
 from pipeal.train.saver import HURRY_S
@@ -75,15 +75,6 @@ def wait_for(seen: Callable[[], object], process: subprocess.Popen[bytes], out: 
         assert process.poll() is None, said(out)
         assert monotonic() < until, said(out)
         sleep(0.01)
-
-
-def written(out: Path) -> set[tuple[str, int]]:
-    """The checkpoints there; one that took the place of another of its step is another one."""
-    found = set()
-    for path in out.glob("*/checkpoints/step-*"):
-        with suppress(FileNotFoundError):
-            found.add((path.name, path.stat().st_ino))
-    return found
 
 
 @contextmanager
