@@ -48,7 +48,8 @@ class Setup:
         stage_replicas: On how many devices one stage may be, which then share each batch.
         batches: How long the run is, in batches of each replica.
         queue_depth: Packets that may wait before a stage.
-        crowding: For stages that share the cores of one machine; None for devices of their own.
+        crowding: For stages, their replicas included, that share the cores of one machine; None for devices of their
+            own.
     """
 
     devices: tuple[PlannedDevice, ...]
@@ -174,7 +175,8 @@ def forecast(
             batches * micro,
             queue_depth=micro if rival else setup.queue_depth,
             hops=hops,
-            crowding=setup.crowding,
+            crowding=_crowding(setup),
+            at_work=[len(stage.devices) for stage in layout.stages],
             keep_spans=False,
         )
 
@@ -251,6 +253,12 @@ def _times(cost: LayerCost, micro_batches: int) -> LayerCost:
         out_bytes=cost.out_bytes * micro_batches,
         activation_bytes=cost.activation_bytes * micro_batches,
     )
+
+
+def _crowding(setup: Setup) -> Crowding | None:
+    """As it is for one of the replicas: all of them do the same at the same time, on the same cores."""
+    crowding, replicas = setup.crowding, setup.replicas
+    return None if crowding is None else lambda at_once: crowding(at_once * replicas)
 
 
 def share_of(setup: Setup) -> list[PlannedDevice]:

@@ -168,6 +168,25 @@ def test_stages_that_share_cores_get_no_more_than_those() -> None:
     assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(6, rel=0.01)
 
 
+def test_replicas_on_shared_cores_get_no_more_than_those_either() -> None:
+    """Of two replicas only one was once counted as at work on the cores that both share, and of a stage on two
+    devices only one of them: forecasts of twice what the cores can do."""
+
+    def two_cores(at_once: int) -> float:
+        return max(1.0, at_once / 2)
+
+    # 12 s of work for each batch of 4 layers, on two cores.
+    assert of("AL pipelined", 4, on(4, crowding=two_cores)).batch_s == pytest.approx(6, rel=0.01)
+    assert of("AL pipelined", 4, on(8, crowding=two_cores, replicas=2)).batch_s == pytest.approx(6, rel=0.01)
+    assert of("AL sequential", 4, on(4, crowding=two_cores, replicas=4)).batch_s == pytest.approx(6)
+    # 6 s of work for each batch of 2 layers, each of which two devices share.
+    both = of("AL pipelined", 2, on(4, crowding=two_cores, stage_replicas=2))
+    assert (both.devices, both.batch_s) == (4, pytest.approx(3, rel=0.01))
+    carried = on(8, crowding=two_cores, replicas=2, link=Link(bytes_per_s=100.0))
+    costs = {"cpu": [replace(EQUAL, parameter_bytes=0)] * 4}
+    assert best_forecast("AL pipelined", Model(costs), carried).batch_s == pytest.approx(7.5, rel=0.01)
+
+
 def test_carrying_packets_is_work_of_shared_cores() -> None:
     """A packet of a second over each of 3 links, 12 s of work: 15 s on two cores are 7.5."""
     two_cores = replace(on(4, link=Link(bytes_per_s=100.0)), crowding=lambda at_once: max(1.0, at_once / 2))
