@@ -69,10 +69,12 @@ class Model:
         al: The layers of its AL form.
         bp: The blocks of its form for backpropagation: by the number of micro-batches that a batch is cut into, the
             costs of one of them. Empty where they were not measured.
+        micro_batches: Into how many pipelined backpropagation cuts a batch; None for as many of these as are best.
     """
 
     al: CostsByKind
     bp: Mapping[int, CostsByKind] = field(default_factory=dict)
+    micro_batches: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Forecast:
 
 
 def best_forecast(method: str, model: Model, setup: Setup) -> Forecast:
-    """What a run takes with one of :data:`METHODS`; with micro-batches, as many as are best.
+    """What a run takes with one of :data:`METHODS`; with micro-batches, as many as are asked for or best.
 
     Raises:
         PlacementError: The replicas cannot share the devices, or nothing fits.
@@ -120,9 +122,11 @@ def best_forecast(method: str, model: Model, setup: Setup) -> Forecast:
         return forecast(method, SCHEDULES[method.removeprefix("AL ")], model.al, setup)
     found: list[Forecast] = []
     failure = PlacementError(f"{method}: the costs of backpropagation were not measured")
+    asked = model.micro_batches
+    tried = model.bp if asked is None else {RIVALS[method](asked).micro_batches}  # of naive, the whole batch
     for micro_batches, costs in sorted(model.bp.items()):
         schedule = RIVALS[method](micro_batches)
-        if schedule.micro_batches == micro_batches:
+        if schedule.micro_batches == micro_batches and micro_batches in tried:
             try:
                 found.append(forecast(method, schedule, costs, setup))
             except PlacementError as error:

@@ -85,6 +85,21 @@ def test_kinds_speeds_memory_links_and_replicas(tmp_path: Path, capsys: pytest.C
     assert tight["AL pipelined"]["gain"] == pytest.approx(4, rel=0.01)
 
 
+def test_as_many_micro_batches_as_asked_for_even_if_fewer_are_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--micro-batches 4`` was once overruled by whole batches where small ones are dear; naive has no others."""
+    whole, dear = LayerCost(0.010, 0.020), LayerCost(0.050, 0.100)
+    save_costs(Costs("gpu", (whole,) * 2, {1: (whole,) * 2, 4: (dear,) * 2}), tmp_path / "c.json")
+    costs = ["--costs", str(tmp_path / "c.json"), "--devices", "2"]
+    best, _ = planned(capsys, tmp_path, *costs)
+    found, out = planned(capsys, tmp_path, *costs, "--micro-batches", "4")
+    assert [best[f"BP {name}"]["micro_batches"] for name in ("naive", "gpipe", "1f1b")] == [1, 1, 1]
+    assert [found[f"BP {name}"]["micro_batches"] for name in ("naive", "gpipe", "1f1b")] == [1, 4, 4]
+    assert found["BP gpipe"]["batch_s"] == pytest.approx(5 * 0.150)
+    assert "M: micro-batches of a batch, 4 as asked" in out
+
+
 def test_thousands_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     costs = str(saved(tmp_path / "c.json"))
     found, _ = planned(
