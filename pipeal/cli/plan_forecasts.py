@@ -127,6 +127,11 @@ class Plan:
         click.echo()
         if any(len(stage.devices) > 1 for stage in self.layout.stages):
             click.echo("a stage on several devices is a forecast: a run has every stage as often (--replicas)")
+        if replicas:
+            click.echo(
+                "each replica is forecast on whole batches; a run's replicas share the samples of each batch: such a "
+                f"run has batches {setup.replicas} times as large as these"
+            )
         for note in self.notes:
             click.echo(note)
         if self.model.bp:

@@ -81,6 +81,7 @@ def test_kinds_speeds_memory_links_and_replicas(tmp_path: Path, capsys: pytest.C
     twice, out = planned(capsys, tmp_path, *one, "--devices", "8", "--replicas", "2")
     assert twice["AL pipelined"]["batch_s"] == pytest.approx(free["AL pipelined"]["batch_s"] / 2)
     assert "8 devices, 2 replicas" in out
+    assert "run has batches 2 times as large" in out  # it was once left unsaid that a run shares each batch
     tight, _ = planned(capsys, tmp_path, *one, "--devices", "4", "--memory", "0.05")
     assert tight["AL pipelined"]["gain"] == pytest.approx(4, rel=0.01)
 
