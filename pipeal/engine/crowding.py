@@ -135,7 +135,7 @@ def recorded(
                 heard[number].append(inputs)
 
             hooks.callback(module_of(layer).register_forward_pre_hook(listen).remove)
-        with Pipeline(layers, ["cpu"], "sequential", threads=1, precision=precision) as pipe:
+        with _alone(layers, precision) as pipe:
             pipe.run(batches)
     return heard
 
@@ -159,7 +159,7 @@ def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp
     counted = len(batches) - WARM_UP
     begin = seconds = 0.0
     trained = 0
-    with Pipeline(layers, ["cpu"], "sequential", threads=1, precision=precision) as pipe:
+    with _alone(layers, precision) as pipe:
         pipe.run(batches[:WARM_UP])
         here.come()
         for x, y in cycle(batches[WARM_UP:]):
@@ -178,6 +178,11 @@ def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp
             if begin:
                 trained += 1
     raise AssertionError("batches come again and again")
+
+
+def _alone(layers: Sequence[TrainableLayer], precision: Precision) -> Pipeline:
+    """On one core. A loss that is not finite ends no measurement."""
+    return Pipeline(layers, ["cpu"], "sequential", threads=1, precision=precision, on_non_finite="ignore")
 
 
 class _Threads:
