@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from pipeal.engine.device import Precision
-from pipeal.engine.measure import WARM_UP
+from pipeal.engine.measure import WARM_UP, counted_of
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance, check_sizes, layers_of_stages
 from pipeal.engine.simulate import Crowding
@@ -71,10 +71,11 @@ def measure_crowding(
         rounds: How often, in turns with each alone.
 
     Raises:
-        PlacementError: More at once than there are parts or layers, or sizes that do not fit.
+        PlacementError: More at once than there are parts or layers, sizes that do not fit, or too few batches.
         Exception: Whatever one of them raised.
     """
     layers = deepcopy(layers_of(model))
+    counted_of(batches)
     numbers = crowds(len(layers)) if at_once is None else list(at_once)
     most = max([1, *numbers])
     if most > len(layers if sizes is None else sizes):
@@ -173,11 +174,12 @@ def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp
     It goes on until then: the others are to have it as crowded as it was.
 
     Raises:
+        PlacementError: Too few batches.
         StallError: Not all came, or had done, in time.
     """
     layers, batches = part
     until = perf_counter() + PATIENCE_S
-    counted = len(batches) - WARM_UP
+    counted = counted_of(batches)
     begin = seconds = 0.0
     trained = 0
     with _alone(layers, precision) as pipe:

@@ -139,9 +139,7 @@ def layer_costs(
         PlacementError: Too few batches.
         OutOfMemoryError: They do not fit.
     """
-    counted = len(batches) - WARM_UP
-    if counted < 1:
-        raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
+    counted = counted_of(batches)
     layers = layers_of(model)
     before = before_the_clock(batches, compile)
     window = Window(len(before) + WARM_UP, counted)
@@ -193,6 +191,17 @@ def balanced_sizes(
             raise
         return balance([1.0] * len(layers), stages)
     return balance([sum(cost.values()) for cost in costs], stages)
+
+
+def counted_of(batches: Sequence[Any]) -> int:
+    """How many batches count, after those for warming up.
+
+    Raises:
+        PlacementError: None.
+    """
+    if len(batches) <= WARM_UP:
+        raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
+    return len(batches) - WARM_UP
 
 
 def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:

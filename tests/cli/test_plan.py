@@ -164,6 +164,19 @@ def test_a_language_model_is_planned_as_it_is_configured(
         assert pipelined["memory_bytes"][0] == held
 
 
+def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was once measured for minutes, and then told to measure anew with --share-cores."""
+    monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", None)
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=4", "model.layers=1"]
+    options = [part for key in own for part in ("--set", key)]
+    arguments = ["--dataset", "text", "--model", "charlm", "--share-cores", *options, "--out", str(tmp_path / "plan")]
+    told_one_line("--share-cores: the model has one layer", *run_command(plan.command, capsys, *arguments))
+    assert not (tmp_path / "plan").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

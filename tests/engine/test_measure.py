@@ -82,6 +82,9 @@ def test_a_model_that_is_only_time_has_no_bytes() -> None:
 def test_too_few_batches_are_refused() -> None:
     with pytest.raises(PlacementError, match=f"{WARM_UP} batches"):
         measure(package(), BATCHES[:WARM_UP])
+    for few in (BATCHES[:WARM_UP], []):  # a crowd once said of them that batches come again and again
+        with pytest.raises(PlacementError, match=f"{len(few)} batches to measure with; expected at least 3"):
+            measure_crowding(package(), few, [2])
 
 
 @pytest.mark.filterwarnings("ignore:.*learnt from in parts")
