@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeal.engine.backprop_layout import backprop_layout
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import Layout, best_layout
@@ -240,56 +241,12 @@ def lay_out(costs: CostsByKind, setup: Setup, schedule: Schedule | None = None) 
 def _layouts(costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule) -> list[Layout]:
     """Those of which one is best: with uneven devices or links, what a join asks for is simulated, not known."""
     if isinstance(schedule, BackpropSchedule):
-        return [_lay_out_backprop(costs, setup, schedule)]
+        of_replicas = {"stage_replicas": setup.stage_replicas, "replicas": setup.replicas}
+        return [backprop_layout(costs, share_of(setup), setup.link, schedule, **of_replicas)]
     found = [lay_out(costs, setup)]
     if schedule.joins and not schedule.serial:
         found.append(lay_out(costs, setup, schedule))
     return found
-
-
-def _lay_out_backprop(costs: CostsByKind, setup: Setup, schedule: BackpropSchedule) -> Layout:
-    """How many graphs a stage holds depends on the layout: the search is told as few for all stages as do.
-
-    Raises:
-        PlacementError: Nothing fits that the search finds so.
-    """
-    own = {kind: LayerSums(row) for kind, row in costs.items()}
-
-    def fits(layout: Layout) -> bool:
-        last = len(layout.stages)
-        return all(
-            stage.device.memory_bytes is None
-            or own[stage.device.kind].memory_bytes(
-                stage.layers.start, stage.layers.stop, devices=len(stage.devices), held=schedule.graphs(number, last)
-            )
-            <= stage.device.memory_bytes
-            for number, stage in enumerate(layout.stages)
-        )
-
-    most = schedule.graphs(0, min(len(share_of(setup)), min(map(len, costs.values()))))
-    for held in range(1 if schedule.alternates else most, most):
-        layout = _with_graphs(costs, setup, schedule.micro_batches, held)
-        if fits(layout):
-            return layout
-    return _with_graphs(costs, setup, schedule.micro_batches, most)
-
-
-def _with_graphs(costs: CostsByKind, setup: Setup, micro_batches: int, held: int) -> Layout:
-    """The best layout for whole batches, of which so many micro-batches have a graph."""
-    whole = {
-        kind: [
-            replace(
-                cost,
-                forward_s=cost.forward_s * micro_batches,
-                backward_s=cost.backward_s * micro_batches,
-                out_bytes=cost.out_bytes * micro_batches,
-                activation_bytes=cost.activation_bytes * held,
-            )
-            for cost in row
-        ]
-        for kind, row in costs.items()
-    }
-    return lay_out(whole, replace(setup, queue_depth=0))
 
 
 def _crowding(setup: Setup) -> Crowding | None:

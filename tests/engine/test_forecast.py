@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
-from pipeal.engine.forecast import Forecast, Model, Setup, alone_s, best_forecast, forecast, lay_out
+from pipeal.engine.forecast import RIVALS, Forecast, Model, Setup, alone_s, best_forecast, forecast, lay_out
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
-from pipeal.engine.schedule import SCHEDULES
+from pipeal.engine.placement import layers_of_stages
+from pipeal.engine.rivals import one_f_one_b
+from pipeal.engine.schedule import SCHEDULES, Action
 from pipeal.engine.simulate import simulate
+
+from .cases import cuts
 
 EQUAL = LayerCost(1.0, 2.0, 0.0, out_bytes=100, parameter_bytes=1000, optimizer_bytes=2000, activation_bytes=800)
 
@@ -175,24 +180,47 @@ def test_1f1b_fits_where_gpipe_does_not() -> None:
     memory=st.integers(0, 40),
     devices=st.integers(1, 4),
     micro_batches=st.integers(1, 5),
-    method=st.sampled_from(["BP gpipe", "BP 1f1b"]),
+    name=st.sampled_from(["gpipe", "1f1b"]),
 )
-def test_no_forecast_of_backpropagation_holds_more_than_there_is(
-    rows: list[tuple[int, int]], memory: int, devices: int, micro_batches: int, method: str
+def test_no_layout_for_backpropagation_that_fits_is_faster(
+    rows: list[tuple[int, int]], memory: int, devices: int, micro_batches: int, name: str
+) -> None:
+    """Every way to cut the layers is tried, and what it holds is looked up in its simulation."""
+    costs = {"cpu": [LayerCost(seconds, seconds, activation_bytes=kept) for seconds, kept in rows]}
+    schedule = RIVALS[f"BP {name}"](micro_batches)
+    setup = Setup((PlannedDevice(memory_bytes=memory),) * devices, batches=1)
+    slowest = []
+    for stages in range(1, min(devices, len(rows)) + 1):
+        for sizes in cuts(len(rows), stages):
+            own = [rows[layers.start : layers.stop] for layers in layers_of_stages(sizes)]
+            taken = [sum(seconds for seconds, _ in part) for part in own]
+            durations = [{Action.FORWARD: s, Action.BACKWARD: s, Action.UPDATE: 0.0} for s in taken]
+            held = simulate(schedule, durations, micro_batches, queue_depth=micro_batches).held
+            if all(n * sum(kept for _, kept in part) <= memory for n, part in zip(held, own, strict=True)):
+                slowest.append(2 * micro_batches * max(taken))
+    if not slowest:
+        with pytest.raises(PlacementError, match="no layout fits"):
+            forecast("", schedule, costs, setup)
+        return
+    found = forecast("", schedule, costs, setup)
+    assert found.layout.bottleneck_s == min(slowest)
+    assert max(found.memory_bytes) <= memory
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=5),
+    memory=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    stage_replicas=st.integers(1, 2),
+)
+def test_on_any_devices_1f1b_holds_no_more_than_there_is(
+    rows: list[tuple[int, int]], memory: list[int], stage_replicas: int
 ) -> None:
     costs = {"cpu": [LayerCost(seconds, seconds, activation_bytes=kept) for seconds, kept in rows]}
-    setup = Setup((PlannedDevice(memory_bytes=memory),) * devices)
-    try:
-        found = best_forecast(method, Model(costs, {micro_batches: costs}), setup)
-    except PlacementError:
-        # Not even with the graphs that the longest line holds in every stage.
-        held = micro_batches if method == "BP gpipe" else min(micro_batches, devices, len(rows))
-        with pytest.raises(PlacementError):
-            lay_out(
-                {"cpu": [replace(cost, activation_bytes=held * cost.activation_bytes) for cost in costs["cpu"]]}, setup
-            )
-    else:
-        assert max(found.memory_bytes) <= memory
+    devices = tuple(PlannedDevice(memory_bytes=size) for size in memory)
+    with suppress(PlacementError):
+        found = forecast("", one_f_one_b(4), costs, Setup(devices, stage_replicas=stage_replicas, batches=1))
+        for stage, held in zip(found.layout.stages, found.memory_bytes, strict=True):
+            assert held <= (stage.device.memory_bytes or 0)
 
 
 def test_faster_devices_and_shared_stages_count() -> None:
