@@ -40,7 +40,12 @@ _few = click.IntRange(min=1, max=2_000)
 @click.option("--memory", metavar="GIB", help="Of a device: one number, or one per device.  [default: enough]")
 @click.option("--link", type=float, metavar="GB/S", help="Between devices.  [default: takes no time]")
 @click.option("--latency", type=float, default=0.0, metavar="US", help="Of a message over a link, in microseconds.")
-@click.option("--replicas", type=_count, default=1, help="Pipelines that share the devices and average gradients.")
+@click.option(
+    "--replicas",
+    type=_count,
+    default=1,
+    help="Pipelines that share the devices and average gradients, each on whole batches of its own.",
+)
 @click.option("--stage-replicas", type=_few, default=1, help="Devices that may share one slow stage.")
 @click.option("--share-cores", is_flag=True, help="The devices are this machine's cores, and stages share them.")
 @click.option("--layers", type=_few, help="As if the AL form had so many, the later ones repeated.")

@@ -134,6 +134,9 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         _check_crowds(device, threads, compiled)
     check_compile(compiled, [torch.device(device)])
     precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
+    package = experiment.package("al", config.train.seed)
+    if wanted.crowds and len(package) < 2:
+        raise ConfigError("--share-cores: the model has one layer, so that no two stages share cores; leave it out")
     with closing(experiment.train_batches(config.train.seed)) as feed:
         batches = [pair_of(batch) for batch in sample_batches(feed, WARM_UP + BATCHES)]
     fewest = min(batch_size(x) for x, _ in batches)
@@ -142,7 +145,6 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
             f"--micro-batches: {micro_batches} of a batch of {fewest} samples; expected at most one for each sample"
         )
     say(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
-    package = experiment.package("al", config.train.seed)
     parts = bp_parts(list(experiment.package("bp", config.train.seed)))
     cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
     cuts = sorted({number for number in cuts if number <= fewest})

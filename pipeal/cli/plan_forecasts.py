@@ -54,7 +54,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         al = {kind: costs.layers for kind, costs in self.by_kind.items()}
-        self.model = Model(al, _by_micro_batches(self.by_kind, self.setup, self.micro_batches))
+        bp = _by_micro_batches(self.by_kind, self.setup, self.micro_batches)
+        self.model = Model(al, bp, self.micro_batches)
         self.notes: list[str] = []
         self.layout = lay_out(al, self.setup)
         self.forecasts = self._forecasts(self.setup, self.notes)
@@ -126,11 +127,17 @@ class Plan:
         click.echo()
         if any(len(stage.devices) > 1 for stage in self.layout.stages):
             click.echo("a stage on several devices is a forecast: a run has every stage as often (--replicas)")
+        if replicas:
+            click.echo(
+                "each replica is forecast on whole batches; a run's replicas share the samples of each batch: such a "
+                f"run has batches {setup.replicas} times as large as these"
+            )
         for note in self.notes:
             click.echo(note)
         if self.model.bp:
-            tried = ", ".join(map(str, sorted(self.model.bp)))
-            click.echo(f"M: micro-batches of a batch, the best of {tried}, as measured")
+            best = f"the best of {', '.join(map(str, sorted(self.model.bp)))}, as measured"
+            chosen = best if self.micro_batches is None else f"{self.micro_batches} as asked"
+            click.echo(f"M: micro-batches of a batch, {chosen}")
         one = "one" if len(set(setup.devices)) == 1 else "one, the fastest"
         click.echo(f"on one: all layers, one after the other, on {one} of the devices, with memory enough")
 

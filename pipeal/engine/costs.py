@@ -16,7 +16,7 @@ from pipeal.engine.device import Precision
 from pipeal.engine.gpus import layout_on_gpus
 from pipeal.engine.measure import WARM_UP, before_the_clock, layer_costs
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.placement import balance
+from pipeal.engine.placement import balance, layers_of_stages
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.threads import cores, threads_each
 from pipeal.errors import PlacementError
@@ -135,8 +135,7 @@ def _balanced(devices: list[str], totals: Sequence[float] | None, layers: int, s
     sizes = balance([1.0] * layers if totals is None else totals, len(devices))
     alone = None
     if totals is not None:
-        starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
-        alone = tuple(sum(totals[start : start + size]) for start, size in zip(starts, sizes, strict=True))
+        alone = tuple(sum(totals[layer] for layer in own) for own in layers_of_stages(sizes))
     return Placement(devices, sizes, threads_each(devices, schedule), stage_s=alone)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from itertools import cycle
@@ -20,9 +20,9 @@ from typing import Any, Protocol
 from torch import nn
 
 from pipeal.engine.device import Precision
-from pipeal.engine.measure import WARM_UP
+from pipeal.engine.measure import WARM_UP, counted_of
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.placement import balance, check_sizes
+from pipeal.engine.placement import balance, check_sizes, layers_of_stages
 from pipeal.engine.simulate import Crowding
 from pipeal.engine.threads import cores, intra_op_threads
 from pipeal.errors import PlacementError, StallError
@@ -71,10 +71,11 @@ def measure_crowding(
         rounds: How often, in turns with each alone.
 
     Raises:
-        PlacementError: More at once than there are parts or layers, or sizes that do not fit.
+        PlacementError: More at once than there are parts or layers, sizes that do not fit, or too few batches.
         Exception: Whatever one of them raised.
     """
     layers = deepcopy(layers_of(model))
+    counted_of(batches)
     numbers = crowds(len(layers)) if at_once is None else list(at_once)
     most = max([1, *numbers])
     if most > len(layers if sizes is None else sizes):
@@ -85,12 +86,34 @@ def measure_crowding(
         parts = parts_of(layers, recorded(layers, batches, precision), sizes)
         times: dict[int, list[float]] = {number: [] for number in numbers}
         for turn in range(max(1, rounds)):
-            alone = {place: _seconds([part], precision)[0] for place, part in enumerate(parts)}
-            for number in numbers:
-                chosen = [(turn * number + other) % len(parts) for other in range(number)]
-                together = sum(_seconds([parts[place] for place in chosen], precision))
-                times[number].append(together / sum(alone[place] for place in chosen))
+            found = crowding_in_turn(
+                turn, len(parts), numbers, lambda chosen: _seconds([parts[place] for place in chosen], precision)
+            )
+            for number, slower in found.items():
+                times[number].append(slower)
     return {number: median(found) for number, found in times.items()}
+
+
+def crowding_in_turn(
+    turn: int, parts: int, at_once: Iterable[int], train: Callable[[Sequence[int]], Sequence[float]]
+) -> dict[int, float]:
+    """How many times as long parts take while so many train at once, against each of them alone before.
+
+    Args:
+        turn: In each turn a crowd is other parts.
+        parts: How many there are.
+        at_once: The numbers to measure.
+        train: Trains the chosen parts at once; what each of them took.
+
+    >>> crowding_in_turn(1, 3, [2], lambda chosen: [1.0 + place * len(chosen) for place in chosen])
+    {2: 1.5}
+    """
+    alone = [train([place])[0] for place in range(parts)]
+    found = {}
+    for number in at_once:
+        chosen = [(turn * number + other) % parts for other in range(number)]
+        found[number] = sum(train(chosen)) / sum(alone[place] for place in chosen)
+    return found
 
 
 def crowds(layers: int) -> list[int]:
@@ -135,15 +158,14 @@ def recorded(
                 heard[number].append(inputs)
 
             hooks.callback(module_of(layer).register_forward_pre_hook(listen).remove)
-        with Pipeline(layers, ["cpu"], "sequential", threads=1, precision=precision) as pipe:
+        with _alone(layers, precision) as pipe:
             pipe.run(batches)
     return heard
 
 
 def parts_of(layers: Sequence[TrainableLayer], heard: Sequence[list[Any]], sizes: Sequence[int]) -> list[Part]:
     """Neighbouring layers, so many in each part, with what was :func:`recorded` to come to the first of them."""
-    starts = [sum(sizes[:part]) for part in range(len(sizes))]
-    return [(list(layers[start : start + size]), heard[start]) for start, size in zip(starts, sizes, strict=True)]
+    return [(list(layers[own.start : own.stop]), heard[own.start]) for own in layers_of_stages(sizes)]
 
 
 def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp32") -> float:
@@ -152,14 +174,15 @@ def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp
     It goes on until then: the others are to have it as crowded as it was.
 
     Raises:
+        PlacementError: Too few batches.
         StallError: Not all came, or had done, in time.
     """
     layers, batches = part
     until = perf_counter() + PATIENCE_S
-    counted = len(batches) - WARM_UP
+    counted = counted_of(batches)
     begin = seconds = 0.0
     trained = 0
-    with Pipeline(layers, ["cpu"], "sequential", threads=1, precision=precision) as pipe:
+    with _alone(layers, precision) as pipe:
         pipe.run(batches[:WARM_UP])
         here.come()
         for x, y in cycle(batches[WARM_UP:]):
@@ -178,6 +201,11 @@ def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp
             if begin:
                 trained += 1
     raise AssertionError("batches come again and again")
+
+
+def _alone(layers: Sequence[TrainableLayer], precision: Precision) -> Pipeline:
+    """On one core. A loss that is not finite ends no measurement."""
+    return Pipeline(layers, ["cpu"], "sequential", threads=1, precision=precision, on_non_finite="ignore")
 
 
 class _Threads:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeal.engine.backprop_layout import backprop_layout
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import Layout, best_layout
@@ -48,7 +49,8 @@ class Setup:
         stage_replicas: On how many devices one stage may be, which then share each batch.
         batches: How long the run is, in batches of each replica.
         queue_depth: Packets that may wait before a stage.
-        crowding: For stages that share the cores of one machine; None for devices of their own.
+        crowding: For stages, their replicas included, that share the cores of one machine; None for devices of their
+            own.
     """
 
     devices: tuple[PlannedDevice, ...]
@@ -68,10 +70,12 @@ class Model:
         al: The layers of its AL form.
         bp: The blocks of its form for backpropagation: by the number of micro-batches that a batch is cut into, the
             costs of one of them. Empty where they were not measured.
+        micro_batches: Into how many pipelined backpropagation cuts a batch; None for as many of these as are best.
     """
 
     al: CostsByKind
     bp: Mapping[int, CostsByKind] = field(default_factory=dict)
+    micro_batches: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Forecast:
 
 
 def best_forecast(method: str, model: Model, setup: Setup) -> Forecast:
-    """What a run takes with one of :data:`METHODS`; with micro-batches, as many as are best.
+    """What a run takes with one of :data:`METHODS`; with micro-batches, as many as are asked for or best.
 
     Raises:
         PlacementError: The replicas cannot share the devices, or nothing fits.
@@ -119,9 +123,11 @@ def best_forecast(method: str, model: Model, setup: Setup) -> Forecast:
         return forecast(method, SCHEDULES[method.removeprefix("AL ")], model.al, setup)
     found: list[Forecast] = []
     failure = PlacementError(f"{method}: the costs of backpropagation were not measured")
+    asked = model.micro_batches
+    tried = model.bp if asked is None else {RIVALS[method](asked).micro_batches}  # of naive, the whole batch
     for micro_batches, costs in sorted(model.bp.items()):
         schedule = RIVALS[method](micro_batches)
-        if schedule.micro_batches == micro_batches:
+        if schedule.micro_batches == micro_batches and micro_batches in tried:
             try:
                 found.append(forecast(method, schedule, costs, setup))
             except PlacementError as error:
@@ -174,7 +180,8 @@ def forecast(
             batches * micro,
             queue_depth=micro if rival else setup.queue_depth,
             hops=hops,
-            crowding=setup.crowding,
+            crowding=_crowding(setup),
+            at_work=[len(stage.devices) for stage in layout.stages],
             keep_spans=False,
         )
 
@@ -234,23 +241,18 @@ def lay_out(costs: CostsByKind, setup: Setup, schedule: Schedule | None = None) 
 def _layouts(costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule) -> list[Layout]:
     """Those of which one is best: with uneven devices or links, what a join asks for is simulated, not known."""
     if isinstance(schedule, BackpropSchedule):
-        whole = {kind: [_times(cost, schedule.micro_batches) for cost in row] for kind, row in costs.items()}
-        return [lay_out(whole, replace(setup, queue_depth=0))]
+        of_replicas = {"stage_replicas": setup.stage_replicas, "replicas": setup.replicas}
+        return [backprop_layout(costs, share_of(setup), setup.link, schedule, **of_replicas)]
     found = [lay_out(costs, setup)]
     if schedule.joins and not schedule.serial:
         found.append(lay_out(costs, setup, schedule))
     return found
 
 
-def _times(cost: LayerCost, micro_batches: int) -> LayerCost:
-    """A whole batch: the graphs of all its micro-batches may be held at once."""
-    return replace(
-        cost,
-        forward_s=cost.forward_s * micro_batches,
-        backward_s=cost.backward_s * micro_batches,
-        out_bytes=cost.out_bytes * micro_batches,
-        activation_bytes=cost.activation_bytes * micro_batches,
-    )
+def _crowding(setup: Setup) -> Crowding | None:
+    """As it is for one of the replicas: all of them do the same at the same time, on the same cores."""
+    crowding, replicas = setup.crowding, setup.replicas
+    return None if crowding is None else lambda at_once: crowding(at_once * replicas)
 
 
 def share_of(setup: Setup) -> list[PlannedDevice]:

@@ -32,14 +32,6 @@ class Link:
     bytes_per_s: float = float("inf")
     latency_s: float = 0.0
 
-    def seconds(self, count: int) -> float:
-        """From the first byte sent to the last one there.
-
-        >>> Link(bytes_per_s=1e9, latency_s=1e-5).seconds(2_000_000)
-        0.00201
-        """
-        return self.latency_s + count / self.bytes_per_s
-
     def all_reduce_s(self, count: int, devices: int) -> float:
         """A sum over so many devices, as a ring: each carries ``2 (n - 1) / n`` of it, in ``2 (n - 1)`` messages.
 

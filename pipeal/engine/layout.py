@@ -2,9 +2,9 @@
 
 What is minimised is the time of the slowest part per batch, which is what a pipeline without joins takes for each: a
 part is a stage (its forwards, backwards and updates) or the link that carries its packet on. Copies overlap with
-compute, so a stage does not wait for its link. Under a schedule that joins every batch, a stage's part ends when its
-update does: after all forwards up to it, or under ``backward-overlap`` after all there are, which is the same for any
-layout and left out.
+compute, so a stage does not wait for its link, and a packet's latency passes while the next one is on its way. Under a
+schedule that joins every batch, a stage's part ends when its update does: after all forwards up to it, or under
+``backward-overlap`` after all there are, which is the same for any layout and left out.
 
 The search asks for a time T how far the first devices can get if no part may take longer. Two facts make that exact
 and quick. If some devices can cover the first *b* layers, then whatever they could do with fewer is no better: a
@@ -163,7 +163,7 @@ class _Problem:
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
             del self.devices[self.layers * stage_replicas :]
         self._send = {
-            kind: [0.0, *(link.seconds(own.sends_bytes(end)) for end in range(1, self.layers)), 0.0]
+            kind: [0.0, *(own.sends_bytes(end) / link.bytes_per_s for end in range(1, self.layers)), 0.0]
             for kind, own in self.sums.items()
         }
         self.sets = device_sets(self.devices, stage_replicas)

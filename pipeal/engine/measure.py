@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from statistics import median
 from typing import Any
@@ -54,11 +54,12 @@ def measure(
         threads: Intra-op threads on a CPU.
         precision: As for :class:`Pipeline`.
         compile: As for :class:`Pipeline`.
-        on_oom: As for :class:`Pipeline`.
+        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
         rounds: How often.
 
     Raises:
         PlacementError: Too few batches.
+        OutOfMemoryError: They do not fit.
     """
     return measure_in_turns(
         [(model, batches)],
@@ -100,7 +101,7 @@ def measure_in_turns(
     costs = []
     for (model, batches), found in zip(cases, spent, strict=True):
         largest = max(batches, key=lambda batch: _bytes_of(pair_of(batch)))
-        counted = _count_bytes(copies[id(model)], largest, device, threads, precision)
+        counted = _count_bytes(copies[id(model)], largest, device, threads, precision, on_oom)
         costs.append(tuple(_with_seconds(cost, [own[n] for own in found]) for n, cost in enumerate(counted)))
     return costs
 
@@ -138,9 +139,7 @@ def layer_costs(
         PlacementError: Too few batches.
         OutOfMemoryError: They do not fit.
     """
-    counted = len(batches) - WARM_UP
-    if counted < 1:
-        raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
+    counted = counted_of(batches)
     layers = layers_of(model)
     before = before_the_clock(batches, compile)
     window = Window(len(before) + WARM_UP, counted)
@@ -194,42 +193,75 @@ def balanced_sizes(
     return balance([sum(cost.values()) for cost in costs], stages)
 
 
+def counted_of(batches: Sequence[Any]) -> int:
+    """How many batches count, after those for warming up.
+
+    Raises:
+        PlacementError: None.
+    """
+    if len(batches) <= WARM_UP:
+        raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
+    return len(batches) - WARM_UP
+
+
 def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
     """What layers train on so that nothing is left to compile."""
     return [] if compile == "none" else batches
 
 
 def _count_bytes(
-    layers: Sequence[TrainableLayer], batch: Any, device: str, threads: int, precision: Precision
+    layers: Sequence[TrainableLayer], batch: Any, device: str, threads: int, precision: Precision, on_oom: OnOom
 ) -> list[LayerCost]:
     """Trains on one batch, and looks on."""
     with (
-        Pipeline(layers, [device], "sequential", threads=threads, precision=precision) as pipe,
+        Pipeline(
+            layers,
+            [device],
+            "sequential",
+            threads=threads,
+            precision=precision,
+            on_non_finite="ignore",
+            on_oom=on_oom,
+        ) as pipe,
         _watching(layers) as watched,
     ):
         pipe.run([batch])
     costs = []
-    for layer, (kept, sent) in zip(layers, watched, strict=True):
+    for layer, calls in zip(layers, watched, strict=True):
+        # Where memory is short, the first call has failed and others have had parts: their packets are put together.
+        whole, most = calls[0], max((call for call in calls if call.ended), key=lambda call: call.took_bytes)
+        sent = most.sent_bytes * whole.took_bytes // most.took_bytes if most.took_bytes else most.sent_bytes
         state = layer_state(layer, Tensor.detach)  # no copy: it is only counted
         own = {parameter.untyped_storage().data_ptr() for parameter in module_of(layer).parameters()}
         own |= {buffer.untyped_storage().data_ptr() for buffer in module_of(layer).buffers()}
         weights = {id(p): p.numel() * p.element_size() for p in module_of(layer).parameters() if p.requires_grad}
-        activations = sum(size for place, size in kept.items() if place not in own)
+        activations = sum(size for place, size in most.kept.items() if place not in own)
         optimizers = [each["state"] for each in state["optimizers"].values()]
-        costs.append(LayerCost(0.0, 0.0, 0.0, sent[0], sum(weights.values()), _bytes_of(optimizers), activations))
+        costs.append(LayerCost(0.0, 0.0, 0.0, sent, sum(weights.values()), _bytes_of(optimizers), activations))
     return costs
 
 
+@dataclass
+class _Call:
+    """A layer's forward: the bytes that came and went, the memory that its graph keeps, by place, and whether it
+    ended as it should."""
+
+    took_bytes: int
+    sent_bytes: int = 0
+    kept: dict[int, int] = field(default_factory=dict)
+    ended: bool = False
+
+
 @contextmanager
-def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[tuple[dict[int, int], list[int]]]]:
-    """For each layer, the memory that its graph keeps, by place, and the bytes that it hands on."""
-    found: list[tuple[dict[int, int], list[int]]] = [({}, []) for _ in layers]
-    at_work: list[int] = []
+def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[list[_Call]]]:
+    """For each layer, its forwards: several where memory does not suffice for one."""
+    found: list[list[_Call]] = [[] for _ in layers]
+    at_work: list[_Call] = []
 
     def keep(tensor: Tensor) -> Tensor:
         if at_work:
             storage = tensor.untyped_storage()
-            found[at_work[-1]][0][storage.data_ptr()] = storage.nbytes()
+            at_work[-1].kept[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # itself would be a circle, of an output and its graph
 
     with ExitStack() as hooks:
@@ -238,14 +270,16 @@ def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[tuple[dict[int,
             module = module_of(layer)
 
             def enter(module: nn.Module, inputs: Tree, number: int = number) -> None:  # noqa: ARG001
-                at_work.append(number)
+                call = _Call(_bytes_of(inputs))
+                found[number].append(call)
+                at_work.append(call)
 
-            def leave(module: nn.Module, inputs: Tree, output: Tree, number: int = number) -> None:  # noqa: ARG001
-                at_work.remove(number)
-                found[number][1].append(_bytes_of(output))
+            def leave(module: nn.Module, inputs: Tree, output: Tree) -> None:  # noqa: ARG001
+                call = at_work.pop()
+                call.ended, call.sent_bytes = output is not None, _bytes_of(output)
 
             hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)  # one that fails gives None
         yield found
 
 

@@ -19,7 +19,7 @@ from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
 from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite, raise_first
-from pipeal.engine.placement import balance, check_sizes
+from pipeal.engine.placement import balance, check_sizes, layers_of_stages
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import Schedule, schedule_named
@@ -140,12 +140,11 @@ class Pipeline:
         else:
             self.sizes = check_sizes(sizes, len(layers), len(handles))
         make_ready(layers, precision)
-        starts = [sum(self.sizes[:stage]) for stage in range(len(handles))]
         numbered = list(enumerate(layers))
         self.stages = [
             Stage(
                 number,
-                numbered[start : start + size],
+                numbered[own.start : own.stop],
                 handle,
                 seed=seed,
                 precision=precision,
@@ -154,7 +153,7 @@ class Pipeline:
                 on_non_finite=on_non_finite,
                 on_oom=on_oom,
             )
-            for number, (handle, start, size) in enumerate(zip(handles, starts, self.sizes, strict=True))
+            for number, (handle, own) in enumerate(zip(handles, layers_of_stages(self.sizes), strict=True))
         ]
         self.queue_depth = queue_depth
         self.threads = threads_each(devices, self.schedule) if threads is None else threads

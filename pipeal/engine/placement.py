@@ -49,6 +49,16 @@ def balance(costs: Sequence[float], stages: int) -> list[int]:
     return sizes[::-1]
 
 
+def layers_of_stages(sizes: Sequence[int]) -> list[range]:
+    """The numbers of the layers of each stage.
+
+    >>> layers_of_stages([3, 1, 2])
+    [range(0, 3), range(3, 4), range(4, 6)]
+    """
+    ends = list(accumulate(sizes))
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
 def check_sizes(sizes: Sequence[int], layers: int, stages: int) -> list[int]:
     """The number of layers of each stage, checked.
 

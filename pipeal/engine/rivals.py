@@ -59,6 +59,14 @@ class BackpropSchedule:
             for stage in range(stages):
                 yield from self._batch(first, stage, stages)
 
+    def graphs(self, stage: int, stages: int) -> int:
+        """On how many micro-batches a stage holds a graph, at most.
+
+        >>> [one_f_one_b(3).graphs(stage, stages=4) for stage in range(4)], gpipe(3).graphs(3, stages=4)
+        ([3, 3, 2, 1], 3)
+        """
+        return min(stages - stage, self.micro_batches) if self.alternates else self.micro_batches
+
     def _batch(self, first: int, stage: int, stages: int) -> Iterator[Task]:
         end = first + self.micro_batches
         ahead = min(stages - 1 - stage, self.micro_batches) if self.alternates else self.micro_batches

@@ -86,6 +86,7 @@ def simulate(
     queue_depth: int = 2,
     hops: Sequence[Hop] | None = None,
     crowding: Crowding | None = None,
+    at_work: Sequence[int] | None = None,
     keep_spans: bool = True,
 ) -> Simulation:
     """Runs a schedule on a clock that is only counted.
@@ -98,6 +99,7 @@ def simulate(
             keeps its packet, and does not go on, until there is some.
         hops: The link behind each stage but the last; None for packets that are there at once.
         crowding: For stages that share cores; None for stages with a device each.
+        at_work: For the crowding, how many cores each stage works on at once; None for one each.
         keep_spans: Whether the times of every task are wanted.
 
     >>> from pipeal.engine.schedule import SCHEDULES
@@ -110,7 +112,7 @@ def simulate(
     >>> simulate(SCHEDULES["pipelined"], [stage] * 4, batches=10, crowding=two_cores).makespan_s
     61.0
     """
-    return _Clock(schedule, costs, batches, queue_depth, hops, crowding, keep_spans).run()
+    return _Clock(schedule, costs, batches, queue_depth, hops, crowding, at_work, keep_spans).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class _Clock:
         queue_depth: int,
         hops: Sequence[Hop] | None,
         crowding: Crowding | None,
+        at_work: Sequence[int] | None,
         keep_spans: bool,
     ) -> None:
         self.after = schedule.after
@@ -171,6 +174,8 @@ class _Clock:
         # Of tasks that share cores, the work done by each since the start, if all were there from the start.
         self.work = 0.0
         self.sharing: list[tuple[float, int, Task | _Sending]] = []
+        self.at_work = [1] * self.stages if at_work is None else at_work
+        self.crowd = 0  # cores that are worked on, by stages and carriers
 
     def run(self) -> Simulation:
         for stage in range(self.stages):
@@ -178,14 +183,16 @@ class _Clock:
         while self.events or self.sharing:
             alone = self.events[0][0] if self.events else inf
             if self.crowding is not None and self.sharing:
-                pace = self.crowding(len(self.sharing))
+                pace = self.crowding(self.crowd)
                 shared = self.now + (self.sharing[0][0] - self.work) * pace
                 if shared <= alone:
                     self.now = shared
                     self.work, _, done = heappop(self.sharing)
                     if isinstance(done, _Sending):
+                        self.crowd -= 1
                         self.arrive(done)
                     else:
+                        self.crowd -= self.at_work[done.stage]
                         self.end(done)
                     continue
                 self.work += (alone - self.now) / pace
@@ -223,6 +230,7 @@ class _Clock:
         if self.crowding is None:
             heappush(self.events, (self.now + seconds, next(self.turn), task))
         else:
+            self.crowd += self.at_work[stage]
             heappush(self.sharing, (self.work + seconds, next(self.turn), task))
         if task.action is Action.FORWARD:
             self.holding[stage] += 1
@@ -277,6 +285,7 @@ class _Clock:
         heappush(self.events, (passed + hop.latency_s, next(self.turn), number + self.tasks))
 
     def carry(self, sending: _Sending) -> None:
+        self.crowd += 1
         heappush(self.sharing, (self.work + sending.hop.busy_s, next(self.turn), sending))
 
     def arrive(self, sending: _Sending) -> None:

@@ -32,7 +32,14 @@ import torch.distributed as dist
 from pipeal.al import ALPackage
 from pipeal.engine import SCHEDULES, Pipeline, balance
 from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.crowding import crowding_of, measure_crowding, parts_of, recorded, seconds_among
+from pipeal.engine.crowding import (
+    crowding_in_turn,
+    crowding_of,
+    measure_crowding,
+    parts_of,
+    recorded,
+    seconds_among,
+)
 from pipeal.engine.distributed.front import DistributedPipeline, serve
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.wire import Wire
@@ -42,6 +49,7 @@ from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import Layout, PlannedStage
 from pipeal.engine.measure import WARM_UP, measure
+from pipeal.engine.placement import layers_of_stages
 from pipeal.models import TextDims, VisionDims, build_text, build_vision
 from pipeal.packet import Tree
 
@@ -168,10 +176,8 @@ def predict(
 ) -> float:
     """Seconds per batch of a run on stages that share the cores, or with no crowding on devices of their own."""
     cpu = PlannedDevice("cpu")
-    starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
     stages = [
-        PlannedStage(range(start, start + size), (number,), cpu, 0.0, 0.0, 0)
-        for number, (start, size) in enumerate(zip(starts, sizes, strict=True))
+        PlannedStage(layers, (number,), cpu, 0.0, 0.0, 0) for number, layers in enumerate(layers_of_stages(sizes))
     ]
     share = None if crowding is None else crowding_of(crowding)
     setup = Setup((cpu,) * len(sizes), link or Link(), batches=batches, crowding=share)
@@ -223,7 +229,7 @@ def hold_ranks(world: World, model: str, batches: int, turns: int) -> Held:
         held = held or Held(model, "processes", world.size, _even(costs, world.size))
         seconds = _run_ranks(world, deepcopy(package), given[: batches + WARM_UP], held.sizes)
         crowding = _crowding(world, parts_of(layers, heard, held.sizes), turn)
-        starts = [sum(held.sizes[:stage]) for stage in range(1, world.size)]
+        starts = [layers.start for layers in layers_of_stages(held.sizes)[1:]]
         carried_s = [_carried_s(world, wire, hop, heard[start][largest]) for hop, start in enumerate(starts)]
         sent = [costs[start - 1].out_bytes for start in starts]
         others = others_share(begin, sum(world.gather(process_time())))
@@ -264,15 +270,10 @@ def _crowding(world: World, parts: Sequence[Any], turn: int) -> dict[int, float]
     def train(ranks: Sequence[int]) -> list[float]:
         here, done = (_Ranks(world.store, len(ranks)) for _ in range(2))
         world.gather(None)
-        return world.gather(seconds_among(parts[world.rank], here, done) if world.rank in ranks else 0.0)
+        seconds = world.gather(seconds_among(parts[world.rank], here, done) if world.rank in ranks else 0.0)
+        return [seconds[rank] for rank in ranks]
 
-    alone = [train([rank])[rank] for rank in range(world.size)]
-    crowding = {}
-    for number in range(2, world.size + 1):
-        chosen = [(turn * number + other) % world.size for other in range(number)]
-        together = train(chosen)
-        crowding[number] = sum(together[rank] for rank in chosen) / sum(alone[rank] for rank in chosen)
-    return crowding
+    return crowding_in_turn(turn, world.size, range(2, world.size + 1), train)
 
 
 def _carried_s(world: World, wire: Wire, hop: int, packet: Tree, count: int = 20) -> float:

@@ -81,8 +81,24 @@ def test_kinds_speeds_memory_links_and_replicas(tmp_path: Path, capsys: pytest.C
     twice, out = planned(capsys, tmp_path, *one, "--devices", "8", "--replicas", "2")
     assert twice["AL pipelined"]["batch_s"] == pytest.approx(free["AL pipelined"]["batch_s"] / 2)
     assert "8 devices, 2 replicas" in out
+    assert "run has batches 2 times as large" in out  # it was once left unsaid that a run shares each batch
     tight, _ = planned(capsys, tmp_path, *one, "--devices", "4", "--memory", "0.05")
     assert tight["AL pipelined"]["gain"] == pytest.approx(4, rel=0.01)
+
+
+def test_as_many_micro_batches_as_asked_for_even_if_fewer_are_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--micro-batches 4`` was once overruled by whole batches where small ones are dear; naive has no others."""
+    whole, dear = LayerCost(0.010, 0.020), LayerCost(0.050, 0.100)
+    save_costs(Costs("gpu", (whole,) * 2, {1: (whole,) * 2, 4: (dear,) * 2}), tmp_path / "c.json")
+    costs = ["--costs", str(tmp_path / "c.json"), "--devices", "2"]
+    best, _ = planned(capsys, tmp_path, *costs)
+    found, out = planned(capsys, tmp_path, *costs, "--micro-batches", "4")
+    assert [best[f"BP {name}"]["micro_batches"] for name in ("naive", "gpipe", "1f1b")] == [1, 1, 1]
+    assert [found[f"BP {name}"]["micro_batches"] for name in ("naive", "gpipe", "1f1b")] == [1, 4, 4]
+    assert found["BP gpipe"]["batch_s"] == pytest.approx(5 * 0.150)
+    assert "M: micro-batches of a batch, 4 as asked" in out
 
 
 def test_thousands_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +162,19 @@ def test_a_language_model_is_planned_as_it_is_configured(
         first = costs.layers[: pipelined["sizes"][0]]
         held = sum(cost.resident_bytes + cost.activation_bytes for cost in first) + 5 * first[-1].out_bytes
         assert pipelined["memory_bytes"][0] == held
+
+
+def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was once measured for minutes, and then told to measure anew with --share-cores."""
+    monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", None)
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+    own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=4", "model.layers=1"]
+    options = [part for key in own for part in ("--set", key)]
+    arguments = ["--dataset", "text", "--model", "charlm", "--share-cores", *options, "--out", str(tmp_path / "plan")]
+    told_one_line("--share-cores: the model has one layer", *run_command(plan.command, capsys, *arguments))
+    assert not (tmp_path / "plan").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
-from pipeal.engine.forecast import Forecast, Model, Setup, alone_s, best_forecast, forecast, lay_out
+from pipeal.engine.forecast import RIVALS, Forecast, Model, Setup, alone_s, best_forecast, forecast, lay_out
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
-from pipeal.engine.schedule import SCHEDULES
+from pipeal.engine.placement import layers_of_stages
+from pipeal.engine.rivals import one_f_one_b
+from pipeal.engine.schedule import SCHEDULES, Action
 from pipeal.engine.simulate import simulate
+
+from .cases import cuts
 
 EQUAL = LayerCost(1.0, 2.0, 0.0, out_bytes=100, parameter_bytes=1000, optimizer_bytes=2000, activation_bytes=800)
 
@@ -155,6 +160,69 @@ def test_memory_is_that_of_weights_graphs_and_waiting_packets() -> None:
     assert of("BP 1f1b", 4, setup).memory_bytes == tuple(resident + held * 100 for held in (4, 3, 2, 1))
 
 
+def test_1f1b_fits_where_gpipe_does_not() -> None:
+    """Layouts for it were once refused for the graphs of all micro-batches, of which stage s of S holds S - s."""
+    costs = {1: equal(4), 8: {"cpu": [shared(EQUAL, 8)] * 4}}
+    resident = 2 * 1000 + 2000
+    enough_for_four = Setup((PlannedDevice(memory_bytes=resident + 4 * 100),) * 4)
+    model = Model(equal(4), {8: costs[8]})
+    with pytest.raises(PlacementError, match="no layout fits"):
+        best_forecast("BP gpipe", model, enough_for_four)
+    found = best_forecast("BP 1f1b", model, enough_for_four)
+    assert found.layout.sizes == [1, 1, 1, 1]
+    assert found.memory_bytes == tuple(resident + held * 100 for held in (4, 3, 2, 1))
+    with pytest.raises(PlacementError, match="no layout fits"):
+        best_forecast("BP 1f1b", model, Setup((PlannedDevice(memory_bytes=resident + 4 * 100 - 1),) * 4))
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=5),
+    memory=st.integers(0, 40),
+    devices=st.integers(1, 4),
+    micro_batches=st.integers(1, 5),
+    name=st.sampled_from(["gpipe", "1f1b"]),
+)
+def test_no_layout_for_backpropagation_that_fits_is_faster(
+    rows: list[tuple[int, int]], memory: int, devices: int, micro_batches: int, name: str
+) -> None:
+    """Every way to cut the layers is tried, and what it holds is looked up in its simulation."""
+    costs = {"cpu": [LayerCost(seconds, seconds, activation_bytes=kept) for seconds, kept in rows]}
+    schedule = RIVALS[f"BP {name}"](micro_batches)
+    setup = Setup((PlannedDevice(memory_bytes=memory),) * devices, batches=1)
+    slowest = []
+    for stages in range(1, min(devices, len(rows)) + 1):
+        for sizes in cuts(len(rows), stages):
+            own = [rows[layers.start : layers.stop] for layers in layers_of_stages(sizes)]
+            taken = [sum(seconds for seconds, _ in part) for part in own]
+            durations = [{Action.FORWARD: s, Action.BACKWARD: s, Action.UPDATE: 0.0} for s in taken]
+            held = simulate(schedule, durations, micro_batches, queue_depth=micro_batches).held
+            if all(n * sum(kept for _, kept in part) <= memory for n, part in zip(held, own, strict=True)):
+                slowest.append(2 * micro_batches * max(taken))
+    if not slowest:
+        with pytest.raises(PlacementError, match="no layout fits"):
+            forecast("", schedule, costs, setup)
+        return
+    found = forecast("", schedule, costs, setup)
+    assert found.layout.bottleneck_s == min(slowest)
+    assert max(found.memory_bytes) <= memory
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=5),
+    memory=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    stage_replicas=st.integers(1, 2),
+)
+def test_on_any_devices_1f1b_holds_no_more_than_there_is(
+    rows: list[tuple[int, int]], memory: list[int], stage_replicas: int
+) -> None:
+    costs = {"cpu": [LayerCost(seconds, seconds, activation_bytes=kept) for seconds, kept in rows]}
+    devices = tuple(PlannedDevice(memory_bytes=size) for size in memory)
+    with suppress(PlacementError):
+        found = forecast("", one_f_one_b(4), costs, Setup(devices, stage_replicas=stage_replicas, batches=1))
+        for stage, held in zip(found.layout.stages, found.memory_bytes, strict=True):
+            assert held <= (stage.device.memory_bytes or 0)
+
+
 def test_faster_devices_and_shared_stages_count() -> None:
     fast = Setup((PlannedDevice(speed=2.0),) * 2)
     assert of("AL pipelined", 2, fast).batch_s == pytest.approx(1.5, rel=0.01)
@@ -166,6 +234,26 @@ def test_faster_devices_and_shared_stages_count() -> None:
 def test_stages_that_share_cores_get_no_more_than_those() -> None:
     two_cores = replace(on(4), crowding=lambda at_once: max(1.0, at_once / 2))
     assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(6, rel=0.01)
+
+
+def test_replicas_on_shared_cores_get_no_more_than_those_either() -> None:
+    """Of two replicas only one was once counted as at work on the cores that both share, and of a stage on two
+    devices only one of them: forecasts of twice what the cores can do."""
+
+    def two_cores(at_once: int) -> float:
+        return max(1.0, at_once / 2)
+
+    # 12 s of work for each batch of 4 layers, on two cores.
+    assert of("AL pipelined", 4, on(4, crowding=two_cores)).batch_s == pytest.approx(6, rel=0.01)
+    assert of("AL pipelined", 4, on(8, crowding=two_cores, replicas=2)).batch_s == pytest.approx(6, rel=0.01)
+    assert of("AL sequential", 4, on(4, crowding=two_cores, replicas=4)).batch_s == pytest.approx(6)
+    # 6 s of work for each batch of 2 layers, each of which two devices share.
+    both = of("AL pipelined", 2, on(4, crowding=two_cores, stage_replicas=2))
+    assert both.devices == 4
+    assert both.batch_s == pytest.approx(3, rel=0.01)
+    carried = on(8, crowding=two_cores, replicas=2, link=Link(bytes_per_s=100.0))
+    costs = {"cpu": [replace(EQUAL, parameter_bytes=0)] * 4}
+    assert best_forecast("AL pipelined", Model(costs), carried).batch_s == pytest.approx(7.5, rel=0.01)
 
 
 def test_carrying_packets_is_work_of_shared_cores() -> None:

@@ -16,7 +16,7 @@ from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import Layout, best_layout
 from pipeal.engine.schedule import SCHEDULES, Action
-from pipeal.engine.simulate import simulate
+from pipeal.engine.simulate import Hop, simulate
 
 from .cases import cuts
 
@@ -87,7 +87,7 @@ def slowest(
         memory = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in row) + -(-held // count)
         if device.memory_bytes is not None and memory > device.memory_bytes:
             return None
-        sends = 0.0 if last else link.latency_s + row[-1].out_bytes / link.bytes_per_s
+        sends = 0.0 if last else row[-1].out_bytes / link.bytes_per_s
         worst = max(worst, seconds, sends)
         start += size
     return worst
@@ -183,9 +183,14 @@ def test_what_a_kind_of_device_holds_and_sends_is_what_was_measured_on_it() -> N
     two = [PlannedDevice("gpu"), PlannedDevice("cpu", memory_bytes=350)]
     for given_devices in (two, two[::-1]):
         stages = {stage.device.kind: stage for stage in best_layout(costs, given_devices, Link(100.0)).stages}
-        assert len(stages["cpu"].layers) == 2 if stages["cpu"].layers.stop == 4 else 1
-        first = min(stages.values(), key=lambda stage: stage.layers.start)
-        assert first.sends_s == (0.5 if first.device.kind == "gpu" else 1.0)
+        assert stages["cpu"].layers == range(2, 4)  # last, where no packets wait behind it
+        assert stages["gpu"].sends_s == 0.5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeal.engine.devicesets.MOST_MOVES", 0)
+        cpu, gpu = best_layout(costs, two[::-1], Link(100.0)).stages
+    assert (cpu.device.kind, cpu.layers, cpu.sends_s) == ("cpu", range(1), 1.0)
+    assert cpu.memory_bytes == 100 + 2 * 100  # of 350: with its packets, not two layers
+    assert gpu.layers == range(1, 4)
 
 
 def holds_together(layout: Layout, given_devices: list[PlannedDevice], most: int, layers: int) -> None:
@@ -224,6 +229,17 @@ def test_a_cut_is_not_made_where_the_packet_is_too_large_for_the_link() -> None:
     layout = best_layout({"cpu": costs}, [PlannedDevice()] * 2, Link(bytes_per_s=100))
     assert layout.sizes in ([1, 3], [3, 1])
     assert best_layout({"cpu": costs}, [PlannedDevice()] * 2).sizes == [2, 2]
+
+
+def test_latency_keeps_no_link_busy() -> None:
+    """A cut was once avoided, or thought to set the pace, for a latency that passes while the next packet is sent."""
+    costs = [LayerCost(1, 2, out_bytes=100)] * 2
+    layout = best_layout({"cpu": costs}, [PlannedDevice()] * 2, Link(bytes_per_s=100, latency_s=50))
+    assert (layout.sizes, layout.stages[0].sends_s, layout.bottleneck_s) == ([1, 1], 1, 3)
+    stage = {Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.0}
+    hops = [Hop(100 / 100, 50.0)]
+    ends = [simulate(SCHEDULES["pipelined"], [stage] * 2, n, hops=hops, queue_depth=30).makespan_s for n in (200, 300)]
+    assert (ends[1] - ends[0]) / 100 == layout.bottleneck_s
 
 
 def test_memory_decides_before_time_does() -> None:

@@ -13,6 +13,7 @@ from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
 from pipeal.engine.crowding import crowding_of, crowds, measure_crowding
 from pipeal.engine.measure import WARM_UP, balanced_sizes, measure, measure_in_turns
 from pipeal.engine.virtual import VirtualLayer
+from pipeal.errors import OutOfMemoryError
 
 
 def package() -> ALPackage:
@@ -81,6 +82,36 @@ def test_a_model_that_is_only_time_has_no_bytes() -> None:
 def test_too_few_batches_are_refused() -> None:
     with pytest.raises(PlacementError, match=f"{WARM_UP} batches"):
         measure(package(), BATCHES[:WARM_UP])
+    for few in (BATCHES[:WARM_UP], []):  # a crowd once said of them that batches come again and again
+        with pytest.raises(PlacementError, match=f"{len(few)} batches to measure with; expected at least 3"):
+            measure_crowding(package(), few, [2])
+
+
+@pytest.mark.filterwarnings("ignore:.*learnt from in parts")
+def test_what_does_not_fit_at_once_is_measured_in_parts() -> None:
+    """The bytes were once counted without the policy that their layers train under, and a measurement ended there."""
+    most = 8
+
+    def refuse(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if len(inputs[0]) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    tight = package()
+    tight[0].enc.f.register_forward_pre_hook(refuse)
+    whole, split = (measure(layers, BATCHES, on_oom="split", rounds=1) for layers in (package(), tight))
+    x, y = BATCHES[2]
+    parts = measure(package(), [(x[:most], y[:most])] * 3, rounds=1)  # which keep the memory of all of x, too
+    assert [cost.out_bytes for cost in split] == [cost.out_bytes for cost in whole] == [4 * 16 * (64 + 8)] * 2
+    # The tight layer has the graph of a part at a time, the other one that of the whole batch.
+    assert [cost.activation_bytes for cost in split] == [parts[0].activation_bytes, whole[1].activation_bytes]
+    with pytest.raises(OutOfMemoryError):
+        measure(tight, BATCHES, rounds=1)
+
+
+def test_a_loss_that_is_not_finite_ends_no_measurement() -> None:
+    broken = [(torch.full_like(x, float("nan")), y) for x, y in BATCHES]
+    assert measure(package(), broken, rounds=1)[0].out_bytes == 4 * 16 * (64 + 8)
+    assert measure_crowding(package(), broken, [2], rounds=1)[2] > 0
 
 
 def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,131 @@
+"""The layout of pipelined backpropagation, whose stages hold graphs of several micro-batches: of how many, depends on
+the schedule, and under 1F1B on the layout itself, since a stage holds the more, the more stages come after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
+
+from pipeal.engine.hardware import Link, PlannedDevice
+from pipeal.engine.layercost import LayerCost
+from pipeal.engine.layout import Layout, PlannedStage, best_layout
+from pipeal.engine.rivals import BackpropSchedule
+from pipeal.engine.stagecost import LayerSums
+from pipeal.errors import PlacementError
+
+
+def backprop_layout(
+    costs: Mapping[str, Sequence[LayerCost]],
+    devices: Sequence[PlannedDevice],
+    link: Link,
+    schedule: BackpropSchedule,
+    *,
+    stage_replicas: int = 1,
+    replicas: int = 1,
+) -> Layout:
+    """The layout whose slowest part is as fast as can be; see :func:`best_layout`.
+
+    Where memory is short under 1F1B it is exact for devices that are alike, with one for each stage. Of others it is
+    the best among those that hold the same number of graphs in each stage, and the fewest that do.
+
+    Args:
+        costs: By kind of device, the cost of every block on one micro-batch.
+        devices: What there is.
+        link: Between any two.
+        schedule: What it is for.
+        stage_replicas: On how many devices one stage may be.
+        replicas: How many such pipelines train together.
+
+    Raises:
+        PlacementError: Nothing fits.
+    """
+
+    def with_graphs(held: int) -> Layout:
+        whole = {kind: [_whole(cost, schedule.micro_batches, held) for cost in row] for kind, row in costs.items()}
+        return best_layout(whole, devices, link, stage_replicas=stage_replicas, replicas=replicas, queue_depth=0)
+
+    most = schedule.graphs(0, min(len(devices), *map(len, costs.values())))
+    if not schedule.alternates:
+        return with_graphs(most)
+    found = with_graphs(1)
+    if _fits(found, costs, schedule):
+        return found
+    if len(set(devices)) == 1 and stage_replicas == 1:
+        row = [_whole(cost, schedule.micro_batches, 1) for cost in costs[devices[0].kind]]
+        return _from_the_end(row, devices[0], len(devices), link, schedule.micro_batches, replicas)
+    for held in range(2, most):
+        found = with_graphs(held)
+        if _fits(found, costs, schedule):
+            return found
+    return with_graphs(most)
+
+
+def _whole(cost: LayerCost, micro_batches: int, held: int) -> LayerCost:
+    """A whole batch, of which so many micro-batches have a graph."""
+    return replace(
+        cost,
+        forward_s=cost.forward_s * micro_batches,
+        backward_s=cost.backward_s * micro_batches,
+        out_bytes=cost.out_bytes * micro_batches,
+        activation_bytes=cost.activation_bytes * held,
+    )
+
+
+def _fits(layout: Layout, costs: Mapping[str, Sequence[LayerCost]], schedule: BackpropSchedule) -> bool:
+    """Whether each stage has the memory for the graphs that it holds."""
+    own = {kind: LayerSums(row) for kind, row in costs.items()}
+    for number, stage in enumerate(layout.stages):
+        held = schedule.graphs(number, len(layout.stages))
+        start, end, sums = stage.layers.start, stage.layers.stop, own[stage.device.kind]
+        memory = sums.memory_bytes(start, end, devices=len(stage.devices), held=held)
+        if stage.device.memory_bytes is not None and memory > stage.device.memory_bytes:
+            return False
+    return True
+
+
+def _from_the_end(
+    row: Sequence[LayerCost], device: PlannedDevice, devices: int, link: Link, micro_batches: int, replicas: int
+) -> Layout:
+    """The best layout under 1F1B on devices that are alike, stage by stage from the last one on: how many graphs a
+    stage holds depends only on how many stages come after it.
+
+    An exact dynamic program in O(layers² × devices); ``row`` has a whole batch, with the graph of one micro-batch.
+    """
+    own, layers = LayerSums(row), len(row)
+    sends = [0.0, *(own.sends_bytes(end) / link.bytes_per_s for end in range(1, layers + 1))]
+    took = {
+        (start, end): sum(own.durations(start, end, device, together=replicas, link=link).values())
+        for start in range(layers)
+        for end in range(start + 1, layers + 1)
+    }
+    limit = inf if device.memory_bytes is None else device.memory_bytes
+    # slowest[n]: the best that the layers from n on can do in so many stages; ends[k][n]: where the first of them ends.
+    slowest = [inf] * layers + [0.0]
+    ends: list[list[int]] = []
+    best, stages = inf, 0
+    for held in range(1, min(devices, layers) + 1):
+        found = [(inf, 0)] * (layers + 1)
+        for start in range(layers):
+            for end in range(start + 1, layers + 1):
+                if own.memory_bytes(start, end, held=min(held, micro_batches)) > limit:
+                    break
+                found[start] = min(found[start], (max(took[start, end], sends[end], slowest[end]), end))
+        slowest = [seconds for seconds, _ in found]
+        ends.append([end for _, end in found])
+        if slowest[0] < best:
+            best, stages = slowest[0], held
+    if not stages:
+        raise PlacementError(
+            f"no layout fits: under 1F1B the stages on the {devices} devices do not have the memory for the graphs of "
+            "the micro-batches under way; use more devices or larger ones, or smaller micro-batches"
+        )
+    planned: list[PlannedStage] = []
+    start = 0
+    for after in range(stages, 0, -1):
+        end = ends[after - 1][start]
+        memory = own.memory_bytes(start, end, held=min(after, micro_batches))
+        number = len(planned)
+        planned.append(PlannedStage(range(start, end), (number,), device, took[start, end], sends[end], memory))
+        start = end
+    return Layout(tuple(planned), any_order=True)
