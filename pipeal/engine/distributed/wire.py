@@ -147,11 +147,13 @@ class Wire:
         no longer: another thread waits."""
         due = [self._posted.popleft() for _ in range(len(self._posted) - but)]
         broken: list[BrokenWireError] = []
+        waited_for: int | None = None  # to be named when there is no more time
 
         def wait() -> None:
+            nonlocal waited_for
             try:
-                for work, peer, _ in due:
-                    _wait(work, peer)
+                for work, waited_for, _ in due:
+                    _wait(work, waited_for)
             except BrokenWireError as error:
                 broken.append(error)
 
@@ -161,7 +163,7 @@ class Wire:
         if broken:
             raise broken[0]
         if waiting.is_alive():
-            raise BrokenWireError(f"messages were not taken within {within_s:g} s", due[0][1])
+            raise BrokenWireError(f"messages were not taken within {within_s:g} s", waited_for)
 
     def receive(self, peer: int | None) -> Message:
         """Waits for the head of the next message, of a rank or of any. Its body must follow: :meth:`body`.

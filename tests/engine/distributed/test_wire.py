@@ -22,10 +22,11 @@ from .ranks import each, ranks
 
 
 def wires(worlds: list[World]) -> list[Wire]:
-    """One between two ranks."""
+    """One between all ranks."""
 
     def connect(world: World) -> Wire:
-        group = dist.ProcessGroupGloo(dist.PrefixStore("wire", world.store), world.rank, 2, timedelta(seconds=30))
+        store = dist.PrefixStore("wire", world.store)
+        group = dist.ProcessGroupGloo(store, world.rank, len(worlds), timedelta(seconds=30))
         return Wire(group, 0)  # type: ignore[arg-type]
 
     return each(worlds, connect)  # type: ignore[return-value]
@@ -60,6 +61,24 @@ def test_posts_that_are_taken_never_run_into_that() -> None:
         near.settle(30)
         taking.join(30)
         assert not taking.is_alive()
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_who_takes_nothing_is_named_and_not_who_was_written_to_first(silent: int) -> None:
+    """Symptom: of posts to many the first one's rank was named as lost, which had taken its own long before."""
+    with ranks(3) as worlds:
+        near, *others = wires(worlds)
+        for peer in (1, 2, 1, 2):
+            near.post(peer, "close", {})
+        taking = threading.Thread(target=lambda: [others[2 - silent].receive(0) for _ in range(2)])
+        taking.start()
+        with pytest.raises(BrokenWireError, match=r"messages were not taken within 0\.5 s") as caught:
+            near.settle(0.5)
+        assert caught.value.peer == silent
+        taking.join(30)
+        assert not taking.is_alive()
+        for _ in range(2):
+            others[silent - 1].receive(0)  # which ends the wait
 
 
 class Heads:
