@@ -197,8 +197,8 @@ class Wire:
             DataError: It holds a class that is not known here.
             BrokenWireError: The peer is gone.
         """
-        message.taken = True
         rows = [row_for(layout, pinned=self._pinned) for layout in message.layouts]
+        message.taken = True  # and not before there is memory: somebody has to receive them
         for work in [self._irecv(row, message.source, 2) for row in rows if row.numel()]:
             _wait(work, message.source)
         tensors = [unflat(layout, row) for layout, row in zip(message.layouts, rows, strict=True)]

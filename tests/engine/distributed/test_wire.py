@@ -123,3 +123,33 @@ def test_a_message_behind_one_that_is_not_taken_is_given_up() -> None:
                 near.post(1, "close", {})
         assert torch.equal(far.body(far.receive(0)), torch.ones(3))  # type: ignore[arg-type]
         sending.join()
+
+
+def test_what_there_was_no_memory_for_is_taken_all_the_same() -> None:
+    """Symptom: it counted as received, so that nobody dropped it, and its sender waited for ever."""
+    failed: list[BaseException] = []
+    row_for, errors = module.row_for, iter([MemoryError()])
+
+    def none_at_first(*args: Any, **settings: Any) -> torch.Tensor:
+        for error in errors:
+            raise error
+        return row_for(*args, **settings)
+
+    with ranks(2) as worlds, patch.object(module, "row_for", none_at_first):
+        near, far = wires(worlds)
+
+        def send() -> None:
+            near.send(1, "state", {}, torch.ones(3))
+            near.send(1, "close", {})
+
+        def receive() -> None:
+            handlers = {"state": lambda message: far.body(message)}
+            receive_all(far, 0, handlers, failed.append, drop=far.body, unclosed={0})
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+    assert [type(error) for error in failed] == [MemoryError]
