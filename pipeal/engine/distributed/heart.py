@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.peers import Peer, is_gone
-from pipeal.errors import PeerLostError
+from pipeal.errors import PeerLostError, first_line
 
 T = TypeVar("T")
 LIVING = "-"
@@ -217,7 +217,7 @@ class Heart:
                     due = monotonic() + self.every_s
                     self._beat()
             except (dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:
-                self.conclude(self._unreachable(f"gave up the connection ({str(error).splitlines()[0]:.100})"))
+                self.conclude(self._unreachable(f"gave up the connection ({first_line(error):.100})"))
                 return
             self._answered = self._lived_s
 
