@@ -344,8 +344,9 @@ def parse_device(name: str | torch.device) -> torch.device:
     if device.type != "cuda":
         raise PlacementError(f"device {str(device)!r} is not supported; expected 'cpu', 'cuda' or 'cuda:N'")
     count = torch.cuda.device_count()
-    index = device.index or 0
-    if index >= count:
+    # Of the name: torch keeps eight bits of a number, and makes cuda:0 of 'cuda:256', and cuda:-25 of 'cuda:999'.
+    index = int(str(name).partition(":")[2] or 0)
+    if not 0 <= index < count:
         has = f"{count} CUDA device(s): cuda:0 to cuda:{count - 1}" if count else "no CUDA device; use 'cpu'"
         raise PlacementError(f"device 'cuda:{index}' does not exist; this machine has {has}")
     return torch.device("cuda", index)

@@ -37,8 +37,8 @@ class Executor(Protocol):
         """Waits until everything submitted has been updated on, and every stage has done with every fence."""
         ...
 
-    def stop(self) -> None:
-        """Ends what runs, without finishing what waits."""
+    def stop(self, why: BaseException | None = None) -> None:
+        """Ends what runs, without finishing what waits: in order, or because of an exception."""
         ...
 
 
@@ -79,7 +79,7 @@ class InlineExecutor:
         if self._failure is not None:
             raise self._failure
 
-    def stop(self) -> None:
+    def stop(self, why: BaseException | None = None) -> None:  # noqa: ARG002
         """Gives the caller's thread setting back."""
         torch.set_num_threads(self._threads_before)
 
@@ -150,7 +150,7 @@ class ThreadedExecutor:
             last = tuple(Task(self._submitted - 1, worker.stage.number, Action.UPDATE) for worker in self.workers)
             self._wait(lambda: self.ledger.wait(last, TICK_S))
 
-    def stop(self) -> None:
+    def stop(self, why: BaseException | None = None) -> None:  # noqa: ARG002
         """Lets each worker end its current action, and waits for the threads.
 
         Raises:

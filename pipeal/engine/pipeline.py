@@ -211,7 +211,7 @@ class Pipeline:
         for stage in self.stages:
             stage.abandon()
         try:
-            executor.stop()
+            executor.stop(failure)
         except StallError as left_behind:
             self.left_behind = True
             if failure is None:

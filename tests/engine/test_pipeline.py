@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -238,6 +239,18 @@ def test_a_device_that_cannot_be(name: str) -> None:
 def test_a_device_that_does_not_exist(name: str) -> None:
     with pytest.raises(PlacementError, match="does not exist; this machine has no CUDA device; use 'cpu'"):
         parse_device(name)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("number", [127, 128, 255, 256, 257, 999])
+def test_a_device_whose_number_has_more_than_eight_bits_does_not_exist(number: int, count: int) -> None:
+    """Symptom: 'cuda:999' was a RuntimeError from within torch, and 'cuda:256' the first GPU: torch keeps eight bits,
+    with a sign."""
+    with patch.object(torch.cuda, "device_count", lambda: count):
+        with pytest.raises(PlacementError, match=f"^device 'cuda:{number}' does not exist; this machine has "):
+            parse_device(f"cuda:{number}")
+        with pytest.raises(PlacementError, match="does not exist; this machine has "):
+            parse_device(torch.device("cuda:999"))
 
 
 def test_devices_and_layers_that_do_not_fit() -> None:

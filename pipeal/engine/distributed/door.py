@@ -20,7 +20,7 @@ from uuid import uuid4
 import torch.distributed as dist
 
 from pipeal.engine.distributed.launch import Launch
-from pipeal.errors import ConfigError, PeerLostError
+from pipeal.errors import ConfigError, PeerLostError, first_line
 
 T = TypeVar("T")
 
@@ -61,8 +61,16 @@ class Door:
         return dist.PrefixStore(f"pipeal/{self.attempt}", self._connected())
 
     def answer(self) -> None:
-        """Lets in who has knocked; rank 0 does so until all are there."""
-        for rank in range(1, self._launch.size) if self._launch.rank == 0 else ():
+        """Lets in who has knocked; rank 0 does so until all are there.
+
+        Raises:
+            PeerLostError: The store cannot be reached.
+        """
+        if self._launch.rank == 0:
+            self._asked(self._let_others_in)
+
+    def _let_others_in(self) -> None:
+        for rank in range(1, self._launch.size):
             if self._store.check([f"pipeal/knock/{rank}"]):
                 word = self._store.get(f"pipeal/knock/{rank}")
                 if self._answered.get(rank) != word:
@@ -101,11 +109,13 @@ class Door:
         except RuntimeError as error:
             if not serve:
                 raise self._unreachable(error) from error
-            said = str(error).splitlines()[0]
+            said = first_line(error)
             raise ConfigError(f"cannot meet at {self.where}: {said:.200}; choose another --master-port") from error
 
     def _unreachable(self, error: RuntimeError) -> PeerLostError:
-        said = str(error).splitlines()[0]
+        who = "rank 0" if self._launch.rank else "the store"  # which torchrun hosts, if not rank 0 itself
         return PeerLostError(
-            f"rank 0 cannot be reached: nobody answers at {self.where} within {self._timeout_s:g} s ({said:.200})", 0
+            f"{who} cannot be reached: nobody answers at {self.where} within {self._timeout_s:g} s "
+            f"({first_line(error):.200})",
+            0 if self._launch.rank else None,
         )

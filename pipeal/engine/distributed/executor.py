@@ -59,12 +59,10 @@ class DistributedExecutor:
 
     Attributes:
         node: As given.
-        reason: Why the pipeline ends, if not in order.
     """
 
     def __init__(self, node: Node, *, queue_depth: int, stall_timeout_s: float, dump_folder: Path | None) -> None:
         self.node = node
-        self.reason: BaseException | None = None
         self.stall_timeout_s = stall_timeout_s
         self._changed = threading.Condition()
         self._replies: dict[int, list[tuple[Mapping[str, Any], Tree]]] = {}
@@ -149,8 +147,11 @@ class DistributedExecutor:
         for fence in list(self._fences.values()):
             self.wait(lambda fence=fence: not fence.is_open or fence.closes_within(TICK_S))  # type: ignore[misc]
 
-    def stop(self) -> None:
-        """Ends all ranks: in order after a :meth:`drain`, at once where there is a :attr:`reason` or a failure.
+    def stop(self, why: BaseException | None = None) -> None:
+        """Ends all ranks: in order after a :meth:`drain`, at once after a failure, which all of them then raise.
+
+        Args:
+            why: What the pipeline ends with, if not in order; a failure of a rank says more.
 
         Raises:
             StallError: A thread did not come back, and is left behind, as a daemon; or a rank did not end.
@@ -158,7 +159,7 @@ class DistributedExecutor:
             Exception: What a rank failed with while it ended.
         """
         self.node.abandon()
-        reason = self.node.ledger.failure or self.reason
+        reason = self.node.ledger.failure or why
         if reason is not None:
             self._end_at_once(reason)
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -175,14 +174,6 @@ class DistributedPipeline(_Line):
             dump_folder=self.dump_folder,
         )
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Finishes what was submitted, unless an exception is on its way, and ends all ranks: with that exception."""
-        if isinstance(self._executor, DistributedExecutor):
-            self._executor.reason = error
-        super().__exit__(kind, error, trace)
-
     @property
     def is_open(self) -> bool:
         """Whether it can be given batches."""
@@ -224,12 +215,8 @@ class DistributedPipeline(_Line):
 
     def _finish(self, executor: Executor) -> None:
         assert isinstance(executor, DistributedExecutor)
-        try:
-            executor.drain()
-            executor.await_fences()
-        except BaseException as error:
-            executor.reason = error
-            raise
+        executor.drain()
+        executor.await_fences()
 
     def _synchronize(self) -> None:
         """Every rank has, when it came to rest."""

@@ -82,7 +82,7 @@ class GpuCarrier:
         with self._active():
             # Before anything is sent: where memory does not suffice, there is nobody to wait for this rank.
             rows = [None if layout is None else row_for(layout, device=self._device.device) for layout in layouts]
-            light = self._wire.body(message)
+            light = self._light(message)
             if _on_gpu(layouts):
                 self._wire.answer(message.source, True)
                 for row in rows:
@@ -98,9 +98,20 @@ class GpuCarrier:
 
     def drop(self, message: Message) -> None:
         """Lets go of a message whose tree nobody wants any more: what is on the GPU stays with its sender."""
-        self._wire.body(message)
+        self._light(message)
         if _on_gpu(message.facts[_LAYOUTS]):
             self._wire.answer(message.source, False)
+
+    def _light(self, message: Message) -> Tree:
+        """What of a tree comes over the wire. Where that makes no tree, its sender is answered: it waits for that."""
+        try:
+            return self._wire.body(message)
+        except BrokenWireError:
+            raise
+        except BaseException:
+            if message.taken and _on_gpu(message.facts[_LAYOUTS]):
+                self._wire.answer(message.source, False)
+            raise
 
     def _carry(self, operation: Callable[..., Any], row: Tensor, peer: int) -> None:
         """Has the current stream wait for an operation of NCCL; the host goes on."""

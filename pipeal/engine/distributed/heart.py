@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.peers import Peer, is_gone
-from pipeal.errors import PeerLostError
+from pipeal.errors import PeerLostError, first_line
 
 T = TypeVar("T")
 LIVING = "-"
@@ -54,12 +54,12 @@ class _Call(Generic[T]):
         self.error: Exception | None = None
 
     def carry_out(self, line: dist.Store) -> None:
-        try:
-            self.result = self.operation(line)
-        except Exception as error:
+        self.result = self.operation(line)
+        self.done.set()
+
+    def give_up(self, error: Exception) -> None:
+        if not self.done.is_set():
             self.error = error
-            raise
-        finally:
             self.done.set()
 
 
@@ -217,7 +217,9 @@ class Heart:
                     due = monotonic() + self.every_s
                     self._beat()
             except (dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:
-                self.conclude(self._unreachable(f"gave up the connection ({str(error).splitlines()[0]:.100})"))
+                self.conclude(self._unreachable(f"gave up the connection ({first_line(error):.100})"))
+                for call in calls:  # and not before it is known what that was
+                    call.give_up(error)
                 return
             self._answered = self._lived_s
 

@@ -147,11 +147,13 @@ class Wire:
         no longer: another thread waits."""
         due = [self._posted.popleft() for _ in range(len(self._posted) - but)]
         broken: list[BrokenWireError] = []
+        waited_for: int | None = None  # to be named when there is no more time
 
         def wait() -> None:
+            nonlocal waited_for
             try:
-                for work, peer, _ in due:
-                    _wait(work, peer)
+                for work, waited_for, _ in due:
+                    _wait(work, waited_for)
             except BrokenWireError as error:
                 broken.append(error)
 
@@ -161,7 +163,7 @@ class Wire:
         if broken:
             raise broken[0]
         if waiting.is_alive():
-            raise BrokenWireError(f"messages were not taken within {within_s:g} s", due[0][1])
+            raise BrokenWireError(f"messages were not taken within {within_s:g} s", waited_for)
 
     def receive(self, peer: int | None) -> Message:
         """Waits for the head of the next message, of a rank or of any. Its body must follow: :meth:`body`.
@@ -195,8 +197,8 @@ class Wire:
             DataError: It holds a class that is not known here.
             BrokenWireError: The peer is gone.
         """
-        message.taken = True
         rows = [row_for(layout, pinned=self._pinned) for layout in message.layouts]
+        message.taken = True  # and not before there is memory: somebody has to receive them
         for work in [self._irecv(row, message.source, 2) for row in rows if row.numel()]:
             _wait(work, message.source)
         tensors = [unflat(layout, row) for layout, row in zip(message.layouts, rows, strict=True)]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from threading import Thread
+from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
 
 from pipeal.engine.distributed.door import Door
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import open_world
-from pipeal.errors import PeerLostError
+from pipeal.errors import ConfigError, PeerLostError
 
-from .ranks import store_port
+from .ranks import Wire, store_port
 
 
 def launches(size: int, port: int) -> list[Launch]:
@@ -46,6 +48,28 @@ def test_all_ranks_know_an_attempt_by_one_name_and_every_attempt_has_another() -
 def test_rank_0_that_does_not_come_is_named() -> None:
     with store_port() as port, pytest.raises(PeerLostError, match=r"rank 0 of 2 did not come within 0\.5 s to 127"):
         Door(launches(2, port)[1], 0.5)
+
+
+def test_a_store_that_goes_away_while_rank_0_lets_the_others_in_is_told() -> None:
+    """Symptom: a RuntimeError of the store itself, as of a bug."""
+    with store_port() as port:
+        wire = Wire(port)
+        door = Door(launches(2, wire.port)[0], 2.0)
+        door.answer()
+        wire.close()
+        with pytest.raises(
+            PeerLostError, match=f"the store cannot be reached: nobody answers at {door.where} "
+        ) as found:
+            door.answer()
+        assert found.value.rank is None
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(0, ConfigError), (1, PeerLostError)])
+def test_a_store_that_says_nothing_of_its_error_is_told_of_in_words(rank: int, kind: type[Exception]) -> None:
+    """Symptom: an IndexError, of a text that has no first line."""
+    launch = Launch(rank, 2, rank, 2, "127.0.0.1", 1)
+    with patch.object(dist, "TCPStore", side_effect=RuntimeError()), pytest.raises(kind, match="RuntimeError"):
+        Door(launch, 1.0)
 
 
 def test_what_an_earlier_attempt_left_in_the_store_is_not_heard() -> None:

@@ -151,6 +151,26 @@ def test_what_fails_anywhere_reaches_rank_0_as_its_own_type_and_stops_all(tmp_pa
         assert all(one["seconds"] < SOON_S for one in told)
 
 
+def test_a_pipeline_that_cannot_end_is_told_to_all_ranks() -> None:
+    """Symptom: rank 0 raised that gradients had been gathered for an update that never came; all others ended in
+    order, with exit code 0, as if all had been learnt."""
+
+    def work(world: World) -> dict[str, Any]:
+        def on_rank() -> None:
+            if world.rank:
+                serve(quick(3), world, threads=1)
+                return
+            with DistributedPipeline(quick(3), world, threads=1) as pipe:
+                pipe.submit(None, None, updates=False)
+
+        return told_by(on_rank)
+
+    with thread_ranks(3) as worlds:
+        for told in on_each(worlds, work):
+            assert told["kind"] == "ScheduleError"
+            assert told["text"].startswith("the pipeline cannot end between two batches of one update")
+
+
 def short_feed(world: World) -> dict[str, Any]:
     return virtual(world, quick(1))
 

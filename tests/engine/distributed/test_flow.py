@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from pipeal.engine.device import Device
-from pipeal.engine.distributed import front
+from pipeal.engine.distributed import front, wire
 from pipeal.engine.distributed import gpu_carrier as module
 from pipeal.engine.distributed.front import DistributedPipeline, serve
 from pipeal.engine.distributed.gpu_carrier import GpuCarrier
 from pipeal.engine.distributed.wire import Wire
 from pipeal.engine.distributed.world import World
 from pipeal.engine.virtual import VirtualLayer
+from pipeal.errors import DataError
 from pipeal.packet import Tree
 
 from ..traps import Gate, Trap
@@ -180,6 +181,28 @@ def test_what_a_rank_does_not_want_or_has_no_memory_for_is_never_put_on_the_way_
             carrier.body(message)
         assert not message.taken
         carrier.drop(message)
+        return [carrier.body(carrier.wire.receive(0))[0].tolist() for _ in range(2)]
+
+    with stand_ins(), thread_ranks(2) as worlds:
+        assert on_each(worlds, work)[1] == [[2, 2, 2], [3, 3, 3]]
+
+
+def test_whoever_sends_from_gpu_to_gpu_what_its_receiver_cannot_put_together_is_answered() -> None:
+    """Symptom: of a container that the other rank did not know nothing was put on the way, and the sender waited for
+    ever to hear so."""
+    unknown = DataError("a container that this process does not know")
+
+    def work(world: World) -> list[Any]:
+        carrier = gpu_carrier(world)
+        if world.rank == 0:
+            for number in range(4):
+                carrier.send(1, "tree", {}, torch.full((3,), number), None)
+            return []
+        for take in (carrier.body, carrier.drop):
+            message = carrier.wire.receive(0)
+            with patch.object(wire, "put_together", side_effect=unknown), pytest.raises(DataError):
+                take(message)
+            assert message.taken
         return [carrier.body(carrier.wire.receive(0))[0].tolist() for _ in range(2)]
 
     with stand_ins(), thread_ranks(2) as worlds:

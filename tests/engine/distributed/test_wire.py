@@ -22,10 +22,11 @@ from .ranks import each, ranks
 
 
 def wires(worlds: list[World]) -> list[Wire]:
-    """One between two ranks."""
+    """One between all ranks."""
 
     def connect(world: World) -> Wire:
-        group = dist.ProcessGroupGloo(dist.PrefixStore("wire", world.store), world.rank, 2, timedelta(seconds=30))
+        store = dist.PrefixStore("wire", world.store)
+        group = dist.ProcessGroupGloo(store, world.rank, len(worlds), timedelta(seconds=30))
         return Wire(group, 0)  # type: ignore[arg-type]
 
     return each(worlds, connect)  # type: ignore[return-value]
@@ -60,6 +61,24 @@ def test_posts_that_are_taken_never_run_into_that() -> None:
         near.settle(30)
         taking.join(30)
         assert not taking.is_alive()
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_who_takes_nothing_is_named_and_not_who_was_written_to_first(silent: int) -> None:
+    """Symptom: of posts to many the first one's rank was named as lost, which had taken its own long before."""
+    with ranks(3) as worlds:
+        near, *others = wires(worlds)
+        for peer in (1, 2, 1, 2):
+            near.post(peer, "close", {})
+        taking = threading.Thread(target=lambda: [others[2 - silent].receive(0) for _ in range(2)])
+        taking.start()
+        with pytest.raises(BrokenWireError, match=r"messages were not taken within 0\.5 s") as caught:
+            near.settle(0.5)
+        assert caught.value.peer == silent
+        taking.join(30)
+        assert not taking.is_alive()
+        for _ in range(2):
+            others[silent - 1].receive(0)  # which ends the wait
 
 
 class Heads:
@@ -104,3 +123,33 @@ def test_a_message_behind_one_that_is_not_taken_is_given_up() -> None:
                 near.post(1, "close", {})
         assert torch.equal(far.body(far.receive(0)), torch.ones(3))  # type: ignore[arg-type]
         sending.join()
+
+
+def test_what_there_was_no_memory_for_is_taken_all_the_same() -> None:
+    """Symptom: it counted as received, so that nobody dropped it, and its sender waited for ever."""
+    failed: list[BaseException] = []
+    row_for, errors = module.row_for, iter([MemoryError()])
+
+    def none_at_first(*args: Any, **settings: Any) -> torch.Tensor:
+        for error in errors:
+            raise error
+        return row_for(*args, **settings)
+
+    with ranks(2) as worlds, patch.object(module, "row_for", none_at_first):
+        near, far = wires(worlds)
+
+        def send() -> None:
+            near.send(1, "state", {}, torch.ones(3))
+            near.send(1, "close", {})
+
+        def receive() -> None:
+            handlers = {"state": lambda message: far.body(message)}
+            receive_all(far, 0, handlers, failed.append, drop=far.body, unclosed={0})
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
+    assert [type(error) for error in failed] == [MemoryError]

@@ -234,6 +234,25 @@ def test_a_store_that_goes_away_is_the_loss_of_rank_0() -> None:
             assert "rank 0 (stage 0)" in lost(one)
 
 
+def test_a_store_that_says_nothing_of_its_error_is_the_loss_of_rank_0() -> None:
+    """Symptom: an IndexError, of a text that has no first line."""
+    with ranks(2) as worlds, patch.object(worlds[1]._heart, "_beat", side_effect=RuntimeError()):
+        assert lost(worlds[1]).endswith("gave up the connection (RuntimeError)")
+
+
+def test_who_asked_the_store_as_it_went_away_is_told_of_that_loss() -> None:
+    """Symptom: now and then the store's own error, with all its stack: the thread that knew better was not yet done."""
+
+    def ask(line: object) -> None:
+        raise RuntimeError("Connection reset")
+
+    with ranks(2) as worlds:
+        calm, conclude = worlds[1]._heart, worlds[1]._heart.conclude
+        late = patch.object(calm, "conclude", lambda loss: (sleep(0.3), conclude(loss)))
+        with late, pytest.raises(PeerLostError, match=r"gave up the connection \(RuntimeError: Connection reset\)"):
+            calm.call(ask)
+
+
 def test_a_broken_connection_is_blamed_on_what_its_peer_said() -> None:
     with ranks(2) as worlds:
         worlds[1].fail(Interrupted("asked to end", 143))
