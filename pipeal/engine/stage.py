@@ -134,12 +134,12 @@ class Stage:
 
     def reset(self) -> None:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
-        self._in_hand = None
+        midway, self._in_hand = self._in_hand is not None, None
         self._found.clear()
         self._abandoned.clear()
         self.finite.forget()
         for gathered in self._gathered.values():
-            gathered.forget()
+            gathered.forget(midway=midway)
         for rescue in self._rescues.values():
             rescue.forget()
         self.losses.take()
