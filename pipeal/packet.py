@@ -81,12 +81,35 @@ class TrainableLayer(Protocol):
 
 
 @runtime_checkable
+class ScalesUpdates(Protocol):
+    """What scales a layer's losses in fp16, and leaves out updates that overflow."""
+
+    @property
+    def left_out(self) -> Tensor:
+        """How many updates it has left out."""
+        ...
+
+    def gave_up(self) -> bool:
+        """Whether gradients overflow however small the losses are made; waits for a GPU."""
+        ...
+
+
+@runtime_checkable
 class ScalesLosses(Protocol):
-    """A layer that can be trained in fp16."""
+    """A layer that can be trained in fp16.
+
+    A :class:`ScalesUpdates` that it keeps as ``scaler`` is asked whether it gave up, and what it left out.
+    """
 
     def scale_losses(self) -> None:
         """Has its losses scaled from now on, against gradients too small for fp16; asked twice, it does so once."""
         ...
+
+
+def scaler_of(layer: TrainableLayer) -> ScalesUpdates | None:
+    """What scales a layer's losses; None where nothing does, or the layer keeps it to itself."""
+    found = getattr(layer, "scaler", None) if isinstance(layer, ScalesLosses) else None
+    return found if isinstance(found, ScalesUpdates) else None
 
 
 def module_of(layer: TrainableLayer) -> nn.Module:

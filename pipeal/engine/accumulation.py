@@ -26,7 +26,7 @@ class Accumulation:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._count_anew()
+        self._samples, self._unit = 0, 1
 
     def forget(self, *, midway: bool) -> None:
         """Before another life of the pipeline: drops the gradients of an update that never came.
@@ -64,8 +64,7 @@ class Accumulation:
         return samples
 
     def _count_anew(self) -> None:
-        self._samples: int = 0
-        self._unit: int = 1
+        self._samples, self._unit = 0, 1
 
     @torch.no_grad()
     def _multiply(self, factor: float) -> None:

@@ -72,6 +72,7 @@ class Totals(Part):
     Attributes:
         non_finite: Layers' updates that met a non-finite loss, and were left out.
         splits: Layers' updates that were made in parts for want of memory.
+        overflows: By turn, layers' updates that were left out because gradients overflowed in fp16.
         stages: How each stage spent its time.
         stage_s: The seconds that ``stages`` accounts for: fewer than all where a training was taken up again.
         left_out: Batches that no layer learns from, by turn and number, since they made it go back. Some may be ahead.
@@ -79,6 +80,7 @@ class Totals(Part):
 
     non_finite: Whole = 0
     splits: Whole = 0
+    overflows: dict[int, Whole] = field(default_factory=dict)
     stages: list[StageTimes] = field(default_factory=list)
     stage_s: Seconds = 0.0
     left_out: Numbers = field(default_factory=set)

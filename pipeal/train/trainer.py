@@ -221,6 +221,7 @@ class _Turn:
         position.losses = joined(position.losses, report.losses)
         position.totals.watched(report)
         position.totals.splits += sum(report.splits)
+        position.totals.overflows[position.turn] = sum(report.overflows)
 
     def evaluate(self) -> Scores:
         """Measures the model, unless the training is asked to end."""
