@@ -51,9 +51,16 @@ class LossScaler(nn.Module):
                     "fp16 needs an optimizer that can leave an update out on the device; found "
                     f"{type(optimizer).__name__}; use its fused form (fused=True), or precision='bf16'"
                 )
-        self.register_buffer("scale", torch.full((), FIRST, dtype=torch.float32))
-        self.register_buffer("good", torch.zeros((), dtype=torch.int32))
-        self.register_buffer("left_out", torch.zeros((), dtype=torch.float64))
+        for name, value in self.at_first().items():
+            self.register_buffer(name, value)
+
+    def at_first(self) -> dict[str, Tensor]:
+        """Its state before the first update."""
+        return {
+            "scale": torch.full((), FIRST, dtype=torch.float32),
+            "good": torch.zeros((), dtype=torch.int32),
+            "left_out": torch.zeros((), dtype=torch.float64),
+        }
 
     def scaled(self, losses: Sequence[Tensor]) -> list[Tensor]:
         """The losses times the factor, to go back through."""

@@ -87,9 +87,46 @@ def test_layers_have_factors_of_their_own_and_keep_them_when_asked_again() -> No
     make_ready(layers, "fp16")
     assert [layer.scaler for layer in layers] == [first, second]
     assert first is not second
-    plain = al()
-    make_ready([plain], "bf16")
-    assert plain.scaler is None
+
+
+@pytest.mark.usefixtures("fp16")
+def test_a_layer_that_was_trained_in_fp16_is_itself_again_in_another_precision() -> None:
+    """It went on to scale for ever, and in fp32 left out the updates whose gradients were not finite."""
+    layer, plain = al(), al()
+    Pipeline([layer], precision="fp16")
+    assert layer.scaler is not None
+    for found in (layer, plain):
+        with Pipeline([found], threads=1) as pipe:
+            pipe.submit(X, Y)
+    assert layer.scaler is None
+    assert all(map(torch.equal, tensors(layer_state(layer)), tensors(layer_state(plain))))
+
+
+@pytest.mark.parametrize("last", [lambda: al(torch.optim.SGD), lambda: Foreign(2, 2)])
+def test_where_one_layer_is_refused_the_others_are_as_they_were(last: Callable[[], Any]) -> None:
+    scaled, plain = al(), bp()
+    scaled.scale_losses()
+    kept = scaled.scaler
+    with pytest.raises(ConfigError):
+        make_ready([scaled, plain, last()], "fp16")
+    assert (scaled.scaler, plain.scaler) == (kept, None)
+
+
+@pytest.mark.parametrize("build", [al, bp])
+def test_a_state_of_another_precision_is_taken_up(build: Callable[..., AL | BP]) -> None:
+    """Either refused the other: a run could not go on in fp32 after fp16 had failed."""
+    plain, scaled, target = build(), build(), build()
+    scaled.scale_losses()
+    step(plain)
+    step(scaled)
+    load_layer_state(target, layer_state(scaled))
+    assert target.scaler is None
+    assert all(map(torch.equal, tensors(layer_state(target)), tensors(layer_state(plain))))
+    target.scale_losses()
+    assert target.scaler is not None
+    target.scaler.scale.fill_(torch.nan)
+    load_layer_state(target, layer_state(plain))
+    assert (float(target.scaler.scale), int(target.scaler.good)) == (FIRST, 0)
 
 
 def test_a_layer_that_is_saved_goes_on_with_its_factor() -> None:
