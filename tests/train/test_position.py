@@ -131,7 +131,7 @@ def test_losses_of_the_epoch_under_way_that_fit_the_rows_are_taken() -> None:
 
 def test_a_position_of_before_batches_were_left_out_is_taken() -> None:
     state = position().state()
-    del state["totals"]["left_out"], state["totals"]["overflows"]
+    del state["totals"]["left_out"], state["totals"]["blamed"], state["totals"]["overflows"]
     assert Position.of(state, []).totals.left_out == set()
 
 
