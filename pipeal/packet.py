@@ -81,12 +81,43 @@ class TrainableLayer(Protocol):
 
 
 @runtime_checkable
-class ScalesLosses(Protocol):
-    """A layer that can be trained in fp16."""
+class ScalesUpdates(Protocol):
+    """What scales a layer's losses in fp16, and leaves out updates that overflow; an ``nn.Module``."""
 
-    def scale_losses(self) -> None:
-        """Has its losses scaled from now on, against gradients too small for fp16; asked twice, it does so once."""
+    @property
+    def left_out(self) -> Tensor:
+        """How many updates it has left out."""
         ...
+
+    def at_first(self) -> Mapping[str, Tensor]:
+        """Its ``state_dict()`` before the first update."""
+        ...
+
+    def gave_up(self) -> bool:
+        """Whether gradients overflow however small the losses are made; waits for a GPU."""
+        ...
+
+
+@runtime_checkable
+class ScalesLosses(Protocol):
+    """A layer that can be trained in fp16.
+
+    A :class:`ScalesUpdates` that it keeps as ``scaler`` is asked whether it gave up, and what it left out. States of
+    the layer fit with and without it.
+    """
+
+    def scale_losses(self, wanted: bool = True) -> None:
+        """Has its losses scaled from now on, against gradients too small for fp16, or no longer.
+
+        Asked for what is so already, it changes nothing.
+        """
+        ...
+
+
+def scaler_of(layer: TrainableLayer) -> ScalesUpdates | None:
+    """What scales a layer's losses; None where nothing does, or the layer keeps it to itself."""
+    found = getattr(layer, "scaler", None) if isinstance(layer, ScalesLosses) else None
+    return found if isinstance(found, ScalesUpdates) else None
 
 
 def module_of(layer: TrainableLayer) -> nn.Module:

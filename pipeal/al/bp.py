@@ -63,9 +63,11 @@ class BP(nn.Module):
         """Steps the optimizer and clears the gradients."""
         step_all((self.opt,), self.scaler)
 
-    def scale_losses(self) -> None:
+    def scale_losses(self, wanted: bool = True) -> None:
         """As :meth:`pipeal.AL.scale_losses`."""
-        if self.scaler is None:
+        if not wanted:
+            self.scaler = None
+        elif self.scaler is None:
             require_own(self, BP, "backward", "update")
             self.scaler = LossScaler((self.opt,)).to(device_of(self))
 

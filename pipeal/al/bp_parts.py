@@ -67,7 +67,7 @@ class BPPart(nn.Module):
     def scale_lr(self, factor: float) -> None:
         """Does nothing: the rate does not change what an update takes."""
 
-    def scale_losses(self) -> None:
+    def scale_losses(self, wanted: bool = True) -> None:
         """Does nothing: it has no loss, and nothing is learnt."""
 
     def inference(self, x: Tree, path: Path) -> Tree:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipeal.al.dropout import Dropout
 from pipeal.al.layers import AE, AL, ENC, LabelAE
 from pipeal.errors import ConfigError, DataError
 from pipeal.packet import describe, shapes_of
@@ -111,7 +112,7 @@ def encode_each_class(layers: Iterable[nn.Module]) -> None:
                 "once for each class"
             )
         sides = layer.blocks()
-        if any(may_draw(sides[side]) or _sees_others(sides[side]) for side in "gh"):
+        if any(_draws(sides[side]) or _sees_others(sides[side]) for side in "gh"):
             raise ConfigError(
                 f"the label side of layer {number} draws numbers or looks at other samples, so that a code is not its "
                 "class's alone; let it work for each sample"
@@ -129,6 +130,11 @@ def encode_each_class(layers: Iterable[nn.Module]) -> None:
 
 def _for_each(codes: Tensor, y: Tensor) -> Tensor:
     return codes.expand(len(y), *codes.shape)
+
+
+def _draws(module: nn.Module) -> bool:
+    """Also under the engine's keys, of which :func:`~pipeal.random.may_draw` does not ask."""
+    return may_draw(module) or any(isinstance(part, Dropout) and part.p > 0 for part in module.modules())
 
 
 def _sees_others(module: nn.Module) -> bool:

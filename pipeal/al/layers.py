@@ -200,13 +200,17 @@ class AL(nn.Module):
         """Steps both optimizers and clears their gradients."""
         step_all((self.ae_opt, self.enc_opt), self.scaler)
 
-    def scale_losses(self) -> None:
-        """Has both losses scaled from now on, as fp16 needs (:class:`pipeal.al.scaling.LossScaler`); once is enough.
+    def scale_losses(self, wanted: bool = True) -> None:
+        """Has both losses scaled from now on, as fp16 needs (:class:`pipeal.al.scaling.LossScaler`), or no longer.
+
+        Asked for what is so already, it changes nothing. A pipeline asks, as its precision wants it.
 
         Raises:
             ConfigError: An optimizer, or a method of a subclass, does not go with it.
         """
-        if self.scaler is None:
+        if not wanted:
+            self.scaler = None
+        elif self.scaler is None:
             require_own(self, AL, "backward", "update", "backward_and_update")
             self.scaler = LossScaler((self.ae_opt, self.enc_opt)).to(device_of(self))
 

@@ -3,7 +3,9 @@
 The factor doubles after 2,000 updates in a row whose gradients were finite. An update whose gradients were not is left
 out, and halves it. Whether they were, the device alone knows: it decides, and the host does not wait. After
 Micikevicius et al., "Mixed Precision Training" (ICLR 2018), with the numbers and operators of PyTorch's ``GradScaler``,
-which reads its factor whenever it is saved, and so waits for a GPU.
+which reads its factor whenever it is saved, and so waits for a GPU. A layer whose gradients are not finite however
+small the factor has become gives up: the factor is then not a number, and every update is left out, until someone looks
+(:meth:`LossScaler.gave_up`; a state with such a factor is no checkpoint).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from pipeal.errors import ConfigError
 
 FIRST = 65536.0
 GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000
+FLOOR = 2.0**-14
+"""The smallest factor: losses this small overflow in fp16 only where weights or inputs are out of all bounds."""
 
 
 class LossScaler(nn.Module):
@@ -25,6 +29,11 @@ class LossScaler(nn.Module):
     Args:
         optimizers: All of the layer's.
 
+    Attributes:
+        scale: The factor; not a number once it has given up.
+        good: The updates in a row whose gradients were finite.
+        left_out: How many were not, and were left out, since losses are scaled.
+
     Raises:
         ConfigError: One of them cannot leave an update out without asking the host.
     """
@@ -32,6 +41,7 @@ class LossScaler(nn.Module):
     draws_from_default = False
     scale: Tensor
     good: Tensor
+    left_out: Tensor
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         super().__init__()
@@ -41,8 +51,16 @@ class LossScaler(nn.Module):
                     "fp16 needs an optimizer that can leave an update out on the device; found "
                     f"{type(optimizer).__name__}; use its fused form (fused=True), or precision='bf16'"
                 )
-        self.register_buffer("scale", torch.full((), FIRST, dtype=torch.float32))
-        self.register_buffer("good", torch.zeros((), dtype=torch.int32))
+        for name, value in self.at_first().items():
+            self.register_buffer(name, value)
+
+    def at_first(self) -> dict[str, Tensor]:
+        """Its state before the first update."""
+        return {
+            "scale": torch.full((), FIRST, dtype=torch.float32),
+            "good": torch.zeros((), dtype=torch.int32),
+            "left_out": torch.zeros((), dtype=torch.float64),
+        }
 
     def scaled(self, losses: Sequence[Tensor]) -> list[Tensor]:
         """The losses times the factor, to go back through."""
@@ -51,7 +69,7 @@ class LossScaler(nn.Module):
     @torch.no_grad()
     def step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Steps all optimizers with the gradients as they are without the factor; none of them if one is not finite."""
-        broken = torch.zeros_like(self.scale)
+        broken = self.scale.isnan().float()  # once given up, for good
         inverse = self.scale.reciprocal()
         for gradients in _by_type(optimizers):
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, broken, inverse)
@@ -62,6 +80,12 @@ class LossScaler(nn.Module):
             finally:
                 del optimizer.found_inf  # type: ignore[attr-defined]
         torch._amp_update_scale_(self.scale, self.good, broken, GROWTH, BACKOFF, INTERVAL)
+        self.scale.masked_fill_(self.scale < FLOOR, torch.nan)
+        self.left_out += broken
+
+    def gave_up(self) -> bool:
+        """Whether gradients were not finite with the smallest factor either; waits for a GPU."""
+        return bool(self.scale.isnan())
 
 
 def step_all(optimizers: Sequence[torch.optim.Optimizer], scaler: LossScaler | None) -> None:

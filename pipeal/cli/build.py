@@ -17,7 +17,8 @@ from pipeal.data import WHOLE, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.threads import intra_op_threads
 from pipeal.errors import ConfigError
-from pipeal.train.trainer import Criterion, EpochBatches
+from pipeal.train.evaluation import Criterion
+from pipeal.train.trainer import EpochBatches
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from pipeal.errors import ConfigError, DataError, unknown_name
 from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate
 from pipeal.packet import module_of
 from pipeal.random import key_seed
-from pipeal.train.trainer import Criterion, accuracy_and_loss
+from pipeal.train.evaluation import Criterion, accuracy_and_loss
 
 DATASETS = ("shakespeare", "text")
 """What a language model is trained on; ``text`` is any file of the user's."""

@@ -103,6 +103,7 @@ class Outcome:
             "padding_share": totals.padding_share,
             "samples_per_batch": totals.samples / totals.shapes.total(),  # of those that were not left out
             "non_finite_updates_skipped": totals.non_finite,
+            "overflowed_updates_skipped": sum(totals.overflows.values()),
             "batches_left_out": len(totals.left_out),
             "updates_in_parts": totals.splits,
             "batches_per_epoch": totals.batches / len(self.rows),
@@ -182,6 +183,8 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     for outcome in outcomes:
         if outcome.totals.non_finite:
             print(f"skipped:  {outcome.totals.non_finite:,} updates of {outcome.form} layers, for a non-finite loss")
+        if overflows := sum(outcome.totals.overflows.values()):
+            print(f"overflow: {overflows:,} updates of {outcome.form} layers were left out, for gradients beyond fp16")
         if outcome.totals.left_out:
             print(f"left out: {len(outcome.totals.left_out):,} batches of {outcome.form}, for which it went back")
         if outcome.totals.splits:

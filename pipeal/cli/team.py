@@ -30,7 +30,8 @@ from pipeal.engine.measure import WARM_UP, balanced_sizes
 from pipeal.engine.placement import check_sizes
 from pipeal.engine.settings import check_precision
 from pipeal.errors import ConfigError, PlacementError
-from pipeal.train.trainer import Criterion, EpochBatches
+from pipeal.train.evaluation import Criterion
+from pipeal.train.trainer import EpochBatches
 
 Say = Callable[[str], None]
 

@@ -22,6 +22,7 @@ from pipeal.train.attempts import Attempts
 from pipeal.train.calibration import calibrate
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.chrome_trace import write_chrome_trace
+from pipeal.train.evaluation import accuracy, accuracy_and_loss
 from pipeal.train.exit_plot import draw_exits
 from pipeal.train.exits import ExitTable, exit_table
 from pipeal.train.keeper import CheckpointKeeper
@@ -32,7 +33,7 @@ from pipeal.train.recorders import EpochRow, Recorder, write_json
 from pipeal.train.rewind import Decision, Rewinds, go_back
 from pipeal.train.saver import PATIENCE_S, Saver
 from pipeal.train.timeline import draw_timeline
-from pipeal.train.trainer import EpochBatches, Leave, Scores, accuracy, accuracy_and_loss, fit
+from pipeal.train.trainer import EpochBatches, Leave, Scores, fit
 
 Say = Callable[[str], None]
 
@@ -73,7 +74,7 @@ class Turns:
 
     def turn(self, package: ALPackage, position: Position, stop: StopRequest) -> None:
         """What is still to come of one turn, and after the last one the exits; it may take several attempts."""
-        begun, rewinds = deepcopy(position), Rewinds()
+        begun, rewinds = deepcopy(position), Rewinds(self.config.train.accumulate)
         while (broken := self._attempt(package, position, rewinds, stop)) is not None:
             error, why = broken
             rows = len(position.rows)
@@ -106,7 +107,7 @@ class Turns:
             ends_on_broken=self.config.train.on_non_finite != "skip",
             look_until=rewinds.look_until,
             way_back=self.run.way_back,
-            accumulate=self.config.train.accumulate,
+            begun=position.batches,
         )
         with worker_failures(stop, self.run.way_back), closing(self.experiment.train_batches(seed)) as batches:
             drawn = all(path.exists() for path in self._pictures)

@@ -26,12 +26,20 @@ class Accumulation:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self.forget()
+        self._samples, self._unit = 0, 1
 
-    def forget(self) -> None:
-        """Counts anew."""
-        self._samples = 0
-        self._unit = 1
+    def forget(self, *, midway: bool) -> None:
+        """Before another life of the pipeline: drops the gradients of an update that never came.
+
+        Those of a layer that holds gradients back by itself stay.
+
+        Args:
+            midway: Whether the life before ended within a batch.
+        """
+        if midway or self._samples:
+            for one in self._module.parameters():
+                one.grad = None
+        self._count_anew()
 
     def expect(self, samples: int) -> None:
         """Before a batch's forward: brings what there is to the units of that batch."""
@@ -52,8 +60,11 @@ class Accumulation:
         samples = self._samples
         if samples:
             self._multiply(self._unit / samples)
-        self.forget()
+        self._count_anew()
         return samples
+
+    def _count_anew(self) -> None:
+        self._samples, self._unit = 0, 1
 
     @torch.no_grad()
     def _multiply(self, factor: float) -> None:

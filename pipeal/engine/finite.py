@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from pipeal.engine.device import Device
 from pipeal.errors import NonFiniteError
-from pipeal.packet import Tree, tensors
+from pipeal.packet import TrainableLayer, Tree, scaler_of, tensors
 
 OnNonFinite: TypeAlias = Literal["raise", "skip", "ignore"]
 """What happens on a loss that is not finite."""
@@ -189,6 +189,30 @@ def cause_of(x: Tree, y: Tree, module: nn.Module) -> str:
     if not _finite(module.parameters()):
         return _WEIGHTS
     return _NOTHING
+
+
+def refuse_given_up(layers: Iterable[tuple[int, TrainableLayer]], batch: int) -> None:
+    """Raises where fp16 leaves out every update of a layer; waits for a GPU.
+
+    Args:
+        layers: With their numbers.
+        batch: The last one that they met.
+
+    Raises:
+        NonFiniteError: It does.
+    """
+    for number, layer in layers:
+        scaler = scaler_of(layer)
+        if scaler is not None and scaler.gave_up():
+            raise NonFiniteError(
+                f"the gradients of layer {number} overflow in fp16 however small its losses are made: "
+                f"{int(scaler.left_out)} updates were left out by batch {batch}, and so is every later one. Lower the "
+                "learning rate, or train in bf16 or fp32, and go on from the last checkpoint",
+                number,
+                batch,
+                (),
+                is_to_blame=False,
+            )
 
 
 def refuse_broken(module: nn.Module, found: NonFiniteError) -> None:

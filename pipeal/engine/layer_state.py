@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeal.errors import ConfigError, DataError
-from pipeal.packet import TrainableLayer, describe, module_of, shapes_of
+from pipeal.packet import ScalesLosses, TrainableLayer, describe, module_of, scaler_of, shapes_of
 
 State: TypeAlias = dict[str, Any]
 """A dict of tensors, numbers, texts, bytes, None, and of lists, tuples and dicts of these."""
@@ -86,11 +86,16 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
     """Puts a state back into a layer of the same make, on whatever device it is; ``state`` is not held on to.
 
     Parameters and buffers are written in place. Optimizers get their options back as well, with the learning rates.
+    What scales the layer's losses in fp16 begins anew where the state is of another precision.
 
     Raises:
         DataError: The state is of another architecture; the layer is as it was.
     """
     module = module_of(layer)
+    if set(state) != set(_PARTS):
+        raise DataError(f"found the parts {sorted(state)}; expected the state of a layer, with {sorted(_PARTS)}")
+    if isinstance(layer, ScalesLosses):
+        state = {**state, "module": _scaled_as(layer, state["module"])}
     _refuse_misfit(layer, state)
     weights: OrderedDict[str, Any] = OrderedDict(
         (key, value if isinstance(value, Tensor) else copy.deepcopy(value)) for key, value in state["module"].items()
@@ -197,9 +202,17 @@ def _trained_by(name: str, optimizer: torch.optim.Optimizer, names: Mapping[int,
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
+def _scaled_as(layer: TrainableLayer, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The weights of a state, with what scales losses in fp16 just where the layer has it."""
+    scaler, own = scaler_of(layer), "scaler."
+    if scaler is None and getattr(layer, "scaler", None) is not None:
+        return dict(weights)  # something of the layer's own
+    if scaler is None:
+        return {name: value for name, value in weights.items() if not name.startswith(own)}
+    return {own + name: value for name, value in scaler.at_first().items()} | dict(weights)
+
+
 def _refuse_misfit(layer: TrainableLayer, state: State) -> None:
-    if set(state) != set(_PARTS):
-        raise DataError(f"found the parts {sorted(state)}; expected the state of a layer, with {sorted(_PARTS)}")
     module = module_of(layer)
     found, own = _outline(state), _outline(_live(module))
     for name, gradient in state["gradients"].items():

@@ -421,9 +421,11 @@ class Pipeline:
         for stage in self.stages:
             stage.device.synchronize()
         raise_first(stage.finite.settle() for stage in self.stages)
+        for stage in self.stages:
+            stage.settle()
 
-    def _collect(self) -> tuple[list[Tensor], list[StageTimes], list[int]]:
-        """Losses by layer, times by stage and splits by layer since the last report."""
+    def _collect(self) -> tuple[list[Tensor], list[StageTimes], list[int], list[int]]:
+        """Losses by layer, times by stage and splits by layer since the last report; overflows by layer."""
         by_layer: dict[int, Tensor] = {}
         for stage in self.stages:
             by_layer |= stage.losses.take()
@@ -431,6 +433,7 @@ class Pipeline:
             [by_layer[layer] for layer in sorted(by_layer)],
             [stage.clock.take_times() for stage in self.stages],
             [count for stage in self.stages for count in stage.take_splits().values()],
+            [count for stage in self.stages for count in stage.overflows().values()],
         )
 
     def _open(self) -> Executor:

@@ -21,6 +21,8 @@ class RunReport:
             the autoencoder loss. A layer that reports none has no row.
         stages: For each stage, how it spent the time.
         splits: For each layer of the model, how many batches did not fit into memory and were learnt from in parts.
+        overflows: For each layer of the model, how many updates were left out because its gradients overflowed in
+            fp16: all that its state counts, and so those before this report as well.
     """
 
     batches: int
@@ -29,6 +31,7 @@ class RunReport:
     losses: list[Tensor]
     stages: list[StageTimes]
     splits: list[int] = field(default_factory=list)
+    overflows: list[int] = field(default_factory=list)
 
     @property
     def non_finite(self) -> list[int]:

@@ -11,7 +11,7 @@ import torch
 from pipeal.engine.device import Device, Precision
 from pipeal.engine.schedule import Action
 from pipeal.errors import ConfigError, unknown_name
-from pipeal.packet import ScalesLosses, TrainableLayer
+from pipeal.packet import ScalesLosses, TrainableLayer, scaler_of
 
 Matmul: TypeAlias = Literal["highest", "high", "medium"]
 """How matrix products of float32 are computed, as ``torch.set_float32_matmul_precision`` says: ``high`` is TF32 on a
@@ -43,18 +43,30 @@ def check_precision(name: str, devices: Iterable[torch.device]) -> Precision:
 def make_ready(layers: Iterable[TrainableLayer], precision: str) -> None:
     """Has layers do their part for a precision, before states are loaded into them or a pipeline is opened.
 
+    Those that did theirs for another one do so no longer.
+
     Raises:
-        ConfigError: A layer cannot be trained in it.
+        ConfigError: A layer cannot be trained in it; all are as they were.
     """
+    found = list(layers)
     if precision != "fp16":
+        for layer in found:
+            if isinstance(layer, ScalesLosses):
+                layer.scale_losses(False)
         return
-    for number, layer in enumerate(layers):
+    for number, layer in enumerate(found):
         if not isinstance(layer, ScalesLosses):
             raise ConfigError(
                 f"layer {number} ({type(layer).__name__}) has no scale_losses(), without which small gradients are "
                 "lost in fp16; use precision='bf16' or 'fp32'"
             )
-        layer.scale_losses()
+    with ExitStack() as undo:
+        for layer in found:
+            assert isinstance(layer, ScalesLosses)
+            if scaler_of(layer) is None:
+                undo.callback(layer.scale_losses, False)
+            layer.scale_losses()
+        undo.pop_all()
 
 
 def _cpu_has_fp16() -> bool:

@@ -16,7 +16,7 @@ from pipeal.engine.blame import OnOom, add_note, does_not_fit
 from pipeal.engine.compiling import Compile, CompiledLayer
 from pipeal.engine.device import Device, Precision, Ready
 from pipeal.engine.fence import Fence, LayerState
-from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of
+from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
 from pipeal.engine.forward import Passed, go_forward
 from pipeal.engine.gate import Abandoned
 from pipeal.engine.layer_state import layer_state
@@ -27,7 +27,18 @@ from pipeal.engine.settings import autocast, settings
 from pipeal.engine.trace import StageClock, Window
 from pipeal.errors import NonFiniteError, OutOfMemoryError, PipealError
 from pipeal.outofmemory import is_out_of_memory
-from pipeal.packet import Packet, Path, Shapes, TrainableLayer, Tree, batch_size, describe, module_of, shapes_of
+from pipeal.packet import (
+    Packet,
+    Path,
+    Shapes,
+    TrainableLayer,
+    Tree,
+    batch_size,
+    describe,
+    module_of,
+    scaler_of,
+    shapes_of,
+)
 from pipeal.random import key_seed, keyed, may_draw, updates_may_draw
 
 
@@ -105,6 +116,7 @@ class Stage:
         self.on_oom = on_oom
         self._rescues: dict[int, Rescue] = {}
         self._in_hand: Parcel | None = None
+        self._batch = -1
         self._had: dict[int, Shapes] = {}
         self._together: Together | None = None
         self._found: dict[int, tuple[list[Tensor] | None, int]] = {}
@@ -134,12 +146,12 @@ class Stage:
 
     def reset(self) -> None:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
-        self._in_hand = None
+        midway, self._in_hand = self._in_hand is not None, None
         self._found.clear()
         self._abandoned.clear()
         self.finite.forget()
         for gathered in self._gathered.values():
-            gathered.forget()
+            gathered.forget(midway=midway)
         for rescue in self._rescues.values():
             rescue.forget()
         self.losses.take()
@@ -148,6 +160,21 @@ class Stage:
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""
         return {index: self._rescues[index].take_splits() if self._rescues else 0 for index, _ in self.layers}
+
+    def overflows(self) -> dict[int, int]:
+        """By layer, how many updates fp16 has left out, as far as its state knows; waits for a GPU."""
+        found = ((index, scaler_of(layer)) for index, layer in self.layers)
+        return {index: 0 if scaler is None else int(scaler.left_out) for index, scaler in found}
+
+    def settle(self) -> None:
+        """Looks, when the stage is at rest, at all that nobody waited for on the way.
+
+        Raises:
+            NonFiniteError: A loss is not finite; or a layer has given up to learn in fp16.
+        """
+        raise_first([self.finite.settle()])
+        if self.finite.policy != "ignore":
+            refuse_given_up(self.layers, self._batch)
 
     def abandon(self) -> None:
         """Ends a wait for the compiler: the pipeline is about to stop."""
@@ -223,7 +250,7 @@ class Stage:
             moved()
 
     def _forward(self, parcel: Parcel) -> Parcel:
-        number = parcel.packet.batch
+        self._batch = number = parcel.packet.batch
         # Of the packet, later actions need no tensors; they may go.
         self._in_hand = Parcel(parcel.sequence, replace(parcel.packet, x=None, y=None))
         self._had.clear()

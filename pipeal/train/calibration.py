@@ -15,8 +15,8 @@ from pipeal.engine import Pipeline
 from pipeal.engine.exit_policy import ExitPolicy, confidence
 from pipeal.errors import DataError
 from pipeal.packet import Tree
+from pipeal.train.evaluation import inputs_of
 from pipeal.train.exit_costs import ExitCosts, exit_costs
-from pipeal.train.trainer import inputs_of
 
 _ALL_SETS = 9
 """The most exits of which all sets, 2 to the power of one less, are tried."""

@@ -16,9 +16,9 @@ from pipeal.engine import Pipeline
 from pipeal.errors import DataError
 from pipeal.packet import Tree, batch_size, tensors
 from pipeal.train.calibration import Calibration, calibrate
+from pipeal.train.evaluation import inputs_of
 from pipeal.train.exit_costs import ExitCosts, exit_costs
 from pipeal.train.tables import Cell, print_table
-from pipeal.train.trainer import inputs_of
 
 __all__ = ["Calibration", "ExitCosts", "ExitRow", "ExitTable", "calibrate", "exit_costs", "exit_table"]
 

@@ -28,8 +28,8 @@ class CheckpointKeeper:
 
     Args:
         saver: Writes the checkpoints.
-        every: Batches between two of them; None saves after epochs alone.
-        accumulate: Batches that one update learns from; it saves after the first update that is due.
+        every: Batches between two of them, to which those up to the next update may come; None saves after epochs
+            alone.
         asked_to_end: The exit code to end with, as soon as there is one.
         facts: About the data; kept beside the position.
         ends_on_broken: Whether states that are not finite end the training. They are then looked at before each
@@ -37,6 +37,7 @@ class CheckpointKeeper:
         look_until: As long as the position's ``batches`` are no more, they are looked at after each batch, for which
             the pipeline is waited for.
         way_back: What goes on with a training that was asked to end, in words.
+        begun: The position's ``batches`` as the training goes on.
     """
 
     def __init__(
@@ -49,16 +50,16 @@ class CheckpointKeeper:
         ends_on_broken: bool = True,
         look_until: int = 0,
         way_back: str = "the same command",
-        accumulate: int = 1,
+        begun: int = 0,
     ) -> None:
         self.saver = saver
         self.every = every
-        self.accumulate = accumulate
         self.asked_to_end = asked_to_end
         self.facts = facts
         self.ends_on_broken = ends_on_broken
         self.look_until = look_until
         self.way_back = way_back
+        self._behind = begun
         self._sound: int | None = None  # the batches before which all was finite, when last looked at
         self._broken: NonFiniteError | None = None  # set by the saver's thread
         self._looked_at: Fence | None = None
@@ -77,8 +78,9 @@ class CheckpointKeeper:
             raise self._broken
         if position.batches <= self.look_until:
             self._looked_at = self._look(pipe, position)
-        if self.every is not None and position.batches % self.every < self.accumulate:
+        if self.every is not None and position.batches // self.every > self._behind // self.every:
             self._save(pipe, position)
+        self._behind = position.batches
         return False
 
     def before_evaluation(self, pipe: Pipeline, position: Position) -> None:

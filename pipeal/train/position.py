@@ -72,16 +72,20 @@ class Totals(Part):
     Attributes:
         non_finite: Layers' updates that met a non-finite loss, and were left out.
         splits: Layers' updates that were made in parts for want of memory.
+        overflows: By turn, layers' updates that were left out because gradients overflowed in fp16.
         stages: How each stage spent its time.
         stage_s: The seconds that ``stages`` accounts for: fewer than all where a training was taken up again.
         left_out: Batches that no layer learns from, by turn and number, since they made it go back. Some may be ahead.
+        blamed: For each time that some were left out, the last of them.
     """
 
     non_finite: Whole = 0
     splits: Whole = 0
+    overflows: dict[int, Whole] = field(default_factory=dict)
     stages: list[StageTimes] = field(default_factory=list)
     stage_s: Seconds = 0.0
     left_out: Numbers = field(default_factory=set)
+    blamed: Numbers = field(default_factory=set)
 
     def watched(self, report: RunReport) -> None:
         """Counts the times of the stages; with another number of stages than before, the earlier ones are forgotten."""
@@ -153,6 +157,7 @@ class Position:
         """
         earlier, rows, totals = copy.deepcopy(earlier), self.rows, self.totals
         earlier.totals.left_out |= totals.left_out
+        earlier.totals.blamed |= totals.blamed
         vars(totals).update(vars(earlier.totals))
         rows[:] = earlier.rows
         vars(self).update(vars(earlier), rows=rows, totals=totals)

@@ -13,8 +13,8 @@ from pipeal.train.position import Position
 from pipeal.train.taken_up import TakenUp
 
 MOST_LEFT_OUT = 8
-"""Batches of one epoch that are left out at most: where more break the model, it diverges, and no batch is to blame.
-Each costs the way back to a checkpoint."""
+"""Batches of one epoch, or updates of several, that are left out at most: where more break the model, it diverges, and
+no batch is to blame. Each costs the way back to a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -35,38 +35,47 @@ class Rewinds:
     """Of one turn.
 
     Where it is not known which batch is to blame (the weights were broken before, by an update whose loss was finite;
-    or a GPU told of it late), none is left out: the training goes back and looks after every batch, until it is there
-    again. The batches on that way are the same, and so one of them breaks it again, and is known then.
+    or a GPU told of it late), none is left out: the training goes back and looks after every update, until it is there
+    again. The batches on that way are the same, and so one of them breaks it again, and is known then: by its loss, or
+    else as one of those that the update learnt from, which are all left out.
 
     Attributes:
+        accumulate: So many batches, counted from the epoch's first, make one update.
         look_until: Up to so many batches of the turn, each is looked at.
     """
 
+    accumulate: int = 1
     look_until: int = 0
 
     def plan(self, error: NonFiniteError, position: Position) -> Decision:
         """Decides what is done about an error, and notes in the position which batch is left out."""
         left_out, begun = position.totals.left_out, position.batches - position.part.batches
-        here = (position.turn, error.batch)
         what = "has a loss that is not finite on" if error.losses else "is not finite after"
         found = f"layer {error.layer} {what} batch {error.batch} of turn {position.turn}"
-        if sum(turn == position.turn and batch >= begun for turn, batch in left_out) >= MOST_LEFT_OUT:
+        blamed = position.totals.blamed
+        if sum(turn == position.turn and batch >= begun for turn, batch in blamed) >= MOST_LEFT_OUT:
+            what = "batches" if self.accumulate == 1 else "batches, or updates of several,"
             return Decision(
                 False,
-                f"{MOST_LEFT_OUT} batches of this epoch were left out before, the most there may be: the model "
+                f"{MOST_LEFT_OUT} {what} of this epoch were left out before, the most there may be: the model "
                 "diverges, and no batch is to blame; lower the learning rate, or train in fp32",
             )
         if not (error.is_to_blame or error.batch < self.look_until):
             self.look_until = error.batch + 1
             return Decision(True, f"{found}; another may be to blame, and is looked for")
-        if here in left_out:
+        first = error.batch if error.losses else error.batch - (error.batch - begun) % self.accumulate
+        here = {(position.turn, batch) for batch in range(first, error.batch + 1)} - left_out
+        if not here:
             return Decision(
                 False,
                 f"batch {error.batch} was left out before, so that it cannot have done it; lower the learning rate, or "
                 "train in fp32",
             )
-        left_out.add(here)
-        return Decision(True, f"{found}, which is left out from now on")
+        left_out |= here
+        blamed.add((position.turn, error.batch))
+        if len(here) == 1:
+            return Decision(True, f"{found}, which is left out from now on")
+        return Decision(True, f"{found}, which is left out from now on with the {len(here) - 1} others of its update")
 
 
 def go_back(

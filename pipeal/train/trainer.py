@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
-
-import torch
-from torch import Tensor
+from typing import NamedTuple, NoReturn, Protocol
 
 from pipeal.data import Batch
 from pipeal.engine import Pipeline
 from pipeal.errors import DataError
-from pipeal.packet import Tree, pair_of
 from pipeal.train.learning_rate import Decay, Per, epoch_scale
 from pipeal.train.position import Part, Position, joined
 from pipeal.train.recorders import EpochRow
-
-Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""From logits and targets to a loss."""
 
 
 class EpochBatches(Protocol):
@@ -142,55 +133,12 @@ def fit(
         yield row
 
 
-def accuracy(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None = None) -> float:
-    """The share of samples whose most likely class is the right one.
-
-    Args:
-        pipe: The pipeline; it is drained first.
-        batches: What to predict, as :meth:`pipeal.Pipeline.run` takes it, with class numbers as targets.
-        exit_at: The exit to take; None for the full path.
-    """
-    targets: deque[Tensor] = deque()
-    right = []
-    for logits in pipe.predict_each(inputs_of(batches, targets), exit_at):
-        predicted = logits.argmax(-1)
-        right.append(predicted == targets.popleft().to(predicted.device, non_blocking=True))
-    return float(torch.cat(right).double().mean()) if right else 0.0
-
-
-def accuracy_and_loss(
-    pipe: Pipeline, batches: Iterable[Any], criterion: Criterion, exit_at: int | None = None
-) -> tuple[float, float]:
-    """The share of answers that are right, and the mean loss of the batches; not a number where there are none.
-
-    Args:
-        pipe: The pipeline; it is drained first.
-        batches: What to predict, as :meth:`pipeal.Pipeline.run` takes it, with class numbers as targets.
-        criterion: The loss of a batch, from its logits and its targets.
-        exit_at: The exit to take; None for the full path.
-    """
-    targets: deque[Tensor] = deque()
-    found = []
-    for logits in pipe.predict_each(inputs_of(batches, targets), exit_at):
-        wanted = targets.popleft().to(logits.device, non_blocking=True)
-        found.append(torch.stack((logits.argmax(-1).eq(wanted).double().mean(), criterion(logits, wanted).double())))
-    right, loss = torch.stack(found).mean(0).tolist() if found else (0.0, math.nan)
-    return right, loss
-
-
-def inputs_of(batches: Iterable[Any], targets: MutableSequence[Tensor]) -> Iterator[Tree]:
-    """Yields the inputs of batches, and adds their targets to ``targets`` as they pass by."""
-    for batch in batches:
-        x, y = pair_of(batch)
-        targets.append(y)
-        yield x
-
-
 @dataclass
 class _Turn:
     """The parts of an epoch.
 
     Attributes:
+        updates: Whether layers update after the batch on its way into the pipeline.
         left: Whether the keeper ended the training.
     """
 
@@ -201,6 +149,7 @@ class _Turn:
     watcher: Watcher
     position: Position
     keeper: Keeper | None
+    updates: bool = True
     left: bool = False
 
     def train(self) -> None:
@@ -214,13 +163,14 @@ class _Turn:
             )
         self.watcher.begin_epoch(position.epoch + 1, batches=len(self.batches) - done, turn=position.turn)
         before_s = part.seconds
-        report = self.pipe.run(self._passing(), self._scale(), updates=lambda _: self._updates())
+        report = self.pipe.run(self._passing(), self._scale(), updates=lambda _: self.updates)
         if not part.samples and not self.left:
             raise DataError(f"epoch {position.epoch + 1} has no batches; every sample was left out")
         part.seconds = before_s + report.seconds
         position.losses = joined(position.losses, report.losses)
         position.totals.watched(report)
         position.totals.splits += sum(report.splits)
+        position.totals.overflows[position.turn] = sum(report.overflows)
 
     def evaluate(self) -> Scores:
         """Measures the model, unless the training is asked to end."""
@@ -289,7 +239,7 @@ class _Turn:
         before_s, begin = part.seconds, perf_counter()
         for batch in self.batches:
             samples = tokens = 0
-            updated = self._updates()
+            self.updates = self._updates()
             if (position.turn, position.batches) in position.totals.left_out:
                 self.pipe.skip()
             else:
@@ -304,6 +254,6 @@ class _Turn:
             part.tokens += tokens
             part.seconds = before_s + perf_counter() - begin
             self.watcher.advance(samples=samples, tokens=tokens)
-            if self.keeper is not None and updated and self.keeper.after_batch(self.pipe, position):
+            if self.keeper is not None and self.updates and self.keeper.after_batch(self.pipe, position):
                 self.left = True
                 return

@@ -25,10 +25,10 @@ from pipeal.config import LanguageConfig, find_config, load_config
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.device import fastest_precision
 from pipeal.train.environment import environment
+from pipeal.train.evaluation import accuracy_and_loss
 from pipeal.train.learning_rate import epoch_scale
 from pipeal.train.recorders import write_json
 from pipeal.train.tables import Cell, print_table
-from pipeal.train.trainer import accuracy_and_loss
 
 IDEAS: dict[str, tuple[str, dict[str, Any]]] = {
     "bp": ("backpropagation", {"train.mode": "bp"}),

@@ -26,10 +26,11 @@ from pipeal.config import BatchingConfig, RunConfig, TextConfig, find_config, lo
 from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.train.environment import environment
+from pipeal.train.evaluation import accuracy
 from pipeal.train.position import Position
 from pipeal.train.progress import Progress
 from pipeal.train.tables import print_table
-from pipeal.train.trainer import EpochBatches, Scores, accuracy, fit
+from pipeal.train.trainer import EpochBatches, Scores, fit
 
 COUNTING = ("fixed", "bucket")
 """The kinds that count samples."""

@@ -32,9 +32,9 @@ from pipeal.engine.device import fastest_precision
 from pipeal.engine.threads import cores
 from pipeal.models import VisionDims, build_vision
 from pipeal.train.environment import environment
+from pipeal.train.evaluation import accuracy
 from pipeal.train.learning_rate import epoch_scale
 from pipeal.train.tables import print_table
-from pipeal.train.trainer import accuracy
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline
 from pipeal.al.classcodes import encode_each_class
 from pipeal.al.codes import LabelStyle, class_side, recode_side
+from pipeal.al.dropout import Dropout
 from pipeal.engine import SCHEDULES
 from pipeal.engine.layer_state import layer_state
 from pipeal.models import VisionDims, build_text, build_vision
@@ -86,12 +87,19 @@ def test_soft_targets_are_refused() -> None:
         package(once=True)[0](torch.randn(2, 6), torch.rand(2, CLASSES))
 
 
-@pytest.mark.parametrize("inside", [nn.Dropout(0.5), nn.BatchNorm1d(5)], ids=["dropout", "batch norm"])
+@pytest.mark.parametrize(
+    "inside", [nn.Dropout(0.5), Dropout(0.5), nn.BatchNorm1d(5)], ids=["dropout", "our dropout", "batch norm"]
+)
 def test_a_side_whose_codes_are_not_its_classes_alone_is_refused(inside: nn.Module) -> None:
     side = LabelAE(nn.Sequential(nn.Linear(CLASSES, 5), inside), nn.Linear(5, CLASSES), CLASSES)
     made = ALPackage([AL(ENC(nn.Linear(6, 7), nn.Linear(7, 5)), side)])
     with pytest.raises(ConfigError, match="label side of layer 0 draws numbers or looks at other samples"):
         encode_each_class(made)
+
+
+def test_dropout_that_drops_nothing_is_none() -> None:
+    side = LabelAE(nn.Sequential(nn.Linear(CLASSES, 5), Dropout(0.0)), nn.Linear(5, CLASSES), CLASSES)
+    encode_each_class([AL(ENC(nn.Linear(6, 7), nn.Linear(7, 5)), side)])
 
 
 def test_sides_of_a_class_of_their_own_are_refused_and_nothing_is_changed() -> None:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ConfigError, Pipeline
 from pipeal.al import TouchedAdam
-from pipeal.al.scaling import FIRST, INTERVAL
+from pipeal.al.scaling import FIRST, FLOOR, INTERVAL
 from pipeal.engine import settings
+from pipeal.engine.finite_state import not_finite_in
 from pipeal.engine.layer_state import layer_state, load_layer_state
 from pipeal.engine.settings import make_ready
+from pipeal.errors import NonFiniteError
 from pipeal.packet import tensors
 
 X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 20).view(4, 5)
@@ -62,9 +64,10 @@ def test_an_update_that_overflowed_is_left_out_whole_and_halves_the_factor(build
     next(layer.parameters()).grad[0] = torch.inf  # type: ignore[index]
     layer.update()
     changed = [not torch.equal(one, two) for one, two in zip(before, tensors(layer_state(layer)), strict=True)]
-    assert sum(changed) == 2  # the factor and the count of good updates
+    assert sum(changed) == 3  # the factor, the count of good updates, and that of those left out
     assert layer.scaler is not None
     assert layer.scaler.scale == FIRST / 2
+    assert layer.scaler.left_out == 1
     assert all(parameter.grad is None for parameter in layer.parameters())
 
 
@@ -84,9 +87,46 @@ def test_layers_have_factors_of_their_own_and_keep_them_when_asked_again() -> No
     make_ready(layers, "fp16")
     assert [layer.scaler for layer in layers] == [first, second]
     assert first is not second
-    plain = al()
-    make_ready([plain], "bf16")
-    assert plain.scaler is None
+
+
+@pytest.mark.usefixtures("fp16")
+def test_a_layer_that_was_trained_in_fp16_is_itself_again_in_another_precision() -> None:
+    """It went on to scale for ever, and in fp32 left out the updates whose gradients were not finite."""
+    layer, plain = al(), al()
+    Pipeline([layer], precision="fp16")
+    assert layer.scaler is not None
+    for found in (layer, plain):
+        with Pipeline([found], threads=1) as pipe:
+            pipe.submit(X, Y)
+    assert layer.scaler is None
+    assert all(map(torch.equal, tensors(layer_state(layer)), tensors(layer_state(plain))))
+
+
+@pytest.mark.parametrize("last", [lambda: al(torch.optim.SGD), lambda: Foreign(2, 2)])
+def test_where_one_layer_is_refused_the_others_are_as_they_were(last: Callable[[], Any]) -> None:
+    scaled, plain = al(), bp()
+    scaled.scale_losses()
+    kept = scaled.scaler
+    with pytest.raises(ConfigError):
+        make_ready([scaled, plain, last()], "fp16")
+    assert (scaled.scaler, plain.scaler) == (kept, None)
+
+
+@pytest.mark.parametrize("build", [al, bp])
+def test_a_state_of_another_precision_is_taken_up(build: Callable[..., AL | BP]) -> None:
+    """Either refused the other: a run could not go on in fp32 after fp16 had failed."""
+    plain, scaled, target = build(), build(), build()
+    scaled.scale_losses()
+    step(plain)
+    step(scaled)
+    load_layer_state(target, layer_state(scaled))
+    assert target.scaler is None
+    assert all(map(torch.equal, tensors(layer_state(target)), tensors(layer_state(plain))))
+    target.scale_losses()
+    assert target.scaler is not None
+    target.scaler.scale.fill_(torch.nan)
+    load_layer_state(target, layer_state(plain))
+    assert (float(target.scaler.scale), int(target.scaler.good)) == (FIRST, 0)
 
 
 def test_a_layer_that_is_saved_goes_on_with_its_factor() -> None:
@@ -133,6 +173,67 @@ def test_fp16_on_a_cpu_without_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(settings, "_cpu_has_fp16", lambda: False)
     with pytest.raises(ConfigError, match="this CPU has no arithmetic of such numbers; use 'bf16' or 'fp32'"):
         Pipeline([al()], precision="fp16")
+
+
+def overflowing(layer: AL) -> AL:
+    """Its losses are finite, and its gradients never are."""
+    layer.enc.f.weight.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))  # type: ignore[operator, union-attr]
+    return layer
+
+
+def test_a_layer_whose_gradients_never_fit_gives_up_with_the_weights_it_had() -> None:
+    """The factor went down to 0, whose reciprocal made the weights NaN; until then nobody was told of 200 updates."""
+    layer, before = overflowing(al()), al()
+    layer.scale_losses()
+    assert layer.scaler is not None
+    for _ in range(30):
+        step(layer)
+    assert layer.scaler.scale == FLOOR
+    assert not layer.scaler.gave_up()
+    for _ in range(300):
+        step(layer)
+    assert layer.scaler.gave_up()
+    assert layer.scaler.left_out == 330
+    assert all(map(torch.equal, layer.parameters(), before.parameters()))
+    assert not_finite_in(layer_state(layer)) == "scaler.scale"  # and so no checkpoint
+
+
+def test_what_has_given_up_learns_from_gradients_of_nothing_no_more() -> None:
+    """Which stay zero where they were cut off, whatever the factor."""
+    layer, before = al(), al()
+    layer.scale_losses()
+    assert layer.scaler is not None
+    layer.scaler.scale.fill_(torch.nan)
+    for parameter in layer.parameters():
+        parameter.register_hook(torch.zeros_like)
+    step(layer)
+    assert all(map(torch.equal, layer.parameters(), before.parameters()))
+
+
+@pytest.fixture
+def fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPUs compute in it, if slowly."""
+    monkeypatch.setattr(settings, "_cpu_has_fp16", lambda: True)
+
+
+@pytest.mark.usefixtures("fp16")
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_a_report_tells_of_updates_that_overflowed_and_of_layers_that_gave_up(schedule: str) -> None:
+    first = AL(ENC(nn.Linear(3, 3), nn.Linear(3, 5)), AE(nn.Linear(5, 5), nn.Linear(5, 5)))
+    pipe = Pipeline([first, overflowing(al())], ["cpu"] * 2, schedule, threads=1, precision="fp16")
+    with pipe:
+        assert pipe.run([(X, Y)] * 3).overflows == [0, 3]
+        assert pipe.run([(X, Y)] * 2).overflows == [0, 5]
+    match = r"layer 1 overflow in fp16 .*: 33 updates were left out by batch 32.*train in bf16"
+    with pytest.raises(NonFiniteError, match=match) as caught, pipe:
+        pipe.run([(X, Y)] * 28)
+    assert (caught.value.layer, caught.value.batch, caught.value.is_to_blame) == (1, 32, False)
+
+
+@pytest.mark.usefixtures("fp16")
+def test_who_ignores_what_is_not_finite_is_only_told_how_often() -> None:
+    with Pipeline([overflowing(al())], threads=1, precision="fp16", on_non_finite="ignore") as pipe:
+        assert pipe.run([(X, Y)] * 40).overflows == [40]
 
 
 @pytest.mark.cuda

@@ -32,7 +32,7 @@ class Run:
 def made(run: Run, *, written: bool = True, policy: str = "stop-and-rewind") -> tuple[Turns, list[str]]:
     """The turns of a form whose checkpoints are written, or are not in time."""
     said: list[str] = []
-    config: Any = SimpleNamespace(train=SimpleNamespace(on_non_finite=policy))
+    config: Any = SimpleNamespace(train=SimpleNamespace(on_non_finite=policy, accumulate=1))
     store: Any = SimpleNamespace(folder="checkpoints", newest=lambda _: None)
     saver: Any = SimpleNamespace(flush=lambda _: written)
     fake: Any = None

@@ -122,6 +122,32 @@ def test_a_pipeline_that_ends_in_the_middle_of_an_update_says_so() -> None:
         pipe.submit(x, y, updates=False)
 
 
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("within", ["a batch", "an update of several"])
+def test_gradients_of_an_update_that_never_came_are_not_in_the_next_life(
+    monkeypatch: pytest.MonkeyPatch, within: str
+) -> None:
+    """They were, and so a pipeline that was opened again learnt from a batch of the life before."""
+    found, wanted, batches = deterministic(), deterministic(), PLAIN.batches()
+    with Pipeline(wanted, threads=1) as pipe:
+        pipe.submit(*batches[1])
+    pipe = Pipeline(found, schedule="sequential", threads=1)
+    if within == "a batch":
+        monkeypatch.setattr(found[1], "update", interrupted)
+    with pytest.raises(KeyboardInterrupt), pipe:
+        pipe.run(batches[:1], on_batch=interrupted, updates=within == "a batch")
+    monkeypatch.undo()
+    assert any(one.grad is not None for one in found.parameters())
+    for layer, fresh in zip(found, deterministic(), strict=True):
+        layer.load_state_dict(fresh.state_dict())
+    with pipe:
+        pipe.submit(*batches[1])
+    assert all(map(torch.equal, found.parameters(), wanted.parameters()))
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("stages", [1, 2])
 def test_on_a_gpu_schedules_leave_the_same_and_nobody_waits(stages: int) -> None:

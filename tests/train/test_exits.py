@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from pipeal import AE, AL, BP, ENC, ALPackage, DataError, LabelAE, Pipeline
 from pipeal.models.text import LSTMAL, TextDims, TransformerAL
 from pipeal.train.calibration import _sweep, _temperature, _thresholds
+from pipeal.train.evaluation import accuracy
 from pipeal.train.exit_plot import draw_exits
 from pipeal.train.exits import Calibration, ExitCosts, ExitTable, calibrate, exit_costs, exit_table
-from pipeal.train.trainer import accuracy
 
 FEATURES, CLASSES, WIDE, CODE = 12, 4, 24, 8
 

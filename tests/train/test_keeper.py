@@ -86,3 +86,17 @@ def test_a_look_at_a_pipeline_that_ends_raises_why(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), Pipeline(model, threads=1) as pipe:  # noqa: PT012
             pipe.submit(torch.ones(2, 5), torch.ones(2, 4))
             keeper.before_evaluation(pipe, Position())
+
+
+@pytest.mark.parametrize(("begun", "wanted"), [(0, [8, 18, 24]), (7, [8, 18, 24]), (8, [18, 24]), (14, [18, 24]), (18, [24])])
+def test_it_saves_at_the_first_update_after_so_many_batches_and_once(
+    monkeypatch: pytest.MonkeyPatch, begun: int, wanted: list[int]
+) -> None:
+    """Where several batches make an update, it saved again at the next, and whenever an epoch ended with fewer."""
+    saved = list[int]()
+    keeper = CheckpointKeeper(None, 8, lambda: None, {}, begun=begun)  # type: ignore[arg-type]
+    monkeypatch.setattr(keeper, "_save", lambda _, position: saved.append(position.batches))
+    for batches in (4, 8, 10, 14, 18, 20, 24):  # updates of four, in epochs of ten
+        if batches > begun:
+            keeper.after_batch(None, Position(batches=batches))  # type: ignore[arg-type]
+    assert saved == wanted

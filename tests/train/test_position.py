@@ -35,6 +35,7 @@ def position() -> Position:
             Counter({(4, 10): 4}),
             non_finite=2,
             splits=1,
+            overflows={1: 3, 2: 0},
             stages=[times],
             stage_s=3.1,
             left_out={(2, 9), (1, 3)},
@@ -130,7 +131,7 @@ def test_losses_of_the_epoch_under_way_that_fit_the_rows_are_taken() -> None:
 
 def test_a_position_of_before_batches_were_left_out_is_taken() -> None:
     state = position().state()
-    del state["totals"]["left_out"]
+    del state["totals"]["left_out"], state["totals"]["blamed"], state["totals"]["overflows"]
     assert Position.of(state, []).totals.left_out == set()
 
 

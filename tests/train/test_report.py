@@ -82,11 +82,13 @@ def test_what_was_left_out_is_told_where_there_was_any(tmp_path):
     folder = make_run(tmp_path / "run")
     assert "left out" not in report(folder).text
     counts = {"batches_left_out": 2, "non_finite_updates_skipped": 0, "updates_in_parts": 5}
+    counts["overflowed_updates_skipped"] = 7
     (folder / "summary.json").write_text(json.dumps(SUMMARY | counts))
     text = report(folder).text
     assert "batches left out, after going back 2" in text
     assert "updates in parts, for want of memory 5" in text
-    assert "updates left out" not in text
+    assert "updates left out, for gradients beyond fp16 7" in text
+    assert "updates left out, for a loss" not in text
 
 
 def test_the_reasons_of_idle_time_are_shares_of_all_time(tmp_path):

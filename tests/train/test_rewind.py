@@ -58,10 +58,30 @@ def test_a_batch_that_is_left_out_already_is_not_to_blame_again() -> None:
     assert "batch 7 was left out before" in decision.why
 
 
+def test_of_an_update_of_several_batches_that_is_to_blame_all_are_left_out_and_count_once() -> None:
+    """Its last batch alone was blamed: innocent ones were left out, and the training given up before the bad one."""
+    where, rewinds = position(300, epoch_begins=10), Rewinds(accumulate=16, look_until=200)
+    decision = rewinds.plan(error(25, ()), where)
+    assert decision.why.endswith("which is left out from now on with the 15 others of its update")
+    assert where.totals.left_out == {(2, batch) for batch in range(10, 26)}
+    rewinds.plan(error(30), where)  # whose loss it was is known
+    rewinds.plan(error(40, ()), where)  # of an update whose last batch was left out before, or with which an epoch ends
+    assert where.totals.left_out == {(2, batch) for batch in (*range(10, 26), *range(26, 41))}
+    assert where.totals.blamed == {(2, 25), (2, 30), (2, 40)}
+    assert not rewinds.plan(error(25, ()), where).goes_back
+    for update in range(MOST_LEFT_OUT - 3):
+        assert rewinds.plan(error(57 + 16 * update, ()), where).goes_back
+    decision = rewinds.plan(error(199, ()), where)
+    assert not decision.goes_back
+    assert decision.why.startswith("8 batches, or updates of several, of this epoch were left out before")
+
+
 def test_a_model_that_diverges_ends_the_training() -> None:
     """It would otherwise go back for ever, or until no batch were left."""
     where, rewinds = position(500, epoch_begins=100), Rewinds()
-    where.totals.left_out |= {(2, 99), (1, 120)}  # of another epoch, of another turn
+    others = {(2, 99), (1, 120)}  # of another epoch, of another turn
+    where.totals.left_out |= others
+    where.totals.blamed |= others
     for batch in range(MOST_LEFT_OUT):
         assert rewinds.plan(error(120 + batch), where).goes_back
     decision = rewinds.plan(error(200), where)
@@ -91,11 +111,11 @@ class Sinister(nn.Module):
         return self.linear(x) + self.table[0]
 
 
-def package(batch: int) -> ALPackage:
+def package(batch: int, kind: type[Sinister] = Sinister) -> ALPackage:
     torch.manual_seed(0)
     plain = AL(ENC(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)), AE(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)))
     return ALPackage(
-        [plain, AL(ENC(Sinister(batch), nn.Linear(WIDE, WIDE)), AE(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)))]
+        [plain, AL(ENC(kind(batch), nn.Linear(WIDE, WIDE)), AE(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)))]
     )
 
 
@@ -114,6 +134,43 @@ def train(keeper: CheckpointKeeper, model: ALPackage, where: Position, until: in
 
 def running() -> None:
     return None
+
+
+class Allergic(Sinister):
+    """To one batch, whichever came before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.batch = int(self.seen) if x.abs().max() > 5 else -1
+        return super().forward(x)
+
+
+def train_in_groups(keeper: CheckpointKeeper, model: ALPackage, where: Position, bad: int, *, size: int) -> None:
+    """An epoch of 12 batches, of which so many make an update."""
+    with Pipeline(model, threads=1, first_batch=where.batches) as pipe:
+        while where.batches < 12:
+            left_out = (1, where.batches) in where.totals.left_out
+            updates = where.batches % size == size - 1
+            x = torch.full((3, WIDE), 99.0 if where.batches == bad else where.batches / 12)
+            pipe.skip() if left_out else pipe.submit(x, x, updates=updates)
+            where.batches += 1
+            where.part.batches += 1
+            if updates:
+                keeper.after_batch(pipe, where)
+        keeper.before_evaluation(pipe, where)
+
+
+@pytest.mark.parametrize(("bad", "wanted"), [(0, range(4)), (5, range(4, 8)), (11, range(8, 12))])
+def test_the_update_that_learnt_from_a_bad_batch_is_left_out_whole(tmp_path: Path, bad: int, wanted: range) -> None:
+    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, pytest.fail) as saver:
+        model, where, rewinds = package(-1, Allergic), Position(), Rewinds(accumulate=4)
+        for _ in range(2):
+            keeper = CheckpointKeeper(saver, None, running, {}, look_until=rewinds.look_until)
+            with pytest.raises(NonFiniteError) as caught:
+                train_in_groups(keeper, model, where, bad, size=4)
+            assert rewinds.plan(caught.value, where).goes_back
+            assert go_back(model, where, None, Position(), lambda: package(-1, Allergic))
+        assert where.totals.left_out == {(1, batch) for batch in wanted}
+        train_in_groups(keeper, model, where, bad, size=4)
 
 
 def test_weights_that_no_loss_shows_are_no_checkpoint_and_the_batch_that_made_them_is_found(tmp_path: Path) -> None:

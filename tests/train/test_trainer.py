@@ -11,9 +11,10 @@ from torch import nn
 from pipeal import BP, ALPackage, Pipeline
 from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
 from pipeal.errors import DataError, Interrupted
+from pipeal.train.evaluation import accuracy
 from pipeal.train.position import Part, Position
 from pipeal.train.recorders import EpochRow
-from pipeal.train.trainer import Course, Scores, accuracy, fit
+from pipeal.train.trainer import Course, Scores, fit
 
 
 class Silent:

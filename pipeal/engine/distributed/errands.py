@@ -11,7 +11,6 @@ from pipeal.engine.distributed.carrier import Carrier
 from pipeal.engine.distributed.couriers import Handler
 from pipeal.engine.distributed.legs import Guide
 from pipeal.engine.distributed.wire import Message
-from pipeal.engine.finite import raise_first
 from pipeal.engine.schedule import Action
 from pipeal.engine.stage import Stage
 from pipeal.engine.trace import Span, StageTimes
@@ -94,7 +93,7 @@ class Errands:
             stage.clock.restart()
         elif order.what == "rest":
             stage.device.synchronize()
-            raise_first([stage.finite.settle()])
+            stage.settle()
             self._node.reply("rested", {"token": facts["token"]})
         elif order.what == "report":
             found, losses = self._report(stage)
@@ -112,6 +111,7 @@ class Errands:
             "busy": {action.value: seconds for action, seconds in times.busy.items()},
             "waiting": times.waiting,
             "splits": list(stage.take_splits().values()),
+            "overflows": list(stage.overflows().values()),
             "spans": [[s.layer, s.action.value, s.batch, s.begin + shift, s.end + shift] for s in stage.clock.spans()],
             "samples": samples,
         }

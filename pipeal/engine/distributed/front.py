@@ -221,7 +221,7 @@ class DistributedPipeline(_Line):
     def _synchronize(self) -> None:
         """Every rank has, when it came to rest."""
 
-    def _collect(self) -> tuple[list[Tensor], list[StageTimes], list[int]]:
+    def _collect(self) -> tuple[list[Tensor], list[StageTimes], list[int], list[int]]:
         found = sorted(self._line().ask("report"), key=lambda reply: int(reply[0]["rank"]))
         self._samples += sum(facts["samples"] for facts, _ in found)
         line = found[: self.world.mesh.stages]
@@ -233,6 +233,7 @@ class DistributedPipeline(_Line):
             [losses[layer] for layer in sorted(losses)],
             [times_in(facts) for facts, _ in line],
             [count for facts, _ in line for count in facts["splits"]],
+            [count for facts, _ in line for count in facts["overflows"]],
         )
 
 

@@ -120,6 +120,7 @@ def _batches(run: Run, album: Album) -> Iterator[Html]:
 _MISHAPS = {
     "batches left out, after going back": "batches_left_out",
     "updates left out, for a loss that is not finite": "non_finite_updates_skipped",
+    "updates left out, for gradients beyond fp16": "overflowed_updates_skipped",
     "updates in parts, for want of memory": "updates_in_parts",
 }
 
