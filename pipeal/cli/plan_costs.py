@@ -154,6 +154,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         threads=threads,
         precision=precision,
         compile=compiled,
+        on_oom=config.engine.on_oom,
         rounds=3 if compiled == "none" else 1,  # each compiles anew
     )
     crowding: dict[int, float] = {}
