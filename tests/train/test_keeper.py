@@ -88,7 +88,9 @@ def test_a_look_at_a_pipeline_that_ends_raises_why(tmp_path: Path) -> None:
             keeper.before_evaluation(pipe, Position())
 
 
-@pytest.mark.parametrize(("begun", "wanted"), [(0, [8, 18, 24]), (7, [8, 18, 24]), (8, [18, 24]), (14, [18, 24]), (18, [24])])
+@pytest.mark.parametrize(
+    ("begun", "wanted"), [(0, [8, 18, 24]), (7, [8, 18, 24]), (8, [18, 24]), (14, [18, 24]), (18, [24])]
+)
 def test_it_saves_at_the_first_update_after_so_many_batches_and_once(
     monkeypatch: pytest.MonkeyPatch, begun: int, wanted: list[int]
 ) -> None:
