@@ -259,7 +259,7 @@ class Heart:
         """Takes note of a rank's end, as it stands in the store."""
         note = json.loads(end)
         if note.get("left"):
-            return  # in order: no loss, but for who still waits for its word (World.gather)
+            return  # in order: no loss, but for who still waits for its word (Circle.gather)
         if note["rank"] != rank:  # taken down by another, of which its words are
             self.conclude(Loss(note["rank"], note["why"], note["code"]))
         else:

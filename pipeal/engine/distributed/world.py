@@ -1,4 +1,4 @@
-"""The processes of a run: met, compared, watched, and left in order."""
+"""The processes of a run: met, compared, watched, and left in order; in between they speak as a circle."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
-from math import inf
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
-from pipeal.engine.distributed.aside import aside
+from pipeal.engine.distributed.circle import Circle
 from pipeal.engine.distributed.door import POLL_S, Door
 from pipeal.engine.distributed.facts import own_facts, require_same
-from pipeal.engine.distributed.heart import LIVING, Heart
+from pipeal.engine.distributed.heart import Heart
 from pipeal.engine.distributed.interface import interface_towards
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.peers import Peer
-from pipeal.errors import PeerLostError, PipealError, StallError, exit_code, first_line
-
-T = TypeVar("T")
+from pipeal.errors import PeerLostError, PipealError, exit_code, first_line
 
 _LINGER_S = 15.0
 """When something has failed: how long the others wait for rank 0 to have left, and whoever hosts the store for the
@@ -35,41 +32,23 @@ _FOR_EVER = timedelta(days=30)
 """The process groups' own timeout: whether a peer lives is known better here."""
 
 
-class World:
+class World(Circle):
     """All processes of a run, seen from one of them. Opened by :func:`open_world`.
 
     Attributes:
-        rank: This one's number.
-        size: How many there are.
-        mesh: Who is which stage of which replica.
         launch: What this process was told at its start.
         attempt: Tells this try at the run from those before and after it, which may still be ending.
-        timeout_s: How long a peer may be silent before it counts as lost.
         store: For whoever builds process groups; a connection of its own.
-        lost: Set as soon as a peer is known to be lost; :meth:`check` then says which.
-        peers: The processes, by rank.
     """
 
     def __init__(
         self, launch: Launch, mesh: Mesh, timeout_s: float, heart: Heart, store: dist.Store, attempt: str = "0"
     ) -> None:
-        self.rank = launch.rank
-        self.size = launch.size
-        self.mesh = mesh
+        super().__init__(launch.rank, mesh, timeout_s, heart)
         self.launch = launch
         self.attempt = attempt
-        self.timeout_s = timeout_s
         self.store = store
-        self.lost = heart.lost
-        self.peers: list[Peer] = []
-        self._heart = heart
-        self._gathered = self._said = self._joined = 0
         self._has_groups = False
-
-    @property
-    def name(self) -> str:
-        """This process as messages name it."""
-        return self.mesh.name_of(self.rank)
 
     def meet(self, facts: Mapping[str, Any], let_in: Callable[[], None] = lambda: None) -> None:
         """Waits until all are there, compares what they are about to do, and watches them from then on.
@@ -125,114 +104,6 @@ class World:
         self.together("connecting all ranks over Gloo", open_groups)
         self._has_groups = True
 
-    @property
-    def patience_s(self) -> float:
-        """How long it may take until the end of a peer is known, where its machine still runs: some heartbeats."""
-        return min(4 * self._heart.every_s, self.timeout_s)
-
-    def name_of(self, rank: int) -> str:
-        """A rank, with its host, as messages name it."""
-        return f"{self.mesh.name_of(rank)} on {self.peers[rank].host}" if self.peers else self.mesh.name_of(rank)
-
-    def check(self) -> None:
-        """Returns while all peers live, as far as is known; never waits.
-
-        Raises:
-            PeerLostError: One does not.
-        """
-        self._heart.check()
-
-    def blame(self, rank: int | None, error: BaseException) -> PeerLostError:
-        """The error to raise where a connection to a peer broke: what is known of that peer's end, if it said why.
-
-        Waits for its word a few heartbeats long, and until silence would be known where nobody knows which peer it is.
-
-        Args:
-            rank: The peer at the other end; None for any.
-            error: What the connection said.
-        """
-        if self.lost.wait(self.patience_s if rank is not None else self.timeout_s + self.patience_s):
-            try:
-                self.check()
-            except PeerLostError as known:
-                known.__cause__ = error
-                return known
-        peer = "another rank" if rank is None else self.name_of(rank)
-        lost = PeerLostError(f"the connection to {peer} broke: {first_line(error)}", rank)
-        lost.__cause__ = error
-        return lost
-
-    def guarded(self, work: Callable[[], T], within_s: float = inf, what: str = "it") -> T:
-        """Does on a thread of its own what may block for ever.
-
-        The thread is left behind, blocked, when a peer is lost or the time is over.
-
-        Raises:
-            PeerLostError: A peer was lost before it was done.
-            StallError: It was not done in time.
-            Exception: What ``work`` raised.
-        """
-        return aside(work, self.check, within_s=within_s, what=what)
-
-    def together(self, what: str, work: Callable[[], T]) -> T:
-        """Does what needs every rank, such as making process groups; all of them call it, in the same order.
-
-        Args:
-            what: It, for messages.
-            work: Does it.
-
-        Raises:
-            PeerLostError: A peer was lost before it was done, or it took longer than the timeout: those are named who
-                were not done with it.
-        """
-        self._joined += 1
-        keys = [f"joined/{self._joined}/{rank}" for rank in range(self.size)]
-        try:
-            found = self.guarded(work, self.timeout_s, what)
-        except (RuntimeError, StallError) as error:
-            if isinstance(error, PeerLostError):
-                raise
-            if self.lost.wait(self.patience_s):
-                self.check()
-            done = self._heart.call(lambda line: [line.check([key]) for key in keys])
-            open_still = [rank for rank in range(self.size) if not done[rank]]
-            others = [rank for rank in open_still if rank != self.rank]
-            said = str(error) if isinstance(error, StallError) else f"{what} failed: {first_line(error)}"
-            raise PeerLostError(
-                f"{said}; not done with it: {', '.join(map(self.name_of, open_still))}; see that they reach each other "
-                "on every port (a firewall, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), or give them longer "
-                "(engine.peer_timeout_s)",
-                others[0] if others else None,
-            ) from error
-        self._heart.call(lambda line: line.set(keys[self.rank], "1"))
-        return found
-
-    def tell(self, message: Any) -> None:
-        """Says something, as JSON, that every other rank is to :meth:`hear`; for rank 0."""
-        self._said += 1
-        key, text = f"said/{self._said}", json.dumps(message)
-        self._heart.call(lambda line: line.set(key, text))
-
-    def hear(self) -> Any:
-        """Waits for the next thing that rank 0 tells; for all others.
-
-        Raises:
-            PeerLostError: A peer was lost before, or rank 0 has left.
-        """
-        self._said += 1
-        return json.loads(self._get(f"said/{self._said}", 0))
-
-    def gather(self, value: Any) -> list[Any]:
-        """What all ranks give here, as JSON, by rank; all of them must call it, in the same order.
-
-        Raises:
-            PeerLostError: A peer was lost, or has left, before it gave its own.
-        """
-        self._gathered += 1
-        text, keys = json.dumps(value), [f"given/{self._gathered}/{rank}" for rank in range(self.size)]
-        self._heart.call(lambda line: line.set(keys[self.rank], text))
-        return [json.loads(self._get(key, rank)) for rank, key in enumerate(keys)]
-
     def pass_on(self, signal: int) -> None:
         """Tells rank 0 of a signal that asks this process to end; waits for nothing, and may be called by a handler."""
         self._heart.asked = signal, monotonic()
@@ -272,24 +143,6 @@ class World:
         if self.rank:
             with suppress(PipealError, RuntimeError):
                 self._heart.linger([0], _LINGER_S)
-
-    def _get(self, key: str, giver: int) -> str:
-        """Waits for what a rank gives."""
-
-        def look(line: dist.Store) -> tuple[bytes | None, str]:
-            end = line.get(f"end/{giver}").decode()  # before the key: it may give, and then leave
-            return line.get(key) if line.check([key]) else None, end
-
-        while True:
-            found, end = self._heart.call(look)
-            if found is not None:
-                return str(found.decode())
-            if end != LIVING:
-                self._heart.ended(giver, end)
-                self.check()
-                raise PeerLostError(f"{self.name_of(giver)} has left, and this rank still waited for it", giver)
-            self.check()
-            time.sleep(POLL_S)
 
     def _absent(self, missing: list[int]) -> PeerLostError:
         ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
