@@ -48,7 +48,8 @@ class Share:
     def of(self, batch: list[int]) -> list[int]:
         """Its samples: every so-manieth, so that all parts of a batch sorted by length are alike.
 
-        Of a batch with fewer samples than ranks every rank takes all, which gives the same average.
+        Of a batch with fewer samples than ranks every rank takes all, which gives the same average; but not among
+        several batches to one update, where it weighs as many times its samples as there are ranks.
         """
         return batch if len(batch) < self.size else batch[self.rank :: self.size]
 

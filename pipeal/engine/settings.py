@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
@@ -76,16 +77,51 @@ def _cpu_has_fp16() -> bool:
 
 @contextmanager
 def matmul_precision(name: Matmul | None) -> Iterator[None]:
-    """Within it, matrix products of the whole process have that precision; None leaves the one it has."""
+    """Within it, matrix products of the whole process have that precision; None leaves the one it has.
+
+    Several may overlap in any order where all want the same; the last one to end leaves what was before the first.
+
+    Raises:
+        ConfigError: Another precision is wanted within one that has not ended.
+    """
     if name is None:
         yield
         return
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(name)
+    _MATMUL.begin(name)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        _MATMUL.end()
+
+
+class _ProcessMatmul:
+    """Who holds the process to a precision of matrix products."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._name = self._before = ""
+
+    def begin(self, name: Matmul) -> None:
+        with self._lock:
+            if self._holders and name != self._name:
+                raise ConfigError(
+                    f"matmul is {name!r}, but another pipeline of this process is open with {self._name!r}, and matrix "
+                    "products have one precision for the whole process; close that one first, or ask for the same"
+                )
+            if not self._holders:
+                self._name, self._before = name, torch.get_float32_matmul_precision()
+                torch.set_float32_matmul_precision(name)
+            self._holders += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                torch.set_float32_matmul_precision(self._before)
+
+
+_MATMUL = _ProcessMatmul()
 
 
 def autocast(device: Device, precision: Precision) -> AbstractContextManager[Any]:

@@ -193,7 +193,7 @@ class Stage:
                 whole = partial(self._act, action, index, held, layer.backward if action is Action.BACKWARD else update)
                 rescue = self._rescues.get(index)
                 if self._together is not None:
-                    self._act_together(self._together, action, index, layer, whole, updates=held.packet.updates)
+                    self._act_together(self._together, action, index, layer, whole, held.packet)
                     continue
                 if action is Action.BACKWARD and rescue is None:
                     whole()
@@ -270,9 +270,10 @@ class Stage:
         """One layer's forward, and what it leaves behind."""
         whole = partial(self._act, Action.FORWARD, index, parcel, partial(go_forward, layer, x, y), (x, y))
         rescue = self._rescues.get(index)
-        self._gathered[index].expect(batch_size((x, y)))
         passed: Passed
         with self._blaming(Action.FORWARD, index, parcel.packet.batch):
+            with self._admitted(Action.UPDATE, index):  # what is computed compiles nothing
+                self._gathered[index].expect(batch_size((x, y)))
             if rescue is None:
                 passed = whole()
             else:
@@ -291,8 +292,13 @@ class Stage:
         gathered, rescue = self._gathered[index], self._rescues.get(index)
         if rescue is None or rescue.counts():
             gathered.add()
-        if updates and gathered.mean():
+        if updates and self._mean(index):
             whole()
+
+    def _mean(self, index: int) -> int:
+        """Of the gradients gathered; how many samples they are of."""
+        with self._admitted(Action.UPDATE, index):
+            return self._gathered[index].mean()
 
     def _act_together(
         self,
@@ -301,21 +307,22 @@ class Stage:
         index: int,
         layer: TrainableLayer,
         whole: Callable[[], Any],
-        *,
-        updates: bool,
+        packet: Packet,
     ) -> None:
         """A backward or an update, with what all learn from in between."""
         if action is Action.BACKWARD:
             whole()
             self._gathered[index].add()
             losses, samples = self._found.pop(index)
-            together.begin(index, layer, losses, samples, self._gathered[index].mean() if updates else 0)
+            with self._blaming(action, index, packet.batch):
+                learnt = self._mean(index) if packet.updates else 0
+            together.begin(index, layer, losses, samples, learnt)
             return
         with self.clock.waiting("join"):
             losses = together.finish(index)
         if losses is not None:
             self.losses.add(index, losses)
-        if updates:
+        if packet.updates:
             whole()
 
     def _part(self, action: Action, index: int, layer: TrainableLayer, parcel: Parcel) -> LearnPart:

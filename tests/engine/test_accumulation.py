@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, LabelAE, Pipeline, ScheduleError
 from pipeal.engine import SCHEDULES
+from pipeal.engine.accumulation import Accumulation
 
 from .cases import CLASSES, FEATURES, Case, Layer, cases, cosine, cuts, outcome
 
@@ -120,6 +121,21 @@ def test_a_pipeline_that_ends_in_the_middle_of_an_update_says_so() -> None:
     (x, y), *_ = PLAIN.batches()
     with pytest.raises(ScheduleError, match="cannot end between two batches"), Pipeline(deterministic()) as pipe:
         pipe.submit(x, y, updates=False)
+
+
+@pytest.mark.parametrize(("method", "action", "batch"), [("expect", "forward", 0), ("mean", "update", 1)])
+def test_what_fails_in_gathering_says_where(
+    monkeypatch: pytest.MonkeyPatch, method: str, action: str, batch: int
+) -> None:
+    """As a GPU does that has failed before: it was told of without stage, layer or batch."""
+
+    def fails(_: Accumulation, *__: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(Accumulation, method, fails)
+    with pytest.raises(RuntimeError) as caught, Pipeline(deterministic(), ["cpu"] * 2, "sequential", threads=1) as pipe:
+        pipe.run(PLAIN.batches()[:2], updates=lambda number: number == 1)
+    assert f"in the {action} of stage 0, layer 0 (AL), batch {batch}, device cpu" in caught.value.__notes__[0]
 
 
 def interrupted(*_: Any) -> None:

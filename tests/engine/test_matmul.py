@@ -59,6 +59,24 @@ def test_it_ends_with_a_pipeline_that_fails() -> None:
         raise ZeroDivisionError
 
 
+def test_pipelines_that_overlap_leave_what_was_before_the_first() -> None:
+    """The second to be opened put back, when it was closed last, what the first had set: for ever."""
+    first, second = (Pipeline([BP(Asking())], matmul="medium") for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "medium"
+    second.__exit__(None, None, None)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_another_precision_while_one_holds_is_refused_and_leaves_it() -> None:
+    with Pipeline([BP(Asking())], matmul="medium"):
+        with pytest.raises(ConfigError, match=r"matmul is 'high', but another .* is open with 'medium'"):
+            Pipeline([BP(Asking())], matmul="high").__enter__()
+        assert torch.get_float32_matmul_precision() == "medium"
+
+
 @pytest.mark.parametrize("matmul", settings.MATMULS)
 def test_every_schedule_leaves_the_same(matmul: settings.Matmul) -> None:
     def trained(schedule: str, stages: int) -> Outcome:
