@@ -39,6 +39,8 @@ Form: TypeAlias = Literal["al", "bp"]
 
 FORMS: tuple[Form, ...] = ("al", "bp")
 MODELS = ("charlm", "transformer", "lstm", "resnet")
+PLAIN = "plain"
+"""The rung that all others are held against."""
 ONE_THREAD = "one thread"
 """The rung that processes of one thread each are held against."""
 
@@ -106,11 +108,19 @@ class Rung:
     aside: bool = False
 
 
-def rungs_of(model: str, form: Form, device: torch.device) -> list[Rung]:
-    """What can be tried there, the lowest first."""
-    ladder = [Rung("plain", Setting(form))]
+def rungs_of(model: str, form: Form, device: torch.device, without: Sequence[str] = ()) -> list[Rung]:
+    """What can be tried there, the lowest first; rungs whose names have one of the words, and all above, do without it.
+
+    Raises:
+        ValueError: One of the words is in the name of the lowest, which all others are held against.
+    """
+    ladder = [Rung(PLAIN, Setting(form))]
+    if unwanted := [word for word in without if word in PLAIN]:
+        raise ValueError(f"found {unwanted[0]!r}, which is in {PLAIN!r}, what all rungs are held against; leave it in")
 
     def add(name: str, *, aside: bool = False, **changes: Any) -> None:
+        if any(word in name for word in without):
+            return
         base = next(rung.setting for rung in reversed(ladder) if not rung.aside)
         ladder.append(Rung(f"({name})" if aside else f"+ {name}", replace(base, **changes), aside))
 
@@ -123,6 +133,8 @@ def rungs_of(model: str, form: Form, device: torch.device) -> list[Rung]:
     operators = {"charlm": "fused attention", "lstm": "LSTM unpacked, dropout", "transformer": "attention, dropout"}
     if model in operators:
         add(operators[model], operators="ours")
+    left_out = any(word in operators.get(model, "") for word in without)
+    ours: dict[str, Any] = {} if left_out else {"operators": "ours"}
     if device.type == "cpu" and sys.platform.startswith("linux"):
         add("freed memory kept", keeps_memory=True)
     if device.type == "cuda":
@@ -135,14 +147,14 @@ def rungs_of(model: str, form: Form, device: torch.device) -> list[Rung]:
     if model == "resnet" and form == "al":
         add("labels by class", by_class=True)
     if model not in _TEXTS:  # where each batch has another shape
-        add("compiled", aside=True, operators="ours", compile="static")
+        add("compiled", aside=True, compile="static", **ours)
     if form == "al":
-        add("stages", operators="ours", staged=True)
+        add("stages", staged=True, **ours)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if processes > 1:
         if device.type == "cpu":
-            add(ONE_THREAD, aside=True, operators="ours", staged=False, touched=False, threads=1)
-        add(f"data parallel × {processes}", operators="ours", staged=False, touched=False, processes=processes)
+            add(ONE_THREAD, aside=True, staged=False, touched=False, threads=1, **ours)
+        add(f"data parallel × {processes}", staged=False, touched=False, processes=processes, **ours)
     return ladder
 
 
@@ -230,6 +242,12 @@ class Task:
                 total += F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="sum").item()
                 count += y.numel()
         return total / count
+
+    def devices(self, setting: Setting) -> int:
+        """How many GPUs a setting computes on; 1 on a CPU, whose cores are one device."""
+        if self.device.type != "cuda":
+            return 1
+        return len(set(self.placement(setting).devices)) if setting.staged else setting.processes
 
     @cached_property
     def work(self) -> dict[Form, float]:
