@@ -20,6 +20,7 @@ from pipeal import ALPackage
 from pipeal.models import CharDims, TextDims, build_language, build_text
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
+BENCHED = ("plain", "rungs", "rung_data", "rung_training", "ladder")
 TEXT = TextDims(embedding=24, hidden=16, code=8, heads=3)
 
 
@@ -28,7 +29,7 @@ def bench() -> Iterator[dict[str, ModuleType]]:
     sys.path.insert(0, str(BENCH))
     threads = torch.get_num_threads()
     try:
-        yield {name: import_module(name) for name in ("plain", "rungs", "ladder")}
+        yield {name: import_module(name) for name in BENCHED}
     finally:
         torch.set_num_threads(threads)
         sys.path.remove(str(BENCH))
@@ -140,10 +141,10 @@ def test_what_all_gpus_do_is_held_against_what_all_could(bench: dict[str, Module
     rungs = bench["rungs"]
     alone, staged = rungs.Setting("bp"), rungs.Setting("bp", staged=True)
     parallel = rungs.Setting("bp", processes=4)
-    turn = rungs.Measured(1.0, 10.0, 100.0, None, 1.0)
+    turn = bench["rung_training"].Measured(1.0, 10.0, 100.0, None, 1.0)
     placement: Any = SimpleNamespace(devices=["cuda:0", "cuda:1", "cuda:1"])
     for device, wanted in (("cuda:0", ["20.0%", "10.0%", "5.0%"]), ("cpu", ["20.0%"] * 3)):
-        task = rungs.Task("charlm", torch.device(device), None, [], {staged: placement})
+        task = bench["rung_data"].Task("charlm", torch.device(device), None, [], {staged: placement})
         ladder = [rungs.Rung("plain", alone), rungs.Rung("+ stages", staged), rungs.Rung("+ data parallel", parallel)]
         rows = bench["ladder"].rows_of(task, ladder, {rung.setting: [turn] for rung in ladder}, 2.0, 1000.0)
         assert [row[8] for row in rows] == wanted
@@ -157,9 +158,13 @@ def test_a_ladder_is_climbed_and_kept(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("rungs", "ladder"):  # a machine with other things to do is no place for threads that wait
+    for module in (
+        "rungs",
+        "rung_training",
+        "ladder",
+    ):  # a machine with other things to do is no place for threads that wait
         monkeypatch.setattr(bench[module], "cores", lambda: 1)
-    monkeypatch.setattr(bench["rungs"], "_EVALUATED", 48)
+    monkeypatch.setattr(bench["rung_data"], "_EVALUATED", 48)
     bench["ladder"].main(
         [
             *("--model=charlm", "--device=cpu", f"--data-root={real_data}", f"--out={tmp_path}", "--turns=2"),

@@ -30,25 +30,10 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from rungs import (
-    FORMS,
-    MODELS,
-    ONE_THREAD,
-    PLAIN,
-    Clock,
-    Counted,
-    Form,
-    Measured,
-    Memory,
-    Rung,
-    Setting,
-    Task,
-    rise,
-    rungs_of,
-    task_of,
-    timed,
-    train,
-)
+from memory_taken import Memory
+from rung_data import Task, task_of
+from rung_training import Clock, Counted, Measured, rise, timed, train
+from rungs import FORMS, MODELS, ONE_THREAD, PLAIN, Form, Rung, Setting, rungs_of
 
 from pipeal.data import Share
 from pipeal.engine.device import parse_device
