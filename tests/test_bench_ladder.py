@@ -9,7 +9,8 @@ from copy import deepcopy
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from pipeal import ALPackage
 from pipeal.models import CharDims, TextDims, build_language, build_text
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
+BENCHED = ("plain", "rungs", "rung_data", "rung_training", "ladder")
 TEXT = TextDims(embedding=24, hidden=16, code=8, heads=3)
 
 
@@ -27,7 +29,7 @@ def bench() -> Iterator[dict[str, ModuleType]]:
     sys.path.insert(0, str(BENCH))
     threads = torch.get_num_threads()
     try:
-        yield {name: import_module(name) for name in ("plain", "rungs", "ladder")}
+        yield {name: import_module(name) for name in BENCHED}
     finally:
         torch.set_num_threads(threads)
         sys.path.remove(str(BENCH))
@@ -104,6 +106,50 @@ def test_each_rung_changes_one_thing(bench: dict[str, ModuleType], name: str, fo
     assert len({rung.setting for rung in ladder}) == len(ladder)
 
 
+@pytest.mark.parametrize(
+    ("word", "key", "left"),
+    [
+        ("fused attention", "operators", {"plain", "joined"}),
+        ("heads", "operators", {"plain", "ours"}),
+        ("fused Adam", "fused", {False}),
+        ("stages", "staged", {False}),
+        ("compiled", "compile", {"none"}),
+    ],
+)
+def test_what_one_does_without_is_in_no_rung(
+    bench: dict[str, ModuleType], word: str, key: str, left: set[object]
+) -> None:
+    """Its row was left out, and the rungs above still had it."""
+    whole, found = (bench["rungs"].rungs_of("charlm", "al", torch.device("cpu"), words) for words in ([], [word]))
+    assert {getattr(rung.setting, key) for rung in whole} > left
+    assert {getattr(rung.setting, key) for rung in found} == left
+    assert not any(word in rung.name for rung in found)
+
+
+def test_nobody_does_without_what_all_are_held_against(
+    bench: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        bench["ladder"].main(["--model=charlm", "--without", "plain"])
+    assert "expected no word that is in 'plain'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="found 'plain'"):
+        bench["rungs"].rungs_of("charlm", "al", torch.device("cpu"), ["plain"])
+
+
+def test_what_all_gpus_do_is_held_against_what_all_could(bench: dict[str, ModuleType]) -> None:
+    """Data parallel on four of them was held against one, and came to more than a matrix product."""
+    rungs = bench["rungs"]
+    alone, staged = rungs.Setting("bp"), rungs.Setting("bp", staged=True)
+    parallel = rungs.Setting("bp", processes=4)
+    turn = bench["rung_training"].Measured(1.0, 10.0, 100.0, None, 1.0)
+    placement: Any = SimpleNamespace(devices=["cuda:0", "cuda:1", "cuda:1"])
+    for device, wanted in (("cuda:0", ["20.0%", "10.0%", "5.0%"]), ("cpu", ["20.0%"] * 3)):
+        task = bench["rung_data"].Task("charlm", torch.device(device), None, [], {staged: placement})
+        ladder = [rungs.Rung("plain", alone), rungs.Rung("+ stages", staged), rungs.Rung("+ data parallel", parallel)]
+        rows = bench["ladder"].rows_of(task, ladder, {rung.setting: [turn] for rung in ladder}, 2.0, 1000.0)
+        assert [row[8] for row in rows] == wanted
+
+
 @pytest.mark.data
 def test_a_ladder_is_climbed_and_kept(
     bench: dict[str, ModuleType],
@@ -112,9 +158,13 @@ def test_a_ladder_is_climbed_and_kept(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("rungs", "ladder"):  # a machine with other things to do is no place for threads that wait
+    for module in (
+        "rungs",
+        "rung_training",
+        "ladder",
+    ):  # a machine with other things to do is no place for threads that wait
         monkeypatch.setattr(bench[module], "cores", lambda: 1)
-    monkeypatch.setattr(bench["rungs"], "_EVALUATED", 48)
+    monkeypatch.setattr(bench["rung_data"], "_EVALUATED", 48)
     bench["ladder"].main(
         [
             *("--model=charlm", "--device=cpu", f"--data-root={real_data}", f"--out={tmp_path}", "--turns=2"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
-_MMAP_THRESHOLD = -3
+TRIM_THRESHOLD = -1  # MTRIM_THRESHOLD and MMMAP_THRESHOLD of glibc's malloc.h
+MMAP_THRESHOLD = -3
 _LARGEST = 2**30
 _LARGEST_IN_OLD_GLIBC = 2**25
 
@@ -27,6 +27,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # another C library
         return False
-    mapped = mallopt(_MMAP_THRESHOLD, _LARGEST) or mallopt(_MMAP_THRESHOLD, _LARGEST_IN_OLD_GLIBC)
-    trimmed = mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    mapped = mallopt(MMAP_THRESHOLD, _LARGEST) or mallopt(MMAP_THRESHOLD, _LARGEST_IN_OLD_GLIBC)
+    trimmed = mallopt(TRIM_THRESHOLD, 2**31 - 1)
     return bool(mapped and trimmed)

@@ -30,24 +30,10 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from rungs import (
-    FORMS,
-    MODELS,
-    ONE_THREAD,
-    Clock,
-    Counted,
-    Form,
-    Measured,
-    Memory,
-    Rung,
-    Setting,
-    Task,
-    rise,
-    rungs_of,
-    task_of,
-    timed,
-    train,
-)
+from memory_taken import Memory
+from rung_data import Task, task_of
+from rung_training import Clock, Counted, Measured, rise, timed, train
+from rungs import FORMS, MODELS, ONE_THREAD, PLAIN, Form, Rung, Setting, rungs_of
 
 from pipeal.data import Share
 from pipeal.engine.device import parse_device
@@ -139,8 +125,10 @@ def be_rank(order: dict[str, Any]) -> None:
         write_json(Path(order["answer"]), found)
 
 
-def rows_of(ladder: Sequence[Rung], found: dict[Setting, list[Measured]], work: float, most: float) -> list[list[Cell]]:
-    """A form's part of the table."""
+def rows_of(
+    task: Task, ladder: Sequence[Rung], found: dict[Setting, list[Measured]], work: float, most: float
+) -> list[list[Cell]]:
+    """A form's part of the table, from the work per token or image and the most operations per second of a device."""
     plain = step_rate(found[ladder[0].setting])
     before = plain
     rows: list[list[Cell]] = []
@@ -161,7 +149,7 @@ def rows_of(ladder: Sequence[Rung], found: dict[Setting, list[Measured]], work: 
                 f"{rate / plain:.2f}×",
                 f"{rate / before:.2f}×",
                 f"{(max(rates) - min(rates)) / rate:.0%}",
-                f"{rate * work / most:.1%}",
+                f"{rate * work / (most * task.devices(rung.setting)):.1%}",
                 f"{max(peaks) / 2**20:,.0f}" if peaks else None,
                 f"{fmean(losses):.3f}",
                 f"{stdev(losses):.3f}" if len(losses) > 1 else None,
@@ -233,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--forms", nargs="*", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--without", nargs="*", default=[], help="leaves out the rungs whose names have such a word")
+    parser.add_argument("--without", nargs="*", default=[], help="does without rungs whose names have such a word")
     parser.add_argument("--turns", type=int, default=3, help="each with another seed")
     parser.add_argument("--steps", type=int, help="batches of a turn")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -244,6 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.model is None:
         parser.error("--model: expected one of " + ", ".join(MODELS))
+    if any(word in PLAIN for word in options.without):
+        parser.error(f"--without: expected no word that is in {PLAIN!r}, what all rungs are held against")
     device = parse_device(options.device)
     forms: list[Form] = options.forms
     steps = options.steps or STEPS[options.model] * (5 if device.type == "cuda" else 1)
@@ -251,21 +241,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("  ".join(f"{key} {value}" for key, value in machine.items()))
     print("  ".join(f"{name} {rate / 1e9:,.0f} G operations/s" for name, rate in rates.items()), flush=True)
     task = task_of(options.model, device, options.data_root)
-    ladders = [
-        [
-            rung
-            for rung in rungs_of(options.model, form, device)
-            if not any(word in rung.name for word in options.without)
-        ]
-        for form in forms
-    ]
+    ladders = [rungs_of(options.model, form, device, options.without) for form in forms]
     found = in_turns(task, [rung for ladder in ladders for rung in ladder], options.turns, steps)
     most = max(rates.values())
     title = f"{options.model} on {device}, {steps} batches, {options.turns} turns"
     rows = [
         row
         for form, ladder in zip(forms, ladders, strict=True)
-        for row in rows_of(ladder, found, task.work[form], most)
+        for row in rows_of(task, ladder, found, task.work[form], most)
     ]
     print_table(title, COLUMNS, rows)
     for form, gain in gains_of_processes(ladders, found).items():

@@ -1,0 +1,57 @@
+"""How much memory a training takes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from pipeal.engine.allocator import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
+
+
+class Memory:
+    """The most memory that is taken from now on, beside what is taken already.
+
+    Args:
+        device: Of a GPU its tensors are counted; of the process on a CPU its pages, where the system forgets a peak.
+        keep: Whether the C library keeps what is freed (:func:`pipeal.engine.allocator.keep_freed_memory`).
+    """
+
+    def __init__(self, device: torch.device, *, keep: bool) -> None:
+        self.device = device
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before: int | None = torch.cuda.memory_allocated(device)
+            return
+        self._before = None
+        if sys.platform.startswith("linux"):
+            with suppress(AttributeError):  # a C library that is not glibc
+                library = ctypes.CDLL(None)
+                library.malloc_trim(0)
+                # Where its own rule, which cannot be had back, ends at best: blocks of up to 32 MiB are kept. So what
+                # it brings to keep all of them is more, if anything, than is measured.
+                library.mallopt(MMAP_THRESHOLD, 2**25)
+                library.mallopt(TRIM_THRESHOLD, 2**26)
+            if keep:
+                keep_freed_memory()
+            with suppress(OSError):  # where a sandbox forbids it, the peak is not known
+                Path("/proc/self/clear_refs").write_text("5")
+                self._before = _status("VmRSS")
+
+    def peak(self) -> int | None:
+        """Bytes."""
+        if self._before is None:
+            return None
+        most = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _status("VmHWM")
+        return most - self._before
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
