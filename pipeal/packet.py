@@ -82,11 +82,13 @@ class TrainableLayer(Protocol):
 
 @runtime_checkable
 class ScalesUpdates(Protocol):
-    """What scales a layer's losses in fp16, and leaves out updates that overflow; an ``nn.Module``."""
+    """What scales a layer's losses in fp16, and leaves out updates that overflow; an ``nn.Module``.
 
-    @property
-    def left_out(self) -> Tensor:
-        """How many updates it has left out."""
+    Of methods alone: from Python 3.12 on, ``isinstance`` sees none of a module's buffers.
+    """
+
+    def overflows(self) -> int:
+        """How many updates it has left out; waits for a GPU."""
         ...
 
     def at_first(self) -> Mapping[str, Tensor]:

@@ -83,6 +83,10 @@ class LossScaler(nn.Module):
         self.scale.masked_fill_(self.scale < FLOOR, torch.nan)
         self.left_out += broken
 
+    def overflows(self) -> int:
+        """How many updates were left out; waits for a GPU."""
+        return int(self.left_out)
+
     def gave_up(self) -> bool:
         """Whether gradients were not finite with the smallest factor either; waits for a GPU."""
         return bool(self.scale.isnan())

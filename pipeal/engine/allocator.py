@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-TRIM_THRESHOLD = -1  # MTRIM_THRESHOLD and MMMAP_THRESHOLD of glibc's malloc.h
+TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 MMAP_THRESHOLD = -3
 _LARGEST = 2**30
 _LARGEST_IN_OLD_GLIBC = 2**25

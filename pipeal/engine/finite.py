@@ -206,7 +206,7 @@ def refuse_given_up(layers: Iterable[tuple[int, TrainableLayer]], batch: int) ->
         if scaler is not None and scaler.gave_up():
             raise NonFiniteError(
                 f"the gradients of layer {number} overflow in fp16 however small its losses are made: "
-                f"{int(scaler.left_out)} updates were left out by batch {batch}, and so is every later one. Lower the "
+                f"{scaler.overflows()} updates were left out by batch {batch}, and so is every later one. Lower the "
                 "learning rate, or train in bf16 or fp32, and go on from the last checkpoint",
                 number,
                 batch,

@@ -75,7 +75,8 @@ class Pipeline:
             differently. While one stage compiles, the others wait.
         on_non_finite: What happens on a loss that is not finite: ``raise`` ends the run, on a GPU some batches late,
             but not after a drain, and no fence gives states that learnt from it; ``skip`` leaves out that layer's
-            update on that batch, as if it had not been; ``ignore`` goes on. See :mod:`pipeal.engine.finite`.
+            update on that batch, as if it had not been; ``ignore`` goes on, though in fp16 a layer
+            whose gradients overflowed with every factor learns no more. See :mod:`pipeal.engine.finite`.
         on_oom: What happens on a batch that does not fit into a stage's memory: ``raise`` ends the run; ``split`` has
             the layer learn from it in parts, which gives the update of the whole batch up to rounding where losses are
             means over the samples. See :mod:`pipeal.engine.rescue`.
@@ -420,7 +421,7 @@ class Pipeline:
     def _synchronize(self) -> None:
         for stage in self.stages:
             stage.device.synchronize()
-        raise_first(stage.finite.settle() for stage in self.stages)
+        raise_first(stage.finite.settle() for stage in self.stages)  # the first batch's, whichever stage met it
         for stage in self.stages:
             stage.settle()
 

@@ -164,7 +164,7 @@ class Stage:
     def overflows(self) -> dict[int, int]:
         """By layer, how many updates fp16 has left out, as far as its state knows; waits for a GPU."""
         found = ((index, scaler_of(layer)) for index, layer in self.layers)
-        return {index: 0 if scaler is None else int(scaler.left_out) for index, scaler in found}
+        return {index: 0 if scaler is None else scaler.overflows() for index, scaler in found}
 
     def settle(self) -> None:
         """Looks, when the stage is at rest, at all that nobody waited for on the way.

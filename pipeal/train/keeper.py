@@ -34,8 +34,8 @@ class CheckpointKeeper:
         facts: About the data; kept beside the position.
         ends_on_broken: Whether states that are not finite end the training. They are then looked at before each
             evaluation as well.
-        look_until: As long as the position's ``batches`` are no more, they are looked at after each batch, for which
-            the pipeline is waited for.
+        look_until: As long as the position's ``batches`` are no more, they are looked at after each update, for
+            which the pipeline is waited for.
         way_back: What goes on with a training that was asked to end, in words.
         begun: The position's ``batches`` as the training goes on.
     """

@@ -41,7 +41,7 @@ class Rewinds:
 
     Attributes:
         accumulate: So many batches, counted from the epoch's first, make one update.
-        look_until: Up to so many batches of the turn, each is looked at.
+        look_until: Up to so many batches of the turn, each update is looked at.
     """
 
     accumulate: int = 1

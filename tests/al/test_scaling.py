@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import getattr_static
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from pipeal.engine.finite_state import not_finite_in
 from pipeal.engine.layer_state import layer_state, load_layer_state
 from pipeal.engine.settings import make_ready
 from pipeal.errors import NonFiniteError
-from pipeal.packet import tensors
+from pipeal.packet import ScalesUpdates, scaler_of, tensors
 
 X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 20).view(4, 5)
 SGD = partial(torch.optim.SGD, momentum=0.9, fused=True)
@@ -69,6 +70,17 @@ def test_an_update_that_overflowed_is_left_out_whole_and_halves_the_factor(build
     assert layer.scaler.scale == FIRST / 2
     assert layer.scaler.left_out == 1
     assert all(parameter.grad is None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("build", [al, bp])
+def test_the_engine_knows_a_scaler_in_every_version_of_python(build: Callable[..., AL | BP]) -> None:
+    """From 3.12 on ``isinstance`` looks a protocol's names up statically, and there saw no buffer: nobody was told."""
+    layer = build()
+    layer.scale_losses()
+    assert scaler_of(layer) is layer.scaler is not None
+    for name in ("overflows", "at_first", "gave_up"):
+        assert callable(getattr_static(layer.scaler, name))
+    assert {name for name in vars(ScalesUpdates) if not name.startswith("_")} == {"overflows", "at_first", "gave_up"}
 
 
 def test_the_factor_doubles_after_many_good_updates() -> None:
