@@ -26,8 +26,7 @@ def backprop_layout(
 ) -> Layout:
     """The layout whose slowest part is as fast as can be; see :func:`best_layout`.
 
-    Where memory is short under 1F1B it is exact for devices that are alike, with one for each stage. Of others it is
-    the best among those that hold the same number of graphs in each stage, and the fewest that do.
+    It is as exact as that one under any of the schedules: under 1F1B each stage is given the memory for its own graphs.
 
     Args:
         costs: By kind of device, the cost of every block on one micro-batch.
@@ -41,24 +40,25 @@ def backprop_layout(
         PlacementError: Nothing fits.
     """
 
-    def with_graphs(held: int) -> Layout:
+    def search(held: int, graphs: int = 1) -> Layout:
         whole = {kind: [_whole(cost, schedule.micro_batches, held) for cost in row] for kind, row in costs.items()}
-        return best_layout(whole, devices, link, stage_replicas=stage_replicas, replicas=replicas, queue_depth=0)
+        return best_layout(
+            whole, devices, link, stage_replicas=stage_replicas, replicas=replicas, queue_depth=0, graphs=graphs
+        )
 
     most = schedule.graphs(0, min(len(devices), *map(len, costs.values())))
     if not schedule.alternates:
-        return with_graphs(most)
-    found = with_graphs(1)
+        return search(held=most)
+    found = search(held=1)
     if _fits(found, costs, schedule):
         return found
     if len(set(devices)) == 1 and stage_replicas == 1:
         row = [_whole(cost, schedule.micro_batches, 1) for cost in costs[devices[0].kind]]
-        return _from_the_end(row, devices[0], len(devices), link, schedule.micro_batches, replicas)
-    for held in range(2, most):
-        found = with_graphs(held)
-        if _fits(found, costs, schedule):
-            return found
-    return with_graphs(most)
+        return _from_the_end(row, devices, link, schedule.micro_batches, replicas)
+    try:
+        return search(held=1, graphs=most)
+    except PlacementError as error:  # it weighs one graph of each layer, for which there is room
+        raise _no_room_for_graphs(devices) from error
 
 
 def _whole(cost: LayerCost, micro_batches: int, held: int) -> LayerCost:
@@ -85,14 +85,14 @@ def _fits(layout: Layout, costs: Mapping[str, Sequence[LayerCost]], schedule: Ba
 
 
 def _from_the_end(
-    row: Sequence[LayerCost], device: PlannedDevice, devices: int, link: Link, micro_batches: int, replicas: int
+    row: Sequence[LayerCost], devices: Sequence[PlannedDevice], link: Link, micro_batches: int, replicas: int
 ) -> Layout:
     """The best layout under 1F1B on devices that are alike, stage by stage from the last one on: how many graphs a
     stage holds depends only on how many stages come after it.
 
     An exact dynamic program in O(layers² × devices); ``row`` has a whole batch, with the graph of one micro-batch.
     """
-    own, layers = LayerSums(row), len(row)
+    own, layers, device = LayerSums(row), len(row), devices[0]
     sends = [0.0, *(own.sends_bytes(end) / link.bytes_per_s for end in range(1, layers + 1))]
     took = {
         (start, end): sum(own.durations(start, end, device, together=replicas, link=link).values())
@@ -104,7 +104,7 @@ def _from_the_end(
     slowest = [inf] * layers + [0.0]
     ends: list[list[int]] = []
     best, stages = inf, 0
-    for held in range(1, min(devices, layers) + 1):
+    for held in range(1, min(len(devices), layers) + 1):
         found = [(inf, 0)] * (layers + 1)
         for start in range(layers):
             for end in range(start + 1, layers + 1):
@@ -116,10 +116,7 @@ def _from_the_end(
         if slowest[0] < best:
             best, stages = slowest[0], held
     if not stages:
-        raise PlacementError(
-            f"no layout fits: under 1F1B the stages on the {devices} devices do not have the memory for the graphs of "
-            "the micro-batches under way; use more devices or larger ones, or smaller micro-batches"
-        )
+        raise _no_room_for_graphs(devices)
     planned: list[PlannedStage] = []
     start = 0
     for after in range(stages, 0, -1):
@@ -129,3 +126,10 @@ def _from_the_end(
         planned.append(PlannedStage(range(start, end), (number,), device, took[start, end], sends[end], memory))
         start = end
     return Layout(tuple(planned), any_order=True)
+
+
+def _no_room_for_graphs(devices: Sequence[PlannedDevice]) -> PlacementError:
+    return PlacementError(
+        f"no layout fits: under 1F1B the stages on the {len(devices)} devices do not have the memory for the graphs of "
+        "the micro-batches under way; use more devices or larger ones, or smaller micro-batches"
+    )

@@ -3,13 +3,18 @@
 Devices of one kind, speed and memory are the same to a layout, so a set is how many of each are used: for 64 devices
 of two kinds a thousand sets, in any order along the line. Where there are too many kinds for that, the devices are
 used in the order given, and a set is how far along it we are.
+
+Where a stage holds the more graphs, the more stages come after it, a set also says how many the next stage holds::
+
+    4  --------->  3  -->  2  -->  1  -->  0     one fewer, stage by stage; at the most, as many again
+    ^------'
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
@@ -21,10 +26,11 @@ MOST_MOVES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The devices of a stage: what they are, and how many."""
+    """The devices of a stage: what they are, how many, and on how many batches at once they hold a graph."""
 
     device: PlannedDevice
     count: int
+    held: int = 1
 
 
 Moves = list[list[tuple[int, Group | None]]]
@@ -76,6 +82,32 @@ def device_sets(devices: Sequence[PlannedDevice], most: int) -> DeviceSets:
             ]
         )
     return DeviceSets(True, moves, used)
+
+
+def with_graphs(sets: DeviceSets, most: int) -> DeviceSets:
+    """The same, for stages that hold graphs: the last of one batch, each before it of one more, up to ``most``.
+
+    Args:
+        sets: Of the devices.
+        most: On how many batches at once any stage holds a graph.
+    """
+    # Number 0 leads to the empty set with as many graphs as there may be stages; of equal sets, fewest graphs first.
+    moves: Moves = [[(1 + held, None) for held in range(1, most + 1)]]
+    used = [0]
+    holding: dict[tuple[Group, int], Group] = {}
+    for count, row in zip(sets.used, sets.moves, strict=True):
+        for held in range(most + 1):
+            used.append(count)
+            found: list[tuple[int, Group | None]] = []
+            for after, group in row if held else []:
+                first = 1 + after * (most + 1)
+                if group is None:
+                    found.append((first + held, None))
+                    continue
+                own = holding.setdefault((group, held), replace(group, held=held))
+                found += [(first + left, own) for left in ([held - 1, held] if held == most else [held - 1])]
+            moves.append(found)
+    return DeviceSets(sets.any_order, moves, used)
 
 
 def _along(devices: Sequence[PlannedDevice], groups: dict[PlannedDevice, list[Group]]) -> DeviceSets:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from pipeal.engine.devicesets import Group, device_sets
+from pipeal.engine.devicesets import Group, device_sets, with_graphs
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.schedule import Schedule
@@ -80,6 +80,7 @@ def best_layout(
     stage_replicas: int = 1,
     replicas: int = 1,
     queue_depth: int = 2,
+    graphs: int = 1,
     schedule: Schedule | None = None,
 ) -> Layout:
     """The layout whose slowest part is as fast as can be; of several such, one with the fewest devices.
@@ -95,6 +96,8 @@ def best_layout(
         stage_replicas: On how many devices one stage may be.
         replicas: How many such pipelines train together, each on batches of its own; they average their gradients.
         queue_depth: Packets that may wait behind a stage; they count as its memory.
+        graphs: On how many batches at once a stage holds a graph: the last on one, each before it on one more, up to
+            so many.
         schedule: What it is for; None for one without joins, and a schedule that does one thing at a time gets the
             layout for that as well. Under one that joins, forwards are taken to be as fast on all devices as on the
             stage's own, and links to take no time before it.
@@ -107,7 +110,7 @@ def best_layout(
     >>> layout.sizes, [stage.devices for stage in layout.stages], layout.bottleneck_s
     ([2, 1], [(1,), (0,)], 4.0)
     """
-    problem = _Problem(costs, devices, link or Link(), stage_replicas, replicas, queue_depth, schedule)
+    problem = _Problem(costs, devices, link or Link(), stage_replicas, replicas, queue_depth, graphs, schedule)
     found = problem.attempt(inf)
     if found.path is None:
         raise PlacementError(problem.why_nothing_fits())
@@ -150,6 +153,7 @@ class _Problem:
         stage_replicas: int,
         replicas: int,
         queue_depth: int,
+        graphs: int,
         schedule: Schedule | None,
     ) -> None:
         require_costs(costs, devices, stage_replicas, replicas)
@@ -166,7 +170,8 @@ class _Problem:
             kind: [0.0, *(own.sends_bytes(end) / link.bytes_per_s for end in range(1, self.layers)), 0.0]
             for kind, own in self.sums.items()
         }
-        self.sets = device_sets(self.devices, stage_replicas)
+        sets = device_sets(self.devices, stage_replicas)
+        self.sets = sets if graphs == 1 else with_graphs(sets, graphs)
         self.groups = {group for moves in self.sets.moves for _, group in moves if group is not None}
         self._until = {group: self._times(costs[group.device.kind], group) for group in self.groups}
 
@@ -179,7 +184,7 @@ class _Problem:
         next_s = inf
         for state, moves in enumerate(self.sets.moves):
             start = furthest[state]
-            if start == self.layers:
+            if start < 0 or start == self.layers:
                 continue
             for after, group in moves:
                 if group is None:
@@ -191,9 +196,11 @@ class _Problem:
                         end, changes_s = self._furthest(start, group, limit_s)
                         row[start] = end
                         next_s = min(next_s, changes_s)
+                    if end == start:  # no stage
+                        continue
                 if end > furthest[after]:
                     furthest[after] = end
-                    before[after] = (state, group if end > start else None)
+                    before[after] = (state, group)
         full = [state for state, end in enumerate(furthest) if end == self.layers]
         if not full:
             return _Attempt(None, next_s)
@@ -253,7 +260,7 @@ class _Problem:
 
     def _memory(self, start: int, end: int, group: Group) -> int:
         own = self.sums[group.device.kind]
-        return own.memory_bytes(start, end, devices=group.count, waiting=self.queue_depth)
+        return own.memory_bytes(start, end, devices=group.count, held=group.held, waiting=self.queue_depth)
 
     def _fits(self, start: int, end: int, group: Group) -> bool:
         return group.device.memory_bytes is None or self._memory(start, end, group) <= group.device.memory_bytes
@@ -273,7 +280,8 @@ class _Problem:
         free = list(range(len(self.devices)))
         for step in path:
             start, end, group = step.start, step.end, step.group
-            alike = [n for n in free if self.devices[n] == group.device and (self.sets.any_order or n >= step.state)]
+            first = 0 if self.sets.any_order else self.sets.used[step.state]
+            alike = [number for number in free if number >= first and self.devices[number] == group.device]
             own = tuple(alike[: group.count])
             free = [number for number in free if number not in own]
             durations = self.sums[group.device.kind].durations(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -217,10 +216,12 @@ def test_on_any_devices_1f1b_holds_no_more_than_there_is(
 ) -> None:
     costs = {"cpu": [LayerCost(seconds, seconds, activation_bytes=kept) for seconds, kept in rows]}
     devices = tuple(PlannedDevice(memory_bytes=size) for size in memory)
-    with suppress(PlacementError):
+    try:
         found = forecast("", one_f_one_b(4), costs, Setup(devices, stage_replicas=stage_replicas, batches=1))
-        for stage, held in zip(found.layout.stages, found.memory_bytes, strict=True):
-            assert held <= (stage.device.memory_bytes or 0)
+    except PlacementError:  # test_backprop_layout.py tells when it may be raised
+        return
+    for stage, held in zip(found.layout.stages, found.memory_bytes, strict=True):
+        assert held <= (stage.device.memory_bytes or 0)
 
 
 def test_faster_devices_and_shared_stages_count() -> None:
