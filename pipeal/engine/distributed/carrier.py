@@ -67,7 +67,7 @@ class HostCarrier:
 
     def drop(self, message: Message) -> None:
         """Lets go of a message whose tree nobody wants any more."""
-        self._wire.body(message)
+        self._wire.drop(message)
 
 
 def _on_host(stream: torch.cuda.Stream, found: Sequence[Tensor], ready: Ready) -> list[tuple[Layout, Tensor]]:

@@ -45,6 +45,11 @@ def row_for(layout: Layout, *, device: str | torch.device = "cpu", pinned: bool 
     return torch.empty(layout[3], dtype=getattr(torch, layout[0]), device=device, pin_memory=pinned)
 
 
+def bytes_of(layout: Layout) -> int:
+    """How much of a tensor travels."""
+    return int(layout[3] * getattr(torch, layout[0]).itemsize)
+
+
 def unflat(layout: Layout, row: Tensor) -> Tensor:
     """The tensor that :func:`flat` was given; shares memory with ``row`` where that can be."""
     _, shape, strides, length = layout

@@ -98,7 +98,7 @@ class GpuCarrier:
 
     def drop(self, message: Message) -> None:
         """Lets go of a message whose tree nobody wants any more: what is on the GPU stays with its sender."""
-        self._light(message)
+        self._wire.drop(message)
         if _on_gpu(message.facts[_LAYOUTS]):
             self._wire.answer(message.source, False)
 

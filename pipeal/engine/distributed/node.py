@@ -143,7 +143,7 @@ class Node:
         closings: Iterable[int] = (),
     ) -> None:
         """Starts a courier that receives what comes over a wire, of a peer, or of any until these have closed it."""
-        failed, dropped = self.ledger.fail, drop or wire.body
+        failed, dropped = self.ledger.fail, drop or wire.drop
         unclosed = self._unclosed[name] = set(closings) if peer is None else {peer}
         self.run(name, lambda: receive_all(wire, peer, handlers, failed, drop=dropped, unclosed=unclosed))
 

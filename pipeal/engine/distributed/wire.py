@@ -3,7 +3,8 @@
 ::
 
     head    one frame of 512 bytes with a JSON text, or its length and the text behind it
-    body    each tensor by itself, from and into the memory where it lies
+    body    each tensor by itself, from and into the memory where it lies, in pieces of at most 4 MiB: whoever has no
+            memory for it takes it all the same, piece after piece into one that was put by
 
 A send ends when the receiver has taken the message, so that what is on its way is bounded by who receives. Nothing is
 polled: whoever waits here for a certain peer waits in gloo, which knows at once when that peer's process ends; whoever
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -24,12 +25,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeal.engine.distributed.flat import Layout, flat, row_for, unflat
+from pipeal.engine.distributed.flat import Layout, bytes_of, flat, row_for, unflat
 from pipeal.engine.distributed.trees import Form, put_together, taken_apart
 from pipeal.errors import first_line
 from pipeal.packet import Tree
 
 FRAME = 512
+_PIECE = 1 << 22
 _LENGTH = 4
 _TAGS = 4  # of a frame, of a text that does not fit into it, of tensors, of an answer
 _EVER = timedelta(days=365)  # gloo's own limit would end a wait for the next batch of a slow loader
@@ -84,6 +86,7 @@ class Wire:
         self.group = group
         self._tag = 1 + _TAGS * number
         self._pinned = pinned
+        self._scrap = torch.empty(_PIECE, dtype=torch.uint8)  # now: when it is needed there may be no memory left
         self._sending = threading.Lock()
         self._posted: deque[tuple[Any, int, Tensor]] = deque()
 
@@ -112,7 +115,7 @@ class Wire:
             works = [self._isend(frame, peer, 0)]
             if text is not None:
                 works.append(self._isend(text, peer, 1))
-            works += [self._isend(row, peer, 2) for _, row in rows if row.numel()]
+            works += [self._isend(piece, peer, 2) for _, row in rows for piece in _pieces(row)]
             for work in works:
                 _wait(work, peer)
 
@@ -166,7 +169,8 @@ class Wire:
             raise BrokenWireError(f"messages were not taken within {within_s:g} s", waited_for)
 
     def receive(self, peer: int | None) -> Message:
-        """Waits for the head of the next message, of a rank or of any. Its body must follow: :meth:`body`.
+        """Waits for the head of the next message, of a rank or of any. Its body must follow: :meth:`body`
+        or :meth:`drop`.
 
         Raises:
             BrokenWireError: The peer is gone.
@@ -199,10 +203,21 @@ class Wire:
         """
         rows = [row_for(layout, pinned=self._pinned) for layout in message.layouts]
         message.taken = True  # and not before there is memory: somebody has to receive them
-        for work in [self._irecv(row, message.source, 2) for row in rows if row.numel()]:
+        for work in [self._irecv(piece, message.source, 2) for row in rows for piece in _pieces(row)]:
             _wait(work, message.source)
         tensors = [unflat(layout, row) for layout, row in zip(message.layouts, rows, strict=True)]
         return put_together(message.form, tensors)
+
+    def drop(self, message: Message) -> None:
+        """Receives the tensors of a message that nobody wants, or that there is no memory for; takes none itself.
+
+        Raises:
+            BrokenWireError: The peer is gone.
+        """
+        message.taken = True
+        for layout in message.layouts:
+            for left in range(bytes_of(layout), 0, -_PIECE):
+                _wait(self._irecv(self._scrap[:left], message.source, 2), message.source)
 
     def answer(self, peer: int, yes: bool) -> None:
         """Lets the sender of a message, which waits in :meth:`hear_answer`, know whether to go on; raises as that."""
@@ -236,6 +251,11 @@ def _wait(work: Any, peer: int | None) -> None:
         work.wait(_EVER)
     except RuntimeError as error:
         raise BrokenWireError(first_line(error), peer) from error
+
+
+def _pieces(row: Tensor) -> Iterator[Tensor]:
+    """A row as bytes, in the order in which they travel."""
+    return (piece for piece in row.view(torch.uint8).split(_PIECE) if piece.numel())
 
 
 def _framed(kind: str, facts: Mapping[str, Any], form: Form, layouts: list[Layout]) -> tuple[Tensor, Tensor | None]:

@@ -187,6 +187,28 @@ def test_what_a_rank_does_not_want_or_has_no_memory_for_is_never_put_on_the_way_
         assert on_each(worlds, work)[1] == [[2, 2, 2], [3, 3, 3]]
 
 
+def test_whoever_sends_to_a_gpu_whose_host_has_no_memory_either_is_answered() -> None:
+    """Symptom: what was on the CPU was let go of by asking for the same memory once more. It was not received, no
+    answer was sent, and the sender waited for ever."""
+
+    def work(world: World) -> Any:
+        carrier = gpu_carrier(world)
+        if world.rank == 0:
+            on_gpu = ["float32", [3], None, 3]
+            carrier.wire.send(1, "tree", {"on gpu": [on_gpu, None]}, (torch.empty(0), torch.ones(5)))
+            return carrier.wire.hear_answer(1)
+        message = carrier.wire.receive(0)
+        with patch.object(wire, "row_for", side_effect=MemoryError), suppress(MemoryError):
+            carrier.body(message)
+        assert not message.taken
+        with patch.object(wire, "row_for", side_effect=MemoryError):
+            carrier.drop(message)
+        return message.taken
+
+    with stand_ins(), thread_ranks(2) as worlds:
+        assert on_each(worlds, work) == [False, True]
+
+
 def test_whoever_sends_from_gpu_to_gpu_what_its_receiver_cannot_put_together_is_answered() -> None:
     """Symptom: of a container that the other rank did not know nothing was put on the way, and the sender waited for
     ever to hear so."""
@@ -198,11 +220,12 @@ def test_whoever_sends_from_gpu_to_gpu_what_its_receiver_cannot_put_together_is_
             for number in range(4):
                 carrier.send(1, "tree", {}, torch.full((3,), number), None)
             return []
-        for take in (carrier.body, carrier.drop):
+        with patch.object(wire, "put_together", side_effect=unknown):
             message = carrier.wire.receive(0)
-            with patch.object(wire, "put_together", side_effect=unknown), pytest.raises(DataError):
-                take(message)
+            with pytest.raises(DataError):
+                carrier.body(message)
             assert message.taken
+            carrier.drop(carrier.wire.receive(0))  # of what is not wanted no tree is made
         return [carrier.body(carrier.wire.receive(0))[0].tolist() for _ in range(2)]
 
     with stand_ins(), thread_ranks(2) as worlds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from pipeal.engine.device import Device
 from pipeal.engine.distributed import wire as module
+from pipeal.engine.distributed.carrier import HostCarrier
 from pipeal.engine.distributed.couriers import receive_all
 from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.world import World
@@ -125,26 +128,41 @@ def test_a_message_behind_one_that_is_not_taken_is_given_up() -> None:
         sending.join()
 
 
-def test_what_there_was_no_memory_for_is_taken_all_the_same() -> None:
-    """Symptom: it counted as received, so that nobody dropped it, and its sender waited for ever."""
+@pytest.mark.parametrize("piece", [1 << 22, 8])
+@pytest.mark.parametrize("carried", [False, True])
+def test_what_there_was_no_memory_for_is_taken_all_the_same(piece: int, carried: bool) -> None:
+    """Symptom: it counted as received, so that nobody dropped it; later, whoever dropped it asked for the same memory
+    once more, in vain. Its sender waited for ever."""
     failed: list[BaseException] = []
-    row_for, errors = module.row_for, iter([MemoryError()])
+    tree = (
+        torch.ones(3, dtype=torch.float64),
+        torch.zeros(0),
+        torch.rand(7) > 0.5,
+        torch.ones(2, 5, dtype=torch.int16),
+    )
+    arrived: list[Any] = []
 
-    def none_at_first(*args: Any, **settings: Any) -> torch.Tensor:
-        for error in errors:
-            raise error
-        return row_for(*args, **settings)
-
-    with ranks(2) as worlds, patch.object(module, "row_for", none_at_first):
+    with ranks(2) as worlds, patch.object(module, "_PIECE", piece):
         near, far = wires(worlds)
 
         def send() -> None:
-            near.send(1, "state", {}, torch.ones(3))
+            for number in range(2):
+                near.send(1, "state", {"number": number}, tree)
             near.send(1, "close", {})
 
+        def take(message: Message) -> None:
+            fails = patch.object(module, "row_for", side_effect=MemoryError)
+            with nullcontext() if message.facts["number"] else fails:
+                arrived.append(far.body(message))
+
         def receive() -> None:
-            handlers = {"state": lambda message: far.body(message)}
-            receive_all(far, 0, handlers, failed.append, drop=far.body, unclosed={0})
+            drop = HostCarrier(far, Device(torch.device("cpu"))).drop if carried else far.drop
+
+            def drop_without_memory(message: Message) -> None:
+                with patch.object(module, "row_for", side_effect=MemoryError):
+                    drop(message)
+
+            receive_all(far, 0, {"state": take}, failed.append, drop=drop_without_memory, unclosed={0})
 
         threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
         for thread in threads:
@@ -153,3 +171,5 @@ def test_what_there_was_no_memory_for_is_taken_all_the_same() -> None:
             thread.join(10)
             assert not thread.is_alive()
     assert [type(error) for error in failed] == [MemoryError]
+    assert [len(found) for found in arrived] == [4]  # what came behind it is not mixed up with it
+    assert all(map(torch.equal, arrived[0], tree))
