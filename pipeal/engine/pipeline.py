@@ -219,6 +219,9 @@ class Pipeline:
             add_note(failure, str(left_behind))
         finally:
             self._process_settings.close()
+            if not self.left_behind:
+                for stage in self.stages:
+                    stage.drop_unlearnt()
             self._lead_caller(failure)
         if error is None and failure is not None:
             raise failure

@@ -268,4 +268,9 @@ def serve(
     stage.reset()
     stage.device.follow_caller()
     with matmul_precision(line.matmul):
-        Server(line._open_node(), on_fence, feed, line.dump_folder).serve()
+        node = line._open_node()
+        try:
+            Server(node, on_fence, feed, line.dump_folder).serve()
+        finally:
+            if not node.worker.is_alive():
+                stage.drop_unlearnt()
