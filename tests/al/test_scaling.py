@@ -93,13 +93,53 @@ def test_layers_have_factors_of_their_own_and_keep_them_when_asked_again() -> No
 def test_a_layer_that_was_trained_in_fp16_is_itself_again_in_another_precision() -> None:
     """It went on to scale for ever, and in fp32 left out the updates whose gradients were not finite."""
     layer, plain = al(), al()
-    Pipeline([layer], precision="fp16")
-    assert layer.scaler is not None
+    with Pipeline([layer], threads=1, precision="fp16"):
+        assert layer.scaler is not None
     for found in (layer, plain):
         with Pipeline([found], threads=1) as pipe:
             pipe.submit(X, Y)
     assert layer.scaler is None
     assert all(map(torch.equal, tensors(layer_state(layer)), tensors(layer_state(plain))))
+
+
+@pytest.mark.usefixtures("fp16")
+def test_a_look_in_another_precision_leaves_the_factor_that_was_learnt() -> None:
+    """Whoever made a pipeline for predictions in fp32 took it away, also from one that was open."""
+    layer = al()
+    Pipeline([layer], precision="fp16")
+    assert layer.scaler is None
+    training = Pipeline([layer], threads=1, precision="fp16")
+    with training:
+        assert layer.scaler is not None
+        kept, _ = layer.scaler, layer.scaler.scale.fill_(8.0)
+        Pipeline([layer], threads=1).predict(X)
+        training.submit(X, Y)
+    Pipeline([layer], threads=1, precision="bf16").predict(X)
+    with training:
+        training.submit(X, Y)
+    assert layer.scaler is kept
+    assert (kept.scale, kept.good) == (8.0, 2)
+
+
+@pytest.mark.usefixtures("fp16")
+@pytest.mark.parametrize(("open_in", "other"), [("fp16", "fp32"), ("bf16", "fp16")])
+def test_no_layer_is_taken_from_a_pipeline_that_is_open(open_in: Any, other: Any) -> None:
+    layers = [al()]
+    with Pipeline(layers, threads=1, precision=open_in) as pipe:
+        scaler = layers[0].scaler
+        match = rf"layer 0 \(AL\) is wanted in {other}, but an open pipeline trains it in {open_in}"
+        with pytest.raises(ConfigError, match=match), Pipeline(layers, threads=1, precision=other):
+            pass
+        with pytest.raises(ConfigError, match=match):
+            make_ready(layers, other)
+        with Pipeline(layers, threads=1, precision=open_in):
+            pass
+        with pytest.raises(ConfigError, match=match):  # still open
+            make_ready(layers, other)
+        assert layers[0].scaler is scaler
+        pipe.submit(X, Y)
+    with Pipeline(layers, threads=1, precision=other):
+        assert (layers[0].scaler is None) == (other != "fp16")
 
 
 @pytest.mark.parametrize("last", [lambda: al(torch.optim.SGD), lambda: Foreign(2, 2)])

@@ -266,8 +266,8 @@ def serve(
     line = _Line(model, world, device, schedule, **settings)
     stage = line._stage
     stage.reset()
-    stage.device.follow_caller()
-    with matmul_precision(line.matmul):
+    with matmul_precision(line.matmul), line._ready():
+        stage.device.follow_caller()
         node = line._open_node()
         try:
             Server(node, on_fence, feed, line.dump_folder).serve()
