@@ -71,6 +71,12 @@ def ready(layers: Iterable[TrainableLayer], precision: str) -> Iterator[None]:
             _IN_TRAINING.remove(found)
 
 
+def trained_in(layer: TrainableLayer) -> str | None:
+    """The precision that an open pipeline trains a layer in; None where none does."""
+    with _IN_TRAINING.lock:
+        return _IN_TRAINING.precision_of(layer)
+
+
 class _InTraining:
     """The layers that open pipelines train, and how many of them; by the layer's id, with the precision."""
 

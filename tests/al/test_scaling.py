@@ -17,7 +17,7 @@ from pipeal.engine import settings
 from pipeal.engine.finite_state import not_finite_in
 from pipeal.engine.layer_state import layer_state, load_layer_state
 from pipeal.engine.settings import make_ready
-from pipeal.errors import NonFiniteError
+from pipeal.errors import DataError, NonFiniteError
 from pipeal.packet import tensors
 
 X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 20).view(4, 5)
@@ -160,6 +160,7 @@ def test_a_state_of_another_precision_is_taken_up(build: Callable[..., AL | BP])
     step(plain)
     step(scaled)
     load_layer_state(target, layer_state(scaled))
+    make_ready([target], "fp32")
     assert target.scaler is None
     assert all(map(torch.equal, tensors(layer_state(target)), tensors(layer_state(plain))))
     target.scale_losses()
@@ -181,6 +182,51 @@ def test_a_layer_that_is_saved_goes_on_with_its_factor() -> None:
     assert all(map(torch.equal, tensors(layer_state(one)), tensors(layer_state(other))))
     assert other.scaler is not None
     assert other.scaler.scale == 8.0
+
+
+@pytest.mark.usefixtures("fp16")
+@pytest.mark.parametrize("build", [al, bp])
+def test_a_state_of_fp16_brings_its_factor_along(build: Callable[..., AL | BP]) -> None:
+    """It was lost, without a word, in a layer that no pipeline had been opened for yet."""
+    one, other = build(), build()
+    one.scale_losses()
+    assert one.scaler is not None
+    one.scaler.scale.fill_(8.0)
+    step(one)
+    load_layer_state(other, layer_state(one))
+    with Pipeline([other], threads=1, precision="fp16"):
+        assert other.scaler is not None
+        assert (float(other.scaler.scale), int(other.scaler.good)) == (8.0, 1)
+
+
+def test_a_layer_that_is_being_trained_in_fp32_gets_no_factor() -> None:
+    layer, source = al(), al()
+    source.scale_losses()
+    with Pipeline([layer], threads=1) as pipe:
+        load_layer_state(layer, layer_state(source))
+        assert layer.scaler is None
+        pipe.submit(X, Y)
+
+
+@pytest.mark.parametrize("change", ["another shape", "a scaler of its own", "an optimizer without"])
+def test_a_state_that_does_not_fit_leaves_no_factor_behind(change: str) -> None:
+    """What a user's layer keeps as ``scaler`` was dropped without a word where the layer had none."""
+    layer, source = al(torch.optim.SGD if change == "an optimizer without" else None), al()
+    if change == "a scaler of its own":
+        source.scaler = nn.BatchNorm1d(2)  # type: ignore[assignment]
+    else:
+        source.scale_losses()
+    state = layer_state(source)
+    if change == "another shape":
+        state["module"]["enc.f.weight"] = torch.zeros(1)
+    match = {
+        "another shape": "enc.f.weight",
+        "a scaler of its own": "scaler.weight.* in the state and missing in the layer",
+        "an optimizer without": r"the state is of fp16, in which the layer cannot be trained.*found SGD; use its fused",
+    }
+    with pytest.raises(DataError, match=match[change]):
+        load_layer_state(layer, state)
+    assert layer.scaler is None
 
 
 def test_an_optimizer_that_would_ask_the_host_is_refused() -> None:
