@@ -29,12 +29,12 @@ class Accumulation:
         self._samples, self._unit = 0, 1
 
     def forget(self, *, midway: bool) -> None:
-        """Before another life of the pipeline: drops the gradients of an update that never came.
+        """After a life of the pipeline: drops the gradients of an update that never came.
 
         Those of a layer that holds gradients back by itself stay.
 
         Args:
-            midway: Whether the life before ended within a batch.
+            midway: Whether that life ended within a batch.
         """
         if midway or self._samples:
             for one in self._module.parameters():

@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pipeal.engine.settings import trained_in
 from pipeal.errors import ConfigError, DataError
 from pipeal.packet import ScalesLosses, TrainableLayer, describe, module_of, scaler_of, shapes_of
 
@@ -86,7 +88,9 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
     """Puts a state back into a layer of the same make, on whatever device it is; ``state`` is not held on to.
 
     Parameters and buffers are written in place. Optimizers get their options back as well, with the learning rates.
-    What scales the layer's losses in fp16 begins anew where the state is of another precision.
+    What scales the layer's losses in fp16 begins anew where the state is of another precision. A layer that has none
+    gets it from a state of fp16, unless an open pipeline trains it in another precision; one that is opened later in
+    another precision takes it away.
 
     Raises:
         DataError: The state is of another architecture; the layer is as it was.
@@ -94,17 +98,21 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
     module = module_of(layer)
     if set(state) != set(_PARTS):
         raise DataError(f"found the parts {sorted(state)}; expected the state of a layer, with {sorted(_PARTS)}")
-    if isinstance(layer, ScalesLosses):
-        state = {**state, "module": _scaled_as(layer, state["module"])}
-    _refuse_misfit(layer, state)
-    weights: OrderedDict[str, Any] = OrderedDict(
-        (key, value if isinstance(value, Tensor) else copy.deepcopy(value)) for key, value in state["module"].items()
-    )
-    weights._metadata = OrderedDict(copy.deepcopy(state["versions"]))  # type: ignore[attr-defined]
-    try:
-        module.load_state_dict(weights)
-    except RuntimeError as error:
-        raise DataError(f"{type(layer).__name__} does not take its state: {' '.join(str(error).split())}") from error
+    with ExitStack() as undo:
+        if isinstance(layer, ScalesLosses):
+            state = {**state, "module": _scaled_as(layer, state["module"], undo)}
+        _refuse_misfit(layer, state)
+        weights: OrderedDict[str, Any] = OrderedDict(
+            (key, value if isinstance(value, Tensor) else copy.deepcopy(value))
+            for key, value in state["module"].items()
+        )
+        weights._metadata = OrderedDict(copy.deepcopy(state["versions"]))  # type: ignore[attr-defined]
+        try:
+            module.load_state_dict(weights)
+        except RuntimeError as error:
+            said = " ".join(str(error).split())
+            raise DataError(f"{type(layer).__name__} does not take its state: {said}") from error
+        undo.pop_all()
     for name, parameter in _named(module, module.state_dict(keep_vars=True)):
         found = state["gradients"].get(name)
         parameter.grad = None if found is None else _laid_out_like(parameter, found, parameter.device)
@@ -202,14 +210,26 @@ def _trained_by(name: str, optimizer: torch.optim.Optimizer, names: Mapping[int,
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def _scaled_as(layer: TrainableLayer, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The weights of a state, with what scales losses in fp16 just where the layer has it."""
-    scaler, own = scaler_of(layer), "scaler."
-    if scaler is None and getattr(layer, "scaler", None) is not None:
-        return dict(weights)  # something of the layer's own
-    if scaler is None:
-        return {name: value for name, value in weights.items() if not name.startswith(own)}
-    return {own + name: value for name, value in scaler.at_first().items()} | dict(weights)
+def _scaled_as(layer: TrainableLayer, weights: Mapping[str, Any], undo: ExitStack) -> dict[str, Any]:
+    """The weights of a state, with what scales losses in fp16 just where the layer has it, or gets it here."""
+    assert isinstance(layer, ScalesLosses)
+    own, before = "scaler.", getattr(layer, "scaler", None)
+    if before is None and any(name.startswith(own) for name in weights):
+        undo.callback(layer.scale_losses, False)
+        try:
+            layer.scale_losses()
+        except ConfigError as error:
+            raise DataError(f"the state is of fp16, in which the layer cannot be trained: {error}") from error
+    scaler = scaler_of(layer)
+    names = {} if scaler is None else {own + name: value for name, value in scaler.at_first().items()}
+    if before is not None or not names:
+        return names | dict(weights)
+    if names.keys() <= weights.keys() and trained_in(layer) in (None, "fp16"):
+        return dict(weights)
+    layer.scale_losses(False)
+    if names.keys() <= weights.keys():
+        return {name: value for name, value in weights.items() if name not in names}
+    return dict(weights)  # something of another layer's own, which does not fit
 
 
 def _refuse_misfit(layer: TrainableLayer, state: State) -> None:

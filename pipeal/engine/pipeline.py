@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -23,7 +23,7 @@ from pipeal.engine.placement import balance, check_sizes, layers_of_stages
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import Schedule, schedule_named
-from pipeal.engine.settings import MATMULS, Matmul, check_precision, make_ready, matmul_precision
+from pipeal.engine.settings import MATMULS, Matmul, check_precision, matmul_precision, ready
 from pipeal.engine.sharing import refuse_shared
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.threads import threads_each
@@ -65,7 +65,8 @@ class Pipeline:
             predictions). None: the cores shared out evenly among the CPU stages that may run at once. It is a
             numeric setting: some reductions round differently with another number.
         precision: ``fp32``, or ``bf16`` or ``fp16`` for forwards under autocast. In ``fp16`` each layer scales its
-            losses (:class:`pipeal.packet.ScalesLosses`).
+            losses (:class:`pipeal.packet.ScalesLosses`) from when the pipeline is opened, and in another precision no
+            longer; a pipeline that only predicts needs not be opened, and leaves them.
         first_batch: The number of the first batch: how many the model was trained on before.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
@@ -140,7 +141,6 @@ class Pipeline:
             self.sizes = balance([1.0] * len(layers), len(handles))
         else:
             self.sizes = check_sizes(sizes, len(layers), len(handles))
-        make_ready(layers, precision)
         numbered = list(enumerate(layers))
         self.stages = [
             Stage(
@@ -183,7 +183,13 @@ class Pipeline:
                 torch.cuda.synchronize(stage.device.device)  # the weights have arrived before other streams read
 
     def __enter__(self) -> Pipeline:
-        """Starts the workers."""
+        """Has the layers do their part for the precision, and starts the workers.
+
+        Raises:
+            ScheduleError: It is open.
+            ConfigError: A layer cannot be trained in the precision; or another open pipeline trains it where losses
+                are scaled and here they are not, or the other way round, or has another ``matmul``.
+        """
         if self._executor is not None:
             raise ScheduleError("this pipeline is already open")
         self._sequence = self._batches = self._samples = 0
@@ -192,6 +198,7 @@ class Pipeline:
             stage.reset()
         with ExitStack() as undo:
             undo.enter_context(matmul_precision(self.matmul))
+            undo.enter_context(self._ready())
             self._executor = self._start()
             self._process_settings = undo.pop_all()
         return self
@@ -220,6 +227,9 @@ class Pipeline:
             add_note(failure, str(left_behind))
         finally:
             self._process_settings.close()
+            if not self.left_behind:
+                for stage in self.stages:
+                    stage.drop_unlearnt()
             self._lead_caller(failure)
         if error is None and failure is not None:
             raise failure
@@ -385,6 +395,10 @@ class Pipeline:
     def _rest(self) -> None:
         if self._executor is not None:
             self._executor.drain()
+
+    def _ready(self) -> AbstractContextManager[None]:
+        """Has the layers do their part for the precision, while the pipeline is open."""
+        return ready([layer for stage in self.stages for _, layer in stage.layers], self.stages[0].precision)
 
     def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:
         return [open_device(device) for device in devices]

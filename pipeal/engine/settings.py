@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, TypeAlias
 
@@ -42,27 +42,89 @@ def check_precision(name: str, devices: Iterable[torch.device]) -> Precision:
 
 
 def make_ready(layers: Iterable[TrainableLayer], precision: str) -> None:
-    """Has layers do their part for a precision, before states are loaded into them or a pipeline is opened.
+    """Has layers do their part for a precision, as a pipeline does when it is opened to train them.
 
     Those that did theirs for another one do so no longer.
 
     Raises:
-        ConfigError: A layer cannot be trained in it; all are as they were.
+        ConfigError: A layer cannot be trained in it, or an open pipeline trains one in another; all are as they were.
+    """
+    with _IN_TRAINING.lock:
+        _make_ready(list(layers), precision)
+
+
+@contextmanager
+def ready(layers: Iterable[TrainableLayer], precision: str) -> Iterator[None]:
+    """Within it, layers do their part for a precision, and nobody makes them ready for another one.
+
+    Raises:
+        ConfigError: As :func:`make_ready`.
     """
     found = list(layers)
+    with _IN_TRAINING.lock:
+        _make_ready(found, precision)
+        _IN_TRAINING.add(found, precision)
+    try:
+        yield
+    finally:
+        with _IN_TRAINING.lock:
+            _IN_TRAINING.remove(found)
+
+
+def trained_in(layer: TrainableLayer) -> str | None:
+    """The precision that an open pipeline trains a layer in; None where none does."""
+    with _IN_TRAINING.lock:
+        return _IN_TRAINING.precision_of(layer)
+
+
+class _InTraining:
+    """The layers that open pipelines train, and how many of them; by the layer's id, with the precision."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a pipeline that nobody closed may be collected within it
+        self._holders: dict[int, tuple[str, int]] = {}
+
+    def precision_of(self, layer: TrainableLayer) -> str | None:
+        """That it is trained in; None where no open pipeline does."""
+        found = self._holders.get(id(layer))
+        return None if found is None else found[0]
+
+    def add(self, layers: Iterable[TrainableLayer], precision: str) -> None:
+        for layer in layers:
+            known, count = self._holders.get(id(layer), (precision, 0))
+            self._holders[id(layer)] = known, count + 1
+
+    def remove(self, layers: Iterable[TrainableLayer]) -> None:
+        for layer in layers:
+            known, count = self._holders.pop(id(layer))
+            if count > 1:
+                self._holders[id(layer)] = known, count - 1
+
+
+_IN_TRAINING = _InTraining()
+
+
+def _make_ready(layers: Sequence[TrainableLayer], precision: str) -> None:
+    for number, layer in enumerate(layers):
+        held = _IN_TRAINING.precision_of(layer)
+        if held is not None and (held == "fp16") != (precision == "fp16"):
+            raise ConfigError(
+                f"layer {number} ({type(layer).__name__}) is wanted in {precision}, but an open pipeline trains it in "
+                f"{held}, and it scales its losses for both or for neither; close that one first"
+            )
     if precision != "fp16":
-        for layer in found:
+        for layer in layers:
             if isinstance(layer, ScalesLosses):
                 layer.scale_losses(False)
         return
-    for number, layer in enumerate(found):
+    for number, layer in enumerate(layers):
         if not isinstance(layer, ScalesLosses):
             raise ConfigError(
                 f"layer {number} ({type(layer).__name__}) has no scale_losses(), without which small gradients are "
                 "lost in fp16; use precision='bf16' or 'fp32'"
             )
     with ExitStack() as undo:
-        for layer in found:
+        for layer in layers:
             assert isinstance(layer, ScalesLosses)
             if scaler_of(layer) is None:
                 undo.callback(layer.scale_losses, False)

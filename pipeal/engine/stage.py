@@ -146,16 +146,23 @@ class Stage:
 
     def reset(self) -> None:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
-        midway, self._in_hand = self._in_hand is not None, None
+        self.drop_unlearnt()  # where a worker was left behind, this could not be done before
         self._found.clear()
         self._abandoned.clear()
         self.finite.forget()
-        for gathered in self._gathered.values():
-            gathered.forget(midway=midway)
         for rescue in self._rescues.values():
             rescue.forget()
         self.losses.take()
         self.clock.forget()
+
+    def drop_unlearnt(self) -> None:
+        """After a life, once the worker has ended: drops the gradients of an update that never came.
+
+        A second time does nothing: gradients that a state brings along before the next life stay.
+        """
+        midway, self._in_hand = self._in_hand is not None, None
+        for gathered in self._gathered.values():
+            gathered.forget(midway=midway)
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""

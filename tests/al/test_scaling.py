@@ -18,7 +18,7 @@ from pipeal.engine import settings
 from pipeal.engine.finite_state import not_finite_in
 from pipeal.engine.layer_state import layer_state, load_layer_state
 from pipeal.engine.settings import make_ready
-from pipeal.errors import NonFiniteError
+from pipeal.errors import DataError, NonFiniteError
 from pipeal.packet import ScalesUpdates, scaler_of, tensors
 
 X, Y = torch.linspace(-1, 1, 12).view(4, 3), torch.linspace(0, 1, 20).view(4, 5)
@@ -105,13 +105,53 @@ def test_layers_have_factors_of_their_own_and_keep_them_when_asked_again() -> No
 def test_a_layer_that_was_trained_in_fp16_is_itself_again_in_another_precision() -> None:
     """It went on to scale for ever, and in fp32 left out the updates whose gradients were not finite."""
     layer, plain = al(), al()
-    Pipeline([layer], precision="fp16")
-    assert layer.scaler is not None
+    with Pipeline([layer], threads=1, precision="fp16"):
+        assert layer.scaler is not None
     for found in (layer, plain):
         with Pipeline([found], threads=1) as pipe:
             pipe.submit(X, Y)
     assert layer.scaler is None
     assert all(map(torch.equal, tensors(layer_state(layer)), tensors(layer_state(plain))))
+
+
+@pytest.mark.usefixtures("fp16")
+def test_a_look_in_another_precision_leaves_the_factor_that_was_learnt() -> None:
+    """Whoever made a pipeline for predictions in fp32 took it away, also from one that was open."""
+    layer = al()
+    Pipeline([layer], precision="fp16")
+    assert layer.scaler is None
+    training = Pipeline([layer], threads=1, precision="fp16")
+    with training:
+        assert layer.scaler is not None
+        kept, _ = layer.scaler, layer.scaler.scale.fill_(8.0)
+        Pipeline([layer], threads=1).predict(X)
+        training.submit(X, Y)
+    Pipeline([layer], threads=1, precision="bf16").predict(X)
+    with training:
+        training.submit(X, Y)
+    assert layer.scaler is kept
+    assert (kept.scale, kept.good) == (8.0, 2)
+
+
+@pytest.mark.usefixtures("fp16")
+@pytest.mark.parametrize(("open_in", "other"), [("fp16", "fp32"), ("bf16", "fp16")])
+def test_no_layer_is_taken_from_a_pipeline_that_is_open(open_in: Any, other: Any) -> None:
+    layers = [al()]
+    with Pipeline(layers, threads=1, precision=open_in) as pipe:
+        scaler = layers[0].scaler
+        match = rf"layer 0 \(AL\) is wanted in {other}, but an open pipeline trains it in {open_in}"
+        with pytest.raises(ConfigError, match=match), Pipeline(layers, threads=1, precision=other):
+            pass
+        with pytest.raises(ConfigError, match=match):
+            make_ready(layers, other)
+        with Pipeline(layers, threads=1, precision=open_in):
+            pass
+        with pytest.raises(ConfigError, match=match):  # still open
+            make_ready(layers, other)
+        assert layers[0].scaler is scaler
+        pipe.submit(X, Y)
+    with Pipeline(layers, threads=1, precision=other):
+        assert (layers[0].scaler is None) == (other != "fp16")
 
 
 @pytest.mark.parametrize("last", [lambda: al(torch.optim.SGD), lambda: Foreign(2, 2)])
@@ -132,6 +172,7 @@ def test_a_state_of_another_precision_is_taken_up(build: Callable[..., AL | BP])
     step(plain)
     step(scaled)
     load_layer_state(target, layer_state(scaled))
+    make_ready([target], "fp32")
     assert target.scaler is None
     assert all(map(torch.equal, tensors(layer_state(target)), tensors(layer_state(plain))))
     target.scale_losses()
@@ -153,6 +194,51 @@ def test_a_layer_that_is_saved_goes_on_with_its_factor() -> None:
     assert all(map(torch.equal, tensors(layer_state(one)), tensors(layer_state(other))))
     assert other.scaler is not None
     assert other.scaler.scale == 8.0
+
+
+@pytest.mark.usefixtures("fp16")
+@pytest.mark.parametrize("build", [al, bp])
+def test_a_state_of_fp16_brings_its_factor_along(build: Callable[..., AL | BP]) -> None:
+    """It was lost, without a word, in a layer that no pipeline had been opened for yet."""
+    one, other = build(), build()
+    one.scale_losses()
+    assert one.scaler is not None
+    one.scaler.scale.fill_(8.0)
+    step(one)
+    load_layer_state(other, layer_state(one))
+    with Pipeline([other], threads=1, precision="fp16"):
+        assert other.scaler is not None
+        assert (float(other.scaler.scale), int(other.scaler.good)) == (8.0, 1)
+
+
+def test_a_layer_that_is_being_trained_in_fp32_gets_no_factor() -> None:
+    layer, source = al(), al()
+    source.scale_losses()
+    with Pipeline([layer], threads=1) as pipe:
+        load_layer_state(layer, layer_state(source))
+        assert layer.scaler is None
+        pipe.submit(X, Y)
+
+
+@pytest.mark.parametrize("change", ["another shape", "a scaler of its own", "an optimizer without"])
+def test_a_state_that_does_not_fit_leaves_no_factor_behind(change: str) -> None:
+    """What a user's layer keeps as ``scaler`` was dropped without a word where the layer had none."""
+    layer, source = al(torch.optim.SGD if change == "an optimizer without" else None), al()
+    if change == "a scaler of its own":
+        source.scaler = nn.BatchNorm1d(2)  # type: ignore[assignment]
+    else:
+        source.scale_losses()
+    state = layer_state(source)
+    if change == "another shape":
+        state["module"]["enc.f.weight"] = torch.zeros(1)
+    match = {
+        "another shape": "enc.f.weight",
+        "a scaler of its own": "scaler.weight.* in the state and missing in the layer",
+        "an optimizer without": r"the state is of fp16, in which the layer cannot be trained.*found SGD; use its fused",
+    }
+    with pytest.raises(DataError, match=match[change]):
+        load_layer_state(layer, state)
+    assert layer.scaler is None
 
 
 def test_an_optimizer_that_would_ask_the_host_is_refused() -> None:

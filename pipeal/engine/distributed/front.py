@@ -266,6 +266,11 @@ def serve(
     line = _Line(model, world, device, schedule, **settings)
     stage = line._stage
     stage.reset()
-    stage.device.follow_caller()
-    with matmul_precision(line.matmul):
-        Server(line._open_node(), on_fence, feed, line.dump_folder).serve()
+    with matmul_precision(line.matmul), line._ready():
+        stage.device.follow_caller()
+        node = line._open_node()
+        try:
+            Server(node, on_fence, feed, line.dump_folder).serve()
+        finally:
+            if not node.worker.is_alive():
+                stage.drop_unlearnt()
