@@ -89,7 +89,8 @@ def test_real_runs_on_one_page_in_a_real_browser(
         assert (pixels[:, [0, -1]] == 255).all(), "a page in the middle of white margins, with nothing that sticks out"
         assert (pixels.min(axis=2) < 60).any(axis=1).mean() > 0.2, "it has words on it"
         for colour in ((0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)):
-            assert (pixels == colour).all(axis=2).sum() > 100, "the curves of the first and of the second run"
+            near = np.abs(pixels.astype(int) - colour).max(axis=2) < 24  # the edges of a line are paler
+            assert near.sum() > 100, "the curves of the first and of the second run"
 
 
 def test_a_page_that_asks_for_a_network_or_a_script_would_be_noticed(tmp_path: Path, look: Look) -> None:
