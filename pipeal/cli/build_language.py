@@ -96,16 +96,7 @@ class LanguageExperiment:
 
     def train_batches(self, seed: int, share: Share = WHOLE) -> RandomBlocks:
         """Random blocks, others in each epoch."""
-        data = self.config.data
-        return RandomBlocks(
-            self.text.train,
-            block=self.config.model.block,
-            batch_size=data.batch_size,
-            batches=data.steps,
-            seed=seed,
-            pin_memory=True,
-            share=share,
-        )
+        return self._blocks(self.text.train, self.config.data.steps, seed, share=share)
 
     def save(self, folder: Path) -> None:
         """Leaves ``alphabet.json``."""
@@ -138,15 +129,20 @@ class LanguageExperiment:
         return [*lines, "sample:", alphabet.decode(written).strip()]
 
     def _estimate(self, text: torch.Tensor, seed: int) -> RandomBlocks:
-        data = self.config.data
+        return self._blocks(text, self.config.data.estimate_batches, seed, same=True)
+
+    def _blocks(
+        self, text: torch.Tensor, batches: int, seed: int, *, same: bool = False, share: Share = WHOLE
+    ) -> RandomBlocks:
         return RandomBlocks(
             text,
             block=self.config.model.block,
-            batch_size=data.batch_size,
-            batches=data.estimate_batches,
+            batch_size=self.config.data.batch_size,
+            batches=batches,
             seed=seed,
-            same=True,
+            same=same,
             pin_memory=True,
+            share=share,
         )
 
 

@@ -33,7 +33,7 @@ def set_intra_op_threads(count: int) -> None:
 def intra_op_threads(count: int) -> Iterator[None]:
     """Within it, operators on a CPU run on that many threads, whatever the caller's own number is."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    set_intra_op_threads(count)
     try:
         yield
     finally:
