@@ -46,6 +46,16 @@ def leaves_no_thread() -> Iterator[None]:
     assert not left, f"threads left behind: {left}"
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One intra-op thread in the caller: it computes with the bits of a worker with one thread, and of tiny tensors
+    a second thread would only wait, and slow every other test that runs on this machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     folder = os.environ.get("PIPEAL_DATA")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -32,12 +31,7 @@ STYLES = pytest.mark.parametrize("labels", ["codes", "published"])
 FORMS = pytest.mark.parametrize("mode", ["al", "bp"])
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def model(mode: str = "al", **changes: object) -> ALPackage:

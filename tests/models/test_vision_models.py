@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,13 +18,7 @@ EVERY_MODEL = pytest.mark.parametrize("name", VISION_MODELS)
 BOTH_MODES = pytest.mark.parametrize("mode", ["al", "bp"])
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny tensors: a second thread would only wait, and slow every other test that runs on this machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small(name: str, mode: str = "al") -> ALPackage:

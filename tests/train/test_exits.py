@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
@@ -52,12 +51,7 @@ def blobs(samples: int, seed: int, size: int = 50) -> Batches:
     return Batches(Batch(*part) for part in zip(x.split(size), y.split(size), strict=True))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def mlp(layers: int = 3) -> ALPackage:
