@@ -114,7 +114,7 @@ class Unless:
 
 @contextmanager
 def worker_failures(stop: StopRequest, way_back: str) -> Iterator[None]:
-    """Names the failure of a worker process, which PyTorch may raise anywhere, between any two lines.
+    """Names the failure of a worker process, in the errors that PyTorch and Python have for it.
 
     Args:
         stop: Whether the end was asked for.

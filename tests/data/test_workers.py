@@ -182,3 +182,35 @@ def test_a_worker_that_dies_while_it_hands_a_batch_over_is_named() -> None:
     assert failure is not None
     assert "a worker process that prepares batches died" in str(failure)
     assert worker_failure(ConnectionResetError("of somebody else")) is None
+
+
+ROBBED = """
+import multiprocessing, os, signal
+from time import sleep
+import numpy as np
+from pipeal.data import ImageBatches, ImageSplit
+from pipeal.errors import WorkerError
+
+split = ImageSplit(np.zeros((40, 8, 8, 3), np.uint8), np.zeros(40, np.int64))
+batches = iter(ImageBatches(split, batch_size=1, mean=(0, 0, 0), std=(1, 1, 1), workers=1))
+next(batches)
+(worker,) = multiprocessing.active_children()
+os.kill(worker.pid, signal.SIGKILL)
+os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # dead, and not yet taken note of
+sleep(0.1)
+print("writes on", flush=True)
+try:
+    for _ in batches:
+        pass
+except WorkerError as error:
+    print(error)
+"""
+
+
+def test_a_worker_that_died_is_told_of_where_a_batch_is_waited_for_and_nowhere_else() -> None:
+    """Symptom: PyTorch's handler raised a second time, while the first failure was being written down."""
+    done = subprocess.run([sys.executable, "-c", ROBBED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "writes on"
+    assert "a worker process that prepares batches died" in second
