@@ -59,17 +59,19 @@ def lay_out(costs: CostsByKind, setup: Setup, schedule: Schedule | None = None) 
 
 
 def layouts(costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule) -> list[Layout]:
-    """Those of which one is best. With uneven devices or links what a join asks for is simulated, not known, and so is
-    how stages crowd each other where they share cores: there, fewer devices may be faster.
+    """Those of which one is best. With uneven devices or links what a join asks for, or the end of a batch of micro-
+    batches, is simulated, not known, and so is how stages crowd each other where they share cores: there, fewer devices
+    may be faster. What does one thing at a time gets as many as there are, so that they share its memory.
 
     Raises:
         PlacementError: Nothing fits on all of them.
     """
     share = share_of(setup)
     found = _layouts_on(costs, setup, schedule, share)
-    joins = isinstance(schedule, Schedule) and schedule.joins
+    serial = schedule.micro_batches == 1 if isinstance(schedule, BackpropSchedule) else schedule.serial
+    joins = isinstance(schedule, BackpropSchedule) or schedule.joins
     uneven = setup.link != Link() or len(set(share)) > 1
-    if (isinstance(schedule, Schedule) and schedule.serial) or not (setup.crowding or (joins and uneven)):
+    if serial or not (setup.crowding or (joins and uneven)):
         return found
     alone = {device: sum(cost.seconds for cost in costs[device.kind]) / device.speed for device in set(share)}
     fastest = sorted(range(len(share)), key=lambda place: alone[share[place]])
@@ -128,9 +130,9 @@ def _fewer(most: int) -> list[int]:
     """The numbers of devices that are tried: all small ones, and of large ones each half of the one before.
 
     >>> _fewer(40)
-    [40, 20, 10, 8, 7, 6, 5, 4, 3, 2, 1]
+    [40, 20, 10, 5, 4, 3, 2, 1]
     """
-    return sorted({*range(1, min(most, 8) + 1), *(most >> times for times in range(most.bit_length()))}, reverse=True)
+    return sorted({*range(1, min(most, 4) + 1), *(most >> times for times in range(most.bit_length()))}, reverse=True)
 
 
 def _renumbered(layout: Layout, places: Sequence[int]) -> Layout:

@@ -289,7 +289,7 @@ def test_under_a_join_links_may_ask_for_fewer_stages() -> None:
 
 def test_of_unlike_devices_the_fastest_are_left_where_fewer_are_better() -> None:
     devices = (PlannedDevice(), PlannedDevice(speed=4.0), PlannedDevice(speed=2.0))
-    found = of("AL al-fm", 4, Setup(devices, link=Link(bytes_per_s=1.0)))
+    found = of("AL al-fm", 4, Setup(devices, link=Link(latency_s=5.0)))
     assert [stage.devices for stage in found.layout.stages] == [(1,)]
     assert found.batch_s == pytest.approx(3)
 
