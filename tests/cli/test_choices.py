@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.choices import choose
 from pipeal.config import TextConfig, load_config
+from pipeal.engine.costs import Placement
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
@@ -31,3 +33,19 @@ def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.
     assert len(taken) == 1
     assert taken[0][4] == min((row[4] for row in rows), key=float)
     assert taken[0][1] == " + ".join(map(str, chosen.engine.sizes or ()))
+
+
+def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were left out of the trials. Backpropagation beside several AL stages has all cores, in its trial, too."""
+    told: list[tuple[int | None, int]] = []
+
+    def place(*_: Any, threads: int | None, queue_depth: int, **__: Any) -> Placement:
+        told.append((threads, queue_depth))
+        return Placement(["cpu"], [1], threads or 7)
+
+    monkeypatch.setattr("pipeal.cli.choices.place", place)
+    keys = ["dataset=toynews", "engine.devices=auto", "engine.threads=3", "engine.queue_depth=5", "train.mode=compare"]
+    config = load_config(TextConfig, None, overrides=keys, values={})
+    experiment = text_experiment(replace(config, out=str(tmp_path)), lambda _: None)
+    threads = [choose(experiment, form, lambda _: None).engine.threads for form in ("al", "bp")]
+    assert (told, threads) == ([(3, 5), (None, 5)], [3, 7])
