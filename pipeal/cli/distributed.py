@@ -60,7 +60,9 @@ def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
         "resume": resume,
         "kind": type(config).__name__,
     }
-    facts["engine.devices"] = device = _device_kind(config, launch)
+    device = _device_kind(config, launch)
+    # Left open, the ranks must come to the same kind; else they must have been told the same.
+    facts["engine.devices"] = ",".join(_named_devices(config) or [device])
     with open_world(
         launch,
         {name: fact for name, fact in facts.items() if name not in _OWN},
@@ -100,11 +102,18 @@ def _blaming(world: World) -> Iterator[None]:
 
 def _device_kind(config: RunConfig, launch: Launch) -> str:
     """``cpu`` or ``cuda``, for all ranks alike; left open, it is ``cuda`` where each process can have a GPU."""
+    names = _named_devices(config)
+    if names is None:
+        return "cuda" if torch.cuda.device_count() >= launch.local_size else "cpu"
+    return names[0].partition(":")[0]
+
+
+def _named_devices(config: RunConfig) -> list[str] | None:
+    """The devices as asked for; None where they are left open."""
     devices = config.engine.devices
     if devices == "auto":
-        return "cuda" if torch.cuda.device_count() >= launch.local_size else "cpu"
-    names = device_names(devices) if isinstance(devices, str) else list(devices)
-    return names[0].partition(":")[0]
+        return None
+    return device_names(devices) if isinstance(devices, str) else list(devices)
 
 
 def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:

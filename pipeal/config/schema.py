@@ -27,6 +27,10 @@ Seed: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63, description="a whole number, at least 0 and below 2^63")
 ]
 Positive: TypeAlias = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False, description="a number above 0")]
+Patience: TypeAlias = Annotated[
+    float,
+    Field(strict=True, gt=0, le=604_800, allow_inf_nan=False, description="a number above 0, at most 604800 (a week)"),
+]
 NotNegative: TypeAlias = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False, description="a number, at least 0")
 ]
@@ -167,7 +171,7 @@ class EngineConfig:
     on_oom: Literal["raise", "split"] = "raise"
     threads: Threads | None = None
     stall_timeout_s: Positive = 300.0
-    peer_timeout_s: Positive = 60.0
+    peer_timeout_s: Patience = 60.0
     trace_batches: Count = 40
 
 

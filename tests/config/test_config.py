@@ -59,7 +59,7 @@ common = {
         compile=st.sampled_from(["none", "static", "dynamic"]),
         replicas=count,
         stall_timeout_s=positive,
-        peer_timeout_s=positive,
+        peer_timeout_s=st.floats(0, 604_800, exclude_min=True),
     ),
 }
 text_configs = st.builds(
@@ -223,6 +223,10 @@ def test_a_configuration_can_be_hashed_and_not_changed():
         ("data: {download: 1}", "data.download: found 1, expected true or false"),
         ("engine: {queue_depth: 0}", "engine.queue_depth: found 0, expected a whole number, at least 1"),
         ("engine: {devices: []}", "engine.devices: found [], expected text, or a list of texts"),
+        (
+            "engine: {peer_timeout_s: 1e+14}",
+            "engine.peer_timeout_s: found 100000000000000.0, expected a number above 0, ",
+        ),
         ("engine: {sizes: [1, a]}", "engine.sizes: found [1, 'a'], expected a list of whole numbers, each at"),
         ("out: 2020-01-01", "out: found 2020-01-01, expected text (put it in quotes to make it text)"),
         ("out: {a: b}", "out: found a mapping, expected text"),

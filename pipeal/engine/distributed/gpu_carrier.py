@@ -2,19 +2,26 @@
 
 ::
 
-    compute stream   … F0 ─ready─┐                    ┌─ready─ F0 …      of the next stage
-    carrier's        ────────────└ wait, send ══════► receive ┘          its event is the parcel's ready
+    compute stream   … F0 ─ready─┐                               ┌─ F0 …      of the next stage
+    couriers' hosts              └ wait, head ──► answer         │
+    NCCL                              send ═════════► receive    │
+    couriers' hosts                   until sent      until there, then the parcel is handed on
 
 The head of a message, and what of its tree is on the CPU, goes over the wire first, so that both ends give NCCL the
 same tensors in the same order. The receiver answers once it has a place and memory for them; only then they are sent: a
-send that waits would hold up the GPU it waits on. They travel as bytes, since NCCL does not know every type. No stage
-waits on its host: a courier's thread waits for the send, and the parcel keeps its place, and its memory, until then.
+send that waits would hold up the GPU it waits on. They travel as bytes, since NCCL does not know every type.
+
+The couriers' threads wait on their hosts, and no stage does: before the head for what is sent, and at both ends for
+NCCL; until it has been sent a parcel keeps its place, and its memory. No stream ever waits for another rank in their
+stead: a GPU has few queues for all streams, a wait at the head of one blocks whatever lies behind it, and where packets
+go both ways at once each rank could wait for what is blocked on the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import sleep
 from typing import Any
 
 import torch
@@ -27,6 +34,7 @@ from pipeal.errors import first_line
 from pipeal.packet import Tree, map_tensors
 
 _LAYOUTS = "on gpu"
+_POLL_S = 1e-4
 
 
 class GpuCarrier:
@@ -69,12 +77,11 @@ class GpuCarrier:
             if ready is not None:
                 self._stream.wait_event(ready)
             light = map_tensors(set_aside, tree)
+            self._mark().synchronize()
             self._wire.send(peer, kind, {**facts, _LAYOUTS: layouts}, light)
             if _on_gpu(layouts) and self._wire.hear_answer(peer):
                 for row in rows:
                     self._carry(self._pair.send, row, peer)
-            done = self._mark()
-        done.synchronize()  # on a courier's thread: no stage waits for it
 
     def body(self, message: Message) -> tuple[Tree, Ready]:
         """The tree of a message, and when it may be read: on its GPU already."""
@@ -114,11 +121,14 @@ class GpuCarrier:
             raise
 
     def _carry(self, operation: Callable[..., Any], row: Tensor, peer: int) -> None:
-        """Has the current stream wait for an operation of NCCL; the host goes on."""
+        """Waits for an operation of NCCL, on a courier's thread."""
         if not row.numel():
             return
         try:
-            operation([row.view(torch.uint8)], self._to, 0).wait()
+            work = operation([row.view(torch.uint8)], self._to, 0)
+            while not work.is_completed():
+                sleep(_POLL_S)
+            work.wait()  # of what has ended: no stream gets a wait, and what it failed with is raised
         except RuntimeError as error:
             raise BrokenWireError(first_line(error), peer) from error
 

@@ -52,16 +52,19 @@ class Launch:
             _number(environment, "LOCAL_RANK", 0, rank),
             _number(environment, "LOCAL_WORLD_SIZE", 1, size),
             environment["MASTER_ADDR"],
-            _number(environment, "MASTER_PORT", 1),
+            _number(environment, "MASTER_PORT", 1, most=65535),
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
 
 
-def _number(environment: Mapping[str, str], name: str, least: int, default: int | None = None) -> int:
+def _number(
+    environment: Mapping[str, str], name: str, least: int, default: int | None = None, most: int = 2**31 - 1
+) -> int:
     text = environment.get(name)
     if text is None and default is not None:
         return default
-    if text is None or not (text.isascii() and text.isdigit()) or int(text) < least:
-        found = "not set" if text is None else repr(text)
-        raise ConfigError(f"{name} is {found}; expected a whole number of at least {least}, as torchrun sets it")
+    # Python makes no number of thousands of digits.
+    if text is None or not (text.isascii() and text.isdigit() and len(text) < 20) or not least <= int(text) <= most:
+        found = "not set" if text is None else f"{text!r:.40}"
+        raise ConfigError(f"{name} is {found}; expected a whole number from {least} to {most}, as torchrun sets it")
     return int(text)

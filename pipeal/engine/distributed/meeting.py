@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from inspect import signature
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -17,6 +20,9 @@ from pipeal.engine.device import Device
 from pipeal.engine.distributed.door import POLL_S
 from pipeal.engine.distributed.world import World
 from pipeal.errors import PeerLostError
+
+BUCKET_BYTES = 2**25
+"""About how much of the gradients travels at once: large enough for the network, small enough to overlap."""
 
 _PROBE = 10_000
 """A tag that nobody sends under."""
@@ -65,15 +71,21 @@ class Groups:
             if group is not None:
                 dist.destroy_process_group(group)
 
-    def abort(self) -> None:
+    def abort(self, within_s: float) -> None:
         """Ends what is under way between GPUs, which NCCL would wait for until a rank that is gone comes back.
 
-        Gloo knows by itself when a process is gone.
+        Gloo knows by itself when a process is gone. All at once: the end of one group may have to wait for the device,
+        which another group's kernel holds up. NCCL may take its time, and nobody waits longer than ``within_s``.
         """
-        for group in self._on_gpus():
-            abort = getattr(group._get_backend(torch.device("cuda")), "abort", None)
-            if abort is not None:  # else a command leaves without asking its threads: see pipeal.cli.ending
-                abort()
+        threads = [
+            threading.Thread(target=_abort, args=(group,), name="pipeal-abort", daemon=True)
+            for group in self._on_gpus()
+        ]
+        for thread in threads:
+            thread.start()
+        until = monotonic() + within_s
+        for thread in threads:
+            thread.join(max(0.0, until - monotonic()))
 
     def blame(self, world: World, among: Iterable[int], error: BaseException) -> PeerLostError:
         """As :meth:`World.blame`, where one of several ranks is behind a connection that broke."""
@@ -127,17 +139,20 @@ def open_groups(world: World, seats: list[Seat]) -> Groups:
 
 def _open_groups(world: World, seats: list[Seat]) -> Groups:
     everyone, mesh = list(range(world.size)), world.mesh
-    packets, control = _group(everyone, "gloo"), _group(everyone, "gloo")
+    packets, control = _host_group(everyone), _host_group(everyone)
     alike = alike_on_gpus = None
     for stage in range(mesh.stages) if mesh.replicas > 1 else ():
         # Every rank takes part in making every group.
         ranks = mesh.column(stage)
-        by_host = _group(ranks, "gloo")
-        by_gpu = _group(ranks, "nccl") if have_gpus_of_their_own([seats[rank] for rank in ranks]) else None
+        by_host = _host_group(ranks)
+        on_gpus = have_gpus_of_their_own([seats[rank] for rank in ranks])
+        by_gpu = gpu_group(ranks, seats[world.rank]) if on_gpus else None
         if world.rank in ranks:
             alike, alike_on_gpus = by_host, by_gpu
             if by_gpu is not None:
-                _connect(seats[world.rank], by_gpu.allreduce)
+                for elements in (1, BUCKET_BYTES // 4):  # little goes another way than much
+                    _connect(seats[world.rank], by_gpu.allreduce, elements=elements)
+                    _connect(seats[world.rank], by_gpu.broadcast, dist.BroadcastOptions(), elements=elements)
     pairs = {}
     for lower in everyone[:-1]:
         ranks = [lower, lower + 1]
@@ -145,7 +160,7 @@ def _open_groups(world: World, seats: list[Seat]) -> Groups:
             [seats[one] for one in ranks]
         ):
             for back in (False, True):
-                group = _group(ranks, "nccl")
+                group = gpu_group(ranks, seats[world.rank])
                 if world.rank in ranks:
                     pairs[lower, back] = group
                     sends = (world.rank == lower) != back
@@ -159,16 +174,32 @@ def have_gpus_of_their_own(seats: list[Seat]) -> bool:
     return dist.is_nccl_available() and None not in gpus and len(set(gpus)) == len(gpus)
 
 
-def _connect(seat: Seat, operation: Callable[..., Any], *arguments: int) -> None:
-    """Has NCCL make its connections now, in the same order on all ranks: at the first packets each rank would come to
-    them in an order of its own, and hold up the device."""
+def gpu_group(ranks: list[int], seat: Seat) -> Any:
+    """A group over NCCL of some ranks; every rank calls it, with its own seat, and those that are not of it, too."""
+    # Else NCCL's own watchdog ends this process, before it can say whom it lost; torchrun asks for that.
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    bound: dict[str, Any] = {}
+    # Left to itself, a newer PyTorch takes the GPU of this rank's number, on its machine or of all. An older one asks
+    # nobody, and takes that of the first tensor.
+    if seat.gpu is not None and "device_id" in signature(dist.new_group).parameters:
+        bound["device_id"] = torch.device(seat.device)
+    return dist.new_group(ranks, backend="nccl", timeout=_COLLECTIVE, **bound)
+
+
+def _host_group(ranks: list[int]) -> Any:
+    return dist.new_group(ranks, backend="gloo", timeout=_COLLECTIVE)
+
+
+def _connect(seat: Seat, operation: Callable[..., Any], *arguments: Any, elements: int = 1) -> None:
+    """Has NCCL make the connections of an operation now, in the same order on all ranks: at the first packets each
+    rank would come to them in an order of its own, and hold up the device."""
     with torch.cuda.device(seat.device):
-        operation([torch.zeros(1, device=seat.device)], *arguments).wait()
+        operation([torch.zeros(elements, device=seat.device)], *arguments).wait()
         torch.cuda.synchronize()
 
 
-def _group(ranks: list[int], backend: str) -> Any:
-    if backend == "nccl":
-        # Else NCCL's own watchdog ends this process, before it can say whom it lost; torchrun asks for that.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    return dist.new_group(ranks, backend=backend, timeout=_COLLECTIVE)
+def _abort(group: Any) -> None:
+    with suppress(Exception):  # of a pipeline that has failed: what it failed with is what is told
+        abort = getattr(group._get_backend(torch.device("cuda")), "abort", None)
+        if abort is not None:  # else a command leaves without asking its threads: see pipeal.cli.ending
+            abort()

@@ -165,9 +165,7 @@ class Node:
 
     def abort(self) -> None:
         """Ends what waits on GPUs for other ranks, when something has failed."""
-        aborting = threading.Thread(target=self.groups.abort, name="pipeal-abort", daemon=True)
-        aborting.start()
-        aborting.join(STOP_S)  # NCCL may take its time, and nobody shall wait for it
+        self.groups.abort(STOP_S)
 
     def hear_close(self, message: Message) -> None:
         """The line of stages before this one has ended: in order, or rank 0 will say why."""

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeal.engine.device import Device
-from pipeal.engine.distributed.meeting import Groups
+from pipeal.engine.distributed.meeting import BUCKET_BYTES, Groups
 from pipeal.engine.distributed.world import World
 from pipeal.engine.layer_state import layer_state
 from pipeal.engine.link import Stopped
@@ -32,9 +32,6 @@ from pipeal.engine.stage import Stage
 from pipeal.engine.worker import TICK_S
 from pipeal.errors import ConfigError, PeerLostError
 from pipeal.packet import TrainableLayer, module_of, tensors
-
-BUCKET_BYTES = 2**25
-"""About how much of the gradients travels at once: large enough for the network, small enough to overlap."""
 
 
 @dataclass
@@ -101,10 +98,14 @@ class Alike:
             mine.append(torch.stack([loss.float() for loss in losses]) * samples)
         shares = self._rows(mine)
         works += [
-            self._begun(self._far.allreduce, torch.view_as_real(row) if row.is_complex() else row) for _, row in shares
+            self._begun(self._far.allreduce, torch.view_as_real(row) if row.is_complex() else row)
+            for row in _not_empty(shares)
         ]
         firsts = self._rows(buffers)
-        works += [self._begun(self._far.broadcast, row.view(torch.uint8), dist.BroadcastOptions()) for _, row in firsts]
+        works += [
+            self._begun(self._far.broadcast, row.view(torch.uint8), dist.BroadcastOptions())
+            for row in _not_empty(firsts)
+        ]
         self._under_way[index] = _UnderWay(facts, works, parameters, shares, len(losses or ()), buffers, firsts)
 
     @torch.no_grad()
@@ -218,6 +219,11 @@ def _buckets(found: list[Tensor]) -> list[list[int]]:
         else:
             filling[tensor.dtype] = places, size
     return full + [places for places, _ in filling.values()]
+
+
+def _not_empty(rows: list[tuple[list[int], Tensor]]) -> list[Tensor]:
+    """What there is to send of rows. Those of parameters without elements stay in their place: they have gradients."""
+    return [row for _, row in rows if row.numel()]
 
 
 def _parts(like: list[Tensor], places: list[int], row: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pipeal import Pipeline
 from pipeal.engine import SCHEDULES, Fence, load_layer_state
 from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.meeting import Groups, Seat, gpu_group
 from pipeal.engine.distributed.world import World
 
 from ..test_cuda import batches, package
 from .lines import on_each, thread_ranks
-from .processes import run
+from .processes import Job, run
 
 pytestmark = pytest.mark.cuda
 
@@ -85,14 +87,30 @@ def test_replicas_on_one_gpu_learn_together() -> None:
             torch.testing.assert_close(mine, wanted, rtol=1e-3, atol=1e-4)
 
 
-def over_nccl(world: World, replicated: bool) -> list[Tensor] | None:
+def alone(world: World) -> Tensor:
+    """The life of a group of NCCL, as far as one GPU shows it; the world then closes what has been aborted."""
+    group = gpu_group([world.rank], Seat("cuda:0", "the only one", 0.0))
+    row = torch.ones(4, device="cuda:0")
+    group.allreduce([row]).wait()
+    found = row.cpu()
+    packets, control = dist.new_group([world.rank], backend="gloo"), dist.new_group([world.rank], backend="gloo")
+    groups = Groups(packets, control, alike_on_gpus=group)  # type: ignore[arg-type]
+    groups.abort(30)
+    groups.close()
+    return found
+
+
+def test_a_group_over_nccl_works_and_ends(tmp_path: Path) -> None:
+    assert torch.equal(run(alone, 1, tmp_path)[0], torch.ones(4))
+
+
+def over_nccl(world: World, replicated: bool, swapped: bool = False) -> list[Tensor] | None:
     data = batches(8)
 
     def feed(_: int, first: int) -> Iterator[Any]:
         yield from data[first:]
 
-    device = f"cuda:{world.rank}"
-    torch.cuda.set_device(device)
+    device = f"cuda:{1 - world.rank if swapped else world.rank}"
     if not replicated:
         found = trained(world, package(), device, "pipelined", threads=1)
         return None if found is None else left(*found)
@@ -114,16 +132,27 @@ def column(world: World) -> list[Tensor] | None:
     return over_nccl(world, replicated=True)
 
 
+def swapped_line(world: World) -> list[Tensor] | None:
+    return over_nccl(world, replicated=False, swapped=True)
+
+
+def swapped_column(world: World) -> list[Tensor] | None:
+    return over_nccl(world, replicated=True, swapped=True)
+
+
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
 
 
 @needs_two
-def test_two_gpus_over_nccl(tmp_path: Path) -> None:
-    found = run(line, 2, tmp_path)[0]
-    assert all(map(torch.equal, found, one_process(["cuda:0", "cuda:1"])))
+@pytest.mark.parametrize(("job", "devices"), [(line, ["cuda:0", "cuda:1"]), (swapped_line, ["cuda:1", "cuda:0"])])
+def test_two_gpus_over_nccl(tmp_path: Path, job: Job, devices: list[str]) -> None:
+    """Whichever of them a rank has: NCCL is not left to guess it from the rank's number."""
+    found = run(job, 2, tmp_path)[0]
+    assert all(map(torch.equal, found, one_process(devices)))
 
 
 @needs_two
-def test_replicas_on_two_gpus_over_nccl(tmp_path: Path) -> None:
-    first, second = run(column, 2, tmp_path, replicas=2)
+@pytest.mark.parametrize("job", [column, swapped_column])
+def test_replicas_on_two_gpus_over_nccl(tmp_path: Path, job: Job) -> None:
+    first, second = run(job, 2, tmp_path, replicas=2)
     assert all(map(torch.equal, first, second))

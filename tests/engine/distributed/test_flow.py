@@ -123,10 +123,39 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+class Operation:
+    """One of gloo, whose sends do not know when they have ended, as one of NCCL, which do: the question waits."""
+
+    def __init__(self, work: Any) -> None:
+        self._work = work
+        self._ended = False
+
+    def is_completed(self) -> bool:
+        self._work.wait()
+        self._ended = True
+        return True
+
+    def wait(self) -> None:
+        assert self._ended  # else a stream would wait for another rank
+
+
+class Pair:
+    """A group of gloo in the place of one of NCCL."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def send(self, rows: list[Tensor], to: int, tag: int) -> Operation:
+        return Operation(self._group.send(rows, to, tag))
+
+    def recv(self, rows: list[Tensor], source: int, tag: int) -> Operation:
+        return Operation(self._group.recv(rows, source, tag))
+
+
 def gpu_carrier(world: World) -> GpuCarrier:
     """Over gloo alone."""
     groups = front.open_groups(world, [])
-    return GpuCarrier(Wire(groups.control, 0), groups.packets, 1 - world.rank, Device(torch.device("cpu")))
+    return GpuCarrier(Wire(groups.control, 0), Pair(groups.packets), 1 - world.rank, Device(torch.device("cpu")))
 
 
 @contextmanager

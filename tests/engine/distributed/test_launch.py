@@ -22,6 +22,11 @@ def test_what_torchrun_says_is_read() -> None:
         ({"RANK": "4"}, "RANK is 4, WORLD_SIZE 4"),
         ({"RANK": "x"}, "RANK is 'x'; expected a whole number"),
         ({"MASTER_PORT": "0"}, "MASTER_PORT is '0'"),
+        (
+            {"MASTER_PORT": "70000"},
+            "MASTER_PORT is '70000'; expected a whole number from 1 to 65535",
+        ),  # was a TypeError
+        ({"RANK": "9" * 5000}, "RANK is '9{39}; expected"),
         ({"MASTER_PORT": None}, "MASTER_PORT is not set"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR is not"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, Pipeline, RunReport
+from pipeal.engine.device import Device
 from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.replicas import Alike
 from pipeal.engine.distributed.world import World
 from pipeal.engine.pipeline import Updates
@@ -278,3 +281,51 @@ def test_an_average_that_ends_just_after_its_wait_gave_up_is_no_loss_of_a_peer()
     work = JustDone()
     alike._wait(work, on_gpu=False)
     assert work.waits == [True, False]
+
+
+class Done:
+    """An operation that has ended."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class FullOnly:
+    """A group, as NCCL: what is sent has elements."""
+
+    def allreduce(self, rows: list[Tensor]) -> Done:
+        assert rows[0].numel()
+        return Done()
+
+    def broadcast(self, rows: list[Tensor], _: object) -> Done:
+        assert rows[0].numel()
+        return Done()
+
+
+def test_what_has_no_elements_is_not_sent_but_learns_all_the_same() -> None:
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+            self.nothing = nn.Parameter(torch.empty(0, dtype=torch.float64))
+            self.register_buffer("none", torch.empty(0, dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x)
+
+    layer = ALPackage([BP(Empty(), lr=0.01)])[0]
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    world: Any = SimpleNamespace(rank=0, mesh=Mesh(1, replicas=2))
+    groups: Any = SimpleNamespace(alike=FullOnly(), alike_on_gpus=None)
+    alike = Alike(world, groups, Device(torch.device("cpu")), lambda: False)
+    alike.begin(0, layer, [torch.tensor(3.0)], 4, 4)
+    losses = alike.finish(0)
+    assert losses is not None
+    assert [float(loss) for loss in losses] == [3.0]
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, torch.ones_like(parameter))

@@ -1,0 +1,62 @@
+"""What the ranks of a run compare before they begin."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeal.cli import distributed
+from pipeal.cli.distributed import carry_out
+from pipeal.config import TextConfig, load_config
+from pipeal.engine.distributed.facts import require_same
+from pipeal.errors import ConfigError
+
+
+class _MetError(Exception):
+    """Ends a command where it meets the others."""
+
+
+def facts_of(monkeypatch: pytest.MonkeyPatch, *settings: str) -> Any:
+    """What a rank started with these settings says to the others."""
+    found: list[Any] = []
+
+    def open_world(_: object, facts: Any, **__: Any) -> Any:
+        found.append(json.loads(json.dumps(facts)))
+        raise _MetError
+
+    monkeypatch.setattr(distributed, "open_world", open_world)
+    launch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    config = load_config(TextConfig, overrides=["dataset=agnews", "model.name=lstm", *settings])
+    kind: Any = None
+    with pytest.raises(_MetError):
+        carry_out(kind, config, "auto")
+    return found[0]
+
+
+def test_devices_that_differ_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: those of rank 0 were taken, and another's were not even looked at, where both were GPUs."""
+    here = facts_of(monkeypatch, "engine.devices=cuda:0,cuda:1")
+    there = facts_of(monkeypatch, "engine.devices=cuda:1,cuda:0")
+    line = r"rank 1 has engine\.devices cuda:1,cuda:0, rank 0 has cuda:0,cuda:1"
+    with pytest.raises(ConfigError, match=line):
+        require_same([here, there])
+
+
+def test_devices_that_are_left_open_are_compared_by_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = SimpleNamespace(device_count=lambda: 1)
+    monkeypatch.setattr(distributed, "torch", SimpleNamespace(cuda=gpus))
+    left_open = facts_of(monkeypatch)
+    require_same([left_open, facts_of(monkeypatch, "engine.devices=cpu")])
+    gpus.device_count = lambda: 2
+    with pytest.raises(ConfigError, match=r"rank 1 has engine\.devices cuda, rank 0 has cpu"):
+        require_same([left_open, facts_of(monkeypatch)])
+
+
+@pytest.mark.parametrize("same", ["cpu,cpu", "[cpu, cpu]"])
+def test_devices_are_the_same_however_they_are_written(monkeypatch: pytest.MonkeyPatch, same: str) -> None:
+    require_same([facts_of(monkeypatch, "engine.devices=cpu*2"), facts_of(monkeypatch, f"engine.devices={same}")])

@@ -1,0 +1,83 @@
+"""In what order a carrier between GPUs waits and speaks, with everything of CUDA and NCCL played."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeal.engine.distributed.gpu_carrier import GpuCarrier
+from pipeal.engine.distributed.wire import Message
+
+
+class Played:
+    """A GPU, a wire and a pair, which write down what they are asked for. Tensors on the CPU play those on the GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(wait_event=self._note("stream waits")))
+        monkeypatch.setattr(torch.cuda, "Event", self._event)
+        monkeypatch.setattr(torch.cuda, "device", nullcontext)
+        monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+        wire: Any = SimpleNamespace(
+            send=self._note("head"),
+            hear_answer=self._note("hears yes", True),
+            answer=self._note("says yes"),
+            body=lambda _: (torch.empty(0), torch.empty(0)),
+        )
+        pair = SimpleNamespace(send=self._operation("send"), recv=self._operation("recv"))
+        device: Any = SimpleNamespace(device=torch.device("cpu"))
+        self.carrier = GpuCarrier(wire, pair, 1, device)
+
+    def _event(self, *, blocking: bool) -> Any:
+        assert blocking  # else its thread would keep a core busy
+        return SimpleNamespace(record=self._note("mark"), synchronize=self._note("host waits"))
+
+    def _operation(self, name: str) -> Any:
+        def begin(rows: list[Tensor], *_: int) -> Any:
+            self.done.append(name)
+            left = iter([False, False, True])
+
+            def is_completed() -> bool:
+                self.done.append("host asks")
+                return next(left)
+
+            return SimpleNamespace(is_completed=is_completed, wait=self._note("ended"))
+
+        return begin
+
+    def _note(self, what: str, gives: Any = None) -> Any:
+        def note(*_: Any) -> Any:
+            self.done.append(what)
+            return gives
+
+        return note
+
+
+def test_what_is_sent_is_ready_before_the_receiver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: with CUDA_DEVICE_MAX_CONNECTIONS=1 and predictions on their way back while packets went on, all stood
+    still. Cause: streams that waited for what was not ready, in queues that they share with those that it waited for.
+    """
+    played, ready = Played(monkeypatch), SimpleNamespace()
+    played.carrier.send(1, "parcel", {}, (torch.ones(3), torch.ones(2)), ready)  # type: ignore[arg-type]
+    sent = ["send", *["host asks"] * 3, "ended"]
+    assert played.done == [
+        *("stream waits", "mark", "host waits"),
+        *("head", "hears yes"),
+        *(*sent, *sent),
+    ]
+
+
+def test_what_is_handed_on_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no stage's stream waits for another rank: what it waits for is on its own GPU."""
+    played = Played(monkeypatch)
+    layout = ["float32", [3], None, 3]
+    (first, second), ready = played.carrier.body(Message("parcel", {"on gpu": [layout, layout]}, 0))
+    received = ["recv", *["host asks"] * 3, "ended"]
+    assert played.done == ["says yes", *received, *received, "mark"]
+    assert (first.shape, second.shape) == ((3,), (3,))
+    assert ready is not None
