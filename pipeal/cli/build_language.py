@@ -11,15 +11,13 @@ from typing import Any
 import torch
 
 from pipeal.al import ALPackage, OptimizerFactory
-from pipeal.al.path import InferencePath
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, from_seed, rates
 from pipeal.config import LanguageConfig, LanguageModelConfig
-from pipeal.data import WHOLE, Characters, RandomBlocks, Share, find_shakespeare, read_characters
+from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError, DataError, unknown_name
 from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate
-from pipeal.packet import module_of
 from pipeal.random import key_seed
 from pipeal.train.evaluation import Criterion, accuracy_and_loss
 
@@ -31,8 +29,6 @@ ALPHABET = "alphabet.json"
 
 SAMPLE = 300
 """Characters that are shown of what a trained model writes."""
-
-_PROMPT = "\n"
 
 adam: OptimizerFactory = partial(torch.optim.Adam, fused=True, betas=(0.9, 0.99))
 """With a shorter memory of squares than usual, for trainings of one or two thousand steps."""
@@ -122,9 +118,10 @@ class LanguageExperiment:
             found = [accuracy_and_loss(pipe, self.test_evaluation(), self.criterion, k + 1)[1] for k in range(exits)]
             lines.append(f"exits:    validation loss {' '.join(f'{loss:.4f}' for loss in found)}")
         alphabet = self.text.alphabet
-        prompt = alphabet.encode(_PROMPT if _PROMPT in alphabet.characters else alphabet.characters[0])
+        prompt = alphabet.encode(first_prompt(alphabet))
+        # With the pipeline's own precision and processes: the same text, wherever its stages are.
         written = generate(
-            _writer(pipe), prompt, length=SAMPLE, block=self.config.model.block, seed=self.config.train.seed
+            pipe.predict, prompt, length=SAMPLE, block=self.config.model.block, seed=self.config.train.seed
         )
         return [*lines, "sample:", alphabet.decode(written).strip()]
 
@@ -205,20 +202,9 @@ def canonical_corpus(name: str) -> str:
     return plain
 
 
-def _writer(pipe: Pipeline) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The trained model, to write with.
-
-    Not the pipeline: a text that grows is a new shape for each character, and may be one to compile for. But where
-    other processes have the weights, only it reaches them.
-    """
-    if type(pipe) is Pipeline:
-        return InferencePath([module_of(layer) for stage in pipe.stages for _, layer in stage.layers])
-
-    def predict(x: torch.Tensor) -> torch.Tensor:
-        (logits,) = pipe.predict_each([x])
-        return logits
-
-    return predict
+def first_prompt(alphabet: Alphabet) -> str:
+    """What to go on from where nobody says: the beginning of a line, or, if a text has none, its first character."""
+    return "\n" if "\n" in alphabet.characters else alphabet.characters[0]
 
 
 def _dims(model: LanguageModelConfig) -> CharDims:

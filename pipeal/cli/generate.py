@@ -8,19 +8,19 @@ from pathlib import Path
 import click
 
 from pipeal.al import ALPackage
-from pipeal.cli.build_language import ALPHABET, LanguageModels
+from pipeal.cli.build_language import ALPHABET, LanguageModels, first_prompt
 from pipeal.config import LanguageConfig, load_config
 from pipeal.data import Alphabet
 from pipeal.engine.settings import make_ready
 from pipeal.errors import ConfigError, DataError
-from pipeal.models import generate
+from pipeal.models import generate_each
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.taken_up import TakenUp
 
 
 @click.command(context_settings={"max_content_width": 110})
 @click.argument("run")
-@click.option("--prompt", default="\n", help="What to go on from; default: the beginning of a line.")
+@click.option("--prompt", help="What to go on from; default: the beginning of a line.")
 @click.option("--length", type=click.IntRange(1, 1_000_000), default=500, help="Characters to write; default: 500.")
 @click.option("--temperature", type=float, default=0.8, help="0 takes the likeliest always; 1 as learnt; default: 0.8.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Draw from so many of the likeliest; default: all.")
@@ -29,22 +29,26 @@ from pipeal.train.taken_up import TakenUp
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="The same writes the same; default: 0.")
 def command(
-    run: str, prompt: str, length: int, temperature: float, top_k: int | None, exit_at: int | None, seed: int
+    run: str, prompt: str | None, length: int, temperature: float, top_k: int | None, exit_at: int | None, seed: int
 ) -> None:
-    """Writes on from a prompt, with the model that the training in the folder RUN left.
+    """Writes on from a prompt, with the model that the training in the folder RUN left, a character at a time.
 
     RUN is a folder such as runs/shakespeare-charlm-al-001; of a comparison, name the form: …/al or …/bp.
     """
     folder = Path(run)
     config, alphabet, package = load_trained(folder)
+    prompt = first_prompt(alphabet) if prompt is None else prompt
     numbers = alphabet.encode(prompt)
     if exit_at is not None and exit_at > len(package):
         raise ConfigError(f"--exit: found {exit_at}, but the model in {folder} has {len(package)}, counted from 1")
     model = package.to_bp(exit_at)
-    written = generate(
+    written = generate_each(
         model, numbers, length=length, block=config.model.block, temperature=temperature, top_k=top_k, seed=seed
     )
-    click.echo(alphabet.decode(written))
+    click.echo(prompt, nl=False)
+    for number in written:
+        click.echo(alphabet.characters[number], nl=False)  # and at once: it flushes
+    click.echo()
 
 
 def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:

@@ -4,7 +4,7 @@ from pipeal.models.causal import CausalAttention, CausalBlock, CharacterEmbeddin
 from pipeal.models.charlm import CharDims, CharLM, CharLMAL
 from pipeal.models.convolution import BasicBlock, ConvBN, ResidualStage, VGGStage
 from pipeal.models.features import Blocks, Features, TokenEmbedding
-from pipeal.models.generation import generate
+from pipeal.models.generation import generate, generate_each
 from pipeal.models.grouping import group_layers
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.nextchar import UNLABELLED, TokenCrossEntropy
@@ -61,5 +61,6 @@ __all__ = [
     "canonical_text_model",
     "canonical_vision_model",
     "generate",
+    "generate_each",
     "group_layers",
 ]

@@ -16,7 +16,7 @@ from pipeal.al import AL, ENC, ALPackage, LearningRates, OptimizerFactory
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.models.causal import CausalBlock, CharacterEmbedding, start_small
 from pipeal.models.features import Blocks
-from pipeal.models.nextchar import CODE_STYLES, CodeStyle, associated_loss, label_side
+from pipeal.models.nextchar import CODE_STYLES, CodeStyle, InFloat32, associated_loss, label_side
 
 BridgeKind: TypeAlias = Literal["linear", "block"]
 BRIDGE_KINDS = ("linear", "block")
@@ -138,5 +138,5 @@ def _bridge(dims: CharDims, code: int, *, final: bool) -> nn.Module:
     head = nn.Linear(dims.width, code)
     start_small(head)
     before = [_block(dims)] if dims.bridges == "block" and not final else []
-    ending = [nn.Sigmoid()] if dims.labels == "published" else []
+    ending = [InFloat32(nn.Sigmoid())] if dims.labels == "published" else []
     return nn.Sequential(*before, nn.LayerNorm(dims.width), head, *ending)

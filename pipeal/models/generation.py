@@ -1,18 +1,32 @@
-"""A language model writes: character after character, each drawn from what the model expects next."""
+"""A language model writes: character after character, each drawn from what the model expects next.
+
+::
+
+    block = 6        R O M E . .  ──► answers at each place, of which the one at E tells what follows: O
+                     R O M E O .
+                     R O M E O :
+    what is left     O M E O : \\n  ◄── a full block goes along with the text
+
+The model always sees a whole block, filled up on the right: one shape, and so one graph where the model is compiled. No
+place looks at what comes after it (a causal model), so what stands there says nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pipeal.errors import ConfigError
 from pipeal.packet import device_of
 
+_FILLING = 0
+"""The character that a block is filled up with; any would do."""
 
-@torch.no_grad()
+
 def generate(
     model: Callable[[Tensor], Tensor],
     prompt: Tensor,
@@ -23,11 +37,36 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Continues a prompt.
+    """Continues a prompt; the arguments are those of :func:`generate_each`.
+
+    Returns:
+        ``(N + length,)``: the prompt and what was written, on the CPU.
+
+    Raises:
+        ConfigError: The prompt is empty, or a number out of range.
+    """
+    written = generate_each(model, prompt, length=length, block=block, temperature=temperature, top_k=top_k, seed=seed)
+    return torch.cat((prompt.cpu(), prompt.new_tensor([*written], device="cpu")))
+
+
+def generate_each(
+    model: Callable[[Tensor], Tensor],
+    prompt: Tensor,
+    *,
+    length: int,
+    block: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> Iterator[int]:
+    """Continues a prompt, and yields each character before the next one is computed.
+
+    For each, the model computes the whole block anew: nothing is kept of the places before.
 
     Args:
-        model: ``(1, T)`` characters to logits ``(1, T, V)``, in evaluation mode: a module, on whatever device, such as
-            :meth:`pipeal.ALPackage.to_bp` gives of every exit, or a function of characters on the CPU.
+        model: ``(1, block)`` characters to logits ``(1, block, V)``, causal and in evaluation mode: a module, on
+            whatever device, such as :meth:`pipeal.ALPackage.to_bp` gives of every exit, or a function of characters on
+            the CPU, such as :meth:`pipeal.Pipeline.predict`.
         prompt: ``(N,)`` characters, at least one.
         length: How many to write.
         block: The most that the model looks back on.
@@ -35,11 +74,8 @@ def generate(
         top_k: Only so many of the likeliest are drawn from; None for all.
         seed: The same writes the same.
 
-    Returns:
-        ``(N + length,)``: the prompt and what was written, on the CPU.
-
     Raises:
-        ConfigError: The prompt is empty, or a number out of range.
+        ConfigError: The prompt is empty, or a number out of range; at once, before the first is asked for.
     """
     if not len(prompt):
         raise ConfigError("the prompt is empty; give at least one character to go on from")
@@ -48,13 +84,22 @@ def generate(
     for name, count in (("length", length), ("top_k", top_k), ("block", block)):
         if count is not None and count < 1:
             raise ConfigError(f"{name} is {count}; expected a whole number, at least 1")
-    device = device_of(model) if isinstance(model, nn.Module) else torch.device("cpu")
     draws = torch.Generator().manual_seed(seed)
-    written = torch.cat((prompt.cpu(), prompt.new_zeros(length, device="cpu")))
-    for place in range(len(prompt), len(written)):
-        logits = model(written[None, max(0, place - block) : place].to(device))[0, -1].float().cpu()
-        written[place] = _draw(logits, temperature, top_k, draws)
-    return written
+    return _written(model, prompt.cpu(), length, block, lambda logits: _draw(logits, temperature, top_k, draws))
+
+
+def _written(
+    model: Callable[[Tensor], Tensor], prompt: Tensor, length: int, block: int, draw: Callable[[Tensor], Tensor]
+) -> Iterator[int]:
+    device = device_of(model) if isinstance(model, nn.Module) else torch.device("cpu")
+    text = prompt[-block:]
+    for _ in range(length):
+        whole = F.pad(text, (0, block - len(text)), value=_FILLING).unsqueeze(0)
+        with torch.no_grad():  # not around a yield: what the caller does meanwhile is its own affair
+            logits = model(whole.to(device))[0, len(text) - 1].float().cpu()
+        number = draw(logits)
+        yield int(number)
+        text = torch.cat((text, number[None]))[-block:]
 
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, draws: torch.Generator) -> Tensor:

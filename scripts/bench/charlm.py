@@ -5,7 +5,8 @@
 Trains the configuration ``shakespeare-charlm-cpu.yaml``, changed by one idea at a time, for equally many steps on the
 same blocks, and estimates the validation loss of every exit on 200 batches that are the same for all. What is found
 is added to ``--json`` (by default ``results/charlm.json`` beside this file), of which the table is made: ideas can be
-tried one by one.
+tried one by one. Its rows are means over the seeds that backpropagation was trained with, too, so that they can be set
+beside each other (of an idea that shares none, over all of its own); what is known of other seeds stands below it.
 """
 
 from __future__ import annotations
@@ -90,31 +91,51 @@ def trained(experiment: LanguageExperiment, seed: int) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     """Prints the table."""
-    runs: dict[str, list[dict[str, Any]]] = found["ideas"]
-    by_seed = {name: {run["seed"]: run["validation"][-1] for run in made} for name, made in runs.items()}
+    by_seed: dict[str, dict[int, dict[str, Any]]] = {
+        name: {run["seed"]: run for run in made} for name, made in found["ideas"].items()
+    }
     rows: list[list[Cell]] = []
+    others = []
     for name, (what, _) in IDEAS.items():
-        if name in runs:
-            first = runs[name][0]
-            exits = [mean(run["validation"][place] for run in runs[name]) for place in range(len(first["validation"]))]
-            own, rival = by_seed[name], by_seed.get("bp-lower" if name == "lower" else "bp", {})
-            over = [own[seed] - rival[seed] for seed in own if seed in rival]
+        if name in by_seed:
+            rival = by_seed.get("bp-lower" if name == "lower" else "bp", {})
+            shared = [seed for seed in by_seed[name] if seed in rival]
+            runs = [by_seed[name][seed] for seed in shared or by_seed[name]]
+            exits = [mean(losses) for losses in zip(*(run["validation"] for run in runs), strict=True)]
+            over = exits[-1] - mean(rival[seed]["validation"][-1] for seed in shared) if shared else None
             rows.append(
                 [
                     name,
                     what,
                     len(exits),
-                    f"{mean(own.values()):.3f}",
-                    f"{mean(over):+.3f}" if over else None,
+                    f"{exits[-1]:.3f}",
+                    None if over is None else f"{over:+.3f}",
                     " ".join(f"{loss:.3f}" for loss in exits),
-                    f"{mean(run['train'] for run in runs[name]):.3f}",
-                    f"{sum(first['parameters']) / 1e6:.2f} M",
-                    len(runs[name]),
+                    f"{mean(run['train'] for run in runs):.3f}",
+                    f"{sum(runs[0]['parameters']) / 1e6:.2f} M",
+                    " ".join(str(run["seed"]) for run in runs),
                 ]
             )
+            others += [
+                f"{name}, seed {seed}: val loss {run['validation'][-1]:.3f}"
+                for seed, run in by_seed[name].items()
+                if run not in runs
+            ]
     heads = ["idea", "what", "layers", "val loss", "over BP", "each exit", "train loss", "weights", "seeds"]
     print("  ".join(f"{key} {value}" for key, value in found["machine"].items()))
     print_table(f"charlm, cpu preset, {found['steps']:,} steps", heads, rows)
+    for line in others:
+        print(line)
+
+
+def in_epochs(steps: int, most: int) -> tuple[int, int]:
+    """So many epochs, and steps of each: the fewest epochs of at most ``most`` steps that make just ``steps``.
+
+    >>> in_epochs(2000, 250), in_epochs(2100, 250)
+    ((8, 250), (10, 210))
+    """
+    epochs = next(epochs for epochs in range(-(-steps // most), steps + 1) if steps % epochs == 0)
+    return epochs, steps // epochs
 
 
 def main() -> None:
@@ -128,6 +149,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "charlm.json")
     options = parser.parse_args()
+    if options.steps < 1:
+        parser.error(f"--steps: found {options.steps}, expected at least 1")
 
     found: dict[str, Any] = {"machine": environment(), "steps": options.steps, "ideas": {}}
     if options.json.is_file():
@@ -140,10 +163,10 @@ def main() -> None:
         config = load_config(
             LanguageConfig, find_config("shakespeare", "charlm-cpu"), overrides=overrides, values=values
         )
-        epochs = -(-options.steps // config.data.steps)
+        epochs, steps = in_epochs(options.steps, config.data.steps)
         config = replace(
             config,
-            data=replace(config.data, steps=options.steps // epochs, estimate_batches=ESTIMATE_BATCHES),
+            data=replace(config.data, steps=steps, estimate_batches=ESTIMATE_BATCHES),
             train=replace(config.train, epochs=epochs, precision=fastest_precision("cpu")),
             engine=replace(config.engine, devices=("cpu",), schedule="sequential", threads=options.threads),
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ConfigError, Pipeline
-from pipeal.al import TouchedAdam
+from pipeal.al import TouchedAdam, touch_rows
 from pipeal.al.scaling import FIRST, FLOOR, INTERVAL
 from pipeal.engine import settings
 from pipeal.engine.finite_state import not_finite_in
@@ -33,6 +33,14 @@ def al(optimizer: Any = None, kind: type[AL] = AL) -> AL:
 def bp(optimizer: Any = None) -> BP:
     torch.manual_seed(0)
     return BP(nn.Linear(3, 5), nn.MSELoss(), 0.1, optimizer)
+
+
+def looking_up() -> AL:
+    torch.manual_seed(0)
+    f = nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(6, 6))
+    layer = AL(ENC(f, nn.Linear(6, 2)), AE(nn.Linear(5, 2), nn.Linear(2, 5)), 0.1, TouchedAdam)
+    assert touch_rows(layer) == 1
+    return layer
 
 
 def step(layer: AL | BP, x: Tensor = X) -> None:
@@ -70,6 +78,36 @@ def test_an_update_that_overflowed_is_left_out_whole_and_halves_the_factor(build
     assert layer.scaler.scale == FIRST / 2
     assert layer.scaler.left_out == 1
     assert all(parameter.grad is None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("place", ["a row that is looked up", "elsewhere"])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_update_that_overflowed_leaves_the_rows_of_a_table_and_their_moments(place: str, first: bool) -> None:
+    """Whose gradient is sparse, and whose update is not PyTorch's own."""
+    layer, before = (looking_up() for _ in range(2))
+    tokens = torch.tensor([[1, 2], [2, 5], [6, 1], [4, 4]])
+    for one in (layer, before):
+        one.scale_losses()
+        if not first:
+            step(one, tokens)
+    layer(tokens, Y)
+    layer.backward()
+    table = layer.enc.f[0].weight  # type: ignore[index, union-attr]
+    gradient = table.grad
+    assert gradient.is_sparse
+    (gradient._values() if place == "a row that is looked up" else layer.enc.b.weight.grad)[0, 0] = torch.inf  # type: ignore[index, union-attr]
+    layer.update()
+    assert all(map(torch.equal, layer.parameters(), before.parameters()))
+    kept = layer.enc_opt.state[table]
+    assert kept["step"] == (not first)
+    for name in ("exp_avg", "exp_avg_sq"):
+        known = before.enc_opt.state.get(before.enc.f[0].weight, {})  # type: ignore[index, union-attr]
+        assert torch.equal(kept[name], known.get(name, torch.zeros_like(table)))
+    assert layer.scaler is not None
+    assert (layer.scaler.scale, layer.scaler.left_out) == (FIRST / 2, 1)
+    for one in (layer, before):
+        step(one, tokens)
+    assert all(map(torch.equal, layer.parameters(), before.parameters())), "as if there had been no such batch"
 
 
 @pytest.mark.parametrize("build", [al, bp])

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 
@@ -81,8 +82,9 @@ def test_the_report_and_the_list_of_runs_speak_of_losses(corpus: Path, capsys: p
     assert re.search(r"text +\| charlm +\| AL .*\| loss \d\.\d{4}", out)
 
 
-def test_the_sample_is_not_written_through_the_pipeline(
-    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("devices", ["cpu", "cpu*2"])
+def test_the_sample_is_of_one_shape(
+    devices: str, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run with ``engine.compile: static`` came to its end and then stood for minutes: the sample grows by a character
     at a time, and the pipeline compiled its layers for each of these lengths."""
@@ -94,9 +96,9 @@ def test_the_sample_is_not_written_through_the_pipeline(
         return infer(stage, index, layer, path, x, **options)
 
     monkeypatch.setattr(Stage, "infer", watch)
-    _, out = train(capsys, corpus)
+    _, out = train(capsys, corpus, f"--devices={devices}")
     assert "sample:" in out
-    assert lengths == {(4, 8)}, "the shapes of the estimates alone"
+    assert lengths == {(4, 8), (1, 8)}, "the shape of the estimates, and one more"
 
 
 def test_a_run_that_was_ended_goes_on_and_leaves_what_an_untouched_one_leaves(
@@ -144,6 +146,22 @@ def test_a_trained_model_writes_from_every_exit(corpus: Path, capsys: pytest.Cap
     for saved in (folder / "al" / "checkpoints").glob("step-*"):
         saved.rename(saved.with_name(f"away-{saved.name}"))
     told_one_line("no checkpoint", *writes(capsys, str(folder / "al")))
+
+
+def test_a_text_without_line_ends_is_written_on_from_its_first_character(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``pipeal generate RUN`` without options went on from a line end, "which the model has never seen"."""
+    corpus = tmp_path / "line.txt"
+    corpus.write_text("so it goes, and so it went. " * 40, encoding="utf-8")
+    folder, out = train(capsys, corpus)
+    assert "sample:" in out
+    said: list[str] = []
+    monkeypatch.setattr(click, "echo", lambda text="", nl=True: said.append(text + "\n" * nl))
+    code, _, err = writes(capsys, str(folder), "--length=20")
+    assert code == 0, err
+    assert len(said) == 1 + 20 + 1, "each character as it comes"
+    assert "".join(said).startswith(min(corpus.read_text()))
 
 
 @pytest.mark.parametrize(

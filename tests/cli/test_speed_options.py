@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
+from pipeal import AL, ALPackage, ConfigError, Pipeline
 from pipeal.al import BP, TouchedAdam
 from pipeal.al.classcodes import EachClass, EachCode
 from pipeal.cli.build_text import TextExperiment, text_experiment
 from pipeal.cli.build_vision import VisionModels
 from pipeal.cli.text import command
 from pipeal.config import TextConfig, VisionConfig, load_config
+from pipeal.engine.compiling import Compile, check_compile
+from pipeal.engine.regions import CompileWarning
 from tests.cli.running import run_command, told_one_line
 
 SMALL = (
@@ -36,6 +41,44 @@ def test_touched_rows_are_one_line_of_yaml(mode: str) -> None:
     assert next(part for part in package.modules() if isinstance(part, nn.Embedding)).sparse
     layer = package[0]
     assert isinstance(layer.opt if isinstance(layer, BP) else layer.enc_opt, TouchedAdam)
+
+
+@pytest.fixture
+def compiler() -> None:
+    try:
+        check_compile("static", [torch.device("cpu")])
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_touched_rows_go_with_compiled_layers() -> None:
+    """The gradient of a table is sparse in a compiled backward, too: rows that no batch looks up keep their bits."""
+    draw = torch.Generator().manual_seed(0)
+    known = 50
+    batches = [(torch.randint(1, known, (6, 9), generator=draw), torch.randint(4, (6,), generator=draw)) for _ in "abc"]
+
+    def trained(compile: Compile, schedule: str) -> ALPackage:
+        package = built("model.embedding_updates=touched", "model.dropout=0.0").package("al", 0)[:1]
+        with warnings.catch_warnings(), Pipeline(package, ["cpu"], schedule, threads=1, compile=compile) as pipe:
+            warnings.simplefilter("error", CompileWarning)
+            pipe.run(batches)
+        return package
+
+    plain, compiled, pipelined = (
+        trained(*how) for how in (("none", "sequential"), ("static", "sequential"), ("static", "pipelined"))
+    )
+    for one, other, same in zip(plain.parameters(), compiled.parameters(), pipelined.parameters(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+        assert torch.equal(same, other)
+    (table,) = (part for part in compiled.modules() if isinstance(part, nn.Embedding))
+    new = next(built("model.embedding_updates=touched").package("al", 0).parameters())
+    assert len(new) == len(table.weight) > known
+    assert torch.equal(table.weight[known:], new[known:])
+    assert not torch.equal(table.weight[:known], new[:known])
+    layer = compiled[0]
+    assert isinstance(layer, AL)
+    assert not layer.enc_opt.state[table.weight]["exp_avg"][known:].any()
 
 
 def test_codes_of_each_class_are_one_line_of_yaml() -> None:

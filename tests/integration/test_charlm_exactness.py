@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pipeal import ALPackage, Pipeline
 from pipeal.cli.build_language import adam
 from pipeal.data import RandomBlocks
 from pipeal.engine import SCHEDULES
-from pipeal.models import CharDims, build_language
+from pipeal.models import CharDims, build_language, generate
+from tests.engine.distributed.lines import thread_ranks
+from tests.engine.distributed.test_predictions import with_pipe
 from tests.integration.law import NEEDS_FP16, left_behind
 
 DIMS = CharDims(block=6, width=12, heads=3, layers=4, dropout=0.3)
@@ -40,3 +43,30 @@ def test_every_schedule_leaves_what_sequential_leaves(labels: str, precision: st
 def test_backpropagation_runs_in_the_same_engine() -> None:
     expected = trained("bp", "codes", "sequential", 1, 1, "fp32")
     assert all(map(torch.equal, trained("bp", "codes", "pipelined", 1, 2, "fp32"), expected))
+
+
+def test_the_same_text_is_written_by_any_number_of_stages_and_ranks() -> None:
+    """In one process it was written without the pipeline, and so in another precision than over several, which in turn
+    met a new shape with each character, and compiled for it."""
+    shapes: set[tuple[int, ...]] = set()
+
+    def model() -> ALPackage:
+        torch.manual_seed(0)
+        return build_language("charlm", "al", characters=20, dims=DIMS)
+
+    def write(pipe: Pipeline) -> list[int]:
+        def look(x: torch.Tensor) -> torch.Tensor:
+            shapes.add(tuple(x.shape))
+            return pipe.predict(x)
+
+        return generate(look, torch.tensor([3, 1]), length=20, block=6, seed=1).tolist()
+
+    texts = []
+    for stages in (1, 2, 4):
+        with Pipeline(model(), ["cpu"] * stages, threads=1, precision="bf16") as pipe:
+            texts.append(write(pipe))
+    with thread_ranks(2) as worlds:
+        texts.append(with_pipe(worlds, [model(), model()], write, precision="bf16"))
+    assert all(text == texts[0] for text in texts)
+    assert len({*texts[0]}) > 5
+    assert shapes == {(1, 6)}

@@ -21,6 +21,8 @@ from pipeal.models import (
     build_language,
     canonical_language_model,
     generate,
+    generate_each,
+    generation,
 )
 from pipeal.models.causal import _attend_by_products, _attend_fused
 from pipeal.random import may_draw
@@ -182,6 +184,24 @@ def test_a_layer_learns_the_same_from_a_batch_in_parts(labels: str) -> None:
         x, y = onward
 
 
+def test_published_codes_lose_nothing_under_autocast() -> None:
+    """They are sigmoids near 0.5, where bfloat16 has steps of 0.002, and differ by less: most of what a late layer was
+    to learn from was rounding, and the published form was measured with it."""
+    package, (x, y) = model(labels="published", code=40, layers=4, dropout=0.0), batch()
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        _, (_, codes) = package(x, y)
+        halved = package.losses()
+        answers = package.eval().infer(x)
+    _, (_, wanted) = package.train()(x, y)
+    assert torch.equal(codes, wanted)
+    assert len({tuple(code) for code in codes.flatten(0, 1).tolist()}) == len(y.unique())
+    assert answers.dtype == torch.float32
+    assert len(answers.flatten(0, 1).unique(dim=0)) > 1
+    for (associated, autoencoder), (exactly, same) in zip(halved, package.losses(), strict=True):
+        assert autoencoder == same
+        assert associated == pytest.approx(exactly, rel=0.02)
+
+
 def test_only_bridges_that_an_inference_of_the_full_depth_leaves_out_are_deep() -> None:
     deep, plain = model(bridges="block"), model()
     assert deep.effective_parameters() == plain.effective_parameters()
@@ -297,7 +317,9 @@ def test_of_equals_too_only_k_are_drawn_from() -> None:
     assert len({*written[1:].tolist()}) == 3
 
 
-def test_the_model_looks_back_on_a_block_at_most() -> None:
+def test_the_model_looks_back_on_a_block_at_most_and_always_sees_a_whole_one() -> None:
+    """Over processes, where a text that grew was a shape for each length, ``engine.compile: static`` made a graph for
+    each, for minutes after the last epoch."""
     seen: list[list[int]] = []
 
     def look(x: Tensor) -> Tensor:
@@ -305,7 +327,35 @@ def test_the_model_looks_back_on_a_block_at_most() -> None:
         return Counting()(x)
 
     generate(look, torch.arange(3), length=4, block=4, temperature=0)
-    assert seen == [[0, 1, 2], [0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5]]
+    assert seen == [[0, 1, 2, 0], [0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5]]
+    seen.clear()
+    generate(look, torch.arange(7), length=1, block=4)
+    assert seen == [[3, 4, 5, 6]]
+
+
+@FORMS
+def test_what_a_block_is_filled_up_with_changes_nothing_that_is_written(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = trained(model(mode)).eval()
+    text = generate(package.infer, torch.tensor([1, 2]), length=12, block=8)
+    monkeypatch.setattr(generation, "_FILLING", CHARACTERS - 1)
+    assert torch.equal(generate(package.infer, torch.tensor([1, 2]), length=12, block=8), text)
+
+
+def test_each_character_is_there_before_the_next_one_is_computed() -> None:
+    """``pipeal generate`` said nothing until a million were written."""
+    asked: list[int] = []
+
+    def look(x: Tensor) -> Tensor:
+        asked.append(len(asked))
+        return Counting()(x)
+
+    written = generate_each(look, torch.tensor([3]), length=1_000_000, block=4, temperature=0)
+    assert asked == []
+    assert [next(written) for _ in range(3)] == [4, 5, 6]
+    assert asked == [0, 1, 2]
+    assert torch.is_grad_enabled(), "what is done between two of them is the caller's affair"
 
 
 @given(st.sampled_from(["al", "bp"]), st.integers(1, 3))
@@ -327,8 +377,9 @@ def test_every_exit_writes(mode: str, depth: int) -> None:
     ],
 )
 def test_a_wish_out_of_range_is_one_line(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        generate(Counting(), **{"prompt": torch.tensor([0]), "length": 2, "block": 4} | options)  # type: ignore[arg-type]
+    for write in (generate, generate_each):
+        with pytest.raises(ConfigError, match=message):
+            write(Counting(), **{"prompt": torch.tensor([0]), "length": 2, "block": 4} | options)  # type: ignore[operator]
 
 
 @pytest.mark.cuda

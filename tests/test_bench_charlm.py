@@ -1,0 +1,76 @@
+"""The table of charlm.py says what it trained, and sets beside each other only what can be."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+BENCH = Path(__file__).parents[1] / "scripts" / "bench"
+
+
+@pytest.fixture(scope="module")
+def charlm() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(BENCH))
+    try:
+        yield import_module("charlm")
+    finally:
+        sys.path.remove(str(BENCH))
+
+
+@given(steps=st.integers(1, 5000), most=st.integers(1, 400))
+def test_as_many_steps_are_trained_as_were_asked_for(charlm: ModuleType, steps: int, most: int) -> None:
+    """2,097 were, under a title that said 2,100: of nine epochs, each had a ninth rounded down."""
+    epochs, each = charlm.in_epochs(steps, most)
+    assert epochs * each == steps
+    assert 1 <= each <= most
+
+
+def made(seed: int, loss: float) -> dict[str, Any]:
+    return {"seed": seed, "validation": [loss + 0.1, loss], "train": loss - 0.1, "parameters": [10, 2]}
+
+
+def test_an_idea_of_more_seeds_than_its_rival_is_shown_by_those_they_share(
+    charlm: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default was shown as the mean over two seeds, beside rivals of one."""
+    ideas = {"bp": [made(0, 1.5)], "wide": [made(0, 1.7), made(1, 1.2)], "lower": [made(1, 1.4), made(2, 1.6)]}
+    charlm.show({"machine": {"cores": 2}, "steps": 20, "ideas": ideas})
+    out = capsys.readouterr().out
+    (wide,) = re.findall(r"^.*\bwide\b.*the default.*$", out, re.MULTILINE)
+    assert re.search(r"\b1\.700\b.*\+0\.200.*1\.800 1\.700.*1\.600.*\b0\b", wide)
+    (lower,) = re.findall(r"^.*half the learning rate.*$", out, re.MULTILINE)
+    assert re.search(r"\b1\.500\b.*\b1 2\b", lower)  # there is no rival: all it has
+    assert "wide, seed 1: val loss 1.200" in out
+
+
+def test_the_readme_has_the_numbers_that_the_script_prints(
+    charlm: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It had one seed's, where the script printed the mean of two."""
+    readme = (BENCH.parents[1] / "README.md").read_text(encoding="utf-8")
+    for column, name in enumerate(("charlm.json", "charlm-4000.json")):
+        charlm.show(charlm.json.loads((BENCH / "results" / name).read_text(encoding="utf-8")))
+        printed = {
+            cells[0]: cells[3]
+            for line in capsys.readouterr().out.splitlines()
+            if len(cells := [cell.strip() for cell in line.strip("| ").split("|")]) > 3
+        }
+        rows = {
+            "bp": "BP, four blocks",
+            "bp-1": "BP, one block",
+            "wide": "AL, one block per layer (default)",
+            "deep": "AL, a block in each bridge but the last",
+            "published": "AL, the published form",
+        }
+        for idea, title in rows.items():
+            (told,) = re.findall(rf"^\| {re.escape(title)} \|(.*)\|(.*)\|$", readme, re.MULTILINE)
+            assert told[column].strip() == printed.get(idea, ""), (name, idea)
