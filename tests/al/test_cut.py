@@ -128,7 +128,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(("network", "split"), CASES, ids=str)
+@pytest.mark.parametrize(("network", "split"), CASES, ids=lambda case: getattr(case, "__name__", str(case)))
 def test_the_parts_together_are_the_network(network: type[nn.Module], split: list[str], training: bool) -> None:
     torch.manual_seed(0)
     whole = network().train(training)
