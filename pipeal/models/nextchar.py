@@ -238,7 +238,6 @@ def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 def _squared_error(answer: Tensor, wanted: Tensor, y: Tensor) -> Tensor:
     labelled = y.ge(0)
-    error = (answer.float() - wanted.float()).square().mean(
-        -1
-    ) * labelled  # nor here: it is of codes that hardly differ
+    # Codes hardly differ, so that half precision would not tell them apart.
+    error = (answer.float() - wanted.float()).square().mean(-1) * labelled
     return error.sum() / labelled.sum().clamp(min=1)
