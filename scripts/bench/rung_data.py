@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain import plain_adam, write_plainly
+from plain import adam_anew, write_plainly
 from rungs import FORMS, TEXTS, Form, Setting
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,6 +37,7 @@ class Task:
         device: Where.
         experiment: As its configuration has it, in our fastest form.
         evaluated: Batches that the loss is taken on.
+        placements: The stages taken so far; see :meth:`placement`.
     """
 
     model: str
@@ -68,8 +69,7 @@ class Task:
         package: ALPackage = self.of(setting).package(setting.form, seed)
         if setting.operators != "ours":
             write_plainly(package, joined=setting.operators == "joined")
-        if not setting.fused:
-            plain_adam(package)
+        adam_anew(package, fused=setting.fused)
         return package
 
     def batches(self, setting: Setting, seed: int, share: Share = WHOLE, epoch: int | None = None) -> Iterator[Any]:
@@ -113,7 +113,7 @@ class Task:
         return found
 
     def placement(self, setting: Setting) -> Placement:
-        """What ``--devices auto`` takes."""
+        """What ``--devices auto`` takes, on the CPU or on all GPUs, whichever the other rungs compute on."""
         if setting not in self.placements:
             batches = list(islice(self.batches(setting, 0), 8))
             package = self.package(setting, 0)
