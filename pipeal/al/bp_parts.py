@@ -6,12 +6,13 @@ Nothing is learnt with them; they take as long as the network cut at the same pl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
 from pipeal.al.bp import BP
-from pipeal.al.optimizers import follow_weights, open_optimizer
+from pipeal.al.optimizers import follow_weights
 from pipeal.errors import ConfigError, ScheduleError
 from pipeal.packet import Path, Tree, detach, map_tensors, tensors
 
@@ -21,6 +22,7 @@ class BPPart(nn.Module):
 
     Args:
         block: ``x -> features``.
+        optimizer: The whole network's; the part has one of the same kind and settings, of its own block.
         cri: The loss, for the last part; None for the others.
         leads: Whether it is the first part: to all others' ``x`` a gradient is brought, as the part before would take
             it in the whole network.
@@ -28,12 +30,14 @@ class BPPart(nn.Module):
 
     draws_from_default = False
 
-    def __init__(self, block: nn.Module, cri: nn.Module | None = None, *, leads: bool = False) -> None:
+    def __init__(
+        self, block: nn.Module, optimizer: torch.optim.Optimizer, cri: nn.Module | None = None, *, leads: bool = False
+    ) -> None:
         super().__init__()
         self.block = block
         self.cri = cri
         self.leads = leads
-        self.opt = open_optimizer(None, block, 1e-3)
+        self.opt = _for_block(optimizer, block)
         self._graph: list[Tensor] | None = None
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
@@ -91,7 +95,21 @@ def bp_parts(layers: Sequence[nn.Module]) -> list[BPPart]:
         raise ConfigError("found no single BP layer of an nn.Sequential; expected a model in BP form, made of blocks")
     whole = layers[0]
     blocks = list(whole.model.children())
-    return [BPPart(block, whole.cri if block is blocks[-1] else None, leads=block is blocks[0]) for block in blocks]
+    return [
+        BPPart(block, whole.opt, whole.cri if block is blocks[-1] else None, leads=block is blocks[0])
+        for block in blocks
+    ]
+
+
+def _for_block(optimizer: torch.optim.Optimizer, block: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that has seen nothing yet, as one of the whole network is, for a block alone."""
+    weights = {id(weight): weight for group in optimizer.param_groups for weight in group["params"]}
+    own = {id(weight) for weight in block.parameters()}
+    opened = deepcopy(optimizer, {**weights})  # a memo: weights are not copied
+    opened.state.clear()
+    for group in opened.param_groups:
+        group["params"] = [weight for weight in group["params"] if id(weight) in own]
+    return opened
 
 
 def _leaf(tensor: Tensor) -> Tensor:

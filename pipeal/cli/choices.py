@@ -57,7 +57,8 @@ def choose(
         if config.engine.devices == "auto":
             precision = _precision(config, "cuda:0" if torch.cuda.is_available() else "cpu")
             with matmul_precision(config.engine.matmul):
-                placement = _tried(experiment, config, form, batches, precision, say)
+                threads = None if rival else config.engine.threads
+                placement = _tried(experiment, config, form, batches, precision, threads, say)
         else:
             placement = _asked_for(config, form, layers=len(experiment.package(form, config.train.seed)))
             precision = _precision(config, placement.devices[0])
@@ -92,6 +93,7 @@ def _tried(
     form: Form,
     batches: EpochBatches,
     precision: Precision,
+    threads: int | None,
     say: Callable[[str], None],
 ) -> Placement:
     """What measurement finds best."""
@@ -103,6 +105,8 @@ def _tried(
         experiment.package(form, config.train.seed),
         sample_batches(batches, WARM_UP + TRIAL_BATCHES),
         config.engine.schedule,
+        threads=threads,
+        queue_depth=config.engine.queue_depth,
         precision=precision,
         compile=config.engine.compile,
         on_oom=config.engine.on_oom,

@@ -13,8 +13,8 @@ from pipeal.cli.plan_devices import devices_of, link_of
 from pipeal.cli.plan_forecasts import Plan
 from pipeal.cli.text import PRESETS
 from pipeal.engine.allocator import keep_freed_memory
+from pipeal.engine.candidates import Setup, share_of
 from pipeal.engine.crowding import crowding_of
-from pipeal.engine.forecast import Setup, share_of
 from pipeal.engine.layercost import Costs, LayerCost, save_costs
 from pipeal.errors import ConfigError
 
@@ -44,7 +44,8 @@ _few = click.IntRange(min=1, max=2_000)
     "--replicas",
     type=_count,
     default=1,
-    help="Pipelines that share the devices and average gradients, each on whole batches of its own.",
+    help="Pipelines that share the devices and average gradients, each on whole batches of its own; averaging is "
+    "forecast stage by stage after the backward, where a run begins it layer by layer: time at most.",
 )
 @click.option("--stage-replicas", type=_few, default=1, help="Devices that may share one slow stage.")
 @click.option("--share-cores", is_flag=True, help="The devices are this machine's cores, and stages share them.")

@@ -28,6 +28,7 @@ from pipeal.engine.device import fastest_precision
 from pipeal.engine.layercost import Costs, LayerCost, load_costs
 from pipeal.engine.measure import WARM_UP, measure_in_turns
 from pipeal.engine.parts import UncuttableError, cut, samples_in
+from pipeal.engine.settings import matmul_precision
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.models import (
     LANGUAGE_MODELS,
@@ -129,7 +130,11 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
     config = experiment.config
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     kind = torch.cuda.get_device_name(0) if device != "cpu" else "cpu"
-    threads, compiled = config.engine.threads or 1, config.engine.compile
+    threads, compiled, matmul = config.engine.threads or 1, config.engine.compile, config.engine.matmul
+    if config.train.accumulate > 1:
+        raise ConfigError(
+            f"train.accumulate: found {config.train.accumulate}, but a plan has an update after every batch; expected 1"
+        )
     if wanted.crowds:
         _check_crowds(device, threads, compiled)
     check_compile(compiled, [torch.device(device)])
@@ -148,25 +153,30 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
     parts = bp_parts(list(experiment.package("bp", config.train.seed)))
     cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
     cuts = sorted({number for number in cuts if number <= fewest})
-    layers, *backprop = measure_in_turns(
-        [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
-        device=device,
-        threads=threads,
-        precision=precision,
-        compile=compiled,
-        on_oom=config.engine.on_oom,
-        rounds=3 if compiled == "none" else 1,  # each compiles anew
-    )
     crowding: dict[int, float] = {}
-    if wanted.crowds:
-        say(f"measuring how much {' and '.join(map(str, crowds(len(package)))) or 'no'} stages at once slow each other")
-        crowding = measure_crowding(package, batches, precision=precision)
+    with matmul_precision(matmul):
+        layers, *backprop = measure_in_turns(
+            [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
+            device=device,
+            threads=threads,
+            precision=precision,
+            compile=compiled,
+            on_oom=config.engine.on_oom,
+            rounds=3 if compiled == "none" else 1,  # each compiles anew
+        )
+        if wanted.crowds:
+            numbers = " and ".join(map(str, crowds(len(package)))) or "no"
+            say(f"measuring how much {numbers} stages at once slow each other")
+            crowding = measure_crowding(package, batches, precision=precision)
+    counted = [batch_size(x) for x, _ in batches[WARM_UP:]]
+    backprop = [_in_the_mean(rows, counted, number) for rows, number in zip(backprop, cuts, strict=True)]
     facts = {
         "dataset": config.dataset,
         "model": config.model.name,
         "precision": precision,
         "compile": compiled,
         "threads": threads,
+        "matmul": matmul or torch.get_float32_matmul_precision(),
         **environment(),
     }
     samples = fmean(batch_size(x) for x, _ in batches)
@@ -174,7 +184,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
 
 
 def _micro_batch(batch: Any, count: int) -> Any:
-    """The first of so many parts of a batch, as even as they can be; the largest, which sets the pace of all.
+    """The first of so many parts of a batch, as even as they can be: the largest, which decides about memory.
 
     Raises:
         ConfigError: The batch cannot be cut.
@@ -186,6 +196,26 @@ def _micro_batch(batch: Any, count: int) -> Any:
     except UncuttableError as error:
         raise ConfigError(f"--micro-batches: a batch cannot be cut: {error}; expected 1") from error
     return cut(batch, range(ceil(samples / count)))
+
+
+def _in_the_mean(rows: Sequence[LayerCost], samples: Sequence[int], count: int) -> tuple[LayerCost, ...]:
+    """From what the largest of so many parts of each batch cost, what its parts cost in the mean: all of them together
+    have the samples of the batch and no more.
+
+    >>> largest = LayerCost(forward_s=3.0, backward_s=6.0, update_s=1.0, activation_bytes=300)
+    >>> _in_the_mean([largest], [8], 3)[0]  # of 3, 3 and 2 samples
+    LayerCost(forward_s=2.66..., backward_s=5.33..., update_s=1.0, ..., activation_bytes=300, link_bytes=0)
+    """
+    share = sum(samples) / sum(count * ceil(own / count) for own in samples)
+    return tuple(
+        replace(
+            row,
+            forward_s=row.forward_s * share,
+            backward_s=row.backward_s * share,
+            link_bytes=round(row.carried_bytes * share),
+        )
+        for row in rows
+    )
 
 
 def _check_crowds(device: str, threads: int, compiled: str) -> None:

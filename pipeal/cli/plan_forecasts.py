@@ -9,17 +9,15 @@ from typing import Any
 
 import click
 
+from pipeal.engine.candidates import Setup, lay_out, share_of
 from pipeal.engine.forecast import (
     METHODS,
     RIVALS,
     Forecast,
     Model,
-    Setup,
     alone_s,
     best_forecast,
-    lay_out,
     on_fewer,
-    share_of,
 )
 from pipeal.engine.layercost import Costs, LayerCost
 from pipeal.errors import ConfigError, PlacementError
@@ -57,8 +55,9 @@ class Plan:
         bp = _by_micro_batches(self.by_kind, self.setup, self.micro_batches)
         self.model = Model(al, bp, self.micro_batches)
         self.notes: list[str] = []
-        self.layout = lay_out(al, self.setup)
+        lay_out(al, self.setup)  # what does not fit at all is told at once, and in one line
         self.forecasts = self._forecasts(self.setup, self.notes)
+        self.layout = next(found.layout for found in self.forecasts if found.method == "AL pipelined")
         self.alone = {"AL": alone_s(al, self.setup.devices)}
         if self.model.bp:
             whole = {kind: costs.backprop[1] for kind, costs in self.by_kind.items()}
@@ -195,6 +194,11 @@ def _by_micro_batches(
     """
     measured = set.intersection(*(set(costs.backprop) for costs in by_kind.values()))
     if not measured:
+        if wanted is not None:
+            raise ConfigError(
+                f"--micro-batches: found {wanted}, but these costs hold none of backpropagation on every kind of "
+                "device; leave it out, or measure anew"
+            )
         return {}
     stages = min(len(setup.devices), max(len(costs.layers) for costs in by_kind.values()))
     most = _MOST_MICRO // stages

@@ -28,7 +28,7 @@ from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
 from pipeal.engine.measure import WARM_UP, balanced_sizes
 from pipeal.engine.placement import check_sizes
-from pipeal.engine.settings import check_precision
+from pipeal.engine.settings import check_precision, matmul_precision
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.train.evaluation import Criterion
 from pipeal.train.trainer import EpochBatches
@@ -106,16 +106,17 @@ class Team:
                 sizes = balance([1.0] * layers, mesh.stages)
             else:
                 say(f"measuring {form.upper()} layers, to balance {mesh.stages} stages")
-                sizes = balanced_sizes(
-                    experiment.package(form, config.train.seed),
-                    sample_batches(batches, WARM_UP + TRIAL_BATCHES),
-                    mesh.stages,
-                    device=device,
-                    threads=threads,
-                    precision=precision,
-                    compile=engine.compile,
-                    on_oom=engine.on_oom,
-                )
+                with matmul_precision(engine.matmul):
+                    sizes = balanced_sizes(
+                        experiment.package(form, config.train.seed),
+                        sample_batches(batches, WARM_UP + TRIAL_BATCHES),
+                        mesh.stages,
+                        device=device,
+                        threads=threads,
+                        precision=precision,
+                        compile=engine.compile,
+                        on_oom=engine.on_oom,
+                    )
         schedule = "sequential" if form == "bp" else engine.schedule
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
         say(f"{form.upper()} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")

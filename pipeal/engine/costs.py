@@ -12,9 +12,9 @@ from torch import nn
 
 from pipeal.engine.blame import OnOom
 from pipeal.engine.compiling import Compile
-from pipeal.engine.device import Precision
+from pipeal.engine.device import Precision, parse_device
 from pipeal.engine.gpus import layout_on_gpus
-from pipeal.engine.measure import WARM_UP, before_the_clock, layer_costs
+from pipeal.engine.measure import WARM_UP, before_the_clock, counted_of, layer_costs
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance, layers_of_stages
 from pipeal.engine.schedule import Schedule, schedule_named
@@ -52,6 +52,9 @@ def place(
     batches: Sequence[Any],
     schedule: str | Schedule,
     *,
+    devices: Sequence[str] | None = None,
+    threads: int | None = None,
+    queue_depth: int = 2,
     precision: Precision = "fp32",
     compile: Compile = "none",
     on_oom: OnOom = "raise",
@@ -61,16 +64,20 @@ def place(
 ) -> Placement:
     """The fastest placement on this machine's devices, by trying the candidates on a copy of the layers.
 
-    On several GPUs the candidates are one stage, and the best layout for what the layers cost on each kind of them,
-    for their memory and the links between them (:mod:`pipeal.engine.gpus`); on a single GPU one stage, and one per
-    layer, as streams. On a CPU they are one stage on all cores, and from two stages up to twice as many as there are
-    cores, the cores shared out among them. Stages are balanced by the measured costs of the layers, or by their number
-    where all of them together do not fit into the memory of one device.
+    On several GPUs the candidates are one stage on the first of them, and the best layout, which may be one stage on
+    another, for what the layers cost on each kind of them, for their memory and the links between them
+    (:mod:`pipeal.engine.gpus`); on a single GPU one stage, and one per layer, as streams. On a CPU they are one stage
+    on all cores, and from two stages up to twice as many as there are cores, the cores shared out among them. Stages
+    are balanced by the measured costs of the layers, or by their number where all of them together do not fit into the
+    memory of one device.
 
     Args:
         model: The layers; they are not changed.
         batches: A few real batches, as :meth:`Pipeline.run` takes.
         schedule: The schedule it is for.
+        devices: Which may be used, of one kind: ``["cpu"]``, or some GPUs; None for all GPUs, or the CPU without any.
+        threads: Intra-op threads of each CPU worker; None to share the cores out.
+        queue_depth: As for :class:`Pipeline`.
         precision: As for :class:`Pipeline`.
         compile: As for :class:`Pipeline`. Each trial compiles anew, before its time is taken.
         on_oom: As for :class:`Pipeline`. A loss that is not finite ends no trial.
@@ -79,43 +86,60 @@ def place(
         on_left_out: Called with each candidate for which memory does not suffice, and what was said of it.
 
     Raises:
+        PlacementError: The devices are not here or not of one kind, or there are too few batches.
         OutOfMemoryError: It suffices for none.
     """
     layers = layers_of(model)
     schedule = schedule_named(schedule)
-    gpus = torch.cuda.device_count()
-    home = "cuda:0" if gpus else "cpu"
-    choices = _candidate_devices(len(layers), gpus)
-    if len(choices) == 1:
-        return Placement(choices[0], [len(layers)], threads_each(choices[0], schedule))
+    usable = _usable(devices)
+    home = usable[0]
+    choices = _candidate_devices(len(layers), usable)
+    if len(choices) == 1 and _are_alike(usable):
+        return Placement(choices[0], [len(layers)], threads or threads_each(choices[0], schedule))
+    counted_of(batches)
     totals: list[float] | None = None
     wide: Placement | None = None
     try:
-        if gpus > 1:
-            layout = layout_on_gpus(layers, batches, gpus, precision=precision, compile=compile, on_oom=on_oom)
-            names = [f"cuda:{stage.devices[0]}" for stage in layout.stages]
+        if len(usable) > 1:
+            layout = layout_on_gpus(
+                layers,
+                batches,
+                usable,
+                schedule,
+                queue_depth=queue_depth,
+                precision=precision,
+                compile=compile,
+                on_oom=on_oom,
+            )
+            names = [usable[stage.devices[0]] for stage in layout.stages]
             alone = tuple(stage.seconds for stage in layout.stages)
-            wide = Placement(names, layout.sizes, threads_each(names, schedule), stage_s=alone)
+            wide = Placement(names, layout.sizes, threads or threads_each(names, schedule), stage_s=alone)
         else:
             costs = layer_costs(
-                deepcopy(layers), batches, device=home, precision=precision, compile=compile, on_oom=on_oom
+                deepcopy(layers),
+                batches,
+                device=home,
+                threads=threads or 1,
+                precision=precision,
+                compile=compile,
+                on_oom=on_oom,
             )
             totals = [sum(cost.values()) for cost in costs]
     except PlacementError:
-        if gpus < 2:
+        if len(usable) < 2:
             raise
         # By what was counted nothing fits; whether that is so, the trials show.
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-    left = [_balanced(devices, totals, len(layers), schedule) for devices in choices]
+    left = [_balanced(names, totals, len(layers), threads or threads_each(names, schedule)) for names in choices]
     if wide is not None:
-        left = [left[0], wide] if len(wide.devices) > 1 else [left[0]]
+        left = left[:1] if wide.devices == [home] else [left[0], wide]
     best: dict[str, float] = {}
     for _ in range(rounds):
         for candidate in list(left):
             try:
-                seconds = _trial(layers, batches, schedule, candidate, precision, compile, on_oom)
+                seconds = _trial(layers, batches, schedule, candidate, precision, compile, on_oom, queue_depth)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error) or len(left) == 1:
                     raise
@@ -131,21 +155,34 @@ def place(
     return min(tried, key=lambda placement: placement.seconds_per_batch or 0.0)
 
 
-def _balanced(devices: list[str], totals: Sequence[float] | None, layers: int, schedule: Schedule) -> Placement:
+def _balanced(devices: list[str], totals: Sequence[float] | None, layers: int, threads: int) -> Placement:
     sizes = balance([1.0] * layers if totals is None else totals, len(devices))
     alone = None
     if totals is not None:
         alone = tuple(sum(totals[layer] for layer in own) for own in layers_of_stages(sizes))
-    return Placement(devices, sizes, threads_each(devices, schedule), stage_s=alone)
+    return Placement(devices, sizes, threads, stage_s=alone)
 
 
-def _candidate_devices(layers: int, gpus: int) -> list[list[str]]:
+def _usable(wanted: Sequence[str] | None) -> list[str]:
+    """The CPU, or different GPUs."""
+    if wanted is None:
+        return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+    names = list(dict.fromkeys(str(parse_device(name)) for name in wanted))
+    if not names or (len(names) > 1 and "cpu" in names):
+        raise PlacementError(f"found the devices {names} to choose among; expected 'cpu', or one or more GPUs")
+    return names
+
+
+def _are_alike(devices: Sequence[str]) -> bool:
+    return len(devices) == 1 or len({torch.cuda.get_device_name(device) for device in devices}) == 1
+
+
+def _candidate_devices(layers: int, usable: list[str]) -> list[list[str]]:
     """One stage, and the numbers of stages that may help."""
-    if gpus > 1:
-        counts = sorted({1, min(gpus, layers)})
-        return [[f"cuda:{index}" for index in range(count)] for count in counts]
-    if gpus == 1:
-        return [["cuda:0"] * count for count in sorted({1, layers})]
+    if len(usable) > 1:
+        return [usable[:count] for count in sorted({1, min(len(usable), layers)})]
+    if usable != ["cpu"]:
+        return [usable * count for count in sorted({1, layers})]
     return [["cpu"] * count for count in range(1, min(layers, 2 * cores()) + 1)] if cores() > 1 else [["cpu"]]
 
 
@@ -157,6 +194,7 @@ def _trial(
     precision: Precision,
     compile: Compile,
     on_oom: OnOom,
+    queue_depth: int,
 ) -> float:
     """Seconds per batch of a candidate, on a copy."""
     with Pipeline(
@@ -164,6 +202,7 @@ def _trial(
         candidate.devices,
         schedule,
         sizes=candidate.sizes,
+        queue_depth=queue_depth,
         threads=candidate.threads,
         precision=precision,
         compile=compile,

@@ -7,14 +7,12 @@ share its memory. Backpropagation is cut into the micro-batches that suit it bes
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeal.engine.backprop_layout import backprop_layout
+from pipeal.engine.candidates import CostsByKind, Setup, layouts, share_of
 from pipeal.engine.hardware import Link, PlannedDevice
-from pipeal.engine.layercost import LayerCost
-from pipeal.engine.layout import Layout, best_layout
+from pipeal.engine.layout import Layout
 from pipeal.engine.rivals import BackpropSchedule, gpipe, naive, one_f_one_b
 from pipeal.engine.schedule import SCHEDULES, Schedule
 from pipeal.engine.simulate import Crowding, Hop, Simulation, simulate
@@ -23,9 +21,6 @@ from pipeal.errors import PlacementError
 
 _UNTIL_STEADY = 64
 """So many batches of a schedule without joins are simulated; from there on the pace is that of the last of them."""
-
-CostsByKind = Mapping[str, Sequence[LayerCost]]
-"""By kind of device, the cost of every layer."""
 
 RIVALS: dict[str, Callable[[int], BackpropSchedule]] = {
     "BP naive": lambda _: naive(),
@@ -36,30 +31,6 @@ RIVALS: dict[str, Callable[[int], BackpropSchedule]] = {
 
 METHODS = (*(f"AL {name}" for name in SCHEDULES), *RIVALS)
 """Every way to train that can be forecast."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What is to be trained on, and how.
-
-    Attributes:
-        devices: All of them.
-        link: Between any two.
-        replicas: How many pipelines train together, each on batches of its own and on an equal share of the devices.
-        stage_replicas: On how many devices one stage may be, which then share each batch.
-        batches: How long the run is, in batches of each replica.
-        queue_depth: Packets that may wait before a stage.
-        crowding: For stages, their replicas included, that share the cores of one machine; None for devices of their
-            own.
-    """
-
-    devices: tuple[PlannedDevice, ...]
-    link: Link = field(default_factory=Link)
-    replicas: int = 1
-    stage_replicas: int = 1
-    batches: int = 1000
-    queue_depth: int = 2
-    crowding: Crowding | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +124,7 @@ def forecast(
         PlacementError: The replicas cannot share the devices, or nothing fits.
     """
     if layout is None:
-        found = [forecast(method, schedule, costs, setup, one) for one in _layouts(costs, setup, schedule)]
+        found = [forecast(method, schedule, costs, setup, one) for one in layouts(costs, setup, schedule)]
         return min(found, key=lambda one: one.batch_s)
     rival = isinstance(schedule, BackpropSchedule)
     micro = schedule.micro_batches if isinstance(schedule, BackpropSchedule) else 1
@@ -169,7 +140,7 @@ def forecast(
         )
         for stage in layout.stages
     ]
-    sent = [own[stage.device.kind].sends_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
+    sent = [own[stage.device.kind].link_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
     link = setup.link
     hops = None if link == Link() else [Hop(count / link.bytes_per_s, link.latency_s) for count in sent]
 
@@ -191,7 +162,7 @@ def forecast(
     seen = run(simulated)
     seconds = seen.makespan_s
     if simulated < setup.batches:
-        fewer = simulated - max(1, simulated // 4)
+        fewer = simulated - _a_part(simulated, setup.queue_depth)
         pace_s = (seen.makespan_s - run(fewer).makespan_s) / (simulated - fewer)
         seconds += (setup.batches - simulated) * pace_s
     in_all = seen.makespan_s / simulated * setup.batches / seconds if seconds else 0.0
@@ -216,60 +187,16 @@ def forecast(
     )
 
 
-def lay_out(costs: CostsByKind, setup: Setup, schedule: Schedule | None = None) -> Layout:
-    """The best layout of one replica on its share of the devices.
-
-    Args:
-        costs: Of the layers.
-        setup: What it is on.
-        schedule: As for :func:`best_layout`.
-
-    Raises:
-        PlacementError: The replicas cannot share the devices, or nothing fits.
-    """
-    return best_layout(
-        costs,
-        share_of(setup),
-        setup.link,
-        stage_replicas=setup.stage_replicas,
-        replicas=setup.replicas,
-        queue_depth=setup.queue_depth,
-        schedule=schedule,
-    )
-
-
-def _layouts(costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule) -> list[Layout]:
-    """Those of which one is best: with uneven devices or links, what a join asks for is simulated, not known."""
-    if isinstance(schedule, BackpropSchedule):
-        of_replicas = {"stage_replicas": setup.stage_replicas, "replicas": setup.replicas}
-        return [backprop_layout(costs, share_of(setup), setup.link, schedule, **of_replicas)]
-    found = [lay_out(costs, setup)]
-    if schedule.joins and not schedule.serial:
-        found.append(lay_out(costs, setup, schedule))
-    return found
+def _a_part(batches: int, queue_depth: int) -> int:
+    """So many of the last batches tell the pace: where a link's latency sets it, they come a queue at a time."""
+    part = max(1, batches // 4)
+    return part - part % queue_depth if queue_depth <= part else part
 
 
 def _crowding(setup: Setup) -> Crowding | None:
     """As it is for one of the replicas: all of them do the same at the same time, on the same cores."""
     crowding, replicas = setup.crowding, setup.replicas
     return None if crowding is None else lambda at_once: crowding(at_once * replicas)
-
-
-def share_of(setup: Setup) -> list[PlannedDevice]:
-    """The devices of one replica.
-
-    Raises:
-        PlacementError: The replicas cannot share the devices.
-    """
-    if setup.replicas == 1:
-        return list(setup.devices)
-    counts = Counter(setup.devices)
-    if setup.replicas < 1 or any(count % setup.replicas for count in counts.values()):
-        raise PlacementError(
-            f"{setup.replicas} replicas cannot share {len(setup.devices)} devices equally; choose a number that "
-            "divides how many there are of each kind"
-        )
-    return [device for device, count in counts.items() for _ in range(count // setup.replicas)]
 
 
 def on_fewer(setup: Setup, each: int) -> Setup:

@@ -14,6 +14,7 @@ from pipeal.engine.device import Precision
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layout import Layout, best_layout
 from pipeal.engine.measure import measure
+from pipeal.engine.schedule import Schedule
 from pipeal.packet import TrainableLayer
 
 _STEP = 2**28
@@ -26,18 +27,22 @@ _USABLE = 0.9
 def layout_on_gpus(
     layers: Sequence[TrainableLayer],
     batches: Sequence[Any],
-    count: int,
+    gpus: Sequence[str],
+    schedule: Schedule | None = None,
     *,
+    queue_depth: int = 2,
     precision: Precision = "fp32",
     compile: Compile = "none",
     on_oom: OnOom = "raise",
 ) -> Layout:
-    """The layout for the first so many GPUs.
+    """The layout for some GPUs; a stage's devices are their places among these.
 
     Args:
         layers: Copies of them are trained, on one GPU of each kind.
         batches: As for :func:`pipeal.engine.measure.measure`.
-        count: Of GPUs, at least 2.
+        gpus: Their names, at least 2.
+        schedule: As for :func:`pipeal.engine.layout.best_layout`.
+        queue_depth: As for :class:`Pipeline`.
         precision: As for :class:`Pipeline`.
         compile: As for :class:`Pipeline`.
         on_oom: As for :class:`Pipeline`.
@@ -46,12 +51,12 @@ def layout_on_gpus(
         OutOfMemoryError: All layers together do not fit into one of them, to be measured.
         PlacementError: No layout fits.
     """
-    kinds = [torch.cuda.get_device_name(number) for number in range(count)]
+    kinds = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     costs = {
         kind: measure(
             layers,
             batches,
-            device=f"cuda:{kinds.index(kind)}",
+            device=gpus[kinds.index(kind)],
             precision=precision,
             compile=compile,
             on_oom=on_oom,
@@ -60,27 +65,26 @@ def layout_on_gpus(
         for kind in dict.fromkeys(kinds)
     }
     torch.cuda.empty_cache()  # what the copies took is free again
-    free = [torch.cuda.mem_get_info(number)[0] for number in range(count)]
+    free = [torch.cuda.mem_get_info(gpu)[0] for gpu in gpus]
     devices = [
         PlannedDevice(kind, memory_bytes=int(_USABLE * size) // _STEP * _STEP)
         for kind, size in zip(kinds, free, strict=True)
     ]
-    return best_layout(costs, devices, measure_link())
+    return best_layout(costs, devices, measure_link(gpus[0], gpus[1]), queue_depth=queue_depth, schedule=schedule)
 
 
-def measure_link(size: int = 2**26, repeats: int = 5) -> Link:
-    """What copies from the first GPU to the second take: a large one, and a tiny one."""
-    large, tiny = (min(_copy_s(count) for _ in range(repeats)) for count in (size, 4))
+def measure_link(source: str, target: str, size: int = 2**26, repeats: int = 5) -> Link:
+    """What copies from one GPU to another take: a large one, and a tiny one."""
+    large, tiny = (min(_copy_s(source, target, count) for _ in range(repeats)) for count in (size, 4))
     return Link(size / max(large - tiny, 1e-9), tiny)
 
 
-def _copy_s(size: int) -> float:
-    source = torch.empty(size, dtype=torch.uint8, device="cuda:0")
-    target = torch.empty(size, dtype=torch.uint8, device="cuda:1")
-    for number in range(2):
-        torch.cuda.synchronize(number)
+def _copy_s(source: str, target: str, size: int) -> float:
+    here, there = (torch.empty(size, dtype=torch.uint8, device=gpu) for gpu in (source, target))
+    for gpu in (source, target):
+        torch.cuda.synchronize(gpu)
     begin = perf_counter()
-    target.copy_(source)
-    for number in range(2):
-        torch.cuda.synchronize(number)
+    there.copy_(here)
+    for gpu in (source, target):
+        torch.cuda.synchronize(gpu)
     return perf_counter() - begin

@@ -32,6 +32,17 @@ class Link:
     bytes_per_s: float = float("inf")
     latency_s: float = 0.0
 
+    def packet_s(self, count: float, queue_depth: int = 0) -> float:
+        """What each of many packets takes, one after the other: while one is under way the next may leave, but no more
+        may be under way or wait than the queue holds; 0 for as many as there are.
+
+        >>> slow = Link(bytes_per_s=100, latency_s=9)
+        >>> [slow.packet_s(100, queue_depth=depth) for depth in (0, 1, 2)]
+        [1.0, 10.0, 5.0]
+        """
+        busy_s = count / self.bytes_per_s
+        return max(busy_s, (busy_s + self.latency_s) / queue_depth) if queue_depth else busy_s
+
     def all_reduce_s(self, count: int, devices: int) -> float:
         """A sum over so many devices, as a ring: each carries ``2 (n - 1) / n`` of it, in ``2 (n - 1)`` messages.
 

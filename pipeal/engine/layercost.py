@@ -14,6 +14,9 @@ from pipeal.errors import DataError
 
 FORMAT = "pipeal-costs-2"
 
+_LEAST_S = 1e-9
+"""No model is faster."""
+
 Record = TypeVar("Record")
 
 
@@ -25,10 +28,12 @@ class LayerCost:
         forward_s: Seconds of its forward.
         backward_s: Seconds of its backward.
         update_s: Seconds of its optimizer's step.
-        out_bytes: The packet that it hands on.
+        out_bytes: The packet that it hands on, of the largest batch.
         parameter_bytes: Its weights; their gradients take as much again.
         optimizer_bytes: What its optimizers keep.
         activation_bytes: What its graph holds from the forward to the end of the backward.
+        link_bytes: The packet in the mean over the batches, which is what a link has to carry for each; None for as
+            much as ``out_bytes``.
     """
 
     forward_s: float
@@ -38,6 +43,12 @@ class LayerCost:
     parameter_bytes: int = 0
     optimizer_bytes: int = 0
     activation_bytes: int = 0
+    link_bytes: int | None = None
+
+    @property
+    def carried_bytes(self) -> int:
+        """What a link carries for each batch, in the mean."""
+        return self.out_bytes if self.link_bytes is None else self.link_bytes
 
     @property
     def seconds(self) -> float:
@@ -102,7 +113,7 @@ def load_costs(path: str | Path) -> Costs:
             kind=_checked(found.pop("kind"), str),
             layers=_layers(found.pop("layers")),
             backprop={_count(count): _layers(rows) for count, rows in found.pop("backprop").items()},
-            crowding={_count(count): _number(times) for count, times in found.pop("crowding").items()},
+            crowding={_count(count): _above_0(times) for count, times in found.pop("crowding").items()},
             samples=_number(found.pop("samples")),
             facts=_checked(found.pop("facts"), dict),
         )
@@ -112,6 +123,8 @@ def load_costs(path: str | Path) -> Costs:
         ) from error
     if not costs.layers or not all(costs.backprop.values()):
         raise DataError(f"{path}: it holds no layer; measure anew")
+    if any(sum(row.seconds for row in rows) < _LEAST_S for rows in (costs.layers, *costs.backprop.values())):
+        raise DataError(f"{path}: its layers take no time, all of them together; measure anew")
     if costs.backprop and (1 not in costs.backprop or len({len(rows) for rows in costs.backprop.values()}) > 1):
         raise DataError(
             f"{path}: of backpropagation it holds no whole batch, or other blocks than of parts; measure anew"
@@ -123,9 +136,10 @@ def _layers(rows: Sequence[Mapping[str, Any]]) -> tuple[LayerCost, ...]:
     names = {each.name for each in fields(LayerCost)}
     found = []
     for row in rows:
-        if set(row) != names:
+        if {*row, "link_bytes"} != names:  # which once was not measured
             raise ValueError(f"a layer has {sorted(row)}")
-        numbers: dict[str, Any] = {name: _number(value) for name, value in row.items()}
+        given = {name: value for name, value in row.items() if name != "link_bytes" or value is not None}
+        numbers: dict[str, Any] = {name: _number(value) for name, value in given.items()}
         found.append(LayerCost(**{name: int(value) if "bytes" in name else value for name, value in numbers.items()}))
     return tuple(found)
 
@@ -140,6 +154,13 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ValueError(f"found {value!r} where a number of at least 0 is expected")
     return value
+
+
+def _above_0(value: Any) -> float:
+    number = _number(value)
+    if not number:
+        raise ValueError("found 0 where a number above 0 is expected")
+    return number
 
 
 def _checked(value: Any, kind: type[Record]) -> Record:

@@ -2,9 +2,10 @@
 
 What is minimised is the time of the slowest part per batch, which is what a pipeline without joins takes for each: a
 part is a stage (its forwards, backwards and updates) or the link that carries its packet on. Copies overlap with
-compute, so a stage does not wait for its link, and a packet's latency passes while the next one is on its way. Under a
-schedule that joins every batch, a stage's part ends when its update does: after all forwards up to it, or under
-``backward-overlap`` after all there are, which is the same for any layout and left out.
+compute, so a stage does not wait for its link, and a packet's latency passes while the next ones are on their way, as
+many as may wait before a stage. Under a schedule that joins every batch, a stage's part ends when its update does:
+after all forwards up to it, or under ``backward-overlap`` after all there are, which is the same for any layout and
+left out.
 
 The search asks for a time T how far the first devices can get if no part may take longer. Two facts make that exact
 and quick. If some devices can cover the first *b* layers, then whatever they could do with fewer is no better: a
@@ -37,7 +38,7 @@ class PlannedStage:
         devices: The numbers of its devices.
         device: What they are.
         seconds: Its actions on one batch, with the averaging of gradients.
-        sends_s: What the link to the next stage is busy with its packet; 0 for the last stage.
+        sends_s: What the link to the next stage takes for each packet of many; 0 for the last stage.
         memory_bytes: What each of its devices holds at most.
     """
 
@@ -95,7 +96,8 @@ def best_layout(
         link: Between any two devices; None for one that takes no time.
         stage_replicas: On how many devices one stage may be.
         replicas: How many such pipelines train together, each on batches of its own; they average their gradients.
-        queue_depth: Packets that may wait behind a stage; they count as its memory.
+        queue_depth: Packets that may wait behind a stage, or be on their way; they count as its memory. 0 to count
+            none, and let as many be on their way as there are.
         graphs: On how many batches at once a stage holds a graph: the last on one, each before it on one more, up to
             so many.
         schedule: What it is for; None for one without joins, and a schedule that does one thing at a time gets the
@@ -167,7 +169,7 @@ class _Problem:
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
             del self.devices[self.layers * stage_replicas :]
         self._send = {
-            kind: [0.0, *(own.sends_bytes(end) / link.bytes_per_s for end in range(1, self.layers)), 0.0]
+            kind: [0.0, *(link.packet_s(own.link_bytes(end), queue_depth) for end in range(1, self.layers)), 0.0]
             for kind, own in self.sums.items()
         }
         sets = device_sets(self.devices, stage_replicas)

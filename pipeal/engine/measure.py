@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import prod
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -44,8 +44,8 @@ def measure(
 ) -> tuple[LayerCost, ...]:
     """What each layer costs per batch on a device, the layers run one after the other.
 
-    Seconds are means over the batches, of several rounds the median. Bytes are those of the largest batch. What a
-    backward needs for a moment is not among them.
+    Seconds are means over the batches, of several rounds the median, and so are the bytes of links. All others are
+    those of the largest batch. What a backward needs for a moment is not among them.
 
     Args:
         model: The layers; copies of them are trained.
@@ -100,15 +100,19 @@ def measure_in_turns(
             )
     costs = []
     for (model, batches), found in zip(cases, spent, strict=True):
-        largest = max(batches, key=lambda batch: _bytes_of(pair_of(batch)))
+        sizes = [_bytes_of(pair_of(batch)) for batch in batches]
+        largest = batches[sizes.index(max(sizes))]
+        mean = fmean(sizes[WARM_UP:]) / max(1, *sizes)
         counted = _count_bytes(copies[id(model)], largest, device, threads, precision, on_oom)
-        costs.append(tuple(_with_seconds(cost, [own[n] for own in found]) for n, cost in enumerate(counted)))
+        costs.append(tuple(_with_means(cost, mean, [own[n] for own in found]) for n, cost in enumerate(counted)))
     return costs
 
 
-def _with_seconds(cost: LayerCost, rounds: Sequence[dict[Action, float]]) -> LayerCost:
+def _with_means(cost: LayerCost, mean: float, rounds: Sequence[dict[Action, float]]) -> LayerCost:
+    """With seconds, and with what a link carries: a packet is taken to be as large as the batch that it is of."""
     forward, backward, update = (median(own[action] for own in rounds) for action in Action)
-    return replace(cost, forward_s=forward, backward_s=backward, update_s=update)
+    link_bytes = round(cost.out_bytes * mean)
+    return replace(cost, forward_s=forward, backward_s=backward, update_s=update, link_bytes=link_bytes)
 
 
 def layer_costs(

@@ -31,11 +31,15 @@ class LayerSums:
         self._resident = sums([cost.resident_bytes for cost in row])
         self._active = sums([cost.activation_bytes for cost in row])
         self._out = [cost.out_bytes for cost in row]
+        self._carried = [cost.carried_bytes for cost in row]
 
     def durations(
         self, start: int, end: int, device: PlannedDevice, *, devices: int = 1, together: int = 1, link: Link
     ) -> dict[Action, float]:
         """Seconds per batch of a stage, by action; gradients are averaged before the update.
+
+        All of a stage's are averaged at once, after its last backward. A run averages layer by layer, meanwhile, and
+        so takes no longer than this.
 
         Args:
             start: Its first layer.
@@ -54,8 +58,12 @@ class LayerSums:
         }
 
     def sends_bytes(self, end: int) -> int:
-        """The packet that a stage hands on; 0 after the last layer."""
+        """The largest packet that a stage hands on; 0 after the last layer."""
         return self._out[end - 1] if end < self.layers else 0
+
+    def link_bytes(self, end: int) -> int:
+        """Its packet in the mean; 0 after the last layer."""
+        return self._carried[end - 1] if end < self.layers else 0
 
     def memory_bytes(self, start: int, end: int, *, devices: int = 1, held: float = 1.0, waiting: int = 0) -> int:
         """What each device of a stage holds at most.

@@ -28,7 +28,8 @@ from held import MODELS, Held, hold_processes, hold_threads
 
 from pipeal.engine import SCHEDULES
 from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.forecast import Setup, forecast, lay_out
+from pipeal.engine.candidates import Setup, lay_out
+from pipeal.engine.forecast import forecast
 from pipeal.engine.hardware import PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.train.environment import environment
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"1. Predicted and measured, {batches} batches, medians of {turns} turns; ms per batch",
         [
             *("model", "executor", "stages", "layers of each", "crowding", "carrying"),
-            *("predicted", "measured", "error", "asked", "of the turns", "others"),
+            *("predicted", "measured", "error", "asked", "kept", "of the turns", "others"),
         ],
         [
             [
@@ -124,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 median(turn[row.stages] for turn in row.crowding),
                 median(sum(turn) for turn in row.carried_ms) if row.carried_ms else None,
                 *(median(row.predicted_ms), median(row.measured_ms), f"{row.error:+.1%}", f"{ASKED[row.stages]:.0%}"),
+                "yes" if is_kept(row) else "NO",
                 f"{min(row.errors):+.1%} to {max(row.errors):+.1%}",
                 f"{max(row.others):.0%}",
             ]
@@ -132,8 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print(
         "crowding: how many times as long training takes while so many train at once; carrying: what the packets of a "
-        "batch\ntake the cores; error: of the medians; of the turns: the smallest and the largest; others: the share "
-        "of the cores\nthat other programs had, at most"
+        "batch\ntake the cores; error: of the medians; kept: no further from 0 than asked; of the turns: the smallest "
+        "and the largest;\nothers: the share of the cores that other programs had, at most"
     )
     print()
     print_table(
@@ -155,12 +157,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
+def is_kept(row: Held) -> bool:
+    """Whether the forecast is as near the run as asked."""
+    return abs(row.error) <= ASKED[row.stages]
+
+
 def write(path: Path, facts: dict[str, Any], batches: int, held: Sequence[Held], rows: Sequence[Scaling]) -> None:
     """Leaves every figure as JSON."""
     figures = {
         "machine": facts,
         "batches": batches,
-        "held": [{**asdict(row), "errors": row.errors, "error": row.error} for row in held],
+        "held": [
+            {**asdict(row), "errors": row.errors, "error": row.error, "asked": ASKED[row.stages], "kept": is_kept(row)}
+            for row in held
+        ],
         "scaling": [{**asdict(row), "serial_share": row.serial_share} for row in rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

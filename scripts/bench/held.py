@@ -32,6 +32,7 @@ import torch.distributed as dist
 from pipeal.al import ALPackage
 from pipeal.engine import SCHEDULES, Pipeline, balance
 from pipeal.engine.allocator import keep_freed_memory
+from pipeal.engine.candidates import Setup
 from pipeal.engine.crowding import (
     crowding_in_turn,
     crowding_of,
@@ -44,7 +45,7 @@ from pipeal.engine.distributed.front import DistributedPipeline, serve
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.wire import Wire
 from pipeal.engine.distributed.world import World, open_world
-from pipeal.engine.forecast import Setup, forecast
+from pipeal.engine.forecast import forecast
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import Layout, PlannedStage

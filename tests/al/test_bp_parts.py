@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from pipeal import BP, ConfigError, Pipeline, ScheduleError
 from pipeal.al.bp_parts import bp_parts
+from pipeal.al.touched import TouchedAdam, touch_rows
 from pipeal.models import build_text
 
 
@@ -31,6 +34,24 @@ def test_they_run_through_the_engine_and_every_weight_gets_a_gradient() -> None:
     with Pipeline(bp_parts([BP(network)]), schedule="sequential") as pipe:
         pipe.run([(torch.randn(5, 3), torch.randint(4, (5,)))] * 2)
     assert not any(torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
+
+
+def test_each_part_has_an_optimizer_as_the_whole_network_has() -> None:
+    """Parts were updated, and priced, with fused Adam whatever the network's optimizer was; its sparse gradients ended
+    that in a traceback."""
+    network = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Flatten(), nn.Linear(8, 3))
+    touch_rows(network)
+    whole = BP(network, optimizer=partial(TouchedAdam, betas=(0.5, 0.9)))
+    before = network[0].weight.detach().clone()
+    parts = bp_parts([whole])
+    assert [type(part.opt) for part in parts] == [TouchedAdam] * 4
+    assert all(part.opt.param_groups[0]["betas"] == (0.5, 0.9) for part in parts)
+    with Pipeline(parts, schedule="sequential") as pipe:
+        pipe.run([(torch.tensor([[1, 2], [1, 3]]), torch.tensor([0, 2]))] * 2)
+    changed = (network[0].weight != before).any(dim=1)
+    assert changed.tolist() == [False, True, True, True, *[False] * 5]
+    assert not whole.opt.state  # theirs alone
+    assert [set(part.opt.state) for part in parts] == [set(part.block.parameters()) for part in parts]
 
 
 def test_what_is_no_sequence_of_blocks_is_refused() -> None:

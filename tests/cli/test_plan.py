@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipeal.cli import plan
 from pipeal.engine.layercost import Costs, LayerCost, load_costs, save_costs
+from pipeal.engine.measure import measure_in_turns
 from tests.cli.running import run_command, told_one_line
 
 MIB = 2**20
@@ -149,6 +151,13 @@ def test_a_language_model_is_planned_as_it_is_configured(
     monkeypatch.setattr("pipeal.cli.plan_costs.MICRO_BATCHES", (2,))
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
     own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=4", "engine.threads=2", "engine.queue_depth=5"]
+
+    def alike(*arguments: Any, **options: Any) -> list[tuple[LayerCost, ...]]:
+        """Layers that all take the same time, so that two devices have two stages."""
+        measured = measure_in_turns(*arguments, **options)
+        return [tuple(replace(row, forward_s=0.01, backward_s=0.02, update_s=0.0) for row in rows) for rows in measured]
+
+    monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", alike)
     options = [part for key in own for part in ("--set", key)]
     folder = tmp_path / "plan"
     arguments = ["--dataset", "text", "--model", "charlm", "--devices", "2", *options, "--out", str(folder)]
@@ -158,10 +167,59 @@ def test_a_language_model_is_planned_as_it_is_configured(
     assert (costs.samples, costs.facts["threads"], costs.facts["model"]) == (4, 2, "charlm")
     figures = json.loads((folder / "plan.json").read_text())
     pipelined = next(each for each in figures["forecasts"] if each["method"] == "AL pipelined")
-    if len(pipelined["sizes"]) == 2:
-        first = costs.layers[: pipelined["sizes"][0]]
-        held = sum(cost.resident_bytes + cost.activation_bytes for cost in first) + 5 * first[-1].out_bytes
-        assert pipelined["memory_bytes"][0] == held
+    assert len(pipelined["sizes"]) == 2
+    first = costs.layers[: pipelined["sizes"][0]]
+    held = sum(cost.resident_bytes + cost.activation_bytes for cost in first) + 5 * first[-1].out_bytes
+    assert pipelined["memory_bytes"][0] == held
+
+
+SMALL = [f"model.{key}={value}" for key, value in (("x_hid", 8), ("y_hid", 8), ("embedding_dim", 12))]
+
+
+def test_another_optimizer_and_precision_of_products_are_what_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``embedding_updates=touched`` ended in a traceback, and ``engine.matmul`` changed nothing."""
+    monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
+    monkeypatch.setattr("pipeal.cli.plan_costs.MICRO_BATCHES", (2,))
+    found: list[str] = []
+
+    def told(*arguments: Any, **options: Any) -> list[tuple[LayerCost, ...]]:
+        found.append(torch.get_float32_matmul_precision())
+        return measure_in_turns(*arguments, **options)
+
+    monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", told)
+    keys = [*SMALL, "data.batching.budget_tokens=256", "model.embedding_updates=touched", "engine.matmul=medium"]
+    options = [part for key in keys for part in ("--set", key)]
+    before = torch.get_float32_matmul_precision()
+    folder = tmp_path / "plan"
+    code, _, _ = run_command(plan.command, capsys, "--devices", "2", *options, "--out", str(folder))
+    assert (code, found, torch.get_float32_matmul_precision()) == (0, ["medium"], before)
+    assert load_costs(folder / "costs.json").facts["matmul"] == "medium"
+
+
+def test_backpropagation_has_no_more_samples_in_its_micro_batches_than_in_its_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten samples in four parts were charged as four parts of three: a fifth more than there is."""
+    monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
+
+    def by_sample(cases: Any, **_: Any) -> list[tuple[LayerCost, ...]]:
+        """A second for each sample, one layer or block."""
+        sizes = [len(batches[0][0]) for _, batches in cases]
+        return [(LayerCost(size, 2 * size, 1.0, 12 * size, activation_bytes=size),) for size in sizes]
+
+    monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", by_sample)
+    own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=10"]
+    options = [part for key in own for part in ("--set", key)]
+    folder = tmp_path / "plan"
+    arguments = ["--dataset", "text", "--model", "charlm", "--micro-batches", "4", *options, "--out", str(folder)]
+    code, _, _ = run_command(plan.command, capsys, *arguments)
+    assert code == 0
+    whole, part = (load_costs(folder / "costs.json").backprop[number][0] for number in (1, 4))
+    assert [4 * seconds for seconds in (part.forward_s, part.backward_s)] == [whole.forward_s, whole.backward_s]
+    assert (part.update_s, part.activation_bytes, part.out_bytes, part.link_bytes) == (1.0, 3, 36, 30)
 
 
 def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
@@ -192,6 +250,8 @@ def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
         (["--costs", "c.json", "--micro-batches", "3"], "measured for 1, 4, 8"),
         (["--set", "engine.devices=cpu*2"], "expected --devices"),
         (["--model", "charlm"], "charlm has no embedded data; expected shakespeare"),
+        (["--set", "train.accumulate=4"], "train.accumulate: found 4, but a plan"),
+        (["--costs", "al.json", "--micro-batches", "4"], "these costs hold none of backpropagation"),
         (["--preset", "cpu"], "transformer has none; they are for charlm"),
         (["--share-cores", "--set", "engine.threads=2"], "found engine.threads=2; expected 1"),
         (["--devices", "0"], "found '0', expected a number such as 8"),
@@ -228,7 +288,14 @@ def test_a_mistake_is_told_in_one_line_before_anything_is_done(
     monkeypatch.chdir(tmp_path)
     saved(Path("c.json"))
     saved(Path("one.json"), layers=1)
+    save_costs(Costs("gpu", (LayerCost(0.01, 0.02),)), "al.json")
     saved(Path("long.json"), layers=100)
     saved(Path("other.json"), "cpu", facts={"dataset": "made", "model": "down"})
     told_one_line(line, *run_command(plan.command, capsys, *arguments))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.json", "long.json", "one.json", "other.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "al.json",
+        "c.json",
+        "long.json",
+        "one.json",
+        "other.json",
+    ]

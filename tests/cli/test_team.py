@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from pipeal.cli import team
-from pipeal.cli.team import require_devices
-from pipeal.config import EngineConfig
+from pipeal.cli.team import Team, require_devices
+from pipeal.config import EngineConfig, TextConfig, load_config
 from pipeal.engine.distributed.world import World
 from pipeal.errors import PlacementError
 from tests.engine.distributed.ranks import each, ranks
@@ -25,3 +29,25 @@ def test_a_device_that_one_rank_lacks_is_told_on_every_rank(monkeypatch: pytest.
     assert len({str(error) for error in errors}) == 1
     assert str(errors[0]).startswith(f"rank 1 (stage 1) on {worlds[0].peers[1].host}: ")
     assert "cuda:99" in str(errors[0])
+
+
+def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were measured with exact matrix products, whatever ``engine.matmul`` said."""
+    found: list[str] = []
+
+    def balanced(*_: Any, **__: Any) -> list[int]:
+        found.append(torch.get_float32_matmul_precision())
+        return [2, 1]
+
+    monkeypatch.setattr(team, "balanced_sizes", balanced)
+    monkeypatch.setattr(team, "sample_batches", lambda *_: [])
+    monkeypatch.setattr(team, "stage_devices", lambda *_: ["cpu", "cpu"])
+    mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda _: None, stage_of=lambda rank: rank)
+    world: Any = SimpleNamespace(mesh=mesh, rank=0)
+    experiment: Any = SimpleNamespace(
+        config=load_config(TextConfig, None, overrides=["engine.matmul=medium", "train.mode=al"], values={}),
+        package=lambda *_: [0, 0, 0],
+        train_batches=lambda *_: SimpleNamespace(close=lambda: None),
+    )
+    chosen = Team(world, "cpu", lambda _: None).choose(experiment, "al", lambda _: None)
+    assert (chosen.engine.sizes, found) == ((2, 1), ["medium"])

@@ -10,20 +10,30 @@ import pytest
 import torch
 from torch import nn
 
-from pipeal import AE, AL, ENC, ALPackage, PlacementError
-from pipeal.engine import Action
+from pipeal import AE, AL, ENC, ALPackage, Pipeline, PlacementError
+from pipeal.engine import Action, Schedule, simulate
 from pipeal.engine.costs import Placement, place
 from pipeal.engine.measure import WARM_UP, layer_costs
+from pipeal.engine.placement import layers_of_stages
 from pipeal.engine.rescue import SplitWarning
+from pipeal.engine.threads import cores
 from pipeal.engine.virtual import VirtualLayer
 from pipeal.errors import OutOfMemoryError, first_line
 
 
+@pytest.fixture
+def counted_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that take time set the clock, and nothing else does: a busy machine does not show."""
+    now = [0.0]
+    monkeypatch.setattr("pipeal.engine.virtual.sleep", lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr("pipeal.engine.device.time.perf_counter", lambda: now[0])
+
+
+@pytest.mark.usefixtures("counted_clock")
 def test_costs_are_those_of_the_layers() -> None:
-    layers = [VirtualLayer(0.002, 0.004), VirtualLayer(0.006, 0.001)]
-    first, second = layer_costs(layers, [(None, None)] * (WARM_UP + 3))
-    assert 0.002 <= first[Action.FORWARD] < second[Action.FORWARD]
-    assert second[Action.BACKWARD] < first[Action.BACKWARD]
+    layers = [VirtualLayer(2.0, 4.0), VirtualLayer(6.0, 1.0, 0.5)]
+    found = layer_costs(layers, [(None, None)] * (WARM_UP + 3))
+    assert [[cost[action] for action in Action] for cost in found] == [[2.0, 4.0, 0.0], [6.0, 1.0, 0.5]]
 
 
 def test_too_few_batches_are_refused() -> None:
@@ -34,13 +44,58 @@ def test_too_few_batches_are_refused() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_layers_that_overlap_get_several_stages_and_lopsided_ones_are_balanced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 2)
-    layers = [VirtualLayer(0.001, 0.002) for _ in range(3)] + [VirtualLayer(0.003, 0.006)]
+    times = [(1.0, 2.0)] * 3 + [(3.0, 6.0)]
+    costs = [dict(zip(Action, (*own, 0.0), strict=True)) for own in times]
+
+    def trial(layers: Any, batches: Any, schedule: Schedule, candidate: Placement, *_: Any) -> float:
+        stages = [
+            {action: sum(costs[layer][action] for layer in own) for action in Action}
+            for own in layers_of_stages(candidate.sizes)
+        ]
+        return simulate(schedule, stages, len(batches)).makespan_s / len(batches)
+
+    monkeypatch.setattr("pipeal.engine.costs.layer_costs", lambda *_, **__: costs)
+    monkeypatch.setattr("pipeal.engine.costs._trial", trial)
+    layers = [VirtualLayer(*own) for own in times]
     tried: list[Placement] = []
     chosen = place(layers, [(None, None)] * 8, "pipelined", on_trial=tried.append)
     assert [len(trial.devices) for trial in tried] == [1, 2, 3, 4]
     assert len(chosen.devices) > 1
     assert tried[1].sizes == [3, 1]
     assert chosen.seconds_per_batch == min(trial.seconds_per_batch or 0 for trial in tried)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
+def test_what_is_tried_is_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials had queues of two packets and a share of the cores each, whatever the run was to have."""
+    monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 2)
+    opened: list[tuple[int, Any, Any]] = []
+
+    class Told(Pipeline):
+        def __init__(self, layers: Any, devices: Any, *arguments: Any, **options: Any) -> None:
+            opened.append((len(devices), options["threads"], options["queue_depth"]))
+            super().__init__(layers, devices, *arguments, **options)
+
+    measured: list[int] = []
+
+    def told_costs(*arguments: Any, threads: int, **options: Any) -> Any:
+        measured.append(threads)
+        return layer_costs(*arguments, threads=threads, **options)
+
+    monkeypatch.setattr("pipeal.engine.costs.Pipeline", Told)
+    monkeypatch.setattr("pipeal.engine.costs.layer_costs", told_costs)
+    layers, batches = [VirtualLayer(0, 0), VirtualLayer(0, 0)], [(None, None)] * 4
+    chosen = place(layers, batches, "pipelined", devices=["cpu"], threads=3, queue_depth=5, rounds=1)
+    assert (opened, measured, chosen.threads) == ([(1, 3, 5), (2, 3, 5)], [3], 3)
+    opened.clear()
+    place(layers, batches, "pipelined", rounds=1)
+    assert opened == [(1, cores(), 2), (2, max(1, cores() // 2), 2)]
+
+
+def test_devices_that_are_not_here_are_told() -> None:
+    for devices in (["tpu"], ["cuda:999"], []):
+        with pytest.raises(PlacementError):
+            place([VirtualLayer(0, 0)], [(None, None)] * 4, "pipelined", devices=devices)
 
 
 def test_trials_leave_the_layers_as_they_were() -> None:

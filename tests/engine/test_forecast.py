@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
-from pipeal.engine.forecast import RIVALS, Forecast, Model, Setup, alone_s, best_forecast, forecast, lay_out
+from pipeal.engine.candidates import Setup, lay_out
+from pipeal.engine.forecast import RIVALS, Forecast, Model, alone_s, best_forecast, forecast
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.placement import layers_of_stages
@@ -249,16 +250,54 @@ def test_replicas_on_shared_cores_get_no_more_than_those_either() -> None:
     assert of("AL pipelined", 4, on(8, crowding=two_cores, replicas=2)).batch_s == pytest.approx(6, rel=0.01)
     assert of("AL sequential", 4, on(4, crowding=two_cores, replicas=4)).batch_s == pytest.approx(6)
     # 6 s of work for each batch of 2 layers, each of which two devices share.
-    both = of("AL pipelined", 2, on(4, crowding=two_cores, stage_replicas=2))
-    assert both.devices == 4
+    setup = on(4, crowding=two_cores, stage_replicas=2)
+    shared = lay_out(equal(2), setup)
+    assert [len(stage.devices) for stage in shared.stages] == [2, 2]
+    both = forecast("", SCHEDULES["pipelined"], equal(2), setup, shared)
     assert both.batch_s == pytest.approx(3, rel=0.01)
     carried = on(8, crowding=two_cores, replicas=2, link=Link(bytes_per_s=100.0))
     costs = {"cpu": [replace(EQUAL, parameter_bytes=0)] * 4}
-    assert best_forecast("AL pipelined", Model(costs), carried).batch_s == pytest.approx(7.5, rel=0.01)
+    four_stages = lay_out(costs, carried)
+    assert len(four_stages.stages) == 4
+    found = forecast("", SCHEDULES["pipelined"], costs, carried, four_stages)
+    assert found.batch_s == pytest.approx(7.5, rel=0.01)
+
+
+def test_stages_are_as_many_as_the_cores_they_share_can_use() -> None:
+    """As many stages as devices were once made, each as if on its own core, and forecast to be slower than one."""
+
+    def worse_and_worse(at_once: int) -> float:
+        return {1: 1.0, 2: 1.2}.get(at_once, float(at_once))
+
+    setup = on(4, crowding=worse_and_worse)
+    found = of("AL pipelined", 4, setup)
+    assert found.layout.sizes == [2, 2]
+    assert found.batch_s == pytest.approx(6 * 1.2, rel=0.01)
+    assert forecast("", SCHEDULES["pipelined"], equal(4), setup, lay_out(equal(4), setup)).batch_s > 11
+    assert len(of("BP 1f1b", 4, setup).layout.stages) == 2
+
+
+def test_under_a_join_links_may_ask_for_fewer_stages() -> None:
+    """Each batch waits for every link; layouts for that were once made as if links took no time."""
+    setup = on(4, link=Link(bytes_per_s=100.0, latency_s=5.0))
+    for name, stages in (("AL al-fm", 1), ("AL pipelined", 4)):
+        found = of(name, 4, setup)
+        assert len(found.layout.stages) == stages
+        tried = [forecast("", SCHEDULES[name[3:]], equal(4), setup, lay_out(equal(4), on(n))) for n in (1, 2, 3, 4)]
+        assert found.batch_s == min(one.batch_s for one in tried)
+
+
+def test_of_unlike_devices_the_fastest_are_left_where_fewer_are_better() -> None:
+    devices = (PlannedDevice(), PlannedDevice(speed=4.0), PlannedDevice(speed=2.0))
+    found = of("AL al-fm", 4, Setup(devices, link=Link(bytes_per_s=1.0)))
+    assert [stage.devices for stage in found.layout.stages] == [(1,)]
+    assert found.batch_s == pytest.approx(3)
 
 
 def test_carrying_packets_is_work_of_shared_cores() -> None:
-    """A packet of a second over each of 3 links, 12 s of work: 15 s on two cores are 7.5."""
+    """A packet of a second over each of 3 links, 12 s of work: 15 s on two cores are 7.5; two stages have one link."""
     two_cores = replace(on(4, link=Link(bytes_per_s=100.0)), crowding=lambda at_once: max(1.0, at_once / 2))
-    assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(7.5, rel=0.01)
+    four = forecast("", SCHEDULES["pipelined"], equal(4), two_cores, lay_out(equal(4), two_cores))
+    assert four.batch_s == pytest.approx(7.5, rel=0.01)
+    assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(6.5, rel=0.01)
     assert of("AL pipelined", 4, on(4, link=Link(bytes_per_s=100.0))).batch_s == pytest.approx(3, rel=0.02)

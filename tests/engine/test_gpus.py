@@ -28,20 +28,52 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seconds = 1.0 if device == "cuda:0" else 4.0
         return tuple(LayerCost(seconds, 2 * seconds, parameter_bytes=GIB) for _ in layers)
 
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: ["fast", "slow", "fast"][number])
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: ([16, 16, 6][number] * GIB, 16 * GIB))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: ["fast", "slow", "fast"][int(gpu[5:])])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: ([16, 16, 6][int(gpu[5:])] * GIB, 16 * GIB))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(gpus, "measure", measure)
-    monkeypatch.setattr(gpus, "measure_link", Link)
+    monkeypatch.setattr(gpus, "measure_link", lambda source, target: Link())
     return measured
 
 
 def test_each_kind_is_measured_once_and_memory_and_speed_decide(three_gpus: list[str]) -> None:
-    layout = gpus.layout_on_gpus([VirtualLayer(0, 0)] * 7, [], 3)
+    layout = gpus.layout_on_gpus([VirtualLayer(0, 0)] * 7, [], ["cuda:0", "cuda:1", "cuda:2"])
     assert three_gpus == ["cuda:0", "cuda:1"]
     # Of 5.4 GiB that may be filled, two layers with their gradients take 4; the slow one is as fast with one layer as
     # the fast one with four.
     assert {stage.devices: len(stage.layers) for stage in layout.stages} == {(0,): 4, (2,): 2, (1,): 1}
+
+
+def test_only_the_gpus_named_are_used_and_the_layout_is_that_for_the_schedule(
+    three_gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layouts were always those of a pipeline without joins, and always of all GPUs."""
+    monkeypatch.setattr(costs, "_trial", lambda _, __, ___, candidate, *____: 1.0 / len(candidate.devices))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (24 * GIB, 24 * GIB))
+    layers = [VirtualLayer(0, 0) for _ in range(8)]
+    named: list[str] = ["cuda:0", "cuda:2"]
+    even, joined = (place(layers, [None] * 3, schedule, devices=named) for schedule in ("pipelined", "al-fm"))
+    assert three_gpus == ["cuda:0"] * 2
+    assert (even.devices, even.sizes) == (["cuda:0", "cuda:2"], [4, 4])
+    assert joined.sizes == [5, 3]  # a batch ends with the last stage, which starts late
+    with pytest.raises(PlacementError, match=r"found the devices \['cpu', 'cuda:1'\]"):
+        place(layers, [None] * 3, "pipelined", devices=["cpu", "cuda:1"])
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_one_stage_on_a_faster_gpu_than_the_first_is_tried(
+    layers: int, three_gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layout of one stage was thrown away as if it were the one on the first GPU; a model of one layer, such as any
+    for backpropagation, went there unmeasured."""
+    stage = PlannedStage(range(layers), (1,), PlannedDevice(), 3.0, 0.0, 0)
+    monkeypatch.setattr(costs, "layout_on_gpus", lambda *_, **__: Layout((stage,), any_order=True))
+    monkeypatch.setattr(costs, "_trial", lambda _, __, ___, candidate, *____: 2.0 - (candidate.devices == ["cuda:1"]))
+    tried: list[Placement] = []
+    taken = place([VirtualLayer(0, 0)] * layers, [None] * 3, "pipelined", on_trial=tried.append)
+    assert [trial.devices for trial in tried] == [["cuda:0"], ["cuda:1"]]
+    assert taken.devices == ["cuda:1"]
 
 
 def test_the_layout_is_tried_against_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +104,6 @@ def test_where_nothing_fits_by_counting_the_trials_decide(monkeypatch: pytest.Mo
 @pytest.mark.cuda
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_the_link_between_two_gpus_is_measured() -> None:
-    link = gpus.measure_link()
+    link = gpus.measure_link("cuda:0", "cuda:1")
     assert 1e8 < link.bytes_per_s < 1e13
     assert 0 < link.latency_s < 1e-2

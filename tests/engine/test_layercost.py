@@ -13,7 +13,8 @@ from pipeal import DataError
 from pipeal.engine.layercost import Costs, LayerCost, load_costs, save_costs
 
 seconds, sizes = st.floats(0, 1e3), st.integers(0, 2**50)
-layers = st.builds(LayerCost, seconds, seconds, seconds, sizes, sizes, sizes, sizes)
+some_seconds = st.floats(1e-6, 1e3)
+layers = st.builds(LayerCost, some_seconds, seconds, seconds, sizes, sizes, sizes, sizes, st.none() | sizes)
 
 
 @given(
@@ -22,7 +23,7 @@ layers = st.builds(LayerCost, seconds, seconds, seconds, sizes, sizes, sizes, si
         kind=st.text(),
         layers=st.lists(layers, min_size=1, max_size=3).map(tuple),
         backprop=st.lists(layers, max_size=3).map(lambda rows: {1: tuple(rows), 4: tuple(rows[::-1])} if rows else {}),
-        crowding=st.dictionaries(st.integers(1, 8), seconds),
+        crowding=st.dictionaries(st.integers(1, 8), some_seconds),
         samples=seconds,
         facts=st.dictionaries(st.text(), st.text()),
     )
@@ -64,6 +65,9 @@ def spoilt(**changes: object) -> str:
         (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, "1")]), "at least 0"),
         (spoilt(crowding={"two": 1}), "measure anew"),
         (spoilt(crowding={"0": 1}), "above 0"),
+        (spoilt(crowding={"2": 0}), "found 0 where a number above 0"),  # a ZeroDivisionError, once; and so below
+        (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, 0)]), "take no time"),
+        (spoilt(backprop={"1": [dict.fromkeys(LayerCost.__slots__, 0)]}), "take no time"),
         (spoilt(backprop=[]), "measure anew"),
         (spoilt(backprop={"1": []}), "holds no layer"),
         (spoilt(backprop={"4": [dict.fromkeys(LayerCost.__slots__, 1)]}), "no whole batch"),
@@ -82,6 +86,13 @@ def test_what_is_no_file_of_costs_is_told(text: str, message: str, tmp_path: Pat
         load_costs(path)
     assert "\n" not in str(told.value)
     assert str(path) in str(told.value)
+
+
+def test_a_file_from_before_links_had_bytes_of_their_own_is_read(tmp_path: Path) -> None:
+    rows = [{name: 7 for name in LayerCost.__slots__ if name != "link_bytes"}]
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({**good(), "layers": rows}))
+    assert [(cost.link_bytes, cost.carried_bytes) for cost in load_costs(path).layers] == [(None, 7)]
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def slowest(
         if device.memory_bytes is not None and memory > device.memory_bytes:
             return None
         sends = 0.0 if last else row[-1].out_bytes / link.bytes_per_s
+        if queue_depth and not last:
+            sends = max(sends, (sends + link.latency_s) / queue_depth)
         worst = max(worst, seconds, sends)
         start += size
     return worst
@@ -231,15 +233,46 @@ def test_a_cut_is_not_made_where_the_packet_is_too_large_for_the_link() -> None:
     assert best_layout({"cpu": costs}, [PlannedDevice()] * 2).sizes == [2, 2]
 
 
-def test_latency_keeps_no_link_busy() -> None:
-    """A cut was once avoided, or thought to set the pace, for a latency that passes while the next packet is sent."""
-    costs = [LayerCost(1, 2, out_bytes=100)] * 2
-    layout = best_layout({"cpu": costs}, [PlannedDevice()] * 2, Link(bytes_per_s=100, latency_s=50))
-    assert (layout.sizes, layout.stages[0].sends_s, layout.bottleneck_s) == ([1, 1], 1, 3)
-    stage = {Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.0}
-    hops = [Hop(100 / 100, 50.0)]
-    ends = [simulate(SCHEDULES["pipelined"], [stage] * 2, n, hops=hops, queue_depth=30).makespan_s for n in (200, 300)]
-    assert (ends[1] - ends[0]) / 100 == layout.bottleneck_s
+@pytest.mark.parametrize(("queue_depth", "sizes", "pace_s"), [(30, [1, 1], 3.0), (10, [1, 1], 5.1), (2, [2], 6.0)])
+def test_a_latency_passes_while_as_many_packets_as_may_wait_are_on_their_way(
+    queue_depth: int, sizes: list[int], pace_s: float
+) -> None:
+    """A cut was once avoided for any latency; then none was, and two stages on a slow network had half the speed of
+    one, because no more than two packets may be on their way."""
+    costs = {"cpu": [LayerCost(1, 2, out_bytes=100)] * 2}
+    layout = best_layout(costs, [PlannedDevice()] * 2, Link(100, latency_s=50), queue_depth=queue_depth)
+    assert (layout.sizes, layout.bottleneck_s) == (sizes, pace_s)
+
+
+@settings(max_examples=100)
+@given(
+    rows=st.lists(layer_costs, min_size=1, max_size=6),
+    count=st.integers(1, 4),
+    latency=st.integers(0, 60),
+    queue_depth=st.integers(1, 4),
+)
+def test_a_long_run_keeps_the_pace_of_its_layout(
+    rows: list[LayerCost], count: int, latency: int, queue_depth: int
+) -> None:
+    """Whatever the queues, the links and their latency: the simulation fills its stages, and then is as fast."""
+    link = Link(4.0, float(latency))
+    layout = best_layout({"cpu": rows}, [PlannedDevice()] * count, link, queue_depth=queue_depth)
+    parts = [rows[stage.layers.start : stage.layers.stop] for stage in layout.stages]
+    stages = [{action: sum(cost.durations()[action] for cost in part) for action in Action} for part in parts]
+    hops = [Hop(part[-1].out_bytes / link.bytes_per_s, link.latency_s) for part in parts[:-1]]
+    fill_s = sum(sum(stage.values()) for stage in stages) + sum(hop.busy_s + hop.latency_s for hop in hops)
+    batches = 40
+    found = simulate(SCHEDULES["pipelined"], stages, batches, queue_depth=queue_depth, hops=hops).makespan_s
+    pace_s = layout.bottleneck_s
+    assert (batches - queue_depth) * pace_s <= found + 1e-9
+    assert found <= (batches - 1) * pace_s + fill_s + 1e-9
+
+
+def test_a_link_has_to_carry_packets_of_mean_size_and_memory_to_hold_the_largest() -> None:
+    """Links were once charged for the largest batch with every batch."""
+    costs = {"cpu": [LayerCost(1, 2, out_bytes=800, link_bytes=100)] * 2}
+    stage = best_layout(costs, [PlannedDevice()] * 2, Link(bytes_per_s=100), queue_depth=3).stages[0]
+    assert (stage.sends_s, stage.memory_bytes) == (1.0, 3 * 800)
 
 
 def test_memory_decides_before_time_does() -> None:

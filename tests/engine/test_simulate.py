@@ -222,8 +222,12 @@ def test_the_engine_is_never_faster_than_the_simulation_and_not_much_slower(sche
     costs = [dict(zip((F, B, U), own, strict=True)) for own in times]
     wanted = simulate(SCHEDULES[schedule], costs, 8, queue_depth=1).makespan_s
     with Pipeline([VirtualLayer(*own) for own in times], None, schedule, queue_depth=1, threads=1) as pipe:
-        found = min(pipe.run([(None, None)] * 8).seconds for _ in range(2))
-    assert wanted <= found <= 2 * wanted  # a busy machine wakes sleepers late, never early
+        for _ in range(50):  # a busy machine wakes sleepers late, never early: one quiet moment of it is enough
+            found = pipe.run([(None, None)] * 8).seconds
+            assert wanted <= found
+            if found <= 2 * wanted:
+                break
+    assert found <= 2 * wanted
 
 
 def test_packets_that_shared_cores_carry_come_in_order_and_late() -> None:

@@ -1,0 +1,138 @@
+"""The layouts of which a forecast takes the fastest, and what they are for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from pipeal.engine.backprop_layout import backprop_layout
+from pipeal.engine.hardware import Link, PlannedDevice
+from pipeal.engine.layercost import LayerCost
+from pipeal.engine.layout import Layout, best_layout
+from pipeal.engine.rivals import BackpropSchedule
+from pipeal.engine.schedule import Schedule
+from pipeal.engine.simulate import Crowding
+from pipeal.errors import PlacementError
+
+CostsByKind = Mapping[str, Sequence[LayerCost]]
+"""By kind of device, the cost of every layer."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is to be trained on, and how.
+
+    Attributes:
+        devices: All of them.
+        link: Between any two.
+        replicas: How many pipelines train together, each on batches of its own and on an equal share of the devices.
+        stage_replicas: On how many devices one stage may be, which then share each batch.
+        batches: How long the run is, in batches of each replica.
+        queue_depth: Packets that may wait before a stage.
+        crowding: For stages, their replicas included, that share the cores of one machine; None for devices of their
+            own.
+    """
+
+    devices: tuple[PlannedDevice, ...]
+    link: Link = field(default_factory=Link)
+    replicas: int = 1
+    stage_replicas: int = 1
+    batches: int = 1000
+    queue_depth: int = 2
+    crowding: Crowding | None = None
+
+
+def lay_out(costs: CostsByKind, setup: Setup, schedule: Schedule | None = None) -> Layout:
+    """The best layout of one replica on its share of the devices.
+
+    Args:
+        costs: Of the layers.
+        setup: What it is on.
+        schedule: As for :func:`best_layout`.
+
+    Raises:
+        PlacementError: The replicas cannot share the devices, or nothing fits.
+    """
+    return _lay_out(costs, setup, share_of(setup), schedule)
+
+
+def layouts(costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule) -> list[Layout]:
+    """Those of which one is best. With uneven devices or links what a join asks for is simulated, not known, and so is
+    how stages crowd each other where they share cores: there, fewer devices may be faster.
+
+    Raises:
+        PlacementError: Nothing fits on all of them.
+    """
+    share = share_of(setup)
+    found = _layouts_on(costs, setup, schedule, share)
+    joins = isinstance(schedule, Schedule) and schedule.joins
+    uneven = setup.link != Link() or len(set(share)) > 1
+    if (isinstance(schedule, Schedule) and schedule.serial) or not (setup.crowding or (joins and uneven)):
+        return found
+    alone = {device: sum(cost.seconds for cost in costs[device.kind]) / device.speed for device in set(share)}
+    fastest = sorted(range(len(share)), key=lambda place: alone[share[place]])
+    for count in _fewer(min(len(share) - 1, len(costs[share[0].kind]) * setup.stage_replicas)):
+        places = sorted(fastest[:count])
+        with suppress(PlacementError):  # memory may ask for more
+            for one in _layouts_on(costs, setup, schedule, [share[place] for place in places]):
+                found.append(_renumbered(one, places))
+    return found
+
+
+def share_of(setup: Setup) -> list[PlannedDevice]:
+    """The devices of one replica.
+
+    Raises:
+        PlacementError: The replicas cannot share the devices.
+    """
+    if setup.replicas == 1:
+        return list(setup.devices)
+    counts = Counter(setup.devices)
+    if setup.replicas < 1 or any(count % setup.replicas for count in counts.values()):
+        raise PlacementError(
+            f"{setup.replicas} replicas cannot share {len(setup.devices)} devices equally; choose a number that "
+            "divides how many there are of each kind"
+        )
+    return [device for device, count in counts.items() for _ in range(count // setup.replicas)]
+
+
+def _lay_out(
+    costs: CostsByKind, setup: Setup, devices: Sequence[PlannedDevice], schedule: Schedule | None = None
+) -> Layout:
+    return best_layout(
+        costs,
+        devices,
+        setup.link,
+        stage_replicas=setup.stage_replicas,
+        replicas=setup.replicas,
+        queue_depth=setup.queue_depth,
+        schedule=schedule,
+    )
+
+
+def _layouts_on(
+    costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule, devices: Sequence[PlannedDevice]
+) -> list[Layout]:
+    if isinstance(schedule, BackpropSchedule):
+        of_replicas = {"stage_replicas": setup.stage_replicas, "replicas": setup.replicas}
+        return [backprop_layout(costs, devices, setup.link, schedule, **of_replicas)]
+    found = [_lay_out(costs, setup, devices)]
+    if schedule.joins and not schedule.serial:
+        found.append(_lay_out(costs, setup, devices, schedule))
+    return found
+
+
+def _fewer(most: int) -> list[int]:
+    """The numbers of devices that are tried: all small ones, and of large ones each half of the one before.
+
+    >>> _fewer(40)
+    [40, 20, 10, 8, 7, 6, 5, 4, 3, 2, 1]
+    """
+    return sorted({*range(1, min(most, 8) + 1), *(most >> times for times in range(most.bit_length()))}, reverse=True)
+
+
+def _renumbered(layout: Layout, places: Sequence[int]) -> Layout:
+    stages = [replace(stage, devices=tuple(places[number] for number in stage.devices)) for stage in layout.stages]
+    return replace(layout, stages=tuple(stages))
