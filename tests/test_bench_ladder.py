@@ -224,6 +224,19 @@ def test_the_row_of_stages_says_which(
     assert bench["ladder_report"].named(task, rung) == name
 
 
+@pytest.mark.parametrize(("device", "wanted"), [("cpu", ["cpu"]), ("cuda:0", None)])
+def test_stages_are_on_what_the_other_rungs_compute_on(
+    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, device: str, wanted: list[str] | None
+) -> None:
+    """A ladder of a CPU had its stages on the GPU that was there, too."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(bench["rung_data"], "place", lambda *_, **options: asked.append(options))
+    monkeypatch.setattr(bench["rung_data"].Task, "package", lambda *_: None)
+    monkeypatch.setattr(bench["rung_data"].Task, "batches", lambda *_: iter([]))
+    bench["rung_data"].Task("charlm", torch.device(device), None, []).placement(bench["rungs"].Setting("al"))
+    assert [options["devices"] for options in asked] == [wanted]
+
+
 @pytest.mark.parametrize("stage_s", [(1.0, 1.0, 1.0), (1.0, 1.0, 3.0), (3.0, 0.5, 0.5), (0.5, 2.0, 1.0)])
 @pytest.mark.parametrize("steps", [6, 40])
 def test_stages_are_measured_while_all_have_work(

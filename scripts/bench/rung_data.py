@@ -117,7 +117,10 @@ class Task:
         if setting not in self.placements:
             batches = list(islice(self.batches(setting, 0), 8))
             package = self.package(setting, 0)
-            self.placements[setting] = place(package, batches, "pipelined", precision=setting.precision, rounds=1)
+            devices = ["cpu"] if self.device.type == "cpu" else None
+            self.placements[setting] = place(
+                package, batches, "pipelined", precision=setting.precision, devices=devices, rounds=1
+            )
         return self.placements[setting]
 
 
