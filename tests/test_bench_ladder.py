@@ -207,6 +207,21 @@ def test_what_all_gpus_do_is_held_against_what_all_could(bench: dict[str, Module
         assert [row[8] for row in rows] == wanted
 
 
+def test_the_work_of_an_lstm_is_counted(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch counts none of it in texts of one length, so that it was said to use a thousandth of the machine."""
+    x = words()
+    batch = SimpleNamespace(x=x, y=torch.zeros(len(x), dtype=torch.int64), tokens=int(x.ne(0).sum()))
+    experiment = SimpleNamespace(package=lambda form, seed: model("lstm", form))
+    monkeypatch.setattr(bench["rung_data"].Task, "of", lambda self, setting: experiment)
+    alike = SimpleNamespace(x=x[:1, :4], y=batch.y[:1], tokens=4)
+    monkeypatch.setattr(bench["rung_data"].Task, "batches", lambda _, s, *__: iter([alike if s.by_length else batch]))
+    work = bench["rung_data"].Task("lstm", torch.device("cpu"), None, []).work
+    for form in ("al", "bp"):
+        lstms = [part for part in model("lstm", form).modules() if isinstance(part, torch.nn.LSTM)]
+        recurrent = 6 * sum(weight.numel() for lstm in lstms for weight in lstm.parameters() if weight.dim() == 2)
+        assert 0.7 * recurrent < work[form] < 1.2 * recurrent  # of what is trained first, no gradient is passed down
+
+
 @pytest.mark.parametrize(
     ("device", "devices", "sizes", "threads", "name"),
     [

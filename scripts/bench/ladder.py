@@ -5,11 +5,11 @@
 
 Begins with what anyone would write (plain.py): float32, the operators at hand, Adam as it comes, random batches padded
 to their longest text, images as they lie in files, a loop on all cores. In each turn every rung trains a new model of
-the turn's seed on real data for equally many batches; its first batches are not timed. Rates are medians of the turns,
-losses their means: of one fixed part of the test samples, after those batches. A rung in brackets was tried, and the
-next ones do without it. Real tokens count, padding does not. The share of the matrix rate is what real tokens or images
-need in operations of matrix products, per second, over the most that this machine was seen to do in one large product
-of any type.
+the turn's seed on real data for equally many batches; its first batches are not timed. Rates and memory are medians of
+the turns, losses their means: of one fixed part of the test samples, after those batches. A rung in brackets was tried,
+and the next ones do without it. Real tokens count, padding does not. The share of the matrix rate is what real tokens
+or images need in operations of matrix products, per second, over the most that this machine was seen to do in one large
+product of any type.
 
 The last rungs are the stages that ``--devices auto`` takes (AL), measured while all of them have work: a line of stages
 fills at first and runs empty in the end, which is most of so short a turn and nothing of a training. Their loss is of a

@@ -145,7 +145,7 @@ def rows_of(task: Task, ladder: Sequence[Rung], found: Found, work: float, most:
                 f"{rate / before:.2f}×",
                 f"{(max(rates) - min(rates)) / rate:.0%}",
                 f"{rate * work / (most * task.devices(rung.setting)):.1%}",
-                f"{max(peaks) / 2**20:,.0f}" if peaks else None,
+                f"{median(peaks) / 2**20:,.0f}" if peaks else None,
                 f"{fmean(losses):.3f}",
                 f"{stdev(losses):.3f}" if len(losses) > 1 else None,
             ]
