@@ -23,6 +23,7 @@ from typing import Any
 from pipeal.cli.build_language import LanguageExperiment, language_experiment
 from pipeal.cli.opening import course_of, open_pipeline
 from pipeal.config import LanguageConfig, find_config, load_config
+from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.device import fastest_precision
 from pipeal.train.environment import environment
@@ -56,7 +57,8 @@ def trained(experiment: LanguageExperiment, seed: int) -> dict[str, Any]:
     config = experiment.config
     course, package = course_of(config), experiment.package(config.train.mode, seed)
     batches = experiment.train_batches(seed)
-    with open_pipeline(package, config, seed) as pipe:
+    pipe: Pipeline = open_pipeline(package, config, seed)
+    with pipe:
         begun, seconds = time.process_time(), 0.0
         for epoch in range(course.epochs):
             batches.set_epoch(epoch)

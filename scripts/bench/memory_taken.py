@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,17 +18,19 @@ class Memory:
     """The most memory that is taken from now on, beside what is taken already.
 
     Args:
-        device: Of a GPU its tensors are counted; of the process on a CPU its pages, where the system forgets a peak.
+        devices: Of GPUs their tensors are counted, of all of them together; of this process on a CPU its pages, where
+            the system forgets a peak.
         keep: Whether the C library keeps what is freed (:func:`pipeal.engine.allocator.keep_freed_memory`).
     """
 
-    def __init__(self, device: torch.device, *, keep: bool) -> None:
-        self.device = device
+    def __init__(self, devices: Sequence[torch.device], *, keep: bool) -> None:
+        self.gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         gc.collect()
-        if device.type == "cuda":
+        if self.gpus:
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-            self._before: int | None = torch.cuda.memory_allocated(device)
+            for gpu in self.gpus:
+                torch.cuda.reset_peak_memory_stats(gpu)
+            self._before: int | None = sum(map(torch.cuda.memory_allocated, self.gpus))
             return
         self._before = None
         if sys.platform.startswith("linux"):
@@ -45,10 +48,10 @@ class Memory:
                 self._before = _status("VmRSS")
 
     def peak(self) -> int | None:
-        """Bytes."""
+        """Bytes; None where that is not known."""
         if self._before is None:
             return None
-        most = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else _status("VmHWM")
+        most = sum(map(torch.cuda.max_memory_allocated, self.gpus)) if self.gpus else _status("VmHWM")
         return most - self._before
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from pipeal.al import ALPackage, Dropout
+from pipeal.al import ALPackage, Dropout, TouchedAdam
 from pipeal.engine.device import Precision
 from pipeal.models.causal import CausalAttention
 from pipeal.models.features import Features
@@ -55,11 +55,11 @@ class Heads(nn.Module):
             for weight, bias in zip(fast.qkv.weight.detach().chunk(3), fast.qkv.bias.detach().chunk(3), strict=True)
         ]
         for number in range(fast.heads):
-            head = nn.ModuleDict({name: nn.Linear(fast.qkv.in_features, width) for name in "qkv"})
+            head = {name: nn.Linear(fast.qkv.in_features, width) for name in "qkv"}
             for linear, (weights, biases) in zip(head.values(), parts, strict=True):
                 linear.weight.data.copy_(weights[number])
                 linear.bias.data.copy_(biases[number])
-            self.heads.append(head)
+            self.heads.append(nn.ModuleDict(head))
         self.out = fast.out
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,6 +67,7 @@ class Heads(nn.Module):
         seen = torch.ones(length, length, device=x.device).tril()
         mixed = []
         for head in self.heads:
+            assert isinstance(head, nn.ModuleDict)
             q, k, v = head["q"](x), head["k"](x), head["v"](x)
             scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
             mixed.append(scores.masked_fill(seen == 0, float("-inf")).softmax(-1) @ v)
@@ -105,21 +106,31 @@ def write_plainly(package: ALPackage, *, joined: bool = False) -> None:
     """Puts those operators in the place of ours, with weights of the same values.
 
     Args:
-        package: It is altered, and has to get its optimizers anew (:func:`plain_adam`).
+        package: It is altered, and needs new optimizers (:func:`adam_anew`): some of the weights are new.
         joined: Whether the heads of a language model's attention keep their one projection.
     """
     _replace(package, _JOINED if joined else {**_JOINED, CausalAttention: Heads})
 
 
-def plain_adam(package: ALPackage) -> None:
-    """Gives all layers Adam as it comes, with the rates and memories that they have."""
+def adam_anew(package: ALPackage, *, fused: bool = False) -> None:
+    """Gives all layers a new Adam of the weights that they have now, with the rates and memories of the old one.
+
+    Args:
+        package: Its optimizers are replaced; one that changes touched rows alone stays of that kind, which is fused.
+        fused: In one operator, or as it comes.
+    """
     for layer in package:
         for name, optimizer in list(vars(layer).items()):
             if isinstance(optimizer, torch.optim.Adam):
                 module = {"enc_opt": "enc", "ae_opt": "ae", "opt": "model"}[name]
                 rate, betas = optimizer.param_groups[0]["initial_lr"], optimizer.param_groups[0]["betas"]
-                weights = list(getattr(layer, module).parameters())
-                setattr(layer, name, torch.optim.Adam([{"params": weights, "initial_lr": rate}], lr=rate, betas=betas))
+                groups = [{"params": list(getattr(layer, module).parameters()), "initial_lr": rate}]
+                if isinstance(optimizer, TouchedAdam):
+                    new: torch.optim.Adam = TouchedAdam(groups, lr=rate, betas=betas)
+                else:
+                    # Not False, which on a GPU is slower than as it comes.
+                    new = torch.optim.Adam(groups, lr=rate, betas=betas, fused=fused or None)
+                setattr(layer, name, new)
 
 
 def _replace(module: nn.Module, plain: dict[type[nn.Module], Callable[[Any], nn.Module]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain import plain_adam, write_plainly
+from plain import adam_anew, write_plainly
 from rungs import FORMS, TEXTS, Form, Setting
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -37,6 +37,7 @@ class Task:
         device: Where.
         experiment: As its configuration has it, in our fastest form.
         evaluated: Batches that the loss is taken on.
+        placements: The stages taken so far; see :meth:`placement`.
     """
 
     model: str
@@ -68,8 +69,7 @@ class Task:
         package: ALPackage = self.of(setting).package(setting.form, seed)
         if setting.operators != "ours":
             write_plainly(package, joined=setting.operators == "joined")
-        if not setting.fused:
-            plain_adam(package)
+        adam_anew(package, fused=setting.fused)
         return package
 
     def batches(self, setting: Setting, seed: int, share: Share = WHOLE, epoch: int | None = None) -> Iterator[Any]:
@@ -102,7 +102,8 @@ class Task:
         """Operations of matrix products per token, or per image, that training needs in either form."""
         found: dict[Form, float] = {}
         for form in FORMS:
-            setting = Setting(form, by_length=True)
+            # Of texts of one length an LSTM does work that PyTorch does not count; of others it packs them.
+            setting = Setting(form, by_length=self.model != "lstm")
             package, batch = self.package(setting, 0), next(self.batches(setting, 0))
             x, y = pair_of(batch)
             with FlopCounterMode(display=False) as counted:
@@ -113,11 +114,14 @@ class Task:
         return found
 
     def placement(self, setting: Setting) -> Placement:
-        """What ``--devices auto`` takes."""
+        """What ``--devices auto`` takes, on the CPU or on all GPUs, whichever the other rungs compute on."""
         if setting not in self.placements:
             batches = list(islice(self.batches(setting, 0), 8))
             package = self.package(setting, 0)
-            self.placements[setting] = place(package, batches, "pipelined", precision=setting.precision, rounds=1)
+            devices = ["cpu"] if self.device.type == "cpu" else None
+            self.placements[setting] = place(
+                package, batches, "pipelined", precision=setting.precision, devices=devices, rounds=1
+            )
         return self.placements[setting]
 
 

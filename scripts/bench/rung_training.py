@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from time import perf_counter
@@ -16,10 +17,10 @@ from rung_data import Task
 from rungs import Setting
 
 from pipeal.engine import Pipeline
+from pipeal.engine.measure import WARM_UP
+from pipeal.engine.schedule import Action
 from pipeal.engine.threads import cores
-
-WARM_UP = 2
-"""Batches of a turn that are not timed."""
+from pipeal.engine.trace import Span, Window
 
 _RISE = 10
 """Batches over which the learning rate rises."""
@@ -33,8 +34,8 @@ class Measured:
         step_s: Seconds per batch.
         samples_per_s: Texts, blocks of text, or images.
         tokens_per_s: Words or characters, without padding; 0 of images.
-        peak_bytes: Of memory that the training took; None where that is not known.
-        loss: After the last batch, of the evaluated samples, in nats.
+        peak_bytes: Of memory that the training took, on all devices together; None where that is not known.
+        loss: After the turn's batches, of the evaluated samples, in nats.
     """
 
     step_s: float
@@ -66,49 +67,45 @@ class Clock:
 
 
 class Counted:
-    """Counts the samples and tokens of batches that pass by."""
+    """Counts what the batches that pass by hold.
+
+    Attributes:
+        held: Of each batch so far, its samples and its tokens.
+    """
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = iter(batches)
-        self.samples = self.tokens = 0
+        self.held: list[tuple[int, int]] = []
 
     def take(self, number: int) -> Iterator[Any]:
-        """The next ones; what was counted before is forgotten."""
-        self.samples = self.tokens = 0
+        """The next ones."""
         for batch in islice(self.batches, number):
-            self.samples += len(batch)
-            self.tokens += batch.tokens
+            self.held.append((len(batch), batch.tokens))
             yield batch
 
 
 def train(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
-    """A new model through so many batches, the first of them unmeasured."""
-    placement = task.placement(setting) if setting.staged else None
-    memory = Memory(task.device, keep=setting.keeps_memory)
+    """A new model through so many batches, the first :data:`WARM_UP` of them unmeasured."""
     torch.set_float32_matmul_precision("high" if setting.tf32 else "highest")
+    if setting.staged:
+        return train_in_stages(task, setting, seed, steps)
+    memory = Memory([task.device], keep=setting.keeps_memory)
     package = task.package(setting, seed)
     batches = Counted(task.batches(setting, seed))
-    if placement is None and setting.compile == "none":
-        torch.set_num_threads(setting.threads or cores())
+    threads = setting.threads or cores()
+    if setting.engine or setting.compile != "none":
+        options: dict[str, Any] = {"precision": setting.precision, "compile": setting.compile, "seed": seed}
+        with Pipeline(package, [str(task.device)], "sequential", threads=threads, **options) as pipe:
+            found = timed(task.device, batches, steps, lambda some: pipe.run(some, rise), memory)
+    else:
+        torch.set_num_threads(threads)
         package.to(task.device)
-        numbers = count()
+        scales = map(rise, count())
 
         def run(some: Iterable[Any]) -> None:
-            train_plainly(package, some, task.device, setting.precision, (rise(number) for number in numbers))
+            train_plainly(package, some, task.device, setting.precision, scales)
 
         found = timed(task.device, batches, steps, run, memory)
-    else:
-        devices = [str(task.device)] if placement is None else placement.devices
-        schedule = "sequential" if placement is None else "pipelined"
-        options: dict[str, Any] = {
-            "sizes": None if placement is None else placement.sizes,
-            "threads": cores() if placement is None else placement.threads,
-            "precision": setting.precision,
-            "compile": setting.compile,
-            "seed": seed,
-        }
-        with Pipeline(package, devices, schedule, **options) as pipe:
-            found = timed(task.device, batches, steps, lambda some: pipe.run(some, rise), memory)
     return replace(found, loss=task.loss(package))
 
 
@@ -120,9 +117,65 @@ def timed(
     clock = Clock(device)
     run(batches.take(steps - WARM_UP))
     seconds = clock.seconds()
-    return Measured(
-        seconds / (steps - WARM_UP), batches.samples / seconds, batches.tokens / seconds, memory.peak(), math.nan
+    samples, tokens = (sum(counts) / seconds for counts in zip(*batches.held[WARM_UP:], strict=True))
+    return Measured(seconds / (steps - WARM_UP), samples, tokens, memory.peak(), math.nan)
+
+
+def train_in_stages(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
+    """Two new models in stages: one for the clock, through more batches, and one for the loss, through so many.
+
+    Stages have to fill at first and run empty in the end. In a training of thousands of batches that is nothing, in a
+    turn of six it would be most of the time: so what is measured is :func:`in_flow`.
+    """
+    placement = task.placement(setting)
+    stages = len(placement.devices)
+    fed = steps + 4 * stages  # no more than three batches for each stage are on their way at once
+    options: dict[str, Any] = {"sizes": placement.sizes, "threads": placement.threads, "precision": setting.precision}
+    options |= {"compile": setting.compile, "seed": seed, "trace": Window(0, fed)}
+    memory = Memory([torch.device(name) for name in placement.devices], keep=setting.keeps_memory)
+    batches = Counted(task.batches(setting, seed))
+    with Pipeline(task.package(setting, seed), placement.devices, "pipelined", **options) as pipe:
+        pipe.run(batches.take(fed), rise)
+        spans = pipe.spans()
+    peak = memory.peak()
+    step_s, samples, tokens = in_flow(spans, batches.held)
+    package = task.package(setting, seed)
+    with Pipeline(package, placement.devices, "pipelined", **options) as pipe:
+        pipe.run(islice(task.batches(setting, seed), steps), rise)
+    return Measured(step_s, samples, tokens, peak, task.loss(package))
+
+
+def in_flow(spans: Sequence[Span], held: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
+    """Seconds per batch, samples and tokens per second of a pipeline while all of its stages have work.
+
+    From when the first :data:`WARM_UP` batches have left the last stage until the first stage has done with the last
+    batch. Every action within that time counts, by what it is of all that a batch costs::
+
+        stage 0  0 1 2 3 4 5|
+        stage 1    0 1|2 3 4|5
+                      └ here ┘
+
+    Args:
+        spans: Of all actions on all batches.
+        held: Of each batch, its samples and its tokens.
+    """
+    ended: dict[tuple[int, int], float] = defaultdict(float)
+    cost: dict[tuple[int, Action], float] = defaultdict(float)
+    for span in spans:
+        ended[span.stage, span.batch] = max(ended[span.stage, span.batch], span.end)
+        cost[span.layer, span.action] += span.end - span.begin
+    begin, end = ended[max(span.stage for span in spans), WARM_UP - 1], ended[0, len(held) - 1]
+    done = [0.0] * len(held)
+    for span in spans:
+        inside = min(span.end, end) - max(span.begin, begin)
+        if inside > 0:
+            done[span.batch] += inside / (span.end - span.begin) * cost[span.layer, span.action]
+    batches = [share / sum(cost.values()) for share in done]
+    samples, tokens = (
+        sum(share * count for share, count in zip(batches, counts, strict=True)) for counts in zip(*held, strict=True)
     )
+    seconds = end - begin
+    return seconds / sum(batches), samples / seconds, tokens / seconds
 
 
 def rise(batch: int) -> float:

@@ -41,9 +41,10 @@ class Setting:
         fused: Adam in one operator.
         touched: Of the word vectors, updates change those in the batch alone, which is another optimizer.
         by_class: Label sides work once for each class.
-        compile: As for :class:`pipeal.Pipeline`.
+        engine: The loop is a :class:`pipeal.Pipeline`'s, with all layers in one stage.
+        compile: As for :class:`pipeal.Pipeline`, which it needs.
         threads: Of a process that has all stages in one; None for as many as there are cores.
-        staged: In the stages that ``--devices auto`` takes.
+        staged: In the stages that ``--devices auto`` takes on such devices; needs a pipeline, too.
         processes: Replicas under torchrun.
     """
 
@@ -57,6 +58,7 @@ class Setting:
     fused: bool = False
     touched: bool = False
     by_class: bool = False
+    engine: bool = False
     compile: Compile = "none"
     threads: int | None = None
     staged: bool = False
@@ -103,8 +105,6 @@ def rungs_of(model: str, form: Form, device: torch.device, without: Sequence[str
     operators = {"charlm": "fused attention", "lstm": "LSTM unpacked, dropout", "transformer": "attention, dropout"}
     if model in operators:
         add(operators[model], operators="ours")
-    left_out = any(word in operators.get(model, "") for word in without)
-    ours: dict[str, Any] = {} if left_out else {"operators": "ours"}
     if device.type == "cpu" and sys.platform.startswith("linux"):
         add("freed memory kept", keeps_memory=True)
     if device.type == "cuda":
@@ -116,13 +116,14 @@ def rungs_of(model: str, form: Form, device: torch.device, without: Sequence[str
         add("touched word vectors", touched=True)
     if model == "resnet" and form == "al":
         add("labels by class", by_class=True)
+    add("engine, in one stage", engine=True)
     if model not in TEXTS:  # where each batch has another shape
-        add("compiled", aside=True, compile="static", **ours)
+        add("compiled", aside=True, compile="static")
     if form == "al":
-        add("stages", staged=True, **ours)
+        add("stages", staged=True)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if processes > 1:
         if device.type == "cpu":
-            add(ONE_THREAD, aside=True, staged=False, touched=False, threads=1, **ours)
-        add(f"data parallel × {processes}", staged=False, touched=False, processes=processes, **ours)
+            add(ONE_THREAD, aside=True, staged=False, touched=False, threads=1)
+        add(f"data parallel × {processes}", staged=False, touched=False, processes=processes)
     return ladder

@@ -31,6 +31,7 @@ from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.device import fastest_precision
 from pipeal.engine.threads import cores
 from pipeal.models import VisionDims, build_vision
+from pipeal.models.registry import Mode
 from pipeal.train.environment import environment
 from pipeal.train.evaluation import accuracy
 from pipeal.train.learning_rate import epoch_scale
@@ -157,9 +158,8 @@ def _tf32(on: bool) -> Iterator[None]:
 def speed(options: argparse.Namespace) -> dict[str, Any]:
     device = torch.device(options.device)
     runners = []
-    for size, form, precision, compiled in product(
-        options.batch_sizes, ("bp", "al"), options.precisions, options.compile
-    ):
+    forms: tuple[Mode, ...] = ("bp", "al")
+    for size, form, precision, compiled in product(options.batch_sizes, forms, options.precisions, options.compile):
         torch.manual_seed(0)
         package = build_vision(options.model, form, classes=200).to(memory_format=torch.channels_last)
         ready: list[tuple[Tensor, Tensor]] = []

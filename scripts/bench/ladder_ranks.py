@@ -1,0 +1,92 @@
+"""Rungs of ladder.py that take many processes: ``torchrun`` starts this file as each of them, with an order."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from memory_taken import Memory
+from rung_data import Task, task_of
+from rung_training import Counted, Measured, rise, timed
+from rungs import Setting
+
+from pipeal.data import Share
+from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
+from pipeal.train.recorders import write_json
+
+
+def in_processes(task: Task, setting: Setting, turns: int, steps: int) -> list[Measured]:
+    """All turns of a rung, in processes that torchrun starts; the memory is that of all of them together.
+
+    Raises:
+        CalledProcessError: One of them failed, and has said with what.
+    """
+    with TemporaryDirectory() as folder:
+        order = Path(folder, "order.json")
+        what = {"model": task.model, "device": task.device.type, "root": task.experiment.config.data.root}
+        write_json(order, {**what, "setting": asdict(setting), "turns": turns, "steps": steps})
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={setting.processes}"]
+        subprocess.run([sys.executable, *command, __file__, str(order)], check=True)
+        said = [json.loads(_answer(order, rank).read_text(encoding="utf-8")) for rank in range(setting.processes)]
+    peaks = [None if None in ranks else sum(ranks) for ranks in zip(*(one["peaks"] for one in said), strict=True)]
+    found = [Measured(**one) for one in said[0]["turns"]]
+    return [replace(one, peak_bytes=peak) for one, peak in zip(found, peaks, strict=True)]
+
+
+def be_rank(path: Path) -> None:
+    """One of those processes: rank 0 leads and measures, the others serve it, and all say what memory they took."""
+    order = json.loads(path.read_text(encoding="utf-8"))
+    launch = Launch.found()
+    assert launch is not None
+    device = torch.device("cuda", launch.local_rank) if order["device"] == "cuda" else torch.device("cpu")
+    task, setting = task_of(order["model"], device, order["root"]), Setting(**order["setting"])
+    torch.set_float32_matmul_precision("high" if setting.tf32 else "highest")
+    found: list[Measured] = []
+    peaks: list[int | None] = []
+    with open_world(launch, {}, replicas=launch.size) as world:
+        for seed in range(order["turns"]):
+            memory = Memory([device], keep=setting.keeps_memory)
+            if world.rank == 0:
+                found.append(_lead(task, setting, world, seed, order["steps"], memory))
+                peaks.append(found[-1].peak_bytes)
+            else:
+                _follow(task, setting, world, seed)
+                peaks.append(memory.peak())
+    write_json(_answer(path, launch.rank), {"peaks": peaks, "turns": [asdict(one) for one in found]})
+
+
+def _lead(task: Task, setting: Setting, world: World, seed: int, steps: int, memory: Memory) -> Measured:
+    package = task.package(setting, seed)
+    batches = Counted(task.batches(setting, seed, _share(world)))
+    pipe = DistributedPipeline(package, world, str(task.device), seed=seed, precision=setting.precision)
+    with pipe:
+        pipe.begin_feed(0)
+        found = timed(task.device, batches, steps, lambda some: pipe.run(some, rise), memory)
+    return replace(found, loss=task.loss(package))
+
+
+def _follow(task: Task, setting: Setting, world: World, seed: int) -> None:
+    def feed(*_: int) -> Iterator[Any]:
+        return task.batches(setting, seed, _share(world))
+
+    package = task.package(setting, seed)
+    serve(package, world, str(task.device), feed=feed, seed=seed, precision=setting.precision)
+
+
+def _share(world: World) -> Share:
+    return Share(world.rank, world.size)
+
+
+def _answer(order: Path, rank: int) -> Path:
+    return order.with_name(f"answer-{rank}.json")
+
+
+if __name__ == "__main__":
+    be_rank(Path(sys.argv[1]))
