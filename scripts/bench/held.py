@@ -129,7 +129,7 @@ def hold_threads(model: str, stages: int, batches: int, turns: int) -> Held:
         costs = measure(package, some, rounds=1)
         held = held or Held(model, "threads", stages, _even(costs, stages))
         seconds = _run(package, given[: batches + WARM_UP], held.sizes)
-        crowding = measure_crowding(package, some, range(2, stages + 1), sizes=held.sizes, rounds=1)
+        crowding = measure_crowding(package, some, range(2, stages + 1), sizes=held.sizes)
         if turn:
             held.crowding.append(crowding)
             held.measured_ms.append(1e3 * seconds / batches)
@@ -266,7 +266,7 @@ def _run_ranks(world: World, package: ALPackage, batches: Sequence[Any], sizes: 
 
 
 def _crowding(world: World, parts: Sequence[Any], turn: int) -> dict[int, float]:
-    """As :func:`measure_crowding`, each part in a process of its own."""
+    """As :func:`measure_crowding`, each part in a process of its own: medians of three."""
 
     def train(ranks: Sequence[int]) -> list[float]:
         here, done = (_Ranks(world.store, len(ranks)) for _ in range(2))
@@ -274,7 +274,8 @@ def _crowding(world: World, parts: Sequence[Any], turn: int) -> dict[int, float]
         seconds = world.gather(seconds_among(parts[world.rank], here, done) if world.rank in ranks else 0.0)
         return [seconds[rank] for rank in ranks]
 
-    return crowding_in_turn(turn, world.size, range(2, world.size + 1), train)
+    found = [crowding_in_turn(3 * turn + again, world.size, range(2, world.size + 1), train) for again in range(3)]
+    return {number: median(one[number] for one in found) for number in found[0]}
 
 
 def _carried_s(world: World, wire: Wire, hop: int, packet: Tree, count: int = 20) -> float:
