@@ -46,7 +46,7 @@ class LossScaler(nn.Module):
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         super().__init__()
         for optimizer in optimizers:
-            if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            if not _leaves_out(optimizer):
                 raise ConfigError(
                     "fp16 needs an optimizer that can leave an update out on the device; found "
                     f"{type(optimizer).__name__}; use its fused form (fused=True), or precision='bf16'"
@@ -101,6 +101,12 @@ def step_all(optimizers: Sequence[torch.optim.Optimizer], scaler: LossScaler | N
         scaler.step(optimizers)
     for optimizer in optimizers:
         optimizer.zero_grad()
+
+
+def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it can leave an update out on the device. A copy of a fused one can, and does not say so any more."""
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    return fused or getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def _by_type(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[list[Tensor]]:

@@ -119,7 +119,8 @@ class LanguageExperiment:
             lines.append(f"exits:    validation loss {' '.join(f'{loss:.4f}' for loss in found)}")
         alphabet = self.text.alphabet
         prompt = alphabet.encode(first_prompt(alphabet))
-        # With the pipeline's own precision and processes: the same text, wherever its stages are.
+        # With the pipeline's own precision and processes: the same text, wherever its stages are. Compiled with
+        # ``static``, its one shape is compiled once more.
         written = generate(
             pipe.predict, prompt, length=SAMPLE, block=self.config.model.block, seed=self.config.train.seed
         )

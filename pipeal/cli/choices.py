@@ -55,7 +55,7 @@ def choose(
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":
-            precision = _precision(config, "cuda:0" if torch.cuda.is_available() else "cpu")
+            precision = _precision(config, *_all_devices())
             with matmul_precision(config.engine.matmul):
                 threads = None if rival else config.engine.threads
                 placement = _tried(experiment, config, form, batches, precision, threads, say)
@@ -82,9 +82,15 @@ def _check_threads(wanted: int | None) -> None:
         raise ConfigError(f"engine.threads: {wanted} threads per stage on {cores()} cores; expected at most {most}")
 
 
-def _precision(config: RunConfig, device: str) -> Precision:
+def _precision(config: RunConfig, *devices: str) -> Precision:
+    """The one asked for, or the fastest on whichever of the devices is taken."""
     wanted = config.train.precision
-    return fastest_precision(device) if wanted == "auto" else wanted
+    fastest = {fastest_precision(device) for device in devices} if wanted == "auto" else {wanted}
+    return fastest.pop() if len(fastest) == 1 else "fp32"
+
+
+def _all_devices() -> list[str]:
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
 
 
 def _tried(

@@ -176,7 +176,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         "precision": precision,
         "compile": compiled,
         "threads": threads,
-        "matmul": matmul or torch.get_float32_matmul_precision(),
+        "matmul": matmul,
         **environment(),
     }
     samples = fmean(batch_size(x) for x, _ in batches)
@@ -200,7 +200,7 @@ def _micro_batch(batch: Any, count: int) -> Any:
 
 def _in_the_mean(rows: Sequence[LayerCost], samples: Sequence[int], count: int) -> tuple[LayerCost, ...]:
     """From what the largest of so many parts of each batch cost, what its parts cost in the mean: all of them together
-    have the samples of the batch and no more.
+    have the samples of the batch and no more. What a part takes for itself, however small, counts too little there.
 
     >>> largest = LayerCost(forward_s=3.0, backward_s=6.0, update_s=1.0, activation_bytes=300)
     >>> _in_the_mean([largest], [8], 3)[0]  # of 3, 3 and 2 samples

@@ -42,7 +42,8 @@ def starting_workers(start_method: str | None = None) -> Iterator[None]:
 
     And no handler of SIGCHLD is left behind. PyTorch's raises in whatever line the main thread has come to, also in
     one that handles the failure, or that writes down how the run ended; without it a ``DataLoader`` finds a dead
-    worker where the next batch is waited for, within 5 seconds.
+    worker where the next batch is waited for, within 5 seconds. That holds for all others of the process, too: PyTorch
+    sets its handler once.
 
     Args:
         start_method: How they start; None for Python's default. A fork server is left as it is: it would hand what it

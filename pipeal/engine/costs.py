@@ -135,6 +135,9 @@ def place(
     left = [_balanced(names, totals, len(layers), threads or threads_each(names, schedule)) for names in choices]
     if wide is not None:
         left = left[:1] if wide.devices == [home] else [left[0], wide]
+    elif not _are_alike(usable):  # perhaps since one of them is too small
+        others = {torch.cuda.get_device_name(gpu): gpu for gpu in reversed(usable)}.values()
+        left += [replace(left[0], devices=[gpu]) for gpu in others if gpu != home]
     best: dict[str, float] = {}
     for _ in range(rounds):
         for candidate in list(left):

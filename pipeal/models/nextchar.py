@@ -164,7 +164,7 @@ class InFloat32(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         """``x`` in any type of floating point."""
         with torch.autocast(x.device.type, enabled=False):
-            answer: Tensor = super().forward(x.float())
+            answer: Tensor = super().forward(_no_half(x))
             return answer
 
 
@@ -239,5 +239,9 @@ def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 def _squared_error(answer: Tensor, wanted: Tensor, y: Tensor) -> Tensor:
     labelled = y.ge(0)
     # Codes hardly differ, so that half precision would not tell them apart.
-    error = (answer.float() - wanted.float()).square().mean(-1) * labelled
+    error = (_no_half(answer) - _no_half(wanted)).square().mean(-1) * labelled
     return error.sum() / labelled.sum().clamp(min=1)
+
+
+def _no_half(x: Tensor) -> Tensor:
+    return x.float() if x.element_size() < 4 else x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from inspect import getattr_static
 from typing import Any
@@ -282,6 +283,19 @@ def test_a_state_that_does_not_fit_leaves_no_factor_behind(change: str) -> None:
 def test_an_optimizer_that_would_ask_the_host_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"found SGD; use its fused form \(fused=True\)"):
         al(torch.optim.SGD).scale_losses()
+
+
+@pytest.mark.parametrize("optimizer", [None, SGD, TouchedAdam])
+def test_a_copy_of_a_layer_is_trained_in_fp16_as_it_is(optimizer: Any) -> None:
+    """Symptom: devices=auto and a plan, which train copies, refused every model in fp16."""
+    layers = [al(optimizer), deepcopy(al(optimizer))]
+    for layer in layers:
+        layer.scale_losses()
+        step(layer)
+        step(layer, X * 1e30)  # overflows, and is left out
+    layer, copied = layers
+    assert all(map(torch.equal, layer.parameters(), copied.parameters()))
+    assert all(parameter.isfinite().all() for parameter in copied.parameters())
 
 
 class Published(AL):

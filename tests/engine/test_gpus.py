@@ -90,11 +90,31 @@ def test_the_layout_is_tried_against_one_stage(monkeypatch: pytest.MonkeyPatch) 
     assert (taken.devices, taken.stage_s) == (["cuda:1", "cuda:0"], (3.0, 2.0))
 
 
-def test_where_nothing_fits_by_counting_the_trials_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing_fits(*_: Any, **__: Any) -> Layout:
-        raise PlacementError("no layout fits")
+def nothing_fits(*_: Any, **__: Any) -> Layout:
+    raise PlacementError("no layout fits")
 
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_where_one_kind_of_gpu_is_too_small_to_measure_on_the_other_is_tried(
+    three_gpus: list[str], monkeypatch: pytest.MonkeyPatch, layers: int
+) -> None:
+    """A model of one layer, as any in BP form, was only tried on the first GPU, which was the small one."""
+
+    def trial(_: Any, __: Any, ___: Any, candidate: Placement, *____: Any) -> float:
+        if candidate.devices != ["cuda:1"]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return 1.0
+
+    monkeypatch.setattr(costs, "layout_on_gpus", nothing_fits)
+    monkeypatch.setattr(costs, "_trial", trial)
+    taken = place([VirtualLayer(0, 0) for _ in range(layers)], [(None, None)] * 3, "pipelined")
+    assert (taken.devices, taken.sizes) == (["cuda:1"], [layers])
+    assert three_gpus == []
+
+
+def test_where_nothing_fits_by_counting_the_trials_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "alike")
     monkeypatch.setattr(costs, "layout_on_gpus", nothing_fits)
     monkeypatch.setattr(costs, "_trial", lambda _, __, ___, candidate, *____: 1.0 / len(candidate.devices))
     taken = place([VirtualLayer(0, 0) for _ in range(4)], [(None, None)] * 3, "pipelined")
