@@ -9,7 +9,6 @@ from io import StringIO
 from itertools import groupby, islice
 from typing import Literal
 
-import torch
 from rich.console import Console
 
 from pipeal.cli.build import Experiment
@@ -17,7 +16,7 @@ from pipeal.cli.options import device_names
 from pipeal.config import RunConfig
 from pipeal.engine import balance, parse_device, schedule_named
 from pipeal.engine.compiling import check_compile
-from pipeal.engine.costs import Placement, place
+from pipeal.engine.costs import Placement, all_devices, place
 from pipeal.engine.device import Precision, fastest_precision
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.placement import check_sizes
@@ -55,7 +54,7 @@ def choose(
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":
-            precision = _precision(config, *_all_devices())
+            precision = _precision(config, *all_devices())
             with matmul_precision(config.engine.matmul):
                 threads = None if rival else config.engine.threads
                 placement = _tried(experiment, config, form, batches, precision, threads, say)
@@ -87,10 +86,6 @@ def _precision(config: RunConfig, *devices: str) -> Precision:
     wanted = config.train.precision
     fastest = {fastest_precision(device) for device in devices} if wanted == "auto" else {wanted}
     return fastest.pop() if len(fastest) == 1 else "fp32"
-
-
-def _all_devices() -> list[str]:
-    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
 
 
 def _tried(

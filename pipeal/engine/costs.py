@@ -166,10 +166,15 @@ def _balanced(devices: list[str], totals: Sequence[float] | None, layers: int, t
     return Placement(devices, sizes, threads, stage_s=alone)
 
 
+def all_devices() -> list[str]:
+    """All GPUs of this machine, or the CPU without any."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+
+
 def _usable(wanted: Sequence[str] | None) -> list[str]:
     """The CPU, or different GPUs."""
     if wanted is None:
-        return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+        return all_devices()
     names = list(dict.fromkeys(str(parse_device(name)) for name in wanted))
     if not names or (len(names) > 1 and "cpu" in names):
         raise PlacementError(f"found the devices {names} to choose among; expected 'cpu', or one or more GPUs")
