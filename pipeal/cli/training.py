@@ -68,6 +68,8 @@ def train_form(
                     "raise train.epochs, or begin anew with --resume never"
                 )
             say(f"{form.upper()} goes on after {position.where}")
+            if config.engine.compile == "dynamic":
+                say("graphs for all sizes are compiled with the first batch after it: it may round otherwise from here")
         package = new_package(experiment, config, position.turn)
         parameters = package.effective_parameters(), package.affiliated_parameters()
         facts, lengths = experiment.facts, experiment.lengths

@@ -63,7 +63,7 @@ class CompiledLayer:
     def __init__(self, layer: TrainableLayer, name: str, how: Compile, *, draws: bool) -> None:
         module = module_of(layer)
         self._layer = layer
-        dynamic = how == "dynamic"
+        self._dynamic = dynamic = how == "dynamic"
         self._parts = list(module.modules())
         self._parameters = list(module.parameters())
         self._seen: set[Hashable] = set()
@@ -110,7 +110,7 @@ class CompiledLayer:
             with GATE.shared(abandoned):
                 yield
         else:
-            with GATE.alone(abandoned), compiler_settings():
+            with GATE.alone(abandoned), compiler_settings(dynamic=self._dynamic):
                 yield
             self._seen.add(what)
 
@@ -154,7 +154,7 @@ def _compiles_under_keys() -> bool:
 @cache
 def _check_compiler(kind: str) -> None:
     """Compiles a trivial function for that kind of device; once per process."""
-    with GATE.alone(), compiler_settings():
+    with GATE.alone(), compiler_settings(dynamic=False):
         try:
             compiled(_trivial, torch.get_num_threads(), dynamic=False)(torch.zeros(8, device=kind))
         except Exception as error:

@@ -1,6 +1,6 @@
 """A region: a function of a model that runs as one compiled graph, or not at all compiled.
 
-Two things would let schedules change the result, and are kept away:
+Three things would let the past change the result, and are kept away:
 
 * Dynamo remembers compilations, their limit and which sizes changed per *code object*, which layers of one class
   share: what one layer compiles would depend on which layer came first. So each region has a code object of its own,
@@ -8,6 +8,8 @@ Two things would let schedules change the result, and are kept away:
   dynamo learns on the way. A region's past is then its layer's past.
 * Inductor's CPU kernels hold the number of threads they were compiled for, which decides how reductions round. Each
   region is compiled once for every number of threads that it is run with.
+* A graph for all sizes is found again, in PyTorch's caches on disk, by any sizes that it serves, and what was compiled
+  for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is not).
 
 Where a function cannot be one graph (it prints, it draws from a generator of its own, …), nothing of it has run
 when the compiler says so; its modules' children become regions in its place.
@@ -18,7 +20,7 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -168,15 +170,21 @@ def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Ca
 
 
 @contextmanager
-def compiler_settings() -> Iterator[None]:
+def compiler_settings(*, dynamic: bool) -> Iterator[None]:
     """What holds while an action runs alone. Newer versions of PyTorch keep such settings per thread."""
     import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
     import torch._inductor.config as inductor
 
-    settings: Any = dynamo
+    dynamo_settings: Any = dynamo
     limit = "recompile_limit" if hasattr(dynamo, "recompile_limit") else "cache_size_limit"  # its name until 2.6
-    # One kernel at a time: more are compiled by processes that outlive the pipeline.
-    with settings.patch({limit: GRAPHS_MOST}), inductor.patch(compile_threads=1):
+    with ExitStack() as stack:
+        # One kernel at a time: more are compiled by processes that outlive the pipeline.
+        stack.enter_context(inductor.patch(compile_threads=1))
+        stack.enter_context(dynamo_settings.patch({limit: GRAPHS_MOST, "automatic_dynamic_shapes": False}))
+        if dynamic:
+            stack.enter_context(inductor.patch(fx_graph_cache=False))
+            stack.enter_context(functorch.patch(enable_autograd_cache=False))
         yield
 
 

@@ -7,10 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+ONEDNN_BLOCK = 16
+"""The most channels that oneDNN takes as one block: 8 with AVX2, 16 with AVX-512."""
 
 Activation = Callable[[], nn.Module]
 """Makes an activation. Not in place: what a layer receives is not its own to write to."""
+
+
+class SubsampledConv2d(nn.Conv2d):
+    """A 1 × 1 convolution that takes every s-th pixel first and convolves those: equal to one of stride s.
+
+    For fewer channels than a block, oneDNN's gradient of the weights of a strided 1 × 1 convolution on
+    ``channels_last`` images writes behind its workspace: memory is corrupted, and the process dies, now or later
+    (uxlfoundation/oneDNN issue 6035; met with PyTorch 2.15 on two threads and a batch of 7).
+    """
+
+    draws_from_default = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``(B, C, H, W)`` to ``(B, C', ⌈H/s⌉, ⌈W/s⌉)``."""
+        down, right = self.stride
+        return F.conv2d(input[:, :, ::down, ::right], self.weight, self.bias)
 
 
 class ConvBN(nn.Sequential):
@@ -30,7 +50,8 @@ class ConvBN(nn.Sequential):
         self, channels_in: int, channels_out: int, activation: Activation | None, *, stride: int = 1, kernel: int = 3
     ) -> None:
         # No bias: the norm subtracts the mean.
-        convolution = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
+        kind = SubsampledConv2d if kernel == 1 and stride > 1 and channels_in < ONEDNN_BLOCK else nn.Conv2d
+        convolution = kind(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
         last = [] if activation is None else [activation()]
         super().__init__(convolution, nn.BatchNorm2d(channels_out), *last)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +14,7 @@ from torch import nn
 from pipeal.al import ALPackage
 from pipeal.errors import ConfigError
 from pipeal.models import VGG, VGGAL, VISION_MODELS, Resnet, ResnetAL, VisionDims, build_vision, canonical_vision_model
+from pipeal.models.convolution import SubsampledConv2d
 from pipeal.random import may_draw
 
 SMALL = VisionDims(size=16, hidden=10, code=8, width=0.05)
@@ -143,3 +147,36 @@ def test_published_spellings() -> None:
 def test_sizes_that_do_not_fit(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VisionDims(**change)  # type: ignore[arg-type]
+
+
+@given(batch=st.integers(1, 5), channels=st.integers(1, 20), side=st.integers(1, 9), stride=st.integers(2, 3))
+@settings(max_examples=25, deadline=None)
+def test_a_subsampled_convolution_is_one_with_a_stride(batch: int, channels: int, side: int, stride: int) -> None:
+    torch.manual_seed(batch)
+    subsampled = SubsampledConv2d(channels, 7, 1, stride, bias=False).double()
+    plain = nn.Conv2d(channels, 7, 1, stride, bias=False).double()
+    plain.load_state_dict(subsampled.state_dict())
+    x = torch.randn(batch, channels, side, side, dtype=torch.float64)
+    found, wanted = [], []
+    for form, results in ((subsampled, found), (plain, wanted)):
+        given_x = x.clone().requires_grad_()
+        y = form(given_x)
+        y.square().sum().backward()
+        results += [y, given_x.grad, form.weight.grad]
+    torch.testing.assert_close(found, wanted)
+
+
+def test_shortcuts_of_few_channels_leave_memory_whole() -> None:
+    """In another process: with the strided convolution, oneDNN writes where it may not, and the process dies."""
+    rounds = """
+import torch
+from pipeal.models.convolution import ConvBN
+torch.set_num_threads(2)
+for channels in (2, 3, 8, 15):
+    shortcut = ConvBN(channels, 2 * channels, None, stride=2, kernel=1).to(memory_format=torch.channels_last)
+    for _ in range(60):
+        x = torch.randn(7, channels, 16, 16).to(memory_format=torch.channels_last).requires_grad_()
+        shortcut(x).sum().backward()
+"""
+    ended = subprocess.run([sys.executable, "-c", rounds], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
