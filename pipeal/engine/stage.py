@@ -168,16 +168,6 @@ class Stage:
         found = ((index, scaler_of(layer)) for index, layer in self.layers)
         return {index: 0 if scaler is None else scaler.overflows() for index, scaler in found}
 
-    def settle(self) -> None:
-        """Looks, when the stage is at rest, at all that nobody waited for on the way.
-
-        Raises:
-            NonFiniteError: A loss is not finite; or a layer has given up to learn in fp16.
-        """
-        raise_first([self.finite.settle()])
-        if self.finite.policy != "ignore":
-            refuse_given_up(self.layers, self._batch)
-
     def abandon(self) -> None:
         """Ends a wait for the compiler: the pipeline is about to stop."""
         self._abandoned.set()
@@ -407,6 +397,21 @@ class Stage:
         if self._together is None or self._together.replica == 0 or action is Action.UPDATE:
             return self.seed
         return key_seed(self.seed, self._together.replica)
+
+
+def bring_to_rest(stages: Sequence[Stage]) -> None:
+    """Waits for all work given to their devices, and looks at all that nobody waited for on the way.
+
+    Raises:
+        NonFiniteError: A loss is not finite, that of the first batch, whichever stage met it; or a layer has given up
+            to learn in fp16.
+    """
+    for stage in stages:
+        stage.device.synchronize()
+    raise_first(stage.finite.settle() for stage in stages)
+    for stage in stages:
+        if stage.finite.policy != "ignore":
+            refuse_given_up(stage.layers, stage._batch)
 
 
 _AT_ONCE = nullcontext()
