@@ -204,7 +204,7 @@ def _in_the_mean(rows: Sequence[LayerCost], samples: Sequence[int], count: int) 
 
     >>> largest = LayerCost(forward_s=3.0, backward_s=6.0, update_s=1.0, activation_bytes=300)
     >>> _in_the_mean([largest], [8], 3)[0]  # of 3, 3 and 2 samples
-    LayerCost(forward_s=2.66..., backward_s=5.33..., update_s=1.0, ..., activation_bytes=300, link_bytes=0)
+    LayerCost(forward_s=2.66..., backward_s=5.33..., update_s=1.0, ..., activation_bytes=300, mean_out_bytes=0)
     """
     share = sum(samples) / sum(count * ceil(own / count) for own in samples)
     return tuple(
@@ -212,7 +212,7 @@ def _in_the_mean(rows: Sequence[LayerCost], samples: Sequence[int], count: int) 
             row,
             forward_s=row.forward_s * share,
             backward_s=row.backward_s * share,
-            link_bytes=round(row.carried_bytes * share),
+            mean_out_bytes=round(row.mean_out_bytes * share),
         )
         for row in rows
     )

@@ -140,7 +140,7 @@ def forecast(
         )
         for stage in layout.stages
     ]
-    sent = [own[stage.device.kind].link_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
+    sent = [own[stage.device.kind].mean_out_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
     link = setup.link
     hops = None if link == Link() else [Hop(count / link.bytes_per_s, link.latency_s) for count in sent]
 

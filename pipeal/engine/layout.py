@@ -169,7 +169,7 @@ class _Problem:
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
             del self.devices[self.layers * stage_replicas :]
         self._send = {
-            kind: [0.0, *(link.packet_s(own.link_bytes(end), queue_depth) for end in range(1, self.layers)), 0.0]
+            kind: [0.0, *(link.packet_s(own.mean_out_bytes(end), queue_depth) for end in range(1, self.layers)), 0.0]
             for kind, own in self.sums.items()
         }
         sets = device_sets(self.devices, stage_replicas)

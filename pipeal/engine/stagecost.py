@@ -31,7 +31,7 @@ class LayerSums:
         self._resident = sums([cost.resident_bytes for cost in row])
         self._active = sums([cost.activation_bytes for cost in row])
         self._out = [cost.out_bytes for cost in row]
-        self._carried = [cost.carried_bytes for cost in row]
+        self._mean_out = [cost.mean_out_bytes for cost in row]
 
     def durations(
         self, start: int, end: int, device: PlannedDevice, *, devices: int = 1, together: int = 1, link: Link
@@ -57,13 +57,13 @@ class LayerSums:
             Action.UPDATE: update + average_s,
         }
 
-    def sends_bytes(self, end: int) -> int:
-        """The largest packet that a stage hands on; 0 after the last layer."""
+    def out_bytes(self, end: int) -> int:
+        """The largest packet that a stage hands on, in bytes; 0 after the last layer."""
         return self._out[end - 1] if end < self.layers else 0
 
-    def link_bytes(self, end: int) -> int:
-        """Its packet in the mean; 0 after the last layer."""
-        return self._carried[end - 1] if end < self.layers else 0
+    def mean_out_bytes(self, end: int) -> int:
+        """Its packet in the mean over the batches, in bytes; 0 after the last layer."""
+        return self._mean_out[end - 1] if end < self.layers else 0
 
     def memory_bytes(self, start: int, end: int, *, devices: int = 1, held: float = 1.0, waiting: int = 0) -> int:
         """What each device of a stage holds at most.
@@ -75,7 +75,7 @@ class LayerSums:
             held: On how many batches at once it holds a graph.
             waiting: How many packets may wait behind it; they count as its memory.
         """
-        shared = held * (self._active[end] - self._active[start]) + waiting * self.sends_bytes(end)
+        shared = held * (self._active[end] - self._active[start]) + waiting * self.out_bytes(end)
         return self._resident[end] - self._resident[start] + ceil(shared / devices)
 
 

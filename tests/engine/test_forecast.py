@@ -20,7 +20,7 @@ from pipeal.engine.simulate import simulate
 
 from .cases import cuts
 
-EQUAL = LayerCost(1.0, 2.0, 0.0, out_bytes=100, parameter_bytes=1000, optimizer_bytes=2000, activation_bytes=800)
+EQUAL = LayerCost(1.0, 2.0, 0.0, 100, 1000, optimizer_bytes=2000, activation_bytes=800, mean_out_bytes=100)
 
 
 def equal(layers: int) -> dict[str, list[LayerCost]]:
@@ -39,6 +39,7 @@ def shared(cost: LayerCost, micro_batches: int) -> LayerCost:
         backward_s=cost.backward_s / micro_batches,
         out_bytes=cost.out_bytes // micro_batches,
         activation_bytes=cost.activation_bytes // micro_batches,
+        mean_out_bytes=cost.mean_out_bytes // micro_batches,
     )
 
 
