@@ -67,7 +67,8 @@ class Costs:
         kind: The kind of device, such as ``cpu``.
         layers: Of the AL form, in order.
         backprop: The same network cut for backpropagation, block by block: by the number of micro-batches that a batch
-            is cut into, the costs of one of them; empty where it was not measured.
+            is cut into, the costs of one of them, alone: to add its gradients to those of the others comes on top,
+            and is not counted. Empty where it was not measured.
         crowding: How many times as long an action takes while so many stages on this machine's cores work at once,
             measured; empty for a kind whose devices do not share.
         samples: The samples of a batch, in the mean.
