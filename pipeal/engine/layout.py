@@ -28,6 +28,9 @@ from pipeal.engine.schedule import Schedule
 from pipeal.engine.stagecost import LayerSums, require_costs, sums
 from pipeal.errors import PlacementError
 
+_NEAR = 1.25
+"""Most layouts take no longer than so many times what is known to be the least; there the search begins."""
+
 
 @dataclass(frozen=True)
 class PlannedStage:
@@ -119,7 +122,7 @@ def best_layout(
     best, high = found.path, problem.slowest(found.path)
     low = problem.least_s()
     while low < high:
-        middle = (low + high) / 2
+        middle = min((low + high) / 2, _NEAR * low)
         found = problem.attempt(middle if low < middle < high else low)
         if found.path is None:
             low = found.next_s
@@ -274,8 +277,12 @@ class _Problem:
         )
 
     def least_s(self) -> float:
-        """No layout is faster than its slowest layer on the devices that suit it best."""
-        return max(min(self._seconds(n, n + 1, group) for group in self.groups) for n in range(self.layers))
+        """No layout is faster than its slowest layer on the devices that suit it best, or than all devices would be
+        that had the work of all layers shared out evenly."""
+        slowest_s = max(min(self._seconds(n, n + 1, group) for group in self.groups) for n in range(self.layers))
+        rows = [(self._until[group][1], group.count) for group in self.groups]
+        work_s = sum(min(count * (row[n + 1] - row[n]) for row, count in rows) for n in range(self.layers))
+        return max(slowest_s, work_s / len(self.devices) * (1 - 1e-9))  # sums round
 
     def layout(self, path: Sequence[_Step]) -> Layout:
         stages = []

@@ -26,7 +26,11 @@ class LayerSums:
 
     def __init__(self, row: Sequence[LayerCost]) -> None:
         self.layers = len(row)
-        self._seconds = {action: sums([cost.durations()[action] for cost in row]) for action in Action}
+        self._seconds = {
+            Action.FORWARD: sums([cost.forward_s for cost in row]),
+            Action.BACKWARD: sums([cost.backward_s for cost in row]),
+            Action.UPDATE: sums([cost.update_s for cost in row]),
+        }
         self._parameters = sums([cost.parameter_bytes for cost in row])
         self._resident = sums([cost.resident_bytes for cost in row])
         self._active = sums([cost.activation_bytes for cost in row])

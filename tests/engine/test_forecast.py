@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
+from pipeal.engine.backprop_layout import backprop_layout
 from pipeal.engine.candidates import Setup, lay_out
-from pipeal.engine.forecast import RIVALS, Forecast, Model, alone_s, best_forecast, forecast
+from pipeal.engine.forecast import METHODS, RIVALS, Forecast, Model, alone_s, best_forecast, forecast, on_fewer
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
+from pipeal.engine.layout import Layout, PlannedStage, best_layout
 from pipeal.engine.placement import layers_of_stages
-from pipeal.engine.rivals import one_f_one_b
-from pipeal.engine.schedule import SCHEDULES, Action
-from pipeal.engine.simulate import simulate
+from pipeal.engine.rivals import BackpropSchedule, one_f_one_b
+from pipeal.engine.schedule import SCHEDULES, Action, Schedule
+from pipeal.engine.simulate import Crowding, Hop, simulate
 
 from .cases import cuts
 
@@ -302,3 +306,64 @@ def test_carrying_packets_is_work_of_shared_cores() -> None:
     assert four.batch_s == pytest.approx(7.5, rel=0.01)
     assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(6.5, rel=0.01)
     assert of("AL pipelined", 4, on(4, link=Link(bytes_per_s=100.0))).batch_s == pytest.approx(3, rel=0.02)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4),
+    update_s=st.integers(0, 4),
+    micro_batches=st.integers(1, 3),
+    name=st.sampled_from(["AL al-fm", "AL backward-overlap", "BP gpipe", "BP 1f1b"]),
+    latency=st.integers(0, 3),
+    shares=st.booleans(),
+)
+def test_of_batches_that_begin_after_the_one_before_all_take_what_one_takes(
+    rows: list[tuple[int, int]], update_s: int, micro_batches: int, name: str, latency: int, shares: bool
+) -> None:
+    """Only one of them is simulated; once it was three, and two again."""
+    costs = [LayerCost(forward_s, backward_s, update_s, mean_out_bytes=forward_s) for forward_s, backward_s in rows]
+    stages = tuple(PlannedStage(range(n, n + 1), (n,), PlannedDevice(), 0.0, 0.0, 0) for n in range(len(rows)))
+    crowding: Crowding | None = (lambda at_once: max(1.0, at_once / 2)) if shares else None
+    setup = on(len(rows), batches=12, link=Link(2.0, latency), crowding=crowding)
+    schedule: Schedule | BackpropSchedule = RIVALS[name](micro_batches) if name in RIVALS else SCHEDULES[name[3:]]
+    parts = micro_batches if name in RIVALS else 1
+    found = forecast(name, schedule, {"cpu": costs}, setup, Layout(stages, any_order=True))
+    whole = simulate(
+        schedule,
+        [cost.durations() for cost in costs],
+        12 * parts,
+        queue_depth=parts if name in RIVALS else 2,
+        hops=[Hop(cost.mean_out_bytes / 2.0, latency) for cost in costs[:-1]],
+        crowding=crowding,
+    )
+    assert found.batch_s * 12 == pytest.approx(whole.makespan_s)
+    assert found.busy == pytest.approx(whole.busy)
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["links", "shared cores"])
+def test_what_fewer_devices_ask_for_again_is_known(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan for 64 devices took 20 s: for each number of them the same layouts were searched for and simulated."""
+    costs = {"cpu": [LayerCost(1.0 + n / 8, 2.0, 0.5, mean_out_bytes=100) for n in range(8)]}
+    model = Model(costs, dict.fromkeys((1, 4), costs))
+    crowding: Crowding | None = (lambda at_once: max(1.0, at_once / 4)) if shares else None
+    setup = on(24, link=Link(100.0, 0.5), crowding=crowding)
+    asked: list[str] = []
+
+    def counted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*arguments: Any, **options: Any) -> Any:
+            asked.append(name)
+            return work(*arguments, **options)
+
+        return count
+
+    for module, work in (("candidates", best_layout), ("candidates", backprop_layout), ("forecast", simulate)):
+        monkeypatch.setattr(f"pipeal.engine.{module}.{work.__name__}", counted(work.__name__, work))
+    for method in METHODS:
+        best_forecast(method, model, setup)
+    for count in (12, 5):  # of no use are more than there are layers
+        fewer = on_fewer(setup, count)
+        for method in METHODS:
+            asked.clear()
+            found = best_forecast(method, model, fewer)
+            assert not asked or count < len(costs["cpu"])
+            assert found == best_forecast(method, Model(costs, model.bp), fewer)
+            assert asked
