@@ -132,6 +132,7 @@ def forecast(
     rival = isinstance(schedule, BackpropSchedule)
     micro = schedule.micro_batches if isinstance(schedule, BackpropSchedule) else 1
     own = {kind: LayerSums(row) for kind, row in costs.items()}
+    crowding = _crowding(setup)
     durations = [
         own[stage.device.kind].durations(
             stage.layers.start,
@@ -140,13 +141,14 @@ def forecast(
             devices=len(stage.devices),
             together=len(stage.devices) * setup.replicas,
             link=setup.link,
+            # On shared cores averaging is work of theirs. Blocks of BP go backward from the last one on.
+            meanwhile=None if crowding else stage.layers[::-1] if rival else stage.layers,
         )
         for stage in layout.stages
     ]
     sent = [own[stage.device.kind].mean_out_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
     link = setup.link
     hops = None if link == Link() else [Hop(count / link.bytes_per_s, link.latency_s) for count in sent]
-    crowding = _crowding(setup)
 
     def run(batches: int) -> Simulation:
         return simulate(

@@ -21,6 +21,7 @@ from pipeal.engine.placement import layers_of_stages
 from pipeal.engine.rivals import BackpropSchedule, one_f_one_b
 from pipeal.engine.schedule import SCHEDULES, Action, Schedule
 from pipeal.engine.simulate import Crowding, Hop, simulate
+from pipeal.engine.stagecost import LayerSums
 
 from .cases import cuts
 
@@ -145,8 +146,46 @@ def test_one_stage_of_replicas_is_data_parallel_training() -> None:
     link = Link(bytes_per_s=4000.0, latency_s=0.125)
     found = of("AL sequential", 2, on(4, link=link, replicas=4))
     assert len(found.layout.stages) == 1
-    all_reduce = 2 * 3 * (2000 / 4 / 4000 + 0.125)
+    all_reduce = 2 * 3 * (1000 / 4 / 4000 + 0.125)  # of the second layer: that of the first is over by then
     assert found.batch_s == pytest.approx((2 * 3 + all_reduce) / 4)
+
+
+def test_gradients_are_averaged_while_other_layers_go_backward() -> None:
+    """As a run does it. All of a stage's were once charged after its last backward, and with one latency."""
+    setup = on(2, link=Link(bytes_per_s=1000.0), replicas=2)
+    heavy = {"cpu": [LayerCost(1.0, 2.0, parameter_bytes=1000), LayerCost(1.0, 2.0, 0.5)]}
+    model = Model(heavy, {1: heavy})
+    assert best_forecast("AL sequential", model, setup).batch_s == pytest.approx(6.5 / 2)
+    # Backpropagation comes to the first layer last, and then updates: the second meanwhile.
+    assert best_forecast("BP naive", model, setup).batch_s == pytest.approx(7 / 2)
+    # Where averaging is work of the cores that all share, there is no meanwhile.
+    shared = replace(setup, crowding=lambda _: 1.0)
+    assert best_forecast("AL sequential", model, shared).batch_s == pytest.approx(7.5 / 2)
+    slow = replace(setup, link=Link(latency_s=5.0))
+    assert best_forecast("AL sequential", model, slow).batch_s == pytest.approx((2 + 2 + 2 * 2 * 5 + 0.5) / 2)
+
+
+@given(
+    rows=st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=5),
+    together=st.integers(2, 4),
+    down=st.booleans(),
+)
+def test_averaging_takes_no_longer_beside_other_work_than_after_it(
+    rows: list[tuple[int, int, int]], together: int, down: bool
+) -> None:
+    sums = LayerSums([LayerCost(1, own_s, update_s, parameter_bytes=12 * size) for own_s, update_s, size in rows])
+    layers = range(len(rows))
+    link = Link(bytes_per_s=4.0, latency_s=1.0)
+    order = layers[::-1] if down else layers
+    beside, after = (
+        sums.durations(0, len(rows), PlannedDevice(), together=together, link=link, meanwhile=meanwhile)
+        for meanwhile in (order, None)
+    )
+    update_s = sum(own_s for _, own_s, _ in rows)
+    averages = [link.all_reduce_s(12 * size, together) for _, _, size in rows]
+    assert after[Action.UPDATE] == pytest.approx(update_s + sum(averages))
+    least_s = max(update_s, averages[order[-1]] + rows[order[-1]][1], sum(averages) - beside[Action.BACKWARD])
+    assert least_s - 1e-9 <= beside[Action.UPDATE] <= after[Action.UPDATE] + 1e-9
 
 
 def test_backpropagation_waits_for_its_links_and_pipelined_al_does_not() -> None:

@@ -79,7 +79,7 @@ def slowest(
         weights = sum(cost.parameter_bytes for cost in row)
         if together > 1:
             seconds /= device.speed
-            seconds += 2 * (together - 1) * (weights / together / link.bytes_per_s + link.latency_s)
+            seconds += 2 * (together - 1) * (weights / together / link.bytes_per_s + size * link.latency_s)
         else:
             seconds /= device.speed
         held = sum(cost.activation_bytes for cost in row)
