@@ -49,8 +49,8 @@ class Model:
     al: CostsByKind
     bp: Mapping[int, CostsByKind] = field(default_factory=dict)
     micro_batches: int | None = None
-    searches: Searches = field(default_factory=Searches, repr=False, compare=False)
-    forecasts: dict[Hashable, Forecast] = field(default_factory=dict, repr=False, compare=False)
+    searches: Searches = field(default_factory=Searches, init=False, repr=False, compare=False)
+    forecasts: dict[Hashable, Forecast] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
