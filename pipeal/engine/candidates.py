@@ -14,6 +14,7 @@ from pipeal.engine.layout import Layout, best_layout
 from pipeal.engine.rivals import BackpropSchedule
 from pipeal.engine.schedule import Schedule
 from pipeal.engine.simulate import Crowding
+from pipeal.engine.stagecost import Averaging
 from pipeal.errors import PlacementError
 
 CostsByKind = Mapping[str, Sequence[LayerCost]]
@@ -139,6 +140,16 @@ def share_of(setup: Setup) -> list[PlannedDevice]:
     return [device for device, count in counts.items() for _ in range(count // setup.replicas)]
 
 
+def averaging_of(setup: Setup, *, down: bool = False) -> Averaging:
+    """As it is for each batch, or micro-batch; where cores are shared, it is work of theirs.
+
+    Args:
+        setup: What is trained on.
+        down: Whether by backpropagation.
+    """
+    return Averaging(down=down, alone=setup.crowding is not None)
+
+
 def _lay_out(
     costs: CostsByKind, setup: Setup, devices: Sequence[PlannedDevice], schedule: Schedule | None = None
 ) -> Layout:
@@ -150,6 +161,7 @@ def _lay_out(
         replicas=setup.replicas,
         queue_depth=setup.queue_depth,
         schedule=schedule,
+        averaging=averaging_of(setup),
     )
 
 
@@ -164,8 +176,20 @@ def _layouts_on(
         return searches.once((id(costs), what, replace(setup, devices=())), devices, search)
 
     if isinstance(schedule, BackpropSchedule):
-        of_replicas = {"stage_replicas": setup.stage_replicas, "replicas": setup.replicas}
-        return [once(schedule, lambda: backprop_layout(costs, devices, setup.link, schedule, **of_replicas))]
+        return [
+            once(
+                schedule,
+                lambda: backprop_layout(
+                    costs,
+                    devices,
+                    setup.link,
+                    schedule,
+                    stage_replicas=setup.stage_replicas,
+                    replicas=setup.replicas,
+                    averages_alone=averaging_of(setup).alone,
+                ),
+            )
+        ]
     found = [once(None, lambda: _lay_out(costs, setup, devices))]
     if schedule.joins and not schedule.serial:
         found.append(once(schedule, lambda: _lay_out(costs, setup, devices, schedule)))
