@@ -25,6 +25,7 @@ def backprop_layout(
     stage_replicas: int = 1,
     replicas: int = 1,
     averages_alone: bool = False,
+    updates: bool = True,
 ) -> Layout:
     """The layout whose slowest part is as fast as can be; see :func:`best_layout`.
 
@@ -38,6 +39,8 @@ def backprop_layout(
         stage_replicas: On how many devices one stage may be.
         replicas: How many such pipelines train together.
         averages_alone: Whether nothing else is done while gradients are averaged.
+        updates: Whether updates count, and averages before them: once per batch, and except for the first stage's they
+            pass while others still go backward.
 
     Raises:
         PlacementError: Nothing fits.
@@ -54,6 +57,7 @@ def backprop_layout(
             queue_depth=0,
             graphs=graphs,
             averaging=averaging,
+            updates=updates,
         )
 
     most = schedule.graphs(0, min(len(devices), *map(len, costs.values())))
@@ -64,7 +68,7 @@ def backprop_layout(
         return found
     if len(set(devices)) == 1 and stage_replicas == 1:
         row = [_whole(cost, schedule.micro_batches, 1) for cost in costs[devices[0].kind]]
-        return _from_the_end(row, devices, link, averaging, replicas)
+        return _from_the_end(row, devices, link, averaging, replicas, updates)
     try:
         return search(held=1, graphs=most)
     except PlacementError as error:  # it weighs one graph of each layer, for which there is room
@@ -96,7 +100,12 @@ def _fits(layout: Layout, costs: Mapping[str, Sequence[LayerCost]], schedule: Ba
 
 
 def _from_the_end(
-    row: Sequence[LayerCost], devices: Sequence[PlannedDevice], link: Link, averaging: Averaging, replicas: int
+    row: Sequence[LayerCost],
+    devices: Sequence[PlannedDevice],
+    link: Link,
+    averaging: Averaging,
+    replicas: int,
+    updates: bool,
 ) -> Layout:
     """The best layout under 1F1B on devices that are alike, stage by stage from the last one on: how many graphs a
     stage holds depends only on how many stages come after it.
@@ -105,7 +114,7 @@ def _from_the_end(
     """
     own, layers, device, micro_batches = LayerSums(row), len(row), devices[0], averaging.parts
     sends = [0.0, *(link.packet_s(own.mean_out_bytes(end)) for end in range(1, layers + 1))]
-    took = StageSeconds(row, device, devices=1, together=replicas, link=link, averaging=averaging)
+    took = StageSeconds(row, device, devices=1, together=replicas, link=link, averaging=averaging, updates=updates)
     limit = inf if device.memory_bytes is None else device.memory_bytes
     # slowest[n]: the best that the layers from n on can do in so many stages; ends[k][n]: where the first of them ends.
     slowest = [inf] * layers + [0.0]
@@ -129,8 +138,8 @@ def _from_the_end(
     for after in range(stages, 0, -1):
         end = ends[after - 1][start]
         memory = own.memory_bytes(start, end, held=min(after, micro_batches))
-        number = len(planned)
-        planned.append(PlannedStage(range(start, end), (number,), device, took(start, end), sends[end], memory))
+        seconds = sum(own.durations(start, end, device, together=replicas, link=link, averaging=averaging).values())
+        planned.append(PlannedStage(range(start, end), (len(planned),), device, seconds, sends[end], memory))
         start = end
     return Layout(tuple(planned), any_order=True)
 

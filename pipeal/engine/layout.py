@@ -88,6 +88,7 @@ def best_layout(
     graphs: int = 1,
     schedule: Schedule | None = None,
     averaging: Averaging | None = None,
+    updates: bool = True,
 ) -> Layout:
     """The layout whose slowest part is as fast as can be; of several such, one with the fewest devices.
 
@@ -110,6 +111,7 @@ def best_layout(
             stage's own, and links to take no time before it.
         averaging: When devices that share a stage, or its replicas, average gradients; None for as layers do
             that train themselves.
+        updates: Whether updates count, and averages before them; not where they pass while other stages still work.
 
     Raises:
         PlacementError: There is no device, no cost of a kind, or not enough memory.
@@ -119,8 +121,18 @@ def best_layout(
     >>> layout.sizes, [stage.devices for stage in layout.stages], layout.bottleneck_s
     ([2, 1], [(1,), (0,)], 4.0)
     """
-    how = averaging or Averaging()
-    problem = _Problem(costs, devices, link or Link(), stage_replicas, replicas, queue_depth, graphs, schedule, how)
+    problem = _Problem(
+        costs,
+        devices,
+        link or Link(),
+        stage_replicas,
+        replicas,
+        queue_depth,
+        graphs,
+        schedule,
+        averaging or Averaging(),
+        updates,
+    )
     found = problem.attempt(inf)
     if found.path is None:
         raise PlacementError(problem.why_nothing_fits())
@@ -166,6 +178,7 @@ class _Problem:
         graphs: int,
         schedule: Schedule | None,
         averaging: Averaging,
+        updates: bool,
     ) -> None:
         require_costs(costs, devices, stage_replicas, replicas)
         self.devices = list(devices)
@@ -193,6 +206,7 @@ class _Problem:
                 together=group.count * replicas,
                 link=link,
                 averaging=averaging,
+                updates=updates,
                 joining=joining,
             )
             for group in {replace(group, held=1) for group in self.groups}

@@ -23,6 +23,7 @@ class StageSeconds:
         together: How many devices average their gradients, those of other replicas included.
         link: Between any two.
         averaging: When they do.
+        updates: Whether updates count, and averages before them.
         joining: A schedule that joins every batch: a part ends after all forwards up to it, or without those of a
             schedule that has all of them first. None for one without joins, whose parts end after their own.
     """
@@ -36,11 +37,12 @@ class StageSeconds:
         together: int,
         link: Link,
         averaging: Averaging,
+        updates: bool = True,
         joining: Schedule | None = None,
     ) -> None:
         each = averages(row, device, devices=devices, together=together, link=link, how=averaging)
-        counts = any(average_s for _, average_s, _ in each)
-        rest = [(cost.backward_s / devices + cost.update_s) / device.speed for cost in row]
+        counts = updates and any(average_s for _, average_s, _ in each)
+        rest = [(cost.backward_s / devices + updates * cost.update_s) / device.speed for cost in row]
         if counts and averaging.alone:
             rest = [own_s + average_s for own_s, (_, average_s, _) in zip(rest, each, strict=True)]
         self._layers = len(row)

@@ -180,6 +180,18 @@ def test_stages_are_laid_out_for_gradients_that_are_averaged_meanwhile() -> None
     assert shared.batch_s == pytest.approx(10 / 2, rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["BP gpipe", "BP 1f1b"])
+def test_what_backpropagation_does_once_per_batch_may_pass_while_others_still_work(name: str) -> None:
+    """The 4 s that averages of a first block take were once weighed like 4 s of work on micro-batches: it got a stage
+    of its own, beside one of three blocks, and a step took a fifth longer."""
+    first, other = LayerCost(0.25, 0.5, parameter_bytes=4000), LayerCost(0.25, 0.5)
+    setup = on(4, link=Link(bytes_per_s=1000.0), replicas=2)
+    found = best_forecast(name, Model(equal(4), {4: {"cpu": [first, other, other, other]}}), setup)
+    assert found.layout.sizes == [2, 2]
+    assert found.layout.stages[0].seconds == 4 * 1.5 + 4  # all of it is shown
+    assert found.batch_s == pytest.approx((5 * 1.5 + 4) / 2)
+
+
 @settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5),
