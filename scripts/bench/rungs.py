@@ -46,6 +46,7 @@ class Setting:
         threads: Of a process that has all stages in one; None for as many as there are cores.
         staged: In the stages that ``--devices auto`` takes on such devices; needs a pipeline, too.
         processes: Replicas under torchrun.
+        batch: Samples of a batch, of all processes together; None for as many as the configuration has.
     """
 
     form: Form
@@ -63,6 +64,7 @@ class Setting:
     threads: int | None = None
     staged: bool = False
     processes: int = 1
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
