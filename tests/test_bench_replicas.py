@@ -57,3 +57,15 @@ def test_a_setting_says_how_many_samples_a_batch_has(bench: dict[str, ModuleType
     setting = bench["rungs"].Setting
     sizes = [len(next(task.batches(setting("bp", batch=batch), 0))) for batch in (None, 5)]
     assert sizes == [task.experiment.config.data.batch_size, 5]
+
+
+def test_processes_are_held_against_one_with_batches_of_the_same_size(
+    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of charlm's usual batch takes nearly as long as all of it: processes could not be faster."""
+    monkeypatch.setattr(bench["rungs"], "cores", lambda: 2)
+    for model, batch in (("charlm", 64), ("resnet", None)):
+        alone, many = bench["rungs"].rungs_of(model, "bp", torch.device("cpu"))[-2:]
+        assert (alone.setting.threads, many.setting.processes) == (1, 2)
+        assert alone.setting.batch == many.setting.batch == batch
+        assert ("batches of 64" in alone.name) == ("batches of 64" in many.name) == (batch is not None)
