@@ -19,7 +19,7 @@ from pipeal.al import ALPackage
 from pipeal.cli.build_language import language_experiment
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.build_vision import vision_experiment
-from pipeal.config import LanguageConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.config import LanguageConfig, TextConfig, TextDataConfig, VisionConfig, find_config, load_config
 from pipeal.data import WHOLE, BatchLoader, PlannedBatchSampler, Share
 from pipeal.engine.costs import Placement, place
 from pipeal.packet import move, pair_of
@@ -54,6 +54,8 @@ class Task:
             samples = -(-len(self.experiment.train) // batches)  # as many batches of either kind
             batching = replace(config.data.batching, kind="fixed", batch_size=samples)
             config = replace(config, data=replace(config.data, batching=batching))
+        if setting.batch is not None:
+            config = replace(config, data=_of_samples(config.data, setting.batch))
         codes = "per-class" if setting.by_class else "per-sample"
         if self.model == "resnet":
             model = replace(config.model, channels_last=setting.channels_last, label_codes=codes)
@@ -62,7 +64,7 @@ class Task:
             updates = "touched" if setting.touched else "dense"
             config = replace(config, model=replace(config.model, embedding_updates=updates, label_codes=codes))
             return replace(self.experiment, config=config, models=replace(self.experiment.models, config=config))
-        return self.experiment
+        return replace(self.experiment, config=config)
 
     def package(self, setting: Setting, seed: int) -> ALPackage:
         """A new model."""
@@ -150,6 +152,13 @@ def task_of(model: str, device: torch.device, data_root: str) -> Task:
     few_news = news.test.subset(spread(len(news.test)))
     sampler = PlannedBatchSampler(few_news.lengths, 16_384, shuffle=False)
     return Task(model, device, news, list(BatchLoader(few_news, sampler)))
+
+
+def _of_samples(data: Any, samples: int) -> Any:
+    """The same data in batches of so many samples; texts of similar length in each."""
+    if isinstance(data, TextDataConfig):
+        return replace(data, batching=replace(data.batching, kind="bucket", batch_size=samples))
+    return replace(data, batch_size=samples)
 
 
 def spread(samples: int) -> Any:

@@ -22,6 +22,10 @@ PLAIN = "plain"
 ONE_THREAD = "one thread"
 """The rung that processes of one thread each are held against."""
 
+SHARED = {"charlm": 64}
+"""Samples of a batch that processes on a CPU share, for models whose usual batch is too small for that: a few samples
+take as long as twice as many. The rung that they are held against has as many."""
+
 TEXTS = ("transformer", "lstm")
 """Models whose batches each have a shape of their own."""
 
@@ -46,6 +50,7 @@ class Setting:
         threads: Of a process that has all stages in one; None for as many as there are cores.
         staged: In the stages that ``--devices auto`` takes on such devices; needs a pipeline, too.
         processes: Replicas under torchrun.
+        batch: Samples of a batch, of all processes together; None for as many as the configuration has.
     """
 
     form: Form
@@ -63,6 +68,7 @@ class Setting:
     threads: int | None = None
     staged: bool = False
     processes: int = 1
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,12 @@ def rungs_of(model: str, form: Form, device: torch.device, without: Sequence[str
         add("stages", staged=True)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if processes > 1:
+        changes: dict[str, Any] = {"staged": False, "touched": False}
+        batches = ""
         if device.type == "cpu":
-            add(ONE_THREAD, aside=True, staged=False, touched=False, threads=1)
-        add(f"data parallel × {processes}", staged=False, touched=False, processes=processes)
+            if model in SHARED:
+                changes["batch"] = SHARED[model]
+                batches = f", batches of {SHARED[model]}"
+            add(f"{ONE_THREAD}{batches}", aside=True, threads=1, **changes)
+        add(f"data parallel × {processes}{batches}", processes=processes, **changes)
     return ladder
