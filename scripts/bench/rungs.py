@@ -64,6 +64,11 @@ class Setting:
     staged: bool = False
     processes: int = 1
 
+    @property
+    def of_pipeline(self) -> dict[str, Any]:
+        """What every pipeline of this setting is opened with."""
+        return {"precision": self.precision, "compile": self.compile}
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -118,7 +123,7 @@ def rungs_of(model: str, form: Form, device: torch.device, without: Sequence[str
         add("labels by class", by_class=True)
     add("engine, in one stage", engine=True)
     if model not in TEXTS:  # where each batch has another shape
-        add("compiled", aside=True, compile="static")
+        add("compiled", aside=device.type != "cpu", compile="static")
     if form == "al":
         add("stages", staged=True)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
