@@ -248,8 +248,10 @@ def test_stages_are_on_what_the_other_rungs_compute_on(
     monkeypatch.setattr(bench["rung_data"], "place", lambda *_, **options: asked.append(options))
     monkeypatch.setattr(bench["rung_data"].Task, "package", lambda *_: None)
     monkeypatch.setattr(bench["rung_data"].Task, "batches", lambda *_: iter([]))
-    bench["rung_data"].Task("charlm", torch.device(device), None, []).placement(bench["rungs"].Setting("al"))
+    setting = bench["rungs"].Setting("al", compile="static")
+    bench["rung_data"].Task("charlm", torch.device(device), None, []).placement(setting)
     assert [options["devices"] for options in asked] == [wanted]
+    assert [options["compile"] for options in asked] == ["static"]
 
 
 @pytest.mark.parametrize("stage_s", [(1.0, 1.0, 1.0), (1.0, 1.0, 3.0), (3.0, 0.5, 0.5), (0.5, 2.0, 1.0)])

@@ -65,7 +65,7 @@ def be_rank(path: Path) -> None:
 def _lead(task: Task, setting: Setting, world: World, seed: int, steps: int, memory: Memory) -> Measured:
     package = task.package(setting, seed)
     batches = Counted(task.batches(setting, seed, _share(world)))
-    pipe = DistributedPipeline(package, world, str(task.device), seed=seed, precision=setting.precision)
+    pipe = DistributedPipeline(package, world, str(task.device), seed=seed, **setting.of_pipeline)
     with pipe:
         pipe.begin_feed(0)
         found = timed(task.device, batches, steps, lambda some: pipe.run(some, rise), memory)
@@ -77,7 +77,7 @@ def _follow(task: Task, setting: Setting, world: World, seed: int) -> None:
         return task.batches(setting, seed, _share(world))
 
     package = task.package(setting, seed)
-    serve(package, world, str(task.device), feed=feed, seed=seed, precision=setting.precision)
+    serve(package, world, str(task.device), feed=feed, seed=seed, **setting.of_pipeline)
 
 
 def _share(world: World) -> Share:

@@ -119,10 +119,9 @@ class Task:
         """What ``--devices auto`` takes, on the CPU or on all GPUs, whichever the other rungs compute on."""
         if setting not in self.placements:
             batches = list(islice(self.batches(setting, 0), 8))
-            package = self.package(setting, 0)
             devices = ["cpu"] if self.device.type == "cpu" else None
             self.placements[setting] = place(
-                package, batches, "pipelined", precision=setting.precision, devices=devices, rounds=1
+                self.package(setting, 0), batches, "pipelined", devices=devices, rounds=1, **setting.of_pipeline
             )
         return self.placements[setting]
 

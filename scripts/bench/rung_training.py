@@ -94,8 +94,8 @@ def train(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
     batches = Counted(task.batches(setting, seed))
     threads = setting.threads or cores()
     if setting.engine or setting.compile != "none":
-        options: dict[str, Any] = {"precision": setting.precision, "compile": setting.compile, "seed": seed}
-        with Pipeline(package, [str(task.device)], "sequential", threads=threads, **options) as pipe:
+        options = setting.of_pipeline
+        with Pipeline(package, [str(task.device)], "sequential", threads=threads, seed=seed, **options) as pipe:
             found = timed(task.device, batches, steps, lambda some: pipe.run(some, rise), memory)
     else:
         torch.set_num_threads(threads)
@@ -130,8 +130,8 @@ def train_in_stages(task: Task, setting: Setting, seed: int, steps: int) -> Meas
     placement = task.placement(setting)
     stages = len(placement.devices)
     fed = steps + 4 * stages  # no more than three batches for each stage are on their way at once
-    options: dict[str, Any] = {"sizes": placement.sizes, "threads": placement.threads, "precision": setting.precision}
-    options |= {"compile": setting.compile, "seed": seed, "trace": Window(0, fed)}
+    options: dict[str, Any] = {"sizes": placement.sizes, "threads": placement.threads, "trace": Window(0, fed)}
+    options |= {"seed": seed, **setting.of_pipeline}
     memory = Memory([torch.device(name) for name in placement.devices], keep=setting.keeps_memory)
     batches = Counted(task.batches(setting, seed))
     with Pipeline(task.package(setting, seed), placement.devices, "pipelined", **options) as pipe:
@@ -163,7 +163,8 @@ def in_flow(spans: Sequence[Span], held: Sequence[tuple[int, int]]) -> tuple[flo
     cost: dict[tuple[int, Action], float] = defaultdict(float)
     for span in spans:
         ended[span.stage, span.batch] = max(ended[span.stage, span.batch], span.end)
-        cost[span.layer, span.action] += span.end - span.begin
+        if span.batch >= WARM_UP:  # what is compiled is so with an action of the first ones
+            cost[span.layer, span.action] += span.end - span.begin
     begin, end = ended[max(span.stage for span in spans), WARM_UP - 1], ended[0, len(held) - 1]
     done = [0.0] * len(held)
     for span in spans:

@@ -70,6 +70,11 @@ class Setting:
     processes: int = 1
     batch: int | None = None
 
+    @property
+    def of_pipeline(self) -> dict[str, Any]:
+        """What every pipeline of this setting is opened with."""
+        return {"precision": self.precision, "compile": self.compile}
+
 
 @dataclass(frozen=True)
 class Rung:
@@ -124,7 +129,7 @@ def rungs_of(model: str, form: Form, device: torch.device, without: Sequence[str
         add("labels by class", by_class=True)
     add("engine, in one stage", engine=True)
     if model not in TEXTS:  # where each batch has another shape
-        add("compiled", aside=True, compile="static")
+        add("compiled", aside=device.type != "cpu", compile="static")
     if form == "al":
         add("stages", staged=True)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()

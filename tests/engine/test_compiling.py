@@ -30,6 +30,7 @@ from pipeal.engine.costs import place
 from pipeal.engine.gate import Abandoned, CompileGate
 from pipeal.engine.measure import WARM_UP, layer_costs
 from pipeal.engine.regions import CompileWarning, Region, compiler_settings, installed
+from pipeal.engine.threads import intra_op_threads
 from pipeal.engine.virtual import VirtualLayer
 
 from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
@@ -423,6 +424,34 @@ def test_no_truth_values_are_kept_for_a_backward(monkeypatch: pytest.MonkeyPatch
     with compiler_settings(dynamic=False), installed([region]):
         node: Any = module(torch.ones(2, 3, 4)).grad_fn
     assert {kept.dtype for kept in node.saved_tensors} == {torch.float32}
+
+
+def test_a_compiled_graph_leaves_the_interpreter_to_other_stages() -> None:
+    """Symptom: two compiled stages on two cores took turns. Cause: each kernel was called from Python, and kept the
+    interpreter while it computed."""
+    region = Region("f", lambda x: x.sin().cos().sin().cos().sin().cos(), dynamic=False)
+    x, stop, ticks = torch.ones(2**23), threading.Event(), []
+
+    def tick() -> None:
+        while not stop.wait(1e-3):
+            ticks.append(time.perf_counter())
+
+    def ticks_amid() -> bool:
+        """Whether another thread did something in the middle half of a call, which is within its one kernel."""
+        begin = time.perf_counter()
+        region(x)
+        quarter = (time.perf_counter() - begin) / 4
+        return any(begin + quarter < tick < begin + 3 * quarter for tick in ticks)
+
+    with intra_op_threads(1), compiler_settings(dynamic=False):
+        region(x)
+        other = threading.Thread(target=tick)
+        other.start()
+        try:
+            assert any(ticks_amid() for _ in range(20))  # a busy machine may not get to it at once
+        finally:
+            stop.set()
+            other.join()
 
 
 @pytest.mark.usefixtures("tracing_only")
