@@ -4,7 +4,8 @@ Law 1 (a schedule never changes the result) needs every random number of a forwa
 ``(seed, layer, batch)``. PyTorch's default generators are process-wide: threads that share one draw in racing
 order. So the engine opens :func:`keyed` around each forward, and
 
-* :func:`generator` gives code that knows about it (:class:`pipeal.al.Dropout`) a generator of that key;
+* :func:`generator` gives code that knows about it a generator of that key, and :func:`random_words` numbers from it
+  (:class:`pipeal.al.Dropout`);
 * :class:`KeyedDefault` makes code that does not (``nn.Dropout``, ``torch.rand``, attention with dropout, any
   operator that draws) draw from the key as well, operator by operator.
 """
@@ -15,8 +16,9 @@ import hashlib
 import inspect
 import struct
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,10 @@ def key_seed(*parts: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
+WordSource: TypeAlias = Callable[[int, torch.device], Tensor]
+"""Gives so many random words on a device."""
+
+
 class _Key:
     """The key in force on one thread, and the generators already made from it, one per device."""
 
@@ -48,9 +54,12 @@ class _Key:
 
 class _Local(threading.local):
     key: _Key | None = None
+    words: WordSource | None = None
 
 
 _local = _Local()
+
+_LOWEST, _HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 
 class keyed:  # noqa: N801  used as a function is; a class, because the engine enters it three times per batch
@@ -98,6 +107,30 @@ def generator(device: torch.device) -> torch.Generator | None:
         found.manual_seed(key_seed(*key.parts))
         key.generators[device] = found
     return found
+
+
+def random_words(count: int, device: torch.device) -> Tensor:
+    """``(count,)`` random words of 64 bits, as int64, from the key in force, else from PyTorch's default generator.
+
+    A layer that draws by it alone can be part of a CUDA graph: its words are drawn anew before each replay.
+    """
+    source = _local.words
+    return redraw(torch.empty(count, dtype=torch.int64, device=device)) if source is None else source(count, device)
+
+
+def redraw(words: Tensor) -> Tensor:
+    """Fills words in place with what :func:`random_words` would draw next."""
+    return words.random_(_LOWEST, _HIGHEST, generator=generator(words.device))
+
+
+@contextmanager
+def words_from(source: WordSource) -> Iterator[None]:
+    """Within it, on this thread, :func:`random_words` gives what ``source`` gives."""
+    before, _local.words = _local.words, source
+    try:
+        yield
+    finally:
+        _local.words = before
 
 
 class KeyedDefault(TorchDispatchMode):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.errors import ConfigError
-from pipeal.random import generator
+from pipeal.random import random_words
 
 _LEVELS = 256
 
@@ -37,9 +37,7 @@ class Dropout(nn.Module):
         threshold = min(round(self.p * _LEVELS), _LEVELS - 1)
         if not self.training or threshold == 0:
             return x
-        lowest, highest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
-        words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
-        draws = words.random_(lowest, highest, generator=generator(x.device)).view(torch.uint8)
+        draws = random_words((x.numel() + 7) // 8, x.device).view(torch.uint8)
         # Written in the type of x at once: from truth values it is a pass more, which on a CPU is the slowest of all.
         keep = torch.ge(draws[: x.numel()], threshold, out=torch.empty(x.numel(), dtype=x.dtype, device=x.device))
         return x * keep.mul_(_LEVELS / (_LEVELS - threshold)).view(x.shape)

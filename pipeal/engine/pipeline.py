@@ -19,6 +19,7 @@ from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
 from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite, raise_first
+from pipeal.engine.graphed import check_cuda_graphs
 from pipeal.engine.placement import balance, check_sizes, layers_of_stages
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
@@ -84,6 +85,10 @@ class Pipeline:
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
             ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.settings.Matmul`); None leaves it. It is a numeric
             setting.
+        cuda_graphs: Whether a layer's forward, and its backward, are each given to a GPU as one piece of work, for the
+            sets of shapes that come again. What cannot be captured runs as it is, under a
+            :class:`~pipeal.engine.graphed.GraphWarning`. Not together with ``compile``, ``skip`` or ``split``. See
+            :mod:`pipeal.engine.graphed`.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Attributes:
@@ -92,7 +97,8 @@ class Pipeline:
 
     Raises:
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
-        ConfigError: The schedule or another choice is unknown, or nothing can be compiled on this machine.
+        ConfigError: The schedule or another choice is unknown, nothing can be compiled on this machine, or there is
+            no GPU for ``cuda_graphs``.
     """
 
     def __init__(
@@ -113,6 +119,7 @@ class Pipeline:
         on_non_finite: OnNonFinite = "raise",
         on_oom: OnOom = "raise",
         matmul: Matmul | None = None,
+        cuda_graphs: bool = False,
         dump_folder: str | Path | None = None,
     ) -> None:
         self.model = model
@@ -137,6 +144,7 @@ class Pipeline:
         near = [handle.device for handle in handles if not handle.far]
         precision = check_precision(precision, near)
         compile = check_compile(compile, near)
+        check_cuda_graphs(cuda_graphs, near, compile=compile, on_non_finite=on_non_finite, on_oom=on_oom)
         if sizes is None:
             self.sizes = balance([1.0] * len(layers), len(handles))
         else:
@@ -153,6 +161,7 @@ class Pipeline:
                 compile="none" if handle.far else compile,
                 on_non_finite=on_non_finite,
                 on_oom=on_oom,
+                cuda_graphs=cuda_graphs,
             )
             for number, (handle, own) in enumerate(zip(handles, layers_of_stages(self.sizes), strict=True))
         ]

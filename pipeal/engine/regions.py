@@ -11,8 +11,9 @@ Three things would let the past change the result, and are kept away:
 * A graph for all sizes is found again, in PyTorch's caches on disk, by any sizes that it serves, and what was compiled
   for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is not).
 
-Where a function cannot be one graph (it prints, it draws from a generator of its own, …), nothing of it has run
-when the compiler says so; its modules' children become regions in its place.
+Where a function cannot be one graph (it prints; it draws from a generator of its own, as :class:`pipeal.Dropout` does,
+whose methods PyTorch does not trace; …), nothing of it has run when the compiler says so; its modules' children become
+regions in its place.
 """
 
 from __future__ import annotations

@@ -1,0 +1,469 @@
+"""CUDA graphs per layer, without a GPU: what is captured when, what is not, and that the result is the same.
+
+Recordings are those of :mod:`tests.engine.tape`, which replays operators on the addresses that they had.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeline
+from pipeal.al import BP
+from pipeal.engine import SCHEDULES
+from pipeal.engine.capturable import Watch
+from pipeal.engine.graphed import WARM_UP, GraphedLayer, GraphWarning, check_cuda_graphs
+
+from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
+from .tape import TapeRecorder
+from .test_failures import notes_of
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def tapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[TapeRecorder]]:
+    """Every stage records, on a CPU, on tapes."""
+    monkeypatch.setattr("pipeal.engine.stage.recorders", lambda device: TapeRecorder)
+    monkeypatch.setattr("pipeal.engine.pipeline.check_cuda_graphs", lambda wanted, devices, **beside: None)
+    TapeRecorder.recorded, TapeRecorder.alone = 0, True
+    yield TapeRecorder
+    assert TapeRecorder.alone
+
+
+class Counted(nn.Sequential):
+    """Says how often its Python ran."""
+
+    draws_from_default = False
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class TwoBackwards(PublishedAL):
+    """The published style: two losses, each with a backward of its own."""
+
+    draws_from_default = False
+
+
+def package() -> ALPackage:
+    """Four layers: plain; published style with dropout; batch norm, changed in place; layer norm."""
+    torch.manual_seed(5)
+    first = Counted(nn.Linear(FEATURES, 8), nn.Tanh())
+    second = nn.Sequential(Dropout(0.2), nn.Linear(8, 8), nn.GELU(), Dropout(0.4))
+    third = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True))
+    last = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5))
+    return ALPackage(
+        [
+            AL(ENC(first, nn.Linear(8, 4)), LabelAE(nn.Linear(CLASSES, 4), nn.Linear(4, CLASSES), CLASSES)),
+            TwoBackwards(ENC(second, nn.Linear(8, 3)), AE(nn.Linear(4, 3), nn.Linear(3, 4))),
+            AL(ENC(third, nn.Linear(6, 3)), AE(nn.Linear(3, 3), nn.Linear(3, 3))),
+            AL(ENC(last, nn.Linear(5, 2)), AE(nn.Linear(3, 2), nn.Linear(2, 3))),
+        ]
+    )
+
+
+def batches_of(rows: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Targets are probabilities: of class numbers, a CPU asks how large they are, which no graph can."""
+    draw = torch.Generator().manual_seed(6)
+    return [
+        (torch.randn(count, FEATURES, generator=draw), torch.rand(count, CLASSES, generator=draw).softmax(1))
+        for count in rows
+    ]
+
+
+def train(
+    schedule: str,
+    sizes: list[int],
+    rows: list[int],
+    build: Callable[[], ALPackage] = package,
+    updates: Callable[[int], bool] = lambda _: True,
+    **options: Any,
+) -> Outcome:
+    """What a training leaves, predictions included."""
+    model, batches = build(), batches_of(rows)
+    with Pipeline(model, ["cpu"] * len(sizes), schedule, sizes=sizes, threads=1, **options) as pipe:
+        report = pipe.run(batches, lr_scale=cosine, updates=updates)
+        predictions = [pipe.predict(batches[0][0], depth + 1) for depth in range(len(model))]
+    return outcome(model, report.losses, predictions)
+
+
+def warned(caught: pytest.WarningsRecorder) -> list[str]:
+    return [str(one.message) for one in caught if issubclass(one.category, GraphWarning)]
+
+
+# Exactness
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_leaves_the_bits_of_a_run_without_graphs(schedule: str, tapes: type[TapeRecorder]) -> None:
+    """With dropout, batch norm, a changing learning rate and a smaller last batch."""
+    rows = [4, 4, 4, 4, 4, 4, 3]
+    wanted = train("sequential", [4], rows)
+    for sizes in ([4], [1, 1, 2], [1, 1, 1, 1]):
+        tapes.recorded = 0
+        assert train(schedule, sizes, rows, cuda_graphs=True).differences(wanted) == []
+        assert tapes.recorded == 2 * 4  # a forward and a backward of each layer
+
+
+@given(rows=st.lists(st.sampled_from([2, 3, 5]), min_size=6, max_size=16), data=st.data())
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_random_shapes_and_random_updates(rows: list[int], data: st.DataObject) -> None:
+    """Gradients that are gathered over batches of several shapes, some of which are replayed and others not."""
+    every = data.draw(st.integers(1, 4), label="batches for an update")
+
+    def updates(batch: int) -> bool:
+        return batch % every == every - 1 or batch == len(rows) - 1
+
+    wanted = train("sequential", [4], rows, updates=updates)
+    schedule = data.draw(st.sampled_from(sorted(SCHEDULES)), label="schedule")
+    sizes = data.draw(st.sampled_from([*cuts(4, 1), *cuts(4, 2), *cuts(4, 4)]), label="sizes")
+    found = train(schedule, sizes, rows, updates=updates, cuda_graphs=True)
+    assert found.differences(wanted) == []
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_casts_are_part_of_the_graph(precision: str, tapes: type[TapeRecorder]) -> None:
+    wanted = train("sequential", [4], [4] * 6, precision=precision)
+    assert train("pipelined", [2, 2], [4] * 6, precision=precision, cuda_graphs=True).differences(wanted) == []
+    assert tapes.recorded == 2 * 4
+
+
+def test_a_network_trained_by_backpropagation(tapes: type[TapeRecorder]) -> None:
+    """It hands its target on as it came."""
+
+    def trained(**options: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = BP(nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), Dropout(0.3), nn.Linear(8, CLASSES)))
+        with Pipeline([model], ["cpu"], "sequential", threads=1, **options) as pipe:
+            losses = pipe.run(batches_of([4] * 6)).losses
+        return [*losses, *model.state_dict().values()]
+
+    for one, other in zip(trained(cuda_graphs=True), trained(), strict=True):
+        assert torch.equal(one, other)
+    assert tapes.recorded == 2
+
+
+def test_weights_that_are_loaded_between_two_runs_are_learnt_on(tapes: type[TapeRecorder]) -> None:
+    """In place, where a graph finds them; and elsewhere, which makes new graphs, after batches that run as they are."""
+    other = package().state_dict()
+    for value in other.values():
+        value += 1
+
+    def trained(elsewhere: bool, **options: Any) -> list[Tensor]:
+        model, batches = package(), batches_of([4] * 6)
+        with Pipeline(model, ["cpu"] * 2, threads=1, **options) as pipe:
+            pipe.run(batches)
+            model.load_state_dict(other)
+            if elsewhere:
+                for one in model.parameters():
+                    one.data = one.data.clone()
+            pipe.run(batches)
+        return list(model.state_dict().values())
+
+    for elsewhere, recorded in ((False, 8), (True, 16)):
+        tapes.recorded = 0
+        found, wanted = trained(elsewhere, cuda_graphs=True), trained(elsewhere)
+        assert all(torch.equal(*both) for both in zip(found, wanted, strict=True))
+        assert tapes.recorded == recorded
+
+
+# What is captured when
+
+
+def test_a_set_of_shapes_is_captured_when_it_has_come_often_enough(tapes: type[TapeRecorder]) -> None:
+    model = package()
+    seen = []
+    with Pipeline(model, ["cpu"], "sequential", threads=1, cuda_graphs=True) as pipe:
+        for batch in batches_of([4, 3, 4, 3, 4, 4, 3, 3, 4, 5]):
+            pipe.submit(*batch)
+            seen.append(tapes.recorded // 8)
+    assert WARM_UP == 3
+    assert seen == [0, 0, 0, 0, 0, 1, 1, 2, 2, 2]
+    counted = next(part for part in model.modules() if isinstance(part, Counted))
+    assert counted.calls == 2 * (WARM_UP + 1) + 1  # replays run no Python
+
+
+def test_every_life_of_a_pipeline_has_graphs_of_its_own(tapes: type[TapeRecorder]) -> None:
+    """Its threads are new; and another layer's graph may hold what a dropped one has let go."""
+    pipe = Pipeline(package(), ["cpu"] * 2, threads=1, cuda_graphs=True)
+    for life in (1, 2):
+        with pipe:
+            pipe.run(batches_of([4] * 5))
+        assert tapes.recorded == 8 * life
+        assert not any(graphed._graphs for stage in pipe.stages for graphed in stage._graphed.values())
+
+
+def test_batches_of_an_earlier_life_warm_nothing_up(tapes: type[TapeRecorder]) -> None:
+    """Libraries keep a handle for each thread, which cannot be made within a capture."""
+    pipe = Pipeline(package(), ["cpu"] * 2, threads=1, cuda_graphs=True)
+    for _ in range(2):
+        with pipe:
+            pipe.run(batches_of([4] * WARM_UP))
+    assert tapes.recorded == 0
+
+
+def test_half_a_capture_is_forgotten(monkeypatch: pytest.MonkeyPatch, tapes: type[TapeRecorder]) -> None:
+    """A run that fails between the forward and the backward of a capture leaves a graph that has no backward."""
+    model, batches = package(), batches_of([4] * 6)
+    pipe = Pipeline(model, ["cpu"], "sequential", threads=1, cuda_graphs=True)
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"), pipe:  # noqa: PT012
+        pipe.run(batches[:WARM_UP])
+        monkeypatch.setattr(model[1].blocks()["f"], "forward", broken)
+        pipe.run(batches)
+    monkeypatch.undo()
+    tapes.recorded = 0
+    with pipe:
+        pipe.run(batches)
+    assert tapes.recorded == 8
+
+
+def test_what_fails_in_a_capture_says_so() -> None:
+    model, batches = package(), batches_of([4] * 6)
+
+    class Failing(TapeRecorder):
+        def record(self, work: Callable[[], Any]) -> Any:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match="not permitted") as caught, pytest.MonkeyPatch.context() as patch:  # noqa: PT012
+        patch.setattr("pipeal.engine.stage.recorders", lambda device: Failing)
+        with Pipeline(model, ["cpu"] * 2, threads=1, cuda_graphs=True) as pipe:
+            pipe.run(batches)
+    said = notes_of(caught.value)
+    assert "while layer 0 (AL) was captured as a CUDA graph; cuda_graphs=false trains without" in said
+    assert "in the forward of stage 0, layer 0 (AL), batch 3, device cpu" in said
+
+
+# What is not captured
+
+
+def test_the_first_shapes_alone_have_graphs_and_the_others_say_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeal.engine.graphed.GRAPHS_MOST", 2)
+    rows = [2] * 5 + [3] * 5 + [4] * 5 + [5] * 5 + [2] * 2
+    wanted = train("sequential", [4], rows)
+    with pytest.warns(GraphWarning) as caught:
+        found = train("sequential", [4], rows, cuda_graphs=True)
+    assert found.differences(wanted) == []
+    assert warned(caught) == [
+        f"layer {layer} ({kind}) runs without more CUDA graphs: it meets more sets of shapes than the 2 that have one"
+        for layer, kind in enumerate(["AL", "TwoBackwards", "AL", "AL"])
+    ]
+    assert TapeRecorder.recorded == 2 * 2 * 4
+
+
+def test_shapes_without_end_are_not_counted_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeal.engine.graphed.SHAPES_MOST", 5)
+    with pytest.warns(GraphWarning, match="it has met more than 5 sets of shapes") as caught:
+        train("sequential", [4], list(range(2, 20)), cuda_graphs=True)
+    assert len(warned(caught)) == 4
+
+
+class Speaks(nn.Module):
+    """Looks at its result."""
+
+    draws_from_default = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum().item() > -1e9 else -x
+
+
+class Chooses(nn.Module):
+    """Has a result whose shape depends on its values, inside."""
+
+    draws_from_default = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x[x > 0].mean()
+
+
+class Remembers(nn.Module):
+    """Keeps a tensor from batch to batch, each time another one."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+class Draws(nn.Module):
+    """Says that it does not draw, and does."""
+
+    draws_from_default = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0 * torch.rand_like(x)
+
+
+class Alternates(nn.Module):
+    """Draws with its one layer of dropout more often from batch to batch."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.times = Dropout(0.1), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.times += 1
+        for _ in range(self.times):
+            x = self.drop(x)
+        return x
+
+
+class Looks(nn.Module):
+    """A table with sparse gradients."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 8, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table((x.detach() > 0).long().sum(1))
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        (Speaks, r"the host waits for what aten\._local_scalar_dense\.default finds"),
+        (Chooses, r"the host waits for what aten\.index\.Tensor finds"),
+        (Remembers, r"aten\.mul\.Tensor reads a tensor that is no input, parameter or buffer of the layer"),
+        (Draws, r"it draws random numbers with aten\.rand_like\.default; of what draws, graphs may hold pipeal\.Drop"),
+        (Alternates, "it does not draw alike on batches that are alike"),
+        (Looks, r"aten\..* works on a sparse tensor"),
+        (partial(nn.Dropout, 0.5), r"it may draw from PyTorch's default generators, .*pipeal\.Dropout"),
+    ],
+    ids=["item", "mask", "memory", "draws", "alternates", "sparse", "nn.Dropout"],
+)
+def test_a_layer_that_cannot_be_captured_runs_as_it_is_and_says_why(
+    block: Callable[[], nn.Module], why: str, tapes: type[TapeRecorder]
+) -> None:
+    def build() -> ALPackage:
+        model = package()
+        f = nn.Sequential(nn.Linear(8, 8), block())
+        side = AE(nn.Linear(4, 3), nn.Linear(3, 4))
+        return ALPackage([model[0], AL(ENC(f, nn.Linear(8, 3)), side, optimizer=torch.optim.SGD), *model[2:]])
+
+    wanted = train("sequential", [4], [4] * 6, build)
+    with pytest.warns(GraphWarning, match=rf"^layer 1 \(AL\) runs without CUDA graphs: {why}") as caught:
+        found = train("pipelined", [2, 2], [4] * 6, build, cuda_graphs=True)
+    assert len(warned(caught)) == 1
+    assert tapes.recorded == 2 * 3
+    assert found.differences(wanted) == []
+
+
+def test_an_index_of_numbers_and_a_number_in_a_choice_are_fine() -> None:
+    x, rows = torch.randn(4, 3), torch.tensor([2, 0])
+    with Watch(CPU, [x, rows]) as watch:
+        torch.where(x > 0, x, 0.5)[rows].sum()
+    assert watch.fault is None
+
+
+META = torch.device("meta")
+
+
+def test_a_number_may_be_a_tensor_on_the_cpu() -> None:
+    x = torch.ones(4, 3, device=META)
+    with Watch(META, [x]) as watch:
+        x * torch.scalar_tensor(2.0)
+    assert watch.fault is None
+
+
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        (lambda _: torch.ones(3), "works with a tensor that is not on meta"),
+        (lambda _: torch.scalar_tensor(2.0).to(META), "works with a tensor that is not on meta"),
+        (lambda x: x * torch.tensor(2.0), "reads a tensor that is no input, parameter or buffer of the layer"),
+    ],
+    ids=["made elsewhere", "a number copied", "a number of old"],
+)
+def test_what_leaves_the_device_is_seen(work: Callable[[Tensor], Any], why: str) -> None:
+    x = torch.ones(4, 3, device=META)
+    with Watch(META, [x]) as watch:
+        work(x)
+    assert watch.fault is not None
+    assert watch.fault.endswith(why)
+
+
+def test_attention_draws_for_its_dropout_alone() -> None:
+    q = torch.ones(1, 2, 8, 16, device=META)
+    for dropout, draws in ((0.0, False), (0.2, True)):
+        with Watch(META, [q]) as watch:
+            torch.ops.aten._scaled_dot_product_flash_attention(q, q, q, dropout)
+        assert draws == (watch.fault is not None)
+
+
+@pytest.mark.parametrize(("rows", "waits"), [(3072, False), (3073, True)])
+def test_a_table_that_was_asked_for_many_rows_waits_in_its_backward(rows: int, waits: bool) -> None:
+    table = nn.Embedding(50, 2)
+    x = torch.zeros(rows, dtype=torch.long)
+    with Watch(CPU, [x, *table.parameters()]) as watch:
+        table(x).sum().backward()
+    assert waits == (watch.fault is not None)
+
+
+# Settings
+
+
+CUDA = [torch.device("cuda", 0)] * 2
+PLAIN = {"compile": "none", "on_non_finite": "raise", "on_oom": "raise"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "beside", "said"),
+    [
+        ([CPU, CPU], {}, r"^cuda_graphs is true, but no stage is on a GPU; use cuda_graphs=false$"),
+        (CUDA, {"compile": "static"}, r"together with compile=static: a layer is captured as it is, or compiled"),
+        (CUDA, {"compile": "dynamic"}, "together with compile=dynamic"),
+        (CUDA, {"on_non_finite": "skip"}, r"together with on_non_finite=skip: .*; leave out one of the two$"),
+        (CUDA, {"on_oom": "split"}, "together with on_oom=split"),
+        (CUDA * 5, {}, r"with 10 stages on cuda:0; expected at most 8, or cuda_graphs=false"),
+    ],
+    ids=str,
+)
+def test_what_is_not_possible_gets_one_line(devices: list[torch.device], beside: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_cuda_graphs(True, devices, **(PLAIN | beside))
+    check_cuda_graphs(False, devices, **(PLAIN | beside))
+
+
+def test_what_is_possible() -> None:
+    check_cuda_graphs(True, [CPU, *CUDA], **PLAIN)
+    check_cuda_graphs(True, CUDA, **(PLAIN | {"on_non_finite": "ignore"}))
+    check_cuda_graphs(True, CUDA, **(PLAIN | {"on_non_finite": "stop-and-rewind"}))
+
+
+def test_on_cpus_alone_a_pipeline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeal.engine.pipeline.check_cuda_graphs", check_cuda_graphs)
+    with pytest.raises(ConfigError, match="no stage is on a GPU"):
+        Pipeline(package(), ["cpu"] * 2, cuda_graphs=True)
+
+
+def test_stages_on_cpus_run_as_they_are_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("pipeal.engine.pipeline.check_cuda_graphs", lambda *_, **beside: None)
+    with warnings.catch_warnings(), Pipeline(package(), ["cpu"] * 2, threads=1, cuda_graphs=True) as pipe:
+        warnings.simplefilter("error")
+        pipe.run(batches_of([4] * 5))
+    assert not any(isinstance(one, GraphedLayer) for stage in pipe.stages for one in stage._gated.values())
