@@ -5,6 +5,7 @@ Recordings are those of :mod:`tests.engine.tape`, which replays operators on the
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,6 +21,8 @@ from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeli
 from pipeal.al import BP
 from pipeal.engine import SCHEDULES
 from pipeal.engine.capturable import Watch
+from pipeal.engine.cudagraph import Gradients, LayerGraph
+from pipeal.engine.gate import GATE
 from pipeal.engine.graphed import WARM_UP, GraphedLayer, GraphWarning, check_cuda_graphs
 
 from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
@@ -128,7 +131,9 @@ def test_random_shapes_and_random_updates(rows: list[int], data: st.DataObject) 
     wanted = train("sequential", [4], rows, updates=updates)
     schedule = data.draw(st.sampled_from(sorted(SCHEDULES)), label="schedule")
     sizes = data.draw(st.sampled_from([*cuts(4, 1), *cuts(4, 2), *cuts(4, 4)]), label="sizes")
-    found = train(schedule, sizes, rows, updates=updates, cuda_graphs=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GraphWarning)  # gradients of batches before are no reason
+        found = train(schedule, sizes, rows, updates=updates, cuda_graphs=True)
     assert found.differences(wanted) == []
 
 
@@ -211,6 +216,39 @@ def test_batches_of_an_earlier_life_warm_nothing_up(tapes: type[TapeRecorder]) -
         with pipe:
             pipe.run(batches_of([4] * WARM_UP))
     assert tapes.recorded == 0
+
+
+def test_batches_of_another_thread_warm_nothing_up(tapes: type[TapeRecorder]) -> None:
+    """Of a serial schedule, whose work the caller does, from whichever thread he submits."""
+    batches = batches_of([4] * (WARM_UP + 1))
+    with Pipeline(package(), ["cpu"], "sequential", threads=1, cuda_graphs=True) as pipe:
+        for batch in batches[:WARM_UP]:
+            pipe.submit(*batch)
+        thread = threading.Thread(target=pipe.submit, args=batches[WARM_UP])
+        thread.start()
+        thread.join()
+    assert tapes.recorded == 0
+
+
+def test_graphs_of_autograd_are_cut_before_a_capture() -> None:
+    """What they hold on to was made on another stream, which a capture must not reach."""
+    layer = package()[1]
+    x, y = torch.randn(4, 8), torch.randn(4, 4)
+    layer(x, y)
+    layer.backward()
+
+    def held() -> list[str]:
+        found = [(name, value) for part in layer.modules() for name, value in vars(part).items()]
+        return [name for name, value in found if isinstance(value, Tensor) and value.grad_fn is not None]
+
+    class Inspects(TapeRecorder):
+        def record(self, work: Callable[[], Any]) -> Any:
+            assert held() == []
+            return super().record(work)
+
+    assert held() != []
+    with GATE.alone():
+        LayerGraph(layer, Inspects(), Gradients(), (x, y), [4, 4], CPU)
 
 
 def test_half_a_capture_is_forgotten(monkeypatch: pytest.MonkeyPatch, tapes: type[TapeRecorder]) -> None:
