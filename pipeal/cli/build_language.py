@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from pipeal.al import ALPackage, OptimizerFactory
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, from_seed, rates
+from pipeal.cli.say import Say
 from pipeal.config import LanguageConfig, LanguageModelConfig
 from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
@@ -144,7 +145,7 @@ class LanguageExperiment:
         )
 
 
-def language_experiment(config: LanguageConfig, say: Callable[[str], None]) -> LanguageExperiment:
+def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
     """Reads the text.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from pipeal.al import ALPackage, TouchedAdam, encode_each_class, touch_rows
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, rates
 from pipeal.cli.build_batches import batch_sampler
+from pipeal.cli.say import Say
 from pipeal.config import GroupingConfig, TextConfig, TextModelConfig
 from pipeal.data import (
     WHOLE,
@@ -156,7 +157,7 @@ class TextExperiment:
         return ()
 
 
-def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExperiment:
+def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
     """Reads the data and makes the vocabulary.
 
     Args:
@@ -230,7 +231,7 @@ def text_experiment(config: TextConfig, say: Callable[[str], None]) -> TextExper
 
 
 def _pretrained(
-    model: TextModelConfig, root: Path, vocab: Vocab, seed: int, say: Callable[[str], None]
+    model: TextModelConfig, root: Path, vocab: Vocab, seed: int, say: Say
 ) -> tuple[npt.NDArray[np.float32], int]:
     if model.vectors is not None:
         path = Path(model.vectors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from pipeal.al import ALPackage, encode_each_class
 from pipeal.cli import bars
 from pipeal.cli.build import data_root, evaluated_part, from_seed, hold_out, rates
+from pipeal.cli.say import Say
 from pipeal.config import VisionConfig, VisionModelConfig
 from pipeal.data import (
     WHOLE,
@@ -146,7 +146,7 @@ class VisionExperiment:
         )
 
 
-def vision_experiment(config: VisionConfig, say: Callable[[str], None]) -> VisionExperiment:
+def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
     """Reads the images.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from io import StringIO
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.options import device_names
+from pipeal.cli.say import Say
 from pipeal.config import RunConfig
 from pipeal.engine import balance, parse_device, schedule_named
 from pipeal.engine.compiling import check_compile
@@ -33,9 +34,7 @@ TRIAL_BATCHES = 10
 """Batches a placement is tried with, beside those for warming up."""
 
 
-def choose(
-    experiment: Experiment, form: Form, say: Callable[[str], None], config: RunConfig | None = None
-) -> RunConfig:
+def choose(experiment: Experiment, form: Form, say: Say, config: RunConfig | None = None) -> RunConfig:
     """The configuration of one form with nothing left open: the same file, given again, repeats the run.
 
     Args:
@@ -108,7 +107,7 @@ def _tried(
     batches: EpochBatches,
     precision: Precision,
     threads: int | None,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Placement:
     """What measurement finds best."""
     if config.engine.sizes is not None:

@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipeal.cli.experiment import run_experiment, say
+from pipeal.cli.experiment import run_experiment
 from pipeal.cli.followers import Follower, Kind
 from pipeal.cli.options import device_names
+from pipeal.cli.say import say
 from pipeal.cli.stopping import StopRequest
 from pipeal.cli.team import Team, require_devices
 from pipeal.config import RunConfig

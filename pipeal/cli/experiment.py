@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pipeal.cli.choices import Form
 from pipeal.cli.find_run import find_run, new_run
 from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summary
 from pipeal.cli.run_folder import RunFolder, Status
+from pipeal.cli.say import Say, say
 from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
@@ -24,9 +24,7 @@ from pipeal.train.attempts import Attempts
 from pipeal.train.tensorboard import require_tensorboard
 
 
-def run_experiment(
-    make: Callable[[Callable[[str], None]], Experiment], resume: str = "auto", site: Site = ONE_PROCESS
-) -> Path:
+def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site: Site = ONE_PROCESS) -> Path:
     """Carries out an experiment, or the rest of one, and shows what came of it.
 
     Args:
@@ -103,11 +101,6 @@ def _end(run: RunFolder, outcomes: Sequence[Outcome], attempts: Attempts) -> Non
     attempts.make(run.status_path, lambda: run.tell(status, "; ".join(unsaved)))
 
 
-def say(text: str) -> None:
-    """Tells a user what is being done, on standard error."""
-    print(text, file=sys.stderr)
-
-
 def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:
     """What was chosen for a run, read back.
 
@@ -125,7 +118,7 @@ def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:
     return found
 
 
-def _also_to(heard: list[str]) -> Callable[[str], None]:
+def _also_to(heard: list[str]) -> Say:
     def also_say(text: str) -> None:
         heard.append(text)
         say(text)
@@ -142,7 +135,7 @@ def _choice(
     form: Form,
     run: RunFolder | None,
     site: Site,
-    say: Callable[[str], None],
+    say: Say,
     *,
     compared: bool,
 ) -> RunConfig:

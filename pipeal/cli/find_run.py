@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from uuid import uuid4
 
 from pipeal.cli.decisive import decisive
 from pipeal.cli.run_folder import RunFolder, last_told, write_asked
+from pipeal.cli.say import Say
 from pipeal.config import RunConfig, document, load_config
 from pipeal.data.atomic import sync_folder
 from pipeal.data.lock import FileLock, lock_is_held
@@ -25,7 +25,7 @@ _ABANDONED_S = 600.0
 """How long a folder may be in the making: it takes less than a second."""
 
 
-def find_run(config: RunConfig, resume: str, say: Callable[[str], None] = lambda _: None) -> RunFolder | None:
+def find_run(config: RunConfig, resume: str, say: Say = lambda _: None) -> RunFolder | None:
     """The folder of the run to take up again, locked; None to begin a new one.
 
     Args:
@@ -130,7 +130,7 @@ def _takes_name(aside: Path, path: Path) -> bool:
     return True
 
 
-def _unfinished(path: Path, config: RunConfig, say: Callable[[str], None]) -> RunFolder | None:
+def _unfinished(path: Path, config: RunConfig, say: Say) -> RunFolder | None:
     """The run in a folder, locked, if it was asked for in just this way, did not finish, and nobody works at it."""
     if not (path / "asked.yaml").is_file():
         if (path / "checkpoints").is_dir() and last_told(path).get("status") != "finished":

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment, Models
 from pipeal.cli.opening import open_pipeline
+from pipeal.cli.say import Say
 from pipeal.cli.team import rank_device
 from pipeal.config import RunConfig, document, load_config
 from pipeal.data import Batch, Share
@@ -24,7 +25,6 @@ from pipeal.engine.settings import make_ready
 from pipeal.train.rankfiles import RankFiles
 
 Config = TypeVar("Config", bound=RunConfig)
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

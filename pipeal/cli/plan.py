@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from pipeal.cli.plan_costs import Wanted, deepened, load_all, measure_model
 from pipeal.cli.plan_devices import devices_of, link_of
 from pipeal.cli.plan_forecasts import Plan
+from pipeal.cli.say import say
 from pipeal.cli.text import PRESETS
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.candidates import Setup, share_of
@@ -87,7 +87,7 @@ def command(
     else:
         _check_numbers(**given)
         wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
-        costs, configured = measure_model(wanted, micro_batches, _say)
+        costs, configured = measure_model(wanted, micro_batches, say)
         given["queue_depth"] = given["queue_depth"] or configured.engine.queue_depth
         folder.mkdir(parents=True, exist_ok=True)
         save_costs(costs, folder / "costs.json")
@@ -138,7 +138,3 @@ def _folder(out: str) -> Path:
     if not out or "\0" in out or (Path(out).exists() and not Path(out).is_dir()):
         raise ConfigError(f"--out: found {out!r}, expected the name of a folder")
     return Path(out)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)

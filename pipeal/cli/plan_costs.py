@@ -20,6 +20,7 @@ from pipeal.cli.build_text import text_experiment
 from pipeal.cli.build_vision import vision_experiment
 from pipeal.cli.choices import sample_batches
 from pipeal.cli.options import configure
+from pipeal.cli.say import Say
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
 from pipeal.data import canonical_image_name, canonical_text_name
 from pipeal.engine.compiling import check_compile
@@ -54,8 +55,6 @@ PLANNED = {
     "engine.schedule": "none: all of them are forecast",
 }
 """Keys of a configuration that a plan chooses, and what to give instead."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
 from pipeal.cli.choices import Form, choose
 from pipeal.cli.opening import open_pipeline
-from pipeal.cli.turns import Say
+from pipeal.cli.say import Say
 from pipeal.config import EngineConfig, RunConfig
 from pipeal.engine import Pipeline, Window
 from pipeal.errors import ConfigError

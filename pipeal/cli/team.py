@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from pipeal.cli.build import Experiment
 from pipeal.cli.choices import TRIAL_BATCHES, Form, sample_batches
 from pipeal.cli.opening import open_pipeline
 from pipeal.cli.options import device_names
+from pipeal.cli.say import Say
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.data import WHOLE, Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
@@ -32,8 +33,6 @@ from pipeal.engine.settings import check_precision, matmul_precision
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.train.evaluation import Criterion
 from pipeal.train.trainer import EpochBatches
-
-Say = Callable[[str], None]
 
 
 class Team:

@@ -12,8 +12,9 @@ from pipeal.cli.build import Experiment
 from pipeal.cli.opening import new_package, open_pipeline
 from pipeal.cli.outcome import Outcome
 from pipeal.cli.run_folder import RunFolder
+from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
-from pipeal.cli.turns import Say, Turns
+from pipeal.cli.turns import Turns
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline
 from pipeal.engine.blame import add_note

@@ -13,6 +13,7 @@ from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
 from pipeal.cli.opening import course_of, new_package, seed_of, window_of
 from pipeal.cli.run_folder import RunFolder
+from pipeal.cli.say import Say
 from pipeal.cli.stopping import Stoppable, StopRequest, Unless, worker_failures
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline
@@ -34,8 +35,6 @@ from pipeal.train.rewind import Decision, Rewinds, go_back
 from pipeal.train.saver import PATIENCE_S, Saver
 from pipeal.train.timeline import draw_timeline
 from pipeal.train.trainer import EpochBatches, Leave, Scores, fit
-
-Say = Callable[[str], None]
 
 
 @dataclass(kw_only=True)

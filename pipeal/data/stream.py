@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
+import numpy.typing as npt
 
+from pipeal.data.bins import first_of_the_rest, least_wasteful
 from pipeal.data.bounds import checked_bounds
 from pipeal.data.budget import BatchCost, fitting
-from pipeal.data.cuts import SortedSamples
 from pipeal.data.packing import Oversize, as_number
 from pipeal.data.reread import CheckpointableSource, place_of, reader_at
 from pipeal.data.samplers import Lengths, at_least
@@ -28,9 +29,6 @@ T = TypeVar("T")
 PadTo = Literal["bound", "longest"]
 _VERSION = 1
 _STATE = frozenset(("version", "fingerprint", "read", "waiting", "dropped", "mark", "source"))
-
-_OVERHEAD = 1 / 8
-"""What a batch costs besides its tokens, as a share of a full one: weighs fewer batches against less padding."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
             # Before the next one is read: a batch of a full bin may have gone first.
             oldest = next(iter(self._waiting), self._read)
             if self._read - oldest >= self.max_wait:
-                return self._take(*self._least_wasteful(self._waiting[oldest]))
+                return self._take(*least_wasteful(self._held(), self.bounds, self._fits, self._waiting[oldest]))
             self._mark()
             try:
                 sample = next(self._reader)
@@ -158,10 +156,10 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
             if len(self._bins[number]) >= self._fits_list[number]:
                 return self._take(number, self._fits_list[number])
             if len(self._waiting) >= self.buffer_samples:
-                return self._take(*self._least_wasteful(None))
+                return self._take(*least_wasteful(self._held(), self.bounds, self._fits))
         if not self._waiting:
             raise StopIteration
-        return self._take(*self._first_of_the_rest())
+        return self._take(*first_of_the_rest(self._held(), self.bounds, self._fits))
 
     def getstate(self) -> dict[str, Any]:
         """Where the consumer stands: positions of the samples that wait, and where the source can be read again.
@@ -262,38 +260,9 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         longest = self._bound_list[top] if self.pad_to == "bound" else max(length for _, length, _ in taken)
         return StreamBatch([sample for *_, sample in taken], [position for position, *_ in taken], longest)
 
-    def _least_wasteful(self, must: int | None) -> tuple[int, int]:
-        """The bin to begin a batch with, and its size, so that real tokens are most of what the batch costs.
-
-        Args:
-            must: A bin of which at least one sample has to be in the batch.
-        """
-        held = np.array([len(waiting) for waiting in self._bins])
-        best, choice = 0.0, (0, 0)
-        for top in np.flatnonzero(held).tolist():
-            # Down to each bin below: how many samples, the last bin perhaps in part, and their tokens.
-            room = self._fits_list[top]
-            counts = np.minimum(np.cumsum(held[top::-1]), room)
-            tokens = np.cumsum(np.diff(counts, prepend=0) * self.bounds[top::-1])
-            wasted = counts * self.bounds[top] - tokens + _OVERHEAD * room * self.bounds[top]
-            gains = counts / wasted
-            if must is not None:
-                if must > top or (must < top and counts[top - must - 1] >= room):
-                    continue
-                gains[: top - must] = 0
-            down_to = int(gains.argmax())
-            if gains[down_to] > best:
-                best, choice = float(gains[down_to]), (top, int(counts[down_to]))
-        return choice
-
-    def _first_of_the_rest(self) -> tuple[int, int]:
-        """The first batch of a plan for all that waits: its bin, and its size."""
-        held = np.array([len(waiting) for waiting in self._bins])
-        rest = SortedSamples(np.repeat(self.bounds[::-1], held[::-1]), np.repeat(self._fits[::-1], held[::-1]))
-        fewest = rest.fewest()
-        # A few more batches than the fewest pad less.
-        batches = min(fewest + int(fewest * _OVERHEAD), len(self._waiting))
-        return int(np.flatnonzero(held)[-1]), int(rest.least_padding(rest.windows(batches), batches)[1])
+    def _held(self) -> npt.NDArray[np.int64]:
+        """``(K,)``: how many samples wait in each bin."""
+        return np.array([len(waiting) for waiting in self._bins])
 
     def _mark(self) -> None:
         """Notes where the source stands, now and then, beginning with its first sample."""

@@ -2,16 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 from pipeal.engine.device import Device
-from pipeal.errors import OutOfMemoryError, first_line
-from pipeal.outofmemory import bytes_asked, bytes_free, in_units
+from pipeal.engine.schedule import Action
+from pipeal.errors import NonFiniteError, OutOfMemoryError, PipealError, first_line
+from pipeal.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
+from pipeal.packet import Shapes, TrainableLayer, describe
 
 OnOom: TypeAlias = Literal["raise", "split"]
 """What happens on a batch that does not fit into memory."""
 
 ON_OOM: tuple[OnOom, ...] = ("raise", "split")
+
+_NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
+
+
+class Blame:
+    """Says of errors in a stage where they happened.
+
+    Args:
+        number: The stage's number.
+        layers: Its layers, by their number in the whole model.
+        device: Its device.
+        on_oom: What happens on a batch that does not fit into memory.
+
+    Attributes:
+        had: The shapes of the input of each layer that the batch in hand has come to.
+    """
+
+    def __init__(
+        self, number: int, layers: Sequence[tuple[int, TrainableLayer]], device: Device, on_oom: OnOom
+    ) -> None:
+        self.had: dict[int, Shapes] = {}
+        self._number = number
+        self._layers = layers
+        self._device = device
+        self._on_oom = on_oom
+
+    @contextmanager
+    def around(self, action: Action, index: int, batch: int) -> Iterator[None]:
+        """For what goes wrong around an action: what goes wrong within it has been explained already."""
+        try:
+            yield
+        except (MemoryError, RuntimeError, NonFiniteError) as error:
+            late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
+            if not (late or isinstance(error, OutOfMemoryError) or getattr(error, "__notes__", None)):
+                self.explain(error, action, index, batch)
+            raise
+
+    def explain(
+        self, error: BaseException, action: Action, index: int | None, batch: int, had: Shapes | None = None
+    ) -> None:
+        """Adds to an error where it was; of one that says memory ran out, makes one that says what to do.
+
+        Raises:
+            OutOfMemoryError: It was one of those.
+        """
+        kind = "" if index is None else f", layer {index} ({type(dict(self._layers)[index]).__name__})"
+        where = f"in the {_NAMES[action]} of stage {self._number}{kind}, batch {batch}, device {self._device}"
+        shapes = describe((had or []) if index is None else self.had[index])
+        if is_out_of_memory(error) and not isinstance(error, PipealError):
+            place = self._number, index, batch
+            raise does_not_fit(error, where, shapes, self._device, self._on_oom, place) from error
+        add_note(error, f"{where}; input {shapes}")
 
 
 def add_note(error: BaseException, note: str) -> None:

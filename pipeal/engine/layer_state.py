@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from numbers import Integral, Real
 from typing import Any, TypeAlias
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeal.engine.settings import trained_in
+from pipeal.engine.stateful import PLAIN, named_parameters, state_of, stateful, trained_by
 from pipeal.errors import ConfigError, DataError
 from pipeal.packet import ScalesLosses, TrainableLayer, describe, module_of, scaler_of, shapes_of
 
@@ -38,8 +39,6 @@ CopyTensor: TypeAlias = Callable[[Tensor], Tensor]
 
 _PARTS = ("module", "versions", "gradients", "optimizers", "others")
 _MISSING, _LAZY = "missing", "of any shape"
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:
@@ -61,9 +60,9 @@ def layer_state(layer: TrainableLayer, copy_tensor: CopyTensor = copy_to_host) -
     module = module_of(layer)
     copied = _Copier(copy_tensor)
     weights = module.state_dict(keep_vars=True)  # itself, not views of it: tied parameters are one tensor
-    named = _named(module, weights)
+    named = named_parameters(module, weights)
     names = {id(parameter): name for name, parameter in named}
-    optimizers, others = _stateful(module)
+    optimizers, others = stateful(module)
     with torch.no_grad():
         return {
             "module": copied(weights, "module"),
@@ -72,13 +71,13 @@ def layer_state(layer: TrainableLayer, copy_tensor: CopyTensor = copy_to_host) -
             "optimizers": {
                 name: {
                     "kind": type(optimizer).__name__,
-                    "parameters": _trained_by(name, optimizer, names),
+                    "parameters": trained_by(name, optimizer, names),
                     "state": copied(optimizer.state_dict(), name),
                 }
                 for name, optimizer in optimizers.items()
             },
             "others": {
-                name: {"kind": type(other).__name__, "state": copied(_state_of(other), name)}
+                name: {"kind": type(other).__name__, "state": copied(state_of(other), name)}
                 for name, other in others.items()
             },
         }
@@ -113,10 +112,10 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
             said = " ".join(str(error).split())
             raise DataError(f"{type(layer).__name__} does not take its state: {said}") from error
         undo.pop_all()
-    for name, parameter in _named(module, module.state_dict(keep_vars=True)):
+    for name, parameter in named_parameters(module, module.state_dict(keep_vars=True)):
         found = state["gradients"].get(name)
         parameter.grad = None if found is None else _laid_out_like(parameter, found, parameter.device)
-    optimizers, others = _stateful(module)
+    optimizers, others = stateful(module)
     for name, optimizer in optimizers.items():
         _load_optimizer(optimizer, state["optimizers"][name]["state"])
     for name, other in others.items():
@@ -134,7 +133,7 @@ class _Copier:
     def __call__(self, value: Any, where: str) -> Any:
         if isinstance(value, Tensor):
             return self._tensor(value, where)
-        if type(value) in _PLAIN:
+        if type(value) in PLAIN:
             return value
         if type(value) in (dict, OrderedDict) and all(isinstance(key, str | int) for key in value):
             return {key: self(part, f"{where}, {key!r}") for key, part in value.items()}
@@ -155,59 +154,6 @@ class _Copier:
         if id(tensor) not in self._copies:
             self._copies[id(tensor)] = tensor, self._copy_tensor(tensor.detach())
         return self._copies[id(tensor)][1]
-
-
-def _stateful(module: nn.Module) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
-    """The optimizers that modules have as attributes, and what else has a state; by dotted path, each once."""
-    found: dict[int, tuple[str, Any]] = {}
-    for prefix, part in module.named_modules():
-        for name, value in vars(part).items():
-            if name not in _OF_EVERY_MODULE:
-                for path, held in _held(f"{prefix}.{name}".lstrip("."), value):
-                    if _has_state(held):
-                        found.setdefault(id(held), (path, held))
-    optimizers = {path: held for path, held in found.values() if isinstance(held, torch.optim.Optimizer)}
-    return optimizers, {path: held for path, held in found.values() if path not in optimizers}
-
-
-def _held(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A value, or what a container directly holds."""
-    if isinstance(value, Mapping):
-        yield from ((f"{path}.{key}", part) for key, part in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((f"{path}.{number}", part) for number, part in enumerate(value))
-    else:
-        yield path, value
-
-
-def _has_state(value: Any) -> bool:
-    if isinstance(value, (*_PLAIN, Tensor, nn.Module, type)):
-        return False
-    if isinstance(value, torch.Generator):
-        return True
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def _state_of(other: Any) -> Any:
-    return other.get_state() if isinstance(other, torch.Generator) else other.state_dict()
-
-
-def _named(module: nn.Module, weights: Mapping[str, Any]) -> list[tuple[str, nn.Parameter]]:
-    """The parameters, by the names that ``state_dict()`` has for them: a wrapper may leave its own out."""
-    names = {id(value): name for name, value in reversed(list(weights.items()))}
-    return [(names.get(id(parameter), name), parameter) for name, parameter in module.named_parameters()]
-
-
-def _trained_by(name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str]]:
-    """For each group, the names of its parameters in the layer."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if id(parameter) not in names:
-                raise ConfigError(
-                    f"optimizer {name!r} trains {describe(shapes_of(parameter))}, which is no parameter of the layer, "
-                    "so that its values would be lost; register it there, as an nn.Parameter"
-                )
-    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
 def _scaled_as(layer: TrainableLayer, weights: Mapping[str, Any], undo: ExitStack) -> dict[str, Any]:
@@ -255,14 +201,14 @@ def _refuse_misfit(layer: TrainableLayer, state: State) -> None:
 def _live(module: nn.Module) -> State:
     """The parts of a module's state that tell its make, uncopied."""
     weights = module.state_dict(keep_vars=True)
-    names = {id(parameter): name for name, parameter in _named(module, weights)}
-    optimizers, others = _stateful(module)
+    names = {id(parameter): name for name, parameter in named_parameters(module, weights)}
+    optimizers, others = stateful(module)
     return {
         "module": weights,
         "optimizers": {
             name: {
                 "kind": type(optimizer).__name__,
-                "parameters": _trained_by(name, optimizer, names),
+                "parameters": trained_by(name, optimizer, names),
                 "state": {"state": {}, "param_groups": optimizer.param_groups},
             }
             for name, optimizer in optimizers.items()

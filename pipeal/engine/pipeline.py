@@ -18,7 +18,7 @@ from pipeal.engine.device import Device, Precision, open_device, ready_now
 from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
-from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite, raise_first
+from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite
 from pipeal.engine.graphed import check_cuda_graphs
 from pipeal.engine.placement import balance, check_sizes, layers_of_stages
 from pipeal.engine.predictor import Predictor
@@ -26,7 +26,7 @@ from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.settings import MATMULS, Matmul, check_precision, matmul_precision, ready
 from pipeal.engine.sharing import refuse_shared
-from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.stage import Parcel, Stage, bring_to_rest
 from pipeal.engine.threads import threads_each
 from pipeal.engine.trace import Span, StageTimes, Window
 from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
@@ -442,11 +442,7 @@ class Pipeline:
             )
 
     def _synchronize(self) -> None:
-        for stage in self.stages:
-            stage.device.synchronize()
-        raise_first(stage.finite.settle() for stage in self.stages)  # the first batch's, whichever stage met it
-        for stage in self.stages:
-            stage.settle()
+        bring_to_rest(self.stages)
 
     def _collect(self) -> tuple[list[Tensor], list[StageTimes], list[int], list[int]]:
         """Losses by layer, times by stage and splits by layer since the last report; overflows by layer."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from pipeal.engine.accumulation import Accumulation
-from pipeal.engine.blame import OnOom, add_note, does_not_fit
+from pipeal.engine.blame import Blame, OnOom, add_note
 from pipeal.engine.compiling import Compile, CompiledLayer
 from pipeal.engine.cudagraph import recorders
 from pipeal.engine.device import Device, Precision, Ready
@@ -27,16 +27,12 @@ from pipeal.engine.rescue import LearnPart, Rescue
 from pipeal.engine.schedule import Action
 from pipeal.engine.settings import autocast, settings
 from pipeal.engine.trace import StageClock, Window
-from pipeal.errors import NonFiniteError, OutOfMemoryError, PipealError
-from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import (
     Packet,
     Path,
-    Shapes,
     TrainableLayer,
     Tree,
     batch_size,
-    describe,
     module_of,
     scaler_of,
     shapes_of,
@@ -117,11 +113,10 @@ class Stage:
         self.clock = StageClock(device, number, window)
         self.losses = LossLog()
         self.finite = FiniteWatch(device, on_non_finite)
-        self.on_oom = on_oom
+        self._blame = Blame(number, self.layers, device, on_oom)
         self._rescues: dict[int, Rescue] = {}
         self._in_hand: Parcel | None = None
         self._batch = -1
-        self._had: dict[int, Shapes] = {}
         self._together: Together | None = None
         self._found: dict[int, tuple[list[Tensor] | None, int]] = {}
         self._gathered: dict[int, Accumulation] = {}
@@ -184,16 +179,6 @@ class Stage:
         found = ((index, scaler_of(layer)) for index, layer in self.layers)
         return {index: 0 if scaler is None else scaler.overflows() for index, scaler in found}
 
-    def settle(self) -> None:
-        """Looks, when the stage is at rest, at all that nobody waited for on the way.
-
-        Raises:
-            NonFiniteError: A loss is not finite; or a layer has given up to learn in fp16.
-        """
-        raise_first([self.finite.settle()])
-        if self.finite.policy != "ignore":
-            refuse_given_up(self.layers, self._batch)
-
     def abandon(self) -> None:
         """Ends a wait for the compiler: the pipeline is about to stop."""
         self._abandoned.set()
@@ -217,7 +202,7 @@ class Stage:
                 if action is Action.BACKWARD and rescue is None:
                     whole()
                     continue
-                with self._blaming(action, index, held.packet.batch):
+                with self._blame.around(action, index, held.packet.batch):
                     if action is Action.UPDATE:
                         self._learn(index, whole, updates=held.packet.updates)
                     elif rescue is not None:
@@ -272,16 +257,16 @@ class Stage:
         self._batch = number = parcel.packet.batch
         # Of the packet, later actions need no tensors; they may go.
         self._in_hand = Parcel(parcel.sequence, replace(parcel.packet, x=None, y=None))
-        self._had.clear()
+        self._blame.had.clear()
         self.device.limit_run_ahead()
         with self.device.active(), self._settings(Action.FORWARD):
             try:
                 x, y = self.device.receive((parcel.packet.x, parcel.packet.y), parcel.ready)
             except BaseException as error:
-                self._explain(error, Action.FORWARD, None, number, shapes_of((parcel.packet.x, parcel.packet.y)))
+                self._blame.explain(error, Action.FORWARD, None, number, shapes_of((parcel.packet.x, parcel.packet.y)))
                 raise
             for index, layer in self.layers:
-                self._had[index] = shapes_of((x, y))
+                self._blame.had[index] = shapes_of((x, y))
                 x, y = self._climb(index, layer, parcel, x, y)
             return Parcel(parcel.sequence, replace(parcel.packet, x=x, y=y), self.device.mark_ready((x, y)))
 
@@ -292,7 +277,7 @@ class Stage:
         whole = partial(self._act, Action.FORWARD, index, parcel, work, (x, y))
         rescue = self._rescues.get(index)
         passed: Passed
-        with self._blaming(Action.FORWARD, index, parcel.packet.batch):
+        with self._blame.around(Action.FORWARD, index, parcel.packet.batch):
             with self._admitted(Action.UPDATE, index):  # what is computed compiles nothing
                 self._gathered[index].expect(batch_size((x, y)))
             if rescue is None:
@@ -339,7 +324,7 @@ class Stage:
             whole()
             self._gathered[index].add()
             losses, samples = self._found.pop(index)
-            with self._blaming(action, index, packet.batch):
+            with self._blame.around(action, index, packet.batch):
                 learnt = self._mean(index) if packet.updates else 0
             together.begin(index, layer, losses, samples, learnt)
             return
@@ -422,7 +407,7 @@ class Stage:
             with keyed(self._seed_of(action), index, batch, *key, whole_default=self._draws[index][action]):
                 return work()
         except BaseException as error:
-            self._explain(error, action, index, batch)
+            self._blame.explain(error, action, index, batch)
             raise
 
     def _seed_of(self, action: Action) -> int:
@@ -431,37 +416,23 @@ class Stage:
             return self.seed
         return key_seed(self.seed, self._together.replica)
 
-    @contextmanager
-    def _blaming(self, action: Action, index: int, batch: int) -> Iterator[None]:
-        """For what goes wrong around an action: within it, :meth:`_do` has said it already."""
-        try:
-            yield
-        except (MemoryError, RuntimeError, NonFiniteError) as error:
-            late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
-            if not (late or isinstance(error, OutOfMemoryError) or getattr(error, "__notes__", None)):
-                self._explain(error, action, index, batch)
-            raise
 
-    def _explain(
-        self, error: BaseException, action: Action, index: int | None, batch: int, had: Shapes | None = None
-    ) -> None:
-        """Adds to an error where it was; of one that says memory ran out, makes one that says what to do.
+def bring_to_rest(stages: Sequence[Stage]) -> None:
+    """Waits for all work given to their devices, and looks at all that nobody waited for on the way.
 
-        Raises:
-            OutOfMemoryError: It was one of those.
-        """
-        kind = "" if index is None else f", layer {index} ({type(dict(self.layers)[index]).__name__})"
-        where = f"in the {_NAMES[action]} of stage {self.number}{kind}, batch {batch}, device {self.device}"
-        shapes = describe((had or []) if index is None else self._had[index])
-        if is_out_of_memory(error) and not isinstance(error, PipealError):
-            place = self.number, index, batch
-            raise does_not_fit(error, where, shapes, self.device, self.on_oom, place) from error
-        add_note(error, f"{where}; input {shapes}")
+    Raises:
+        NonFiniteError: A loss is not finite, that of the first batch, whichever stage met it; or a layer has given up
+            to learn in fp16.
+    """
+    for stage in stages:
+        stage.device.synchronize()
+    raise_first(stage.finite.settle() for stage in stages)
+    for stage in stages:
+        if stage.finite.policy != "ignore":
+            refuse_given_up(stage.layers, stage._batch)
 
 
 _AT_ONCE = nullcontext()
-
-_NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
 
 # A forward's key is (seed, layer, batch) alone: what anyone can redo by hand with :func:`pipeal.random.keyed`.
 _KEY: dict[Action, tuple[int, ...]] = {Action.FORWARD: (), Action.BACKWARD: (1,), Action.UPDATE: (2,)}

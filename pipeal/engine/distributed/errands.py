@@ -12,7 +12,7 @@ from pipeal.engine.distributed.couriers import Handler
 from pipeal.engine.distributed.legs import Guide
 from pipeal.engine.distributed.wire import Message
 from pipeal.engine.schedule import Action
-from pipeal.engine.stage import Stage
+from pipeal.engine.stage import Stage, bring_to_rest
 from pipeal.engine.trace import Span, StageTimes
 from pipeal.packet import Tree
 
@@ -92,8 +92,7 @@ class Errands:
         if order.what == "begin":
             stage.clock.restart()
         elif order.what == "rest":
-            stage.device.synchronize()
-            stage.settle()
+            bring_to_rest([stage])
             self._node.reply("rested", {"token": facts["token"]})
         elif order.what == "report":
             found, losses = self._report(stage)

@@ -1,0 +1,19 @@
+"""One small layer over CPU and CUDA: where a stage computes, how a packet comes to it, when things happened."""
+
+from pipeal.engine.device.cpu import Device, FarDevice, Precision, Ready, Stamp
+from pipeal.engine.device.cuda import CudaDevice, ready_now, take_over
+from pipeal.engine.device.named import fastest_precision, open_device, parse_device
+
+__all__ = [
+    "CudaDevice",
+    "Device",
+    "FarDevice",
+    "Precision",
+    "Ready",
+    "Stamp",
+    "fastest_precision",
+    "open_device",
+    "parse_device",
+    "ready_now",
+    "take_over",
+]

@@ -1,0 +1,49 @@
+"""From the name of a device to what it is on this machine."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeal.engine.device.cpu import Device, Precision
+from pipeal.engine.device.cuda import CudaDevice
+from pipeal.errors import PlacementError
+
+
+def parse_device(name: str | torch.device) -> torch.device:
+    """A device that exists here.
+
+    Raises:
+        PlacementError: The name is no device, the kind is not supported, or this machine has none such.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise PlacementError(f"{name!r} is not a device; expected 'cpu', 'cuda' or 'cuda:N'") from error
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise PlacementError(f"device {str(device)!r} is not supported; expected 'cpu', 'cuda' or 'cuda:N'")
+    count = torch.cuda.device_count()
+    # Of the name: torch keeps eight bits of a number, and makes cuda:0 of 'cuda:256', and cuda:-25 of 'cuda:999'.
+    index = int(str(name).partition(":")[2] or 0)
+    if not 0 <= index < count:
+        has = f"{count} CUDA device(s): cuda:0 to cuda:{count - 1}" if count else "no CUDA device; use 'cpu'"
+        raise PlacementError(f"device 'cuda:{index}' does not exist; this machine has {has}")
+    return torch.device("cuda", index)
+
+
+def fastest_precision(name: str | torch.device) -> Precision:
+    """``bf16`` where a device has matrix units for it, which make it several times faster; else ``fp32``."""
+    device = parse_device(name)
+    if device.type == "cuda":
+        # Emulated before compute capability 8.0.
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+    # Without these units (AMX) a CPU spends what it gains in products on casting. Private, and so may be missing.
+    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return "bf16" if has_amx() else "fp32"
+
+
+def open_device(name: str | torch.device) -> Device:
+    """A stage's own handle on a device, with streams of its own where the device has streams."""
+    device = parse_device(name)
+    return CudaDevice(device) if device.type == "cuda" else Device(device)
