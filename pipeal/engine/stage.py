@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from pipeal.engine.device import Device, Precision, Ready
 from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
 from pipeal.engine.forward import Passed, go_forward
-from pipeal.engine.gate import Abandoned
+from pipeal.engine.gate import GATE, Abandoned
 from pipeal.engine.graphed import GraphedLayer
 from pipeal.engine.layer_state import layer_state
 from pipeal.engine.losses import LossLog
@@ -167,8 +167,17 @@ class Stage:
         midway, self._in_hand = self._in_hand is not None, None
         for gathered in self._gathered.values():
             gathered.forget(midway=midway)
-        for graphed in self._graphed.values():
-            graphed.forget()
+        if self._graphed:
+            self._drop_graphs()
+
+    def _drop_graphs(self) -> None:
+        """Once the replays have ended, whose memory may then go; and while nobody captures, since freeing is refused
+        within a capture."""
+        with suppress(RuntimeError):  # a broken GPU runs nothing more; whoever uses it next is told so
+            self.device.synchronize()
+        with GATE.shared():
+            for graphed in self._graphed.values():
+                graphed.forget()
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""
