@@ -19,6 +19,7 @@ from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
 from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite
+from pipeal.engine.gate import GATE
 from pipeal.engine.graphed import check_cuda_graphs
 from pipeal.engine.placement import balance, check_sizes, layers_of_stages
 from pipeal.engine.predictor import Predictor
@@ -87,8 +88,10 @@ class Pipeline:
             setting.
         cuda_graphs: Whether a layer's forward, and its backward, are each given to a GPU as one piece of work, for the
             sets of shapes that come again. What cannot be captured runs as it is, under a
-            :class:`~pipeal.engine.graphed.GraphWarning`. Not together with ``compile``, ``skip`` or ``split``. See
-            :mod:`pipeal.engine.graphed`.
+            :class:`~pipeal.engine.graphed.GraphWarning`. Not together with ``compile``, ``skip`` or ``split``. While
+            batches are under way, call neither ``torch.cuda.synchronize`` nor ``torch.cuda.empty_cache``, and draw
+            nothing from a GPU's default generator, on any thread: a capture would break. See
+            :mod:`pipeal.engine.graphed`, also for what is not seen.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Attributes:
@@ -189,7 +192,8 @@ class Pipeline:
         self._samples = 0
         for stage in self.stages:
             if stage.device.device.type == "cuda":
-                torch.cuda.synchronize(stage.device.device)  # the weights have arrived before other streams read
+                with GATE.shared():  # nobody captures meanwhile, which a wait for the whole GPU would break
+                    torch.cuda.synchronize(stage.device.device)  # the weights have arrived before other streams read
 
     def __enter__(self) -> Pipeline:
         """Has the layers do their part for the precision, and starts the workers.
