@@ -16,10 +16,13 @@ made on another one, since threads that free pinned memory record events on the 
 from __future__ import annotations
 
 import gc
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +35,14 @@ from pipeal.packet import TrainableLayer, Tree, map_tensors, module_of, tensors
 from pipeal.random import redraw, words_from
 
 T = TypeVar("T")
+
+_STREAMS = 32
+_TAKEN: WeakSet[torch.cuda.Stream] = WeakSet()
+_TAKING = threading.Lock()
+
+
+class GraphWarning(UserWarning):
+    """A layer runs without CUDA graphs, although they were asked for."""
 
 
 class Recorder(Protocol):
@@ -58,8 +69,18 @@ class CudaRecorder:
         """Waits for the GPU before it begins. Other threads may use the GPU meanwhile, but not wait for all of it."""
         graph = torch.cuda.CUDAGraph()
         recording = torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local")
-        with _no_collection(), recording:
-            result = work()
+        failed: BaseException | None = None
+        try:
+            with _no_collection(), recording:
+                try:
+                    result = work()
+                except BaseException as error:
+                    failed = error
+                    raise
+        except BaseException as error:
+            if failed is None or error is failed:
+                raise
+            raise failed from None  # the capture cannot end either, and would say so instead
         return graph.replay, result
 
 
@@ -67,7 +88,39 @@ def recorders(device: Device) -> Callable[[], Recorder] | None:
     """Makes recorders, one for each layer of a stage on that device; None where there are no graphs."""
     if not isinstance(device, CudaDevice):
         return None
-    return partial(CudaRecorder, torch.cuda.Stream(device.device))
+    stream = own_stream(device.device)
+    if stream is None:
+        warnings.warn(
+            f"a stage on {device} runs without CUDA graphs: other pipelines that are not yet gone hold all streams "
+            "for captures",
+            GraphWarning,
+            stacklevel=2,
+        )
+        return None
+    return partial(CudaRecorder, stream)
+
+
+def own_stream(
+    device: torch.device, new: Callable[[torch.device], torch.cuda.Stream] | None = None
+) -> torch.cuda.Stream | None:
+    """A stream that nobody else captures on while it lives; None where all are taken.
+
+    PyTorch has 32 streams of each priority for each GPU, and then gives the first ones out again. Of this priority are
+    those of captures alone, so that a stage of whichever pipeline never works on one of them. Where PyTorch lets graphs
+    keep the priority of their capture, replays go before what runs without graphs on the same GPU.
+
+    Args:
+        device: The GPU.
+        new: Gives the next stream out.
+    """
+    new = new or partial(torch.cuda.Stream, priority=-1)
+    with _TAKING:
+        for _ in range(_STREAMS):
+            stream = new(device)
+            if all(stream.cuda_stream != other.cuda_stream for other in _TAKEN):
+                _TAKEN.add(stream)
+                return stream
+    return None
 
 
 class Gradients:
@@ -124,9 +177,10 @@ class LayerGraph:
         self._parameters = list(module_of(layer).parameters())
         own = _copied(inputs)
         # Written to without autograd's knowledge: it would take the recorded forward for spoilt.
-        self._slots = [tensor.data for tensor in tensors(own)]
+        self._slots = [_unexpanded(tensor.data) for tensor in tensors(own)]
         words = [torch.empty(count, dtype=torch.int64, device=device) for count in draws]
         self._words = [word.data for word in words]
+
         # A graph of autograd that lives on would have the new backward end on the streams of the old one.
         cut_graphs(module_of(layer))
 
@@ -145,7 +199,7 @@ class LayerGraph:
         self._gradients.keep()
         with torch.no_grad():
             for slot, new in zip(self._slots, tensors((x, y)), strict=True):
-                slot.copy_(new)
+                slot.copy_(_unexpanded(new))
             for words in self._words:
                 redraw(words)
             self._replay_forward()
@@ -175,11 +229,31 @@ def _copied(tree: T) -> T:
 
 @torch.no_grad()
 def _copy(tensor: Tensor) -> Tensor:
-    """Laid out in memory as the original is, so that what reads it runs the same kernels."""
-    if any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-        return tensor.clone()  # it shares its memory with itself
-    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return empty.copy_(tensor)
+    """Laid out in memory as the original is, so that what reads it finds the strides of the batches before."""
+    once = _unexpanded(tensor)
+    if _may_overlap(once):
+        return tensor.clone()
+    copy = torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype, device=tensor.device).copy_(once)
+    return copy if once is tensor else copy.expand(tensor.shape)  # a view could not be changed in place under autograd
+
+
+def _unexpanded(tensor: Tensor) -> Tensor:
+    """What lies in memory of a tensor that repeats itself along some dimensions: one of each."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and not stride:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _may_overlap(tensor: Tensor) -> bool:
+    """Whether two of its elements may lie in one place."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
 
 
 @contextmanager

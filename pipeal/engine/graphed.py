@@ -14,7 +14,24 @@ replay, outside of the graph, from the same key: its masks are those of a run wi
 A replay runs kernels, and no Python: what a layer decides there is decided once for each set of shapes, hooks that are
 added later are not called, and a layer asked for its ``loss()`` knows nothing of it; reports do. While a layer is
 captured (some milliseconds, alone behind :data:`~pipeal.engine.gate.GATE`) nobody else in the process may wait for the
-whole GPU, as ``torch.cuda.synchronize`` does, or draw from its default generator.
+whole GPU, as ``torch.cuda.synchronize`` does, free what PyTorch keeps of its memory, as ``torch.cuda.empty_cache``
+does, or draw from its default generator.
+
+What differs from a run without graphs, and nobody sees:
+
+* Numbers that modules hold in Python, as the ``p`` of a dropout or the ``momentum`` of a batch norm, and PyTorch's
+  settings of cuDNN (``benchmark``, ``allow_tf32``), of attention (``sdp_kernel``) and of reduced precision in sums stay
+  those of the capture: set them before the pipeline is opened.
+* Gradients lie in memory that the next replay writes over. An optimizer of your own that keeps ``p.grad`` beyond its
+  update must clone it; those of ``torch.optim`` keep none.
+* Where a layer goes back twice over the same parameters, and gradients of several batches are gathered, a graph adds
+  ``g + (a + b)`` where PyTorch adds ``(g + a) + b``: the same up to rounding.
+* A graph's inputs begin at multiples of 512 bytes, which those of the layers before need not do; libraries may choose
+  another kernel there, which may round otherwise.
+* A function that its author gave to ``torch.compile`` and calls within a forward (see
+  :class:`~pipeal.engine.capturable.Watch`).
+
+Graphs of weights that have since moved elsewhere count among the :data:`GRAPHS_MOST` until the pipeline is closed.
 """
 
 from __future__ import annotations
@@ -27,12 +44,13 @@ from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 
 import torch
-from torch import Tensor, nn
 
+from pipeal.engine.alike import Makeup
+from pipeal.engine.before import left_uncut
 from pipeal.engine.blame import add_note
 from pipeal.engine.capturable import Watch
-from pipeal.engine.compiling import signature
 from pipeal.engine.cudagraph import Gradients, LayerGraph, Recorder
+from pipeal.engine.cudagraph import GraphWarning as GraphWarning
 from pipeal.engine.forward import Passed, go_forward
 from pipeal.engine.gate import GATE
 from pipeal.errors import ConfigError
@@ -49,12 +67,11 @@ SHAPES_MOST = 256
 """The sets of shapes that are counted: beyond it, they are not fixed."""
 
 STAGES_MOST = 8
-"""The stages on one GPU whose layers are captured: PyTorch has 32 streams for each GPU, and then gives the first ones
-out again. A capture would record what another stage gives to such a stream."""
+"""The stages of one pipeline on one GPU whose layers are captured: of the 32 streams that PyTorch has for captures on
+each GPU, so that several pipelines may have theirs (:func:`~pipeal.engine.cudagraph.own_stream`)."""
 
-
-class GraphWarning(UserWarning):
-    """A layer runs without CUDA graphs, although they were asked for."""
+CHANGES_MOST = 8
+"""How often, in one life, modules, parameters or buffers of a layer may be replaced by others."""
 
 
 def check_cuda_graphs(
@@ -140,20 +157,27 @@ class GraphedLayer:
     def forget(self) -> None:
         """Before and after a life of the pipeline: drops the graphs. The layers of a stage do so together."""
         self._graphs: dict[Hashable, LayerGraph] = {}
+        self._retired: list[LayerGraph] = []
         self._gradients, self._recorder = Gradients(), self._new_recorder()
         self._met: dict[Hashable, list[list[int]]] = {}
         self._thread: int | None = None
         self._step = _Step.AS_IT_IS
         self._like_now: Hashable = None
         self._watch: Watch | None = None
+        self._makeup, self._changes = Makeup(self._module), 0
 
     @contextmanager
     def forward(self, inputs: Tree, abandoned: threading.Event) -> Iterator[None]:
         """Within it, :meth:`go_forward` may run on ``inputs``; alone, if it captures."""
         self._step = _Step.AS_IT_IS
         if self._graphs or not self._closed:
-            self._like_now = self._like(inputs)
-            self._step = self._next()
+            self._follow()
+        if self._graphs or not self._closed:
+            self._like_now, fault = self._makeup.like(inputs)
+            if fault is None:
+                self._step = self._next()
+            elif not self._closed:
+                self._close(fault)
         with self._admitted(abandoned):
             yield
 
@@ -168,10 +192,15 @@ class GraphedLayer:
 
     def go_forward(self, x: Tree, y: Tree) -> Passed:
         """As :func:`~pipeal.engine.forward.go_forward`."""
+        if self._step is _Step.CAPTURED:
+            left = left_uncut(self._module)
+            if left is not None:
+                self._close(f"{left} keeps a result whose graph of autograd cannot be cut; detach what is kept")
+                self._step = _Step.AS_IT_IS
         if self._step is _Step.AS_IT_IS:
             return go_forward(self._layer, x, y)
         if self._step is _Step.WATCHED:
-            self._watch = Watch(self._device, [*tensors((x, y)), *self._tensors])
+            self._watch = Watch(self._device, [*tensors((x, y)), *self._makeup.tensors])
             with self._watch, words_from(self._watch.words):
                 return go_forward(self._layer, x, y)
         if self._step is _Step.CAPTURED:
@@ -213,7 +242,7 @@ class GraphedLayer:
             if len(self._met) <= SHAPES_MOST:
                 return _Step.WATCHED
             self._close(f"it has met more than {SHAPES_MOST} sets of shapes")
-        elif len(self._graphs) < GRAPHS_MOST:
+        elif len(self._graphs) + len(self._retired) < GRAPHS_MOST:
             return _Step.CAPTURED
         else:
             self._close(f"it meets more sets of shapes than the {GRAPHS_MOST} that have one")
@@ -224,6 +253,8 @@ class GraphedLayer:
         met = self._met[self._like_now]
         if watch.fault is not None:
             self._close(watch.fault)
+        elif self._makeup.replaced():
+            self._close("its forward or backward puts another module, parameter or buffer in the place of one")
         elif met and met[-1] != watch.draws:
             self._close("it does not draw alike on batches that are alike")
         else:
@@ -236,21 +267,26 @@ class GraphedLayer:
         more = "more " if self._graphs else ""
         warnings.warn(f"{self._name} runs without {more}CUDA graphs: {why}", GraphWarning, stacklevel=3)
 
-    def _like(self, inputs: Tree) -> Hashable:
-        """All that a graph holds, as far as it can change between two batches."""
+    def _follow(self) -> None:
+        """Looks whether the layer consists of what it did, on the thread that it was on."""
         if self._thread != threading.get_ident():
             # Libraries keep a handle for each thread, which must not be made within a capture.
             self._thread = threading.get_ident()
             self._met.clear()
-            self._parts: list[nn.Module] = list(self._module.modules())
-            self._tensors: list[Tensor] = [*self._module.parameters(), *self._module.buffers()]
-        return (
-            signature(inputs),
-            tuple(part.training for part in self._parts),
-            tuple((one.requires_grad, one.data_ptr()) for one in self._tensors),
-            torch.get_float32_matmul_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-        )
+        elif not self._makeup.replaced():
+            return
+        if self._makeup.replaced():
+            # Graphs would go on with what was replaced. They are kept to the end of this life: they may yet run.
+            self._met.clear()
+            self._retired += self._graphs.values()
+            self._graphs.clear()
+            self._changes += 1
+        self._makeup = Makeup(self._module)
+        fault = self._makeup.fault()
+        if fault is None and self._changes > CHANGES_MOST:
+            fault = f"its modules, parameters or buffers were replaced by others more than {CHANGES_MOST} times"
+        if fault is not None and not self._closed:
+            self._close(fault)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
