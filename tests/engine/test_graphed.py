@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from fractions import Fraction
 from functools import partial
+from itertools import combinations, cycle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +22,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeline
 from pipeal.al import BP
 from pipeal.engine import SCHEDULES
+from pipeal.engine.alike import Makeup
+from pipeal.engine.before import cut_graphs, left_uncut
 from pipeal.engine.capturable import Watch
-from pipeal.engine.cudagraph import Gradients, LayerGraph
+from pipeal.engine.cudagraph import CudaRecorder, Gradients, LayerGraph, _copy, own_stream
+from pipeal.engine.forward import go_forward
 from pipeal.engine.gate import GATE
 from pipeal.engine.graphed import WARM_UP, GraphedLayer, GraphWarning, check_cuda_graphs
 
@@ -183,6 +193,89 @@ def test_weights_that_are_loaded_between_two_runs_are_learnt_on(tapes: type[Tape
         assert tapes.recorded == recorded
 
 
+def own_mean(model: ALPackage) -> None:
+    norm = next(part for part in model[2].modules() if isinstance(part, nn.BatchNorm1d))
+    assert norm.running_mean is not None
+    norm.running_mean = norm.running_mean.clone()
+
+
+def other_block(model: ALPackage) -> None:
+    model[0].blocks()["f"][1] = nn.Sigmoid()
+
+
+def assigned(model: ALPackage) -> None:
+    model[3].load_state_dict({name: value + 1 for name, value in model[3].state_dict().items()}, assign=True)
+
+
+@pytest.mark.parametrize("replace", [own_mean, other_block, assigned])
+def test_what_is_replaced_by_another_object_is_learnt_on(
+    replace: Callable[[ALPackage], None], tapes: type[TapeRecorder]
+) -> None:
+    """Graphs that were made with the old one are not replayed; new ones are made, on the same threads."""
+
+    def trained(**options: Any) -> list[Tensor]:
+        model, batches = package(), batches_of([4] * 6)
+        with Pipeline(model, ["cpu"] * 2, threads=1, **options) as pipe:
+            losses = pipe.run(batches).losses
+            replace(model)
+            losses += pipe.run(batches).losses
+        return [*losses, *model.state_dict().values()]
+
+    assert all(torch.equal(*both) for both in zip(trained(cuda_graphs=True), trained(), strict=True))
+    assert tapes.recorded == 2 * 4 + 2  # one layer's anew
+
+
+def test_what_is_replaced_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeal.engine.graphed.CHANGES_MOST", 2)
+    model = package()
+    pipe = Pipeline(model, ["cpu"], "sequential", threads=1, cuda_graphs=True)
+    with pytest.warns(GraphWarning) as caught, pipe:
+        pipe.run(batches_of([4] * 7), on_batch=lambda _: own_mean(model))
+    (said,) = warned(caught)
+    assert said.startswith("layer 2 (AL) runs without CUDA graphs: its modules, parameters or buffers were replaced by")
+
+
+def test_a_newer_setting_of_matrix_products_is_read_where_it_is(
+    monkeypatch: pytest.MonkeyPatch, tapes: type[TapeRecorder]
+) -> None:
+    """Whoever asks for it by its older name then gets an error."""
+
+    def refuse() -> str:
+        raise RuntimeError("PyTorch is checking whether allow_tf32 and fp32_precision are mixed")
+
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this version of PyTorch has the older name alone")
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", refuse)
+    train("pipelined", [2, 2], [4] * 5, cuda_graphs=True)
+    assert tapes.recorded == 2 * 4
+
+
+class Colour(Enum):
+    RED = 1
+    BLUE = 2
+
+
+def test_plain_values_of_an_input_are_told_apart() -> None:
+    """A graph holds those that it was captured with."""
+    makeup = Makeup(nn.Linear(2, 2))
+    values = [Colour.RED, Colour.BLUE, 1, True, 1.0, 0.0, -0.0, 1j, "1", b"1", torch.float32, torch.float16, CPU, None]
+    likes = [makeup.like({"value": [value]}) for value in values]
+    assert all(fault is None for _, fault in likes)
+    assert all(one != other for one, other in combinations(likes, 2))
+    assert makeup.like((float("nan"), 1)) == makeup.like((float("nan"), 1))
+
+
+def test_an_input_that_may_change_unseen_is_never_captured() -> None:
+    x, y = torch.randn(4, FEATURES), torch.rand(4, CLASSES)
+    graphed = GraphedLayer(package()[0], "layer 0 (AL)", CPU, TapeRecorder, draws=False)
+    with (
+        pytest.warns(GraphWarning, match="its input holds a Fraction, which may change from batch to batch unseen"),
+        graphed.forward(((x, Fraction(1)), y), threading.Event()),
+    ):
+        pass
+    assert graphed._closed
+
+
 # What is captured when
 
 
@@ -251,6 +344,21 @@ def test_graphs_of_autograd_are_cut_before_a_capture() -> None:
         LayerGraph(layer, Inspects(), Gradients(), (x, y), [4, 4], CPU)
 
 
+def test_graphs_in_containers_are_cut_and_others_are_found() -> None:
+    """A view's cannot be cut; and what an object holds may be somebody else's."""
+    made = torch.ones(3, requires_grad=True).exp()
+    layer = nn.Linear(1, 1)
+    layer.kept = {"deep": [(made.exp(), deque([made.exp()]))]}  # type: ignore[assignment]
+    assert left_uncut(layer) is None
+    cut_graphs(layer)
+    assert not layer.kept["deep"][0][0].requires_grad  # type: ignore[index, operator]
+    for kept in (made[:2], [made.view(3, 1)], SimpleNamespace(out=made), {"a": SimpleNamespace(out=(made,))}):
+        layer.kept = kept  # type: ignore[assignment]
+        assert left_uncut(layer) == "Linear.kept"
+        cut_graphs(layer)
+        assert made.grad_fn is not None
+
+
 def test_half_a_capture_is_forgotten(monkeypatch: pytest.MonkeyPatch, tapes: type[TapeRecorder]) -> None:
     """A run that fails between the forward and the backward of a capture leaves a graph that has no backward."""
     model, batches = package(), batches_of([4] * 6)
@@ -284,6 +392,112 @@ def test_what_fails_in_a_capture_says_so() -> None:
     said = notes_of(caught.value)
     assert "while layer 0 (AL) was captured as a CUDA graph; cuda_graphs=false trains without" in said
     assert "in the forward of stage 0, layer 0 (AL), batch 3, device cpu" in said
+
+
+@contextmanager
+def failing_end(*_: Any, **options: Any) -> Iterator[None]:
+    """As :class:`torch.cuda.graph` where the capture has failed: it cannot end."""
+    try:
+        yield
+    finally:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_of_a_failed_capture_the_first_error_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
+    monkeypatch.setattr(torch.cuda, "graph", failing_end)
+    recorder = CudaRecorder(SimpleNamespace())  # type: ignore[arg-type]
+
+    def work() -> None:
+        raise ValueError("the layer's own")
+
+    with pytest.raises(ValueError, match="the layer's own"):
+        recorder.record(work)
+    with pytest.raises(RuntimeError, match="previous error"):
+        recorder.record(lambda: None)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_graphs_are_dropped_when_their_replays_have_ended(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    """After a failure, too, nobody else has waited; and never while another layer is captured."""
+    said: list[str] = []
+    forget = GraphedLayer.forget
+
+    def waits(_: Any) -> None:
+        said.append("waits")
+        if broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def drops(self: GraphedLayer) -> None:
+        said.append(f"drops, {GATE._inside} inside")
+        forget(self)
+
+    pipe = Pipeline(package(), ["cpu"], threads=1, cuda_graphs=True)
+    with pytest.raises(ValueError, match="by the way"), pipe:  # noqa: PT012
+        pipe.run(batches_of([4] * 5))
+        monkeypatch.setattr("pipeal.engine.device.cpu.Device.synchronize", waits)
+        monkeypatch.setattr(GraphedLayer, "forget", drops)
+        raise ValueError("by the way")
+    assert said == ["waits", *["drops, 1 inside"] * 4]
+    assert not any(graphed._graphs for stage in pipe.stages for graphed in stage._graphed.values())
+
+
+class GivenStream:
+    """In the place of :class:`torch.cuda.Stream`, of which several may stand for one."""
+
+    def __init__(self, handle: int) -> None:
+        self.cuda_stream = handle
+
+
+def test_streams_for_captures_are_given_out_once() -> None:
+    """PyTorch has 32, and then gives the first ones out again."""
+    handles = cycle(range(1, 33))
+
+    def new(_: torch.device) -> Any:
+        return GivenStream(next(handles))
+
+    taken: dict[int, Any] = {}
+    for _ in range(32):
+        stream = own_stream(CUDA[0], new)
+        assert stream is not None
+        taken[stream.cuda_stream] = stream
+    del stream
+    assert sorted(taken) == list(range(1, 33))
+    assert own_stream(CUDA[0], new) is None
+    del taken[7]
+    again = own_stream(CUDA[0], new)
+    assert again is not None
+    assert again.cuda_stream == 7
+
+
+# Memory
+
+
+def test_a_copy_of_a_repeated_tensor_takes_no_more_memory_and_has_its_strides() -> None:
+    """Labels by class hand the codes of all classes on, for each sample: the next layer's kernels go by the strides."""
+    codes = torch.arange(6.0).view(2, 3)
+    for tensor in (codes.expand(5, 2, 3), codes.t().expand(4, 3, 2), codes[:, None].expand(2, 7, 3), codes):
+        copy = _copy(tensor)
+        assert torch.equal(copy, tensor)
+        assert copy.stride() == tensor.stride()
+        assert copy.untyped_storage().nbytes() == codes.untyped_storage().nbytes()
+        assert copy.data_ptr() != tensor.data_ptr()
+    windows = torch.arange(5.0).unfold(0, 3, 1)
+    assert torch.equal(_copy(windows), windows)
+    assert torch.equal(_copy(windows.expand(2, 3, 3)), windows.expand(2, 3, 3))
+
+
+@pytest.mark.parametrize("shaped", [lambda x: x[:1].expand(4, -1), lambda x: x.flatten().unfold(0, FEATURES, 2)[:4]])
+def test_an_input_that_shares_its_memory_with_itself_is_replayed(shaped: Callable[[Tensor], Tensor]) -> None:
+    layer, like = package()[0], package()[0]
+    batches = [(shaped(x), y) for x, y in batches_of([4] * 3)]
+    with GATE.alone():
+        graph = LayerGraph(layer, TapeRecorder(), Gradients(), batches[0], [], CPU)
+        graph.record_backward()
+    for x, y in batches:
+        passed, wanted = graph.forward(x, y), go_forward(like, x, y)
+        torch.testing.assert_close(passed.onward, wanted.onward)
 
 
 # What is not captured
@@ -380,9 +594,50 @@ class Looks(nn.Module):
         return x + self.table((x.detach() > 0).long().sum(1))
 
 
+class Adjacent(nn.Module):
+    """Has a sparse buffer, which lies at no one address."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("near", torch.eye(8).to_sparse(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.sparse.mm(self.near, x.t()).t()  # type: ignore[arg-type]
+
+
+class Rebinds(nn.Module):
+    """Has a buffer that it does not change in place."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+class Shows(nn.Module):
+    """Keeps a part of what it found, to be looked at."""
+
+    draws_from_default = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = x.softmax(1)
+        self.shown = weights[:, 0]
+        return weights
+
+
 @pytest.mark.parametrize(
     ("block", "why"),
     [
+        (Adjacent, r"one of its parameters or buffers is sparse \(torch\.sparse_coo\)"),
+        (Rebinds, "its forward or backward puts another module, parameter or buffer in the place of one"),
+        (Shows, r"Shows\.shown keeps a result whose graph of autograd cannot be cut; detach what is kept"),
         (Speaks, r"the host waits for what aten\._local_scalar_dense\.default finds"),
         (Chooses, r"the host waits for what aten\.index\.Tensor finds"),
         (Remembers, r"aten\.mul\.Tensor reads a tensor that is no input, parameter or buffer of the layer"),
@@ -391,7 +646,7 @@ class Looks(nn.Module):
         (Looks, r"aten\..* works on a sparse tensor"),
         (partial(nn.Dropout, 0.5), r"it may draw from PyTorch's default generators, .*pipeal\.Dropout"),
     ],
-    ids=["item", "mask", "memory", "draws", "alternates", "sparse", "nn.Dropout"],
+    ids=["sparse buffer", "rebinds", "view", "item", "mask", "memory", "draws", "alternates", "sparse", "nn.Dropout"],
 )
 def test_a_layer_that_cannot_be_captured_runs_as_it_is_and_says_why(
     block: Callable[[], nn.Module], why: str, tapes: type[TapeRecorder]
@@ -414,6 +669,63 @@ def test_an_index_of_numbers_and_a_number_in_a_choice_are_fine() -> None:
     x, rows = torch.randn(4, 3), torch.tensor([2, 0])
     with Watch(CPU, [x, rows]) as watch:
         torch.where(x > 0, x, 0.5)[rows].sum()
+    assert watch.fault is None
+
+
+@pytest.mark.parametrize("wrap", [lambda block: block.compile(backend="eager"), None], ids=["in place", "wrapped"])
+def test_modules_that_somebody_compiled_are_not_captured(wrap: Callable[[nn.Module], None] | None) -> None:
+    """They run uncompiled while they are watched, and would be compiled within the capture."""
+    block: Any = nn.Linear(2, 2)
+    if wrap is None:
+        block = torch.compile(block, backend="eager")
+    else:
+        wrap(block)
+    assert Makeup(nn.Sequential(nn.Tanh())).fault() is None
+    said = Makeup(nn.Sequential(nn.Tanh(), nn.Sequential(block))).fault()
+    assert said == "a module of it was given to torch.compile, whose kernels cannot be seen beforehand"
+
+
+def test_nothing_to_do_makes_no_graph() -> None:
+    """PyTorch warns of empty ones."""
+    x = torch.ones(2, 3)
+    for work, works in ((lambda: x.view(-1).detach()[1:], False), (lambda: torch.empty(3), False), (x.exp, True)):
+        with Watch(CPU, [x]) as watch:
+            work()
+        assert (watch.fault is None) == works, watch.fault
+    with Watch(CPU, [x]) as watch:
+        x.exp()
+    with watch:
+        pass
+    assert watch.fault == "its forward, or its backward, gives the device no work"
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        torch.linalg.matrix_exp,
+        torch.linalg.inv,
+        torch.linalg.qr,
+        torch.linalg.cholesky,
+        torch.geqrf,
+        lambda x: torch.histc(x, 4),
+        lambda x: F.embedding_bag(x.detach().argmax(1).view(1, 3), x),
+        lambda x: F.embedding(x.detach().argmax(1), x, scale_grad_by_freq=True).sum().backward(),
+    ],
+    ids=["exp", "inverse", "qr", "cholesky", "geqrf", "histogram", "bag", "by frequency"],
+)
+def test_what_waits_in_some_versions_is_taken_to_wait(work: Callable[[Tensor], Any]) -> None:
+    x = torch.eye(3).mul_(2).requires_grad_()
+    with Watch(CPU, [x]) as watch:
+        work(x)
+    assert watch.fault is not None
+    assert watch.fault.startswith("the host waits for what aten.")
+
+
+def test_lengths_of_vectors_are_fine() -> None:
+    x = torch.randn(4, 3)
+    with Watch(CPU, [x]) as watch:
+        F.normalize(x)
+        torch.linalg.cross(x, x)
     assert watch.fault is None
 
 

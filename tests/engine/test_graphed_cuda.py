@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Dropout, LabelAE, Pipeline
+from pipeal.al.classcodes import encode_each_class
 from pipeal.engine import SCHEDULES
 from pipeal.engine.graphed import WARM_UP, GraphWarning
 
@@ -222,18 +223,107 @@ class Speaks(nn.Module):
         return x if x.sum().item() > -1e9 else -x
 
 
-def test_a_layer_that_waits_runs_as_it_is_beside_others() -> None:
+class Adjacent(nn.Module):
+    """Has a sparse buffer, which lies at no one address."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("near", torch.eye(WIDE).to_sparse(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.sparse.mm(self.near, x.t()).t()  # type: ignore[arg-type]
+
+
+class Inverts(nn.Module):
+    """Has the host look whether it has worked."""
+
+    draws_from_default = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.linalg.inv(x.t() @ x + torch.eye(WIDE, device=x.device))[:1]
+
+
+def compiled() -> nn.Module:
+    block = nn.Linear(WIDE, WIDE)
+    block.compile(backend="eager")
+    return block
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        (Speaks, r"the host waits for what aten\."),
+        (Inverts, r"the host waits for what aten\.linalg_inv"),
+        (Adjacent, r"one of its parameters or buffers is sparse"),
+        (compiled, r"a module of it was given to torch\.compile"),
+    ],
+)
+def test_a_layer_that_waits_runs_as_it_is_beside_others(block: Callable[[], nn.Module], why: str) -> None:
     def run(cuda_graphs: bool) -> list[Tensor]:
         model = package()
-        model[1].enc.f = nn.Sequential(nn.Linear(WIDE, WIDE), Speaks())
+        model[1].enc.f = nn.Sequential(nn.Linear(WIDE, WIDE), block())
         model = ALPackage([model[0], AL(model[1].enc, model[1].ae), *model[2:]])
         with Pipeline(model, ["cuda:0"] * 2, threads=1, cuda_graphs=cuda_graphs) as pipe:
             pipe.run(batches(STEADY))
         return [value.cpu() for value in model.state_dict().values()]
 
-    with pytest.warns(GraphWarning, match=r"layer 1 \(AL\) runs without CUDA graphs: the host waits for what aten\."):
+    with pytest.warns(GraphWarning, match=rf"layer 1 \(AL\) runs without CUDA graphs: {why}"):
         found = run(True)
     assert same(found, run(False))
+
+
+def by_class() -> ALPackage:
+    """Label sides that work once for each class, and hand the codes on to every sample in one memory."""
+    model = package()
+    encode_each_class(model)
+    return model
+
+
+def test_labels_by_class_are_captured() -> None:
+    def run(cuda_graphs: bool) -> list[Tensor]:
+        model = by_class()
+        with warnings.catch_warnings(), Pipeline(model, ["cuda:0"] * 2, threads=1, cuda_graphs=cuda_graphs) as pipe:
+            warnings.simplefilter("error", GraphWarning)
+            losses = pipe.run(batches(STEADY)).losses
+            graphs = [len(graphed._graphs) for stage in pipe.stages for graphed in stage._graphed.values()]
+        assert graphs == ([1] * len(model) if cuda_graphs else [])
+        return [*losses, *(value.cpu() for value in model.state_dict().values())]
+
+    assert same(run(True), run(False))
+
+
+def test_a_failure_drops_graphs_whose_replays_have_ended() -> None:
+    """Many are on their way when it comes; their memory must not go to anyone meanwhile."""
+    rows, model = [4096] * 40, package()
+    with pytest.raises(ValueError, match="by the way"), Pipeline(model, ["cuda:0"] * 2, cuda_graphs=True) as pipe:  # noqa: PT012
+        for batch in batches(rows):
+            pipe.submit(*batch)
+        raise ValueError("by the way")
+    torch.cuda.empty_cache()
+    torch.full((2**26,), torch.nan, device="cuda:0")  # would be found in weights
+    torch.cuda.synchronize()
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    with pipe:
+        pipe.run(batches(STEADY))
+
+
+def test_a_pipeline_can_be_made_while_another_captures() -> None:
+    """Making one waits for the whole GPU, which no capture stands."""
+    wanted = trained(["cuda:0"] * 2, "pipelined", MIXED)
+    model, made = package(), []
+
+    def make(batch: int) -> None:
+        if batch % 2:
+            made.append(Pipeline(package(), ["cuda:0"], threads=1, cuda_graphs=True))
+
+    with Pipeline(model, ["cuda:0"] * 2, threads=1, cuda_graphs=True) as pipe:
+        pipe.run(batches(MIXED), lambda batch: 1 / (1 + batch), on_batch=make)
+    state = [value.cpu() for value in model.state_dict().values()]
+    assert same(state, wanted[: len(state)])
+    streams = [one._new_recorder.args[0] for each in made for one in each.stages[0]._graphed.values()]
+    assert len({stream.cuda_stream for stream in streams}) == len(made)
 
 
 @two_gpus
