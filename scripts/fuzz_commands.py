@@ -299,8 +299,8 @@ def main() -> NoReturn:
     with contextlib.ExitStack() as open_now:
         home = options.home or Path(open_now.enter_context(tempfile.TemporaryDirectory(prefix="pipeal-fuzz-")))
         home = home.absolute()
-        if home.is_dir() and any(home.iterdir()):
-            parser.error(f"--home: {home} is not empty; name a new folder")
+        if home.exists() and not (home.is_dir() and not any(home.iterdir())):
+            parser.error(f"--home: {home} is there, and no empty folder; name a new one")
         (home / "tmp").mkdir(parents=True, exist_ok=True)
         sys.exit(drive(options, home))
 

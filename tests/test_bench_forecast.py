@@ -57,7 +57,7 @@ def test_nothing_is_left_over_of_one_gpu_or_of_more_than_was_forecast(bench: dic
 
 
 def test_runs_are_predicted_on_the_stages_that_they_have(bench: dict[str, ModuleType]) -> None:
-    costs = [LayerCost(1.0, 2.0, out_bytes=100)] * 4
+    costs = [LayerCost(1.0, 2.0)] * 4
     predict = bench["held"].predict
     assert predict(costs, (3, 1), None, 1000) == pytest.approx(9, rel=0.01)
     assert predict(costs, (2, 2), None, 1000) == pytest.approx(6, rel=0.01)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from pipeal.al import ALPackage
 from pipeal.cli.build_language import ALPHABET, LanguageModels, first_prompt
+from pipeal.cli.say import say
 from pipeal.config import LanguageConfig, load_config
 from pipeal.data import Alphabet
 from pipeal.engine.settings import make_ready
@@ -68,7 +68,7 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
         raise DataError(f"{folder}: no {ALPHABET}; expected the run of a language model")
     config = load_config(LanguageConfig, folder / "config.yaml")
     alphabet = Alphabet.load(home / ALPHABET)
-    saved = CheckpointStore(folder / "checkpoints").newest(lambda said: print(said, file=sys.stderr))
+    saved = CheckpointStore(folder / "checkpoints").newest(say)
     if saved is None:
         raise DataError(f"{folder}: no checkpoint; train until the first one is written")
     package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)

@@ -44,8 +44,8 @@ _few = click.IntRange(min=1, max=2_000)
     "--replicas",
     type=_count,
     default=1,
-    help="Pipelines that share the devices and average gradients, each on whole batches of its own; averaging is "
-    "forecast stage by stage after the backward, where a run begins it layer by layer: time at most.",
+    help="Pipelines that share the devices and average gradients, each on whole batches of its own; each layer's are "
+    "averaged while others go backward, as in a run, but not on shared cores.",
 )
 @click.option("--stage-replicas", type=_few, default=1, help="Devices that may share one slow stage.")
 @click.option("--share-cores", is_flag=True, help="The devices are this machine's cores, and stages share them.")

@@ -168,7 +168,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
             say(f"measuring how much {numbers} stages at once slow each other")
             crowding = measure_crowding(package, batches, precision=precision)
     counted = [batch_size(x) for x, _ in batches[WARM_UP:]]
-    backprop = [_in_the_mean(rows, counted, number) for rows, number in zip(backprop, cuts, strict=True)]
+    backprop = [_in_the_mean(rows, backprop[0], counted, number) for rows, number in zip(backprop, cuts, strict=True)]
     facts = {
         "dataset": config.dataset,
         "model": config.model.name,
@@ -197,23 +197,32 @@ def _micro_batch(batch: Any, count: int) -> Any:
     return cut(batch, range(ceil(samples / count)))
 
 
-def _in_the_mean(rows: Sequence[LayerCost], samples: Sequence[int], count: int) -> tuple[LayerCost, ...]:
+def _in_the_mean(
+    rows: Sequence[LayerCost], wholes: Sequence[LayerCost], samples: Sequence[int], count: int
+) -> tuple[LayerCost, ...]:
     """From what the largest of so many parts of each batch cost, what its parts cost in the mean: all of them together
-    have the samples of the batch and no more. What a part takes for itself, however small, counts too little there.
+    have the samples of the batch and no more. Seconds are on the line through those of the largest part and of the
+    whole batch, so that what every part takes for itself, however small, counts in full.
 
-    >>> largest = LayerCost(forward_s=3.0, backward_s=6.0, update_s=1.0, activation_bytes=300)
-    >>> _in_the_mean([largest], [8], 3)[0]  # of 3, 3 and 2 samples
-    LayerCost(forward_s=2.66..., backward_s=5.33..., update_s=1.0, ..., activation_bytes=300, link_bytes=0)
+    >>> whole, largest = LayerCost(9.0, 18.0), LayerCost(4.0, 8.0, update_s=1.0, activation_bytes=300)
+    >>> _in_the_mean([largest], [whole], [8], 3)[0]  # of 3, 3 and 2 samples, each 1 s and 2 s; 1 s and 2 s for itself
+    LayerCost(forward_s=3.66..., backward_s=7.33..., update_s=1.0, ..., activation_bytes=300, mean_out_bytes=0)
     """
-    share = sum(samples) / sum(count * ceil(own / count) for own in samples)
+    all_of_it, largest = fmean(samples), fmean(ceil(own / count) for own in samples)
+    mean = all_of_it / count
+
+    def mean_s(largest_s: float, whole_s: float) -> float:
+        each_s = (whole_s - largest_s) / (all_of_it - largest) if largest < all_of_it else 0.0
+        return largest_s - (largest - mean) * min(max(each_s, 0.0), largest_s / largest)
+
     return tuple(
         replace(
             row,
-            forward_s=row.forward_s * share,
-            backward_s=row.backward_s * share,
-            link_bytes=round(row.carried_bytes * share),
+            forward_s=mean_s(row.forward_s, whole.forward_s),
+            backward_s=mean_s(row.backward_s, whole.backward_s),
+            mean_out_bytes=round(row.mean_out_bytes * mean / largest),
         )
-        for row in rows
+        for row, whole in zip(rows, wholes, strict=True)
     )
 
 

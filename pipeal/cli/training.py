@@ -14,7 +14,7 @@ from pipeal.cli.outcome import Outcome
 from pipeal.cli.run_folder import RunFolder
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
-from pipeal.cli.turns import Turns
+from pipeal.cli.turns import Turns, tell_of_graphs
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline
 from pipeal.engine.blame import add_note
@@ -69,8 +69,7 @@ def train_form(
                     "raise train.epochs, or begin anew with --resume never"
                 )
             say(f"{form.upper()} goes on after {position.where}")
-            if config.engine.compile == "dynamic":
-                say("graphs for all sizes are compiled with the first batch after it: it may round otherwise from here")
+            tell_of_graphs(config, say)
         package = new_package(experiment, config, position.turn)
         parameters = package.effective_parameters(), package.affiliated_parameters()
         facts, lengths = experiment.facts, experiment.lengths

@@ -89,6 +89,7 @@ class Turns:
                 self.record_again(position.rows)
             self.tell(position.epoch)
             self.say(f"{why}; going back to where it stood after {position.where}")
+            tell_of_graphs(self.config, self.say)
             del broken, error  # and the frames they came through, which hold the last batches
 
     def _attempt(
@@ -232,3 +233,9 @@ class Turns:
         self.attempts.make(kept, lambda: write_json(kept, table.summary()))
         self.attempts.make(drawn, lambda: draw_exits(table, drawn, title=title))
         return table
+
+
+def tell_of_graphs(config: RunConfig, say: Say) -> None:
+    """Says, where a run goes on from a checkpoint, what may then be other than without one."""
+    if config.engine.compile == "dynamic":
+        say("graphs for all sizes are compiled with the first batch after it: it may round otherwise from here")

@@ -68,7 +68,7 @@ def _whole(cost: LayerCost, micro_batches: int, held: int) -> LayerCost:
         forward_s=cost.forward_s * micro_batches,
         backward_s=cost.backward_s * micro_batches,
         out_bytes=cost.out_bytes * micro_batches,
-        link_bytes=cost.carried_bytes * micro_batches,
+        mean_out_bytes=cost.mean_out_bytes * micro_batches,
         activation_bytes=cost.activation_bytes * held,
     )
 
@@ -94,7 +94,7 @@ def _from_the_end(
     An exact dynamic program in O(layers² × devices); ``row`` has a whole batch, with the graph of one micro-batch.
     """
     own, layers, device = LayerSums(row), len(row), devices[0]
-    sends = [0.0, *(link.packet_s(own.link_bytes(end)) for end in range(1, layers + 1))]
+    sends = [0.0, *(link.packet_s(own.mean_out_bytes(end)) for end in range(1, layers + 1))]
     took = {
         (start, end): sum(own.durations(start, end, device, together=replicas, link=link).values())
         for start in range(layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -44,6 +44,36 @@ class Setup:
     crowding: Crowding | None = None
 
 
+class Searches:
+    """The layouts that were searched for; for other numbers of devices many of them are asked for again."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, list[tuple[int, Layout]]] = {}
+
+    def once(self, what: Hashable, devices: Sequence[PlannedDevice], search: Callable[[], Layout]) -> Layout:
+        """What a search gives, or gave before.
+
+        Of devices that are alike, what is best for more of them is so for these, too, if it uses no more than these: it
+        has the fewest that are as good.
+
+        Args:
+            what: What is searched for, beside the devices.
+            devices: On which.
+            search: Looks for it.
+
+        Raises:
+            PlacementError: As the search does.
+        """
+        alike = len(set(devices)) == 1
+        before = self._found.setdefault((what, devices[0] if alike else tuple(devices)), [])
+        for count, layout in before:
+            if sum(len(stage.devices) for stage in layout.stages) <= len(devices) <= count:
+                return layout
+        layout = search()
+        before.append((len(devices), layout))
+        return layout
+
+
 def lay_out(costs: CostsByKind, setup: Setup, schedule: Schedule | None = None) -> Layout:
     """The best layout of one replica on its share of the devices.
 
@@ -58,16 +88,25 @@ def lay_out(costs: CostsByKind, setup: Setup, schedule: Schedule | None = None) 
     return _lay_out(costs, setup, share_of(setup), schedule)
 
 
-def layouts(costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule) -> list[Layout]:
+def layouts(
+    costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule, searches: Searches | None = None
+) -> list[Layout]:
     """Those of which one is best. With uneven devices or links what a join asks for, or the end of a batch of micro-
     batches, is simulated, not known, and so is how stages crowd each other where they share cores: there, fewer devices
     may be faster. What does one thing at a time gets as many as there are, so that they share its memory.
+
+    Args:
+        costs: Of the layers, or of the blocks on one micro-batch.
+        setup: What they are on.
+        schedule: What they are for.
+        searches: What was searched for already, for costs that are still there; None for nothing.
 
     Raises:
         PlacementError: Nothing fits on all of them.
     """
     share = share_of(setup)
-    found = _layouts_on(costs, setup, schedule, share)
+    searches = searches or Searches()
+    found = _layouts_on(costs, setup, schedule, share, searches)
     serial = schedule.micro_batches == 1 if isinstance(schedule, BackpropSchedule) else schedule.serial
     joins = isinstance(schedule, BackpropSchedule) or schedule.joins
     uneven = setup.link != Link() or len(set(share)) > 1
@@ -78,7 +117,7 @@ def layouts(costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSched
     for count in _fewer(min(len(share) - 1, len(costs[share[0].kind]) * setup.stage_replicas)):
         places = sorted(fastest[:count])
         with suppress(PlacementError):  # memory may ask for more
-            for one in _layouts_on(costs, setup, schedule, [share[place] for place in places]):
+            for one in _layouts_on(costs, setup, schedule, [share[place] for place in places], searches):
                 found.append(_renumbered(one, places))
     return found
 
@@ -115,14 +154,21 @@ def _lay_out(
 
 
 def _layouts_on(
-    costs: CostsByKind, setup: Setup, schedule: Schedule | BackpropSchedule, devices: Sequence[PlannedDevice]
+    costs: CostsByKind,
+    setup: Setup,
+    schedule: Schedule | BackpropSchedule,
+    devices: Sequence[PlannedDevice],
+    searches: Searches,
 ) -> list[Layout]:
+    def once(what: Schedule | BackpropSchedule | None, search: Callable[[], Layout]) -> Layout:
+        return searches.once((id(costs), what, replace(setup, devices=())), devices, search)
+
     if isinstance(schedule, BackpropSchedule):
         of_replicas = {"stage_replicas": setup.stage_replicas, "replicas": setup.replicas}
-        return [backprop_layout(costs, devices, setup.link, schedule, **of_replicas)]
-    found = [_lay_out(costs, setup, devices)]
+        return [once(schedule, lambda: backprop_layout(costs, devices, setup.link, schedule, **of_replicas))]
+    found = [once(None, lambda: _lay_out(costs, setup, devices))]
     if schedule.joins and not schedule.serial:
-        found.append(_lay_out(costs, setup, devices, schedule))
+        found.append(once(schedule, lambda: _lay_out(costs, setup, devices, schedule)))
     return found
 
 

@@ -64,12 +64,12 @@ def place(
 ) -> Placement:
     """The fastest placement on this machine's devices, by trying the candidates on a copy of the layers.
 
-    On several GPUs the candidates are one stage on the first of them, and the best layout, which may be one stage on
-    another, for what the layers cost on each kind of them, for their memory and the links between them
-    (:mod:`pipeal.engine.gpus`); on a single GPU one stage, and one per layer, as streams. On a CPU they are one stage
-    on all cores, and from two stages up to twice as many as there are cores, the cores shared out among them. Stages
-    are balanced by the measured costs of the layers, or by their number where all of them together do not fit into the
-    memory of one device.
+    On several GPUs the candidates are one stage on the first of them, and the layout that a plan would choose, which
+    may be one stage on another, for what the layers cost on each kind of them, for their memory and the links between
+    them (:mod:`pipeal.engine.gpus`); on a single GPU one stage, and one per layer, as streams. On a CPU they are one
+    stage on all cores, and from two stages up to twice as many as there are cores, the cores shared out among them.
+    Stages are balanced by the measured costs of the layers, or by their number where all of them together do not fit
+    into the memory of one device.
 
     Args:
         model: The layers; they are not changed.

@@ -7,10 +7,10 @@ share its memory. Backpropagation is cut into the micro-batches that suit it bes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeal.engine.candidates import CostsByKind, Setup, layouts, share_of
+from pipeal.engine.candidates import CostsByKind, Searches, Setup, layouts, share_of
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layout import Layout
 from pipeal.engine.rivals import BackpropSchedule, gpipe, naive, one_f_one_b
@@ -42,11 +42,15 @@ class Model:
         bp: The blocks of its form for backpropagation: by the number of micro-batches that a batch is cut into, the
             costs of one of them. Empty where they were not measured.
         micro_batches: Into how many pipelined backpropagation cuts a batch; None for as many of these as are best.
+        searches: What was searched for already.
+        forecasts: What was simulated already, by all that it depends on.
     """
 
     al: CostsByKind
     bp: Mapping[int, CostsByKind] = field(default_factory=dict)
     micro_batches: int | None = None
+    searches: Searches = field(default_factory=Searches, init=False, repr=False, compare=False)
+    forecasts: dict[Hashable, Forecast] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def best_forecast(method: str, model: Model, setup: Setup) -> Forecast:
         PlacementError: The replicas cannot share the devices, or nothing fits.
     """
     if method not in RIVALS:
-        return forecast(method, SCHEDULES[method.removeprefix("AL ")], model.al, setup)
+        return _best(method, SCHEDULES[method.removeprefix("AL ")], model.al, setup, model)
     found: list[Forecast] = []
     failure = PlacementError(f"{method}: the costs of backpropagation were not measured")
     asked = model.micro_batches
@@ -100,7 +104,7 @@ def best_forecast(method: str, model: Model, setup: Setup) -> Forecast:
         schedule = RIVALS[method](micro_batches)
         if schedule.micro_batches == micro_batches and micro_batches in tried:
             try:
-                found.append(forecast(method, schedule, costs, setup))
+                found.append(_best(method, schedule, costs, setup, model))
             except PlacementError as error:
                 failure = error
     if not found:
@@ -124,11 +128,11 @@ def forecast(
         PlacementError: The replicas cannot share the devices, or nothing fits.
     """
     if layout is None:
-        found = [forecast(method, schedule, costs, setup, one) for one in layouts(costs, setup, schedule)]
-        return min(found, key=lambda one: one.batch_s)
+        return _best(method, schedule, costs, setup, Model(costs))
     rival = isinstance(schedule, BackpropSchedule)
     micro = schedule.micro_batches if isinstance(schedule, BackpropSchedule) else 1
     own = {kind: LayerSums(row) for kind, row in costs.items()}
+    crowding = _crowding(setup)
     durations = [
         own[stage.device.kind].durations(
             stage.layers.start,
@@ -137,10 +141,12 @@ def forecast(
             devices=len(stage.devices),
             together=len(stage.devices) * setup.replicas,
             link=setup.link,
+            # On shared cores averaging is work of theirs. Blocks of BP go backward from the last one on.
+            meanwhile=None if crowding else stage.layers[::-1] if rival else stage.layers,
         )
         for stage in layout.stages
     ]
-    sent = [own[stage.device.kind].link_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
+    sent = [own[stage.device.kind].mean_out_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
     link = setup.link
     hops = None if link == Link() else [Hop(count / link.bytes_per_s, link.latency_s) for count in sent]
 
@@ -151,20 +157,24 @@ def forecast(
             batches * micro,
             queue_depth=micro if rival else setup.queue_depth,
             hops=hops,
-            crowding=_crowding(setup),
+            crowding=crowding,
             at_work=[len(stage.devices) for stage in layout.stages],
             keep_spans=False,
         )
 
-    # Where each batch waits for the end of the one before, a few take what all take. Elsewhere it takes some until the
-    # slowest part sets the pace.
-    simulated = min(setup.batches, 3 if isinstance(schedule, BackpropSchedule) or schedule.joins else _UNTIL_STEADY)
+    # Where nothing is left of a batch when the next one begins, each takes what the first takes. If some stage still
+    # has an update to do then, a few take what all take; without joins it takes some until the slowest part sets the
+    # pace.
+    simulated = 1 if isinstance(schedule, BackpropSchedule) or schedule.joins else min(setup.batches, _UNTIL_STEADY)
     seen = run(simulated)
-    seconds = seen.makespan_s
-    if simulated < setup.batches:
+    if rival and seen.ended[0] < seen.makespan_s:
+        simulated = min(setup.batches, 3)
+        seen = run(simulated)
+    seconds = pace_s = seen.makespan_s
+    if 1 < simulated < setup.batches:
         fewer = simulated - _a_part(simulated, setup.queue_depth)
         pace_s = (seen.makespan_s - run(fewer).makespan_s) / (simulated - fewer)
-        seconds += (setup.batches - simulated) * pace_s
+    seconds += (setup.batches - simulated) * pace_s
     in_all = seen.makespan_s / simulated * setup.batches / seconds if seconds else 0.0
     memory = [
         own[stage.device.kind].memory_bytes(
@@ -185,6 +195,21 @@ def forecast(
         tuple(memory),
         micro,
     )
+
+
+def _best(
+    method: str, schedule: Schedule | BackpropSchedule, costs: CostsByKind, setup: Setup, model: Model
+) -> Forecast:
+    """On the best of its layouts. Of other numbers of devices, many have the same stages: these are simulated once."""
+    found = []
+    others = replace(setup, devices=())
+    for layout in layouts(costs, setup, schedule, model.searches):
+        stages = tuple((stage.layers, stage.device, len(stage.devices)) for stage in layout.stages)
+        what = schedule, id(costs), stages, others
+        if what not in model.forecasts:
+            model.forecasts[what] = forecast(method, schedule, costs, setup, layout)
+        found.append(replace(model.forecasts[what], layout=layout))
+    return min(found, key=lambda one: one.batch_s)
 
 
 def _a_part(batches: int, queue_depth: int) -> int:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from pipeal.engine.blame import OnOom
+from pipeal.engine.candidates import Setup
 from pipeal.engine.compiling import Compile
 from pipeal.engine.device import Precision
+from pipeal.engine.forecast import forecast
 from pipeal.engine.hardware import Link, PlannedDevice
-from pipeal.engine.layout import Layout, best_layout
+from pipeal.engine.layout import Layout
 from pipeal.engine.measure import measure
 from pipeal.engine.schedule import Schedule
 from pipeal.packet import TrainableLayer
@@ -28,20 +30,22 @@ def layout_on_gpus(
     layers: Sequence[TrainableLayer],
     batches: Sequence[Any],
     gpus: Sequence[str],
-    schedule: Schedule | None = None,
+    schedule: Schedule,
     *,
     queue_depth: int = 2,
     precision: Precision = "fp32",
     compile: Compile = "none",
     on_oom: OnOom = "raise",
 ) -> Layout:
-    """The layout for some GPUs; a stage's devices are their places among these.
+    """The layout for some GPUs that a plan would choose: of its candidates the one that is fastest in the simulation.
+
+    A stage's devices are their places among the GPUs.
 
     Args:
         layers: Copies of them are trained, on one GPU of each kind.
         batches: As for :func:`pipeal.engine.measure.measure`.
         gpus: Their names, at least 2.
-        schedule: As for :func:`pipeal.engine.layout.best_layout`.
+        schedule: What it is for.
         queue_depth: As for :class:`Pipeline`.
         precision: As for :class:`Pipeline`.
         compile: As for :class:`Pipeline`.
@@ -70,7 +74,8 @@ def layout_on_gpus(
         PlannedDevice(kind, memory_bytes=int(_USABLE * size) // _STEP * _STEP)
         for kind, size in zip(kinds, free, strict=True)
     ]
-    return best_layout(costs, devices, measure_link(gpus[0], gpus[1]), queue_depth=queue_depth, schedule=schedule)
+    setup = Setup(tuple(devices), measure_link(gpus[0], gpus[1]), queue_depth=queue_depth)
+    return forecast(schedule.name, schedule, costs, setup).layout
 
 
 def measure_link(source: str, target: str, size: int = 2**26, repeats: int = 5) -> Link:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pipeal.engine.schedule import Action
 from pipeal.errors import DataError
 
-FORMAT = "pipeal-costs-2"
+FORMAT = "pipeal-costs-3"
 
 _LEAST_S = 1e-9
 """No model is faster."""
@@ -28,12 +28,11 @@ class LayerCost:
         forward_s: Seconds of its forward.
         backward_s: Seconds of its backward.
         update_s: Seconds of its optimizer's step.
-        out_bytes: The packet that it hands on, of the largest batch.
+        out_bytes: The packet that it hands on, in bytes, of the largest batch: what may wait before the next stage.
         parameter_bytes: Its weights; their gradients take as much again.
         optimizer_bytes: What its optimizers keep.
         activation_bytes: What its graph holds from the forward to the end of the backward.
-        link_bytes: The packet in the mean over the batches, which is what a link has to carry for each; None for as
-            much as ``out_bytes``.
+        mean_out_bytes: The same in the mean over the batches, in bytes: what a link has to carry for each.
     """
 
     forward_s: float
@@ -43,12 +42,7 @@ class LayerCost:
     parameter_bytes: int = 0
     optimizer_bytes: int = 0
     activation_bytes: int = 0
-    link_bytes: int | None = None
-
-    @property
-    def carried_bytes(self) -> int:
-        """What a link carries for each batch, in the mean."""
-        return self.out_bytes if self.link_bytes is None else self.link_bytes
+    mean_out_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -73,7 +67,8 @@ class Costs:
         kind: The kind of device, such as ``cpu``.
         layers: Of the AL form, in order.
         backprop: The same network cut for backpropagation, block by block: by the number of micro-batches that a batch
-            is cut into, the costs of one of them; empty where it was not measured.
+            is cut into, the costs of one of them, alone: to add its gradients to those of the others comes on top,
+            and is not counted. Empty where it was not measured.
         crowding: How many times as long an action takes while so many stages on this machine's cores work at once,
             measured; empty for a kind whose devices do not share.
         samples: The samples of a batch, in the mean.
@@ -136,10 +131,9 @@ def _layers(rows: Sequence[Mapping[str, Any]]) -> tuple[LayerCost, ...]:
     names = {each.name for each in fields(LayerCost)}
     found = []
     for row in rows:
-        if {*row, "link_bytes"} != names:  # which once was not measured
+        if {*row} != names:
             raise ValueError(f"a layer has {sorted(row)}")
-        given = {name: value for name, value in row.items() if name != "link_bytes" or value is not None}
-        numbers: dict[str, Any] = {name: _number(value) for name, value in given.items()}
+        numbers: dict[str, Any] = {name: _number(value) for name, value in row.items()}
         found.append(LayerCost(**{name: int(value) if "bytes" in name else value for name, value in numbers.items()}))
     return tuple(found)
 

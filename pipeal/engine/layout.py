@@ -28,6 +28,9 @@ from pipeal.engine.schedule import Schedule
 from pipeal.engine.stagecost import LayerSums, require_costs, sums
 from pipeal.errors import PlacementError
 
+_NEAR = 1.25
+"""Most layouts take no longer than so many times what is known to be the least; there the search begins."""
+
 
 @dataclass(frozen=True)
 class PlannedStage:
@@ -37,7 +40,8 @@ class PlannedStage:
         layers: The numbers of its layers.
         devices: The numbers of its devices.
         device: What they are.
-        seconds: Its actions on one batch, with the averaging of gradients.
+        seconds: Its actions on one batch, and the averaging of gradients as if it came after them: a run averages
+            meanwhile what it can.
         sends_s: What the link to the next stage takes for each packet of many; 0 for the last stage.
         memory_bytes: What each of its devices holds at most.
     """
@@ -119,7 +123,7 @@ def best_layout(
     best, high = found.path, problem.slowest(found.path)
     low = problem.least_s()
     while low < high:
-        middle = (low + high) / 2
+        middle = min((low + high) / 2, _NEAR * low)
         found = problem.attempt(middle if low < middle < high else low)
         if found.path is None:
             low = found.next_s
@@ -169,7 +173,7 @@ class _Problem:
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
             del self.devices[self.layers * stage_replicas :]
         self._send = {
-            kind: [0.0, *(link.packet_s(own.link_bytes(end), queue_depth) for end in range(1, self.layers)), 0.0]
+            kind: [0.0, *(link.packet_s(own.mean_out_bytes(end), queue_depth) for end in range(1, self.layers)), 0.0]
             for kind, own in self.sums.items()
         }
         sets = device_sets(self.devices, stage_replicas)
@@ -217,9 +221,9 @@ class _Problem:
 
     def _furthest(self, start: int, group: Group, limit_s: float) -> tuple[int, float]:
         """The last layer's end that a stage may have, and the least time that would move it."""
-        ends, starts, extra_s = self._until[group]
+        ends, starts = self._until[group]
         send = self._send[group.device.kind]
-        end = max(start, bisect_right(ends, limit_s - extra_s + starts[start]) - 1)
+        end = max(start, bisect_right(ends, limit_s + starts[start]) - 1)
         # The sums round: what counts is the time itself.
         while end < self.layers and self._seconds(start, end + 1, group) <= limit_s:
             end += 1
@@ -238,27 +242,24 @@ class _Problem:
 
     def _seconds(self, start: int, end: int, group: Group) -> float:
         """When a stage's part of a batch is over."""
-        ends, starts, extra_s = self._until[group]
-        return ends[end] - starts[start] + extra_s
+        ends, starts = self._until[group]
+        return ends[end] - starts[start]
 
-    def _times(self, row: Sequence[LayerCost], group: Group) -> tuple[list[float], list[float], float]:
-        """Two sums over the layers, whose difference from a stage's end to its start is its time, and what it takes
-        beside that."""
+    def _times(self, row: Sequence[LayerCost], group: Group) -> tuple[list[float], list[float]]:
+        """Two sums over the layers, whose difference from a stage's end to its start is its time."""
         together = group.count * self.replicas
-        extra_s = self.link.all_reduce_s(0, together)
         forward = sums([cost.forward_s / group.count / group.device.speed for cost in row])
         rest = sums(
             [
                 (cost.backward_s / group.count + cost.update_s) / group.device.speed
                 + self.link.all_reduce_s(cost.parameter_bytes, together)
-                - extra_s
                 for cost in row
             ]
         )
         if self.joining is not None and self.joining.forwards_first:
-            return rest, rest, extra_s
+            return rest, rest
         both = [one + other for one, other in zip(forward, rest, strict=True)]
-        return both, both if self.joining is None else rest, extra_s
+        return both, both if self.joining is None else rest
 
     def _memory(self, start: int, end: int, group: Group) -> int:
         own = self.sums[group.device.kind]
@@ -274,8 +275,12 @@ class _Problem:
         )
 
     def least_s(self) -> float:
-        """No layout is faster than its slowest layer on the devices that suit it best."""
-        return max(min(self._seconds(n, n + 1, group) for group in self.groups) for n in range(self.layers))
+        """No layout is faster than its slowest layer on the devices that suit it best, or than all devices would be
+        that had the work of all layers shared out evenly."""
+        slowest_s = max(min(self._seconds(n, n + 1, group) for group in self.groups) for n in range(self.layers))
+        rows = [(self._until[group][1], group.count) for group in self.groups]
+        work_s = sum(min(count * (row[n + 1] - row[n]) for row, count in rows) for n in range(self.layers))
+        return max(slowest_s, work_s / len(self.devices) * (1 - 1e-9))  # sums round
 
     def layout(self, path: Sequence[_Step]) -> Layout:
         stages = []

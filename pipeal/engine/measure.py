@@ -44,8 +44,8 @@ def measure(
 ) -> tuple[LayerCost, ...]:
     """What each layer costs per batch on a device, the layers run one after the other.
 
-    Seconds are means over the batches, of several rounds the median, and so are the bytes of links. All others are
-    those of the largest batch. What a backward needs for a moment is not among them.
+    Seconds are means over the batches, of several rounds the median, and so are the mean bytes of packets. All others
+    are those of the largest batch. What a backward needs for a moment is not among them.
 
     Args:
         model: The layers; copies of them are trained.
@@ -109,10 +109,10 @@ def measure_in_turns(
 
 
 def _with_means(cost: LayerCost, mean: float, rounds: Sequence[dict[Action, float]]) -> LayerCost:
-    """With seconds, and with what a link carries: a packet is taken to be as large as the batch that it is of."""
+    """With seconds, and with the mean packet: a packet is taken to be as large as the batch that it is of."""
     forward, backward, update = (median(own[action] for own in rounds) for action in Action)
-    link_bytes = round(cost.out_bytes * mean)
-    return replace(cost, forward_s=forward, backward_s=backward, update_s=update, link_bytes=link_bytes)
+    mean_out_bytes = round(cost.out_bytes * mean)
+    return replace(cost, forward_s=forward, backward_s=backward, update_s=update, mean_out_bytes=mean_out_bytes)
 
 
 def layer_costs(

@@ -8,8 +8,9 @@ Three things would let the past change the result, and are kept away:
   dynamo learns on the way. A region's past is then its layer's past.
 * Inductor's CPU kernels hold the number of threads they were compiled for, which decides how reductions round. Each
   region is compiled once for every number of threads that it is run with.
-* A graph for all sizes is found again, in PyTorch's caches on disk, by any sizes that it serves, and what was compiled
-  for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is not).
+* A graph for all sizes is found again, in PyTorch's caches on disk or elsewhere, by any sizes that it serves, and what
+  was compiled for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is
+  not).
 
 Where a function cannot be one graph (it prints; it draws from a generator of its own, as :class:`pipeal.Dropout` does,
 which PyTorch neither makes nor uses in a graph; …), nothing of it has run when the compiler says so; its modules'
@@ -185,8 +186,8 @@ def compiler_settings(*, dynamic: bool) -> Iterator[None]:
         stack.enter_context(inductor.patch(compile_threads=1))
         stack.enter_context(dynamo_settings.patch({limit: GRAPHS_MOST, "automatic_dynamic_shapes": False}))
         if dynamic:
-            stack.enter_context(inductor.patch(fx_graph_cache=False))
-            stack.enter_context(functorch.patch(enable_autograd_cache=False))
+            stack.enter_context(inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False))
+            stack.enter_context(functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False))
         yield
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -70,12 +71,14 @@ class Simulation:
         makespan_s: When the last task ends.
         busy: The share of the makespan in which each stage works.
         held: On how many batches at once each stage holds a graph, at most.
+        ended: When each stage ends its last task.
     """
 
     spans: list[SimulatedSpan]
     makespan_s: float
     busy: list[float]
     held: list[int]
+    ended: list[float]
 
 
 def simulate(
@@ -147,7 +150,7 @@ class _Clock:
         self.batches = batches
         self.queue_depth = queue_depth
         self.hops = hops
-        self.crowding = crowding
+        self.crowding = None if crowding is None else cache(crowding)
         self.lines: list[list[Task]] = [[] for _ in costs]
         for task in schedule.order(self.stages, batches):
             self.lines[task.stage].append(task)
@@ -155,6 +158,8 @@ class _Clock:
         self.there = bytearray(2 * self.tasks)
         self.waiting: dict[int, list[int]] = {}
         self.next = [0] * self.stages
+        self.wanted: list[list[int]] = [[] for _ in costs]  # what a stage's next task waits for
+        self.ended = [0.0] * self.stages
         self.taken = [0] * self.stages  # packets that a stage has begun with
         self.keeping: list[Task | None] = [None] * self.stages  # a forward whose packet finds no space
         # Links, by the sender and what is sent; where cores are shared, with the packets that wait for one.
@@ -179,7 +184,7 @@ class _Clock:
 
     def run(self) -> Simulation:
         for stage in range(self.stages):
-            self.try_next(stage)
+            self.look_up(stage)
         while self.events or self.sharing:
             alone = self.events[0][0] if self.events else inf
             if self.crowding is not None and self.sharing:
@@ -205,24 +210,34 @@ class _Clock:
         assert not left, f"{left} tasks wait for each other"
         whole = self.makespan
         busy = [seconds / whole if whole else 0.0 for seconds in self.busy]
-        return Simulation(self.spans or [], whole, busy, self.held)
+        return Simulation(self.spans or [], whole, busy, self.held, self.ended)
 
     def number(self, task: Task) -> int:
         return (task.batch * self.stages + task.stage) * 3 + _PLACE[task.action]
 
-    def try_next(self, stage: int) -> None:
-        """Begins the stage's next task, or notes what it waits for."""
+    def look_up(self, stage: int) -> None:
+        """Finds the stage's next task, which begins if it waits for nothing."""
         if self.next[stage] == len(self.lines[stage]):
             return
         task = self.lines[stage][self.next[stage]]
-        for before in reversed(self.after(task, self.stages)):  # of many stages, the last one ends last
+        for before in self.after(task, self.stages):
             wanted = self.number(before)
             if before.stage != stage and before.action is task.action and before.batch == task.batch:
                 wanted += self.tasks  # its packet
             if not self.there[wanted]:
-                self.waiting.setdefault(wanted, []).append(stage)
+                self.wanted[stage].append(wanted)
+        self.try_next(stage)
+
+    def try_next(self, stage: int) -> None:
+        """Begins the stage's next task, or notes what it waits for."""
+        wanted = self.wanted[stage]
+        while wanted:
+            last = wanted[-1]  # of many stages, the last one ends last
+            if not self.there[last]:
+                self.waiting.setdefault(last, []).append(stage)
                 return
-        self.begin(task)
+            wanted.pop()
+        self.begin(self.lines[stage][self.next[stage]])
 
     def begin(self, task: Task) -> None:
         stage, seconds = task.stage, self.costs[task.stage][task.action]
@@ -249,6 +264,7 @@ class _Clock:
         self.next[stage] += 1
         self.busy[stage] += self.now - begun
         self.makespan = max(self.makespan, self.now)
+        self.ended[stage] = self.now
         if self.spans is not None:
             self.spans.append(SimulatedSpan(stage, task.batch, task.action, begun, self.now))
         if task.action is Action.BACKWARD:
@@ -266,7 +282,7 @@ class _Clock:
             self.send(task, number, task.stage)
         elif task.action is Action.BACKWARD and task.stage > 0 and self.sends_back:
             self.send(task, number, task.stage - 1)
-        self.try_next(task.stage)
+        self.look_up(task.stage)
 
     def send(self, task: Task, number: int, over: int) -> None:
         if self.hops is None:

@@ -23,14 +23,22 @@ class SubsampledConv2d(nn.Conv2d):
     For fewer channels than a block, oneDNN's gradient of the weights of a strided 1 × 1 convolution on
     ``channels_last`` images writes behind its workspace: memory is corrupted, and the process dies, now or later
     (uxlfoundation/oneDNN issue 6035; met with PyTorch 2.15 on two threads and a batch of 7).
+
+    Args:
+        channels_in: ``C``.
+        channels_out: ``C'``.
+        stride: ``s``.
     """
 
     draws_from_default = False
 
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__(channels_in, channels_out, 1, stride, bias=False)
+
     def forward(self, input: Tensor) -> Tensor:
         """``(B, C, H, W)`` to ``(B, C', ⌈H/s⌉, ⌈W/s⌉)``."""
         down, right = self.stride
-        return F.conv2d(input[:, :, ::down, ::right], self.weight, self.bias)
+        return F.conv2d(input[:, :, ::down, ::right], self.weight)
 
 
 class ConvBN(nn.Sequential):
@@ -50,8 +58,11 @@ class ConvBN(nn.Sequential):
         self, channels_in: int, channels_out: int, activation: Activation | None, *, stride: int = 1, kernel: int = 3
     ) -> None:
         # No bias: the norm subtracts the mean.
-        kind = SubsampledConv2d if kernel == 1 and stride > 1 and channels_in < ONEDNN_BLOCK else nn.Conv2d
-        convolution = kind(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
+        convolution: nn.Conv2d
+        if kernel == 1 and stride > 1 and channels_in < ONEDNN_BLOCK:
+            convolution = SubsampledConv2d(channels_in, channels_out, stride)
+        else:
+            convolution = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
         last = [] if activation is None else [activation()]
         super().__init__(convolution, nn.BatchNorm2d(channels_out), *last)
 

@@ -29,10 +29,13 @@ class Run:
         self.told.append(epoch)
 
 
-def made(run: Run, *, written: bool = True, policy: str = "stop-and-rewind") -> tuple[Turns, list[str]]:
+def made(
+    run: Run, *, written: bool = True, policy: str = "stop-and-rewind", compile: str = "none"
+) -> tuple[Turns, list[str]]:
     """The turns of a form whose checkpoints are written, or are not in time."""
     said: list[str] = []
-    config: Any = SimpleNamespace(train=SimpleNamespace(on_non_finite=policy, accumulate=1))
+    train, engine = SimpleNamespace(on_non_finite=policy, accumulate=1), SimpleNamespace(compile=compile)
+    config: Any = SimpleNamespace(train=train, engine=engine)
     store: Any = SimpleNamespace(folder="checkpoints", newest=lambda _: None)
     saver: Any = SimpleNamespace(flush=lambda _: written)
     fake: Any = None
@@ -94,6 +97,19 @@ def test_why_nothing_goes_back_is_told(written: bool, note: str, monkeypatch: py
         turns.turn(None, Position(batches=30), None)  # type: ignore[arg-type]
     assert caught.value.__notes__ == [note]
     assert said == []
+
+
+@pytest.mark.parametrize(("compile", "may"), [("dynamic", True), ("static", False), ("none", False)])
+def test_that_graphs_for_all_sizes_may_round_otherwise_after_it_is_said(
+    compile: str, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeal.cli.turns, "go_back", lambda *_: True)
+    monkeypatch.setattr(Turns, "tell", lambda *_: None)
+    attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
+    turns, said = made(Run(), compile=compile)
+    turns.turn(Any, Position(batches=30), Any)  # type: ignore[arg-type]
+    assert [text for text in said if text.startswith("graphs for all sizes")] == said[1:]
+    assert len(said) == 1 + may
 
 
 def test_nothing_goes_back_under_a_stage_that_may_still_learn() -> None:

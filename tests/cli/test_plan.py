@@ -20,8 +20,8 @@ MIB = 2**20
 
 def saved(path: Path, kind: str = "gpu", layers: int = 4, **more: object) -> Path:
     """Costs of equal layers, 30 ms each, and of a cheaper network for backpropagation with a head."""
-    layer = LayerCost(0.010, 0.018, 0.002, MIB, 10 * MIB, 20 * MIB, 5 * MIB)
-    block = LayerCost(0.008, 0.016, 0.002, MIB, 8 * MIB, 16 * MIB, 4 * MIB)
+    layer = LayerCost(0.010, 0.018, 0.002, MIB, 10 * MIB, 20 * MIB, 5 * MIB, MIB)
+    block = LayerCost(0.008, 0.016, 0.002, MIB, 8 * MIB, 16 * MIB, 4 * MIB, MIB)
     backprop = {
         micro: (*[replace(block, forward_s=0.008 / micro, backward_s=0.016 / micro)] * layers, LayerCost(0.001, 0.001))
         for micro in (1, 4, 8)
@@ -198,17 +198,24 @@ def test_another_optimizer_and_precision_of_products_are_what_is_measured(
     assert load_costs(folder / "costs.json").facts["matmul"] == "medium"
 
 
+@pytest.mark.parametrize("own_s", [0.0, 5.0])
 def test_backpropagation_has_no_more_samples_in_its_micro_batches_than_in_its_batches(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    own_s: float, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten samples in four parts were charged as four parts of three: a fifth more than there is."""
+    """Ten samples in four parts were charged as four parts of three: a fifth more than there is. Then they were charged
+    as five sixths of these, and with that, of what a part takes however small it is."""
     monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
 
     def by_sample(cases: Any, **_: Any) -> list[tuple[LayerCost, ...]]:
-        """A second for each sample, one layer or block."""
+        """A second for each sample, beside what any number of them takes; one layer or block."""
         sizes = [len(batches[0][0]) for _, batches in cases]
-        return [(LayerCost(size, 2 * size, 1.0, 12 * size, activation_bytes=size),) for size in sizes]
+        packets = [12 * size for size in sizes]
+        rows = zip(sizes, packets, strict=True)
+        return [
+            (LayerCost(own_s + size, own_s + 2 * size, 1.0, sent, 0, 0, size, mean_out_bytes=sent),)
+            for size, sent in rows
+        ]
 
     monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", by_sample)
     own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=10"]
@@ -218,8 +225,9 @@ def test_backpropagation_has_no_more_samples_in_its_micro_batches_than_in_its_ba
     code, _, _ = run_command(plan.command, capsys, *arguments)
     assert code == 0
     whole, part = (load_costs(folder / "costs.json").backprop[number][0] for number in (1, 4))
-    assert [4 * seconds for seconds in (part.forward_s, part.backward_s)] == [whole.forward_s, whole.backward_s]
-    assert (part.update_s, part.activation_bytes, part.out_bytes, part.link_bytes) == (1.0, 3, 36, 30)
+    for parts_s, whole_s in ((part.forward_s, whole.forward_s), (part.backward_s, whole.backward_s)):
+        assert 4 * parts_s == whole_s + 3 * own_s
+    assert (part.update_s, part.activation_bytes, part.out_bytes, part.mean_out_bytes) == (1.0, 3, 36, 30)
 
 
 def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(

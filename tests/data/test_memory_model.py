@@ -294,6 +294,21 @@ class TestSearch:
             max_batch_cost(lambda cost: None, **options)
 
 
+def _alone(measure):
+    """In a process of its own: gaps that other tests left in this one's heap would take part of a step."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+        return fresh.submit(measure).result()
+
+
+def _fall_after_many_small_blocks():
+    def work(megabytes):
+        blocks = [bytes(20_000) for _ in range(megabytes * 50)]
+        return len(blocks)
+
+    peaks = collect_peaks([100, 0], work, ResidentPeak())[1]
+    return peaks[0] - peaks[1]
+
+
 def _model_of_scores_of_pairs():
     def step(n, length):
         hidden = torch.ones(n, length, 256)
@@ -325,17 +340,10 @@ class TestResidentPeak:
         assert [(peak - base) / MB for peak in peaks[:3]] == pytest.approx([160, 80, 20], abs=6)
 
     def test_many_small_blocks_of_a_step_before_do_not_count(self, meter):
-        def work(megabytes):
-            blocks = [bytes(20_000) for _ in range(megabytes * 50)]
-            return len(blocks)
-
-        peaks = collect_peaks([100, 0], work, meter)[1]
-        assert peaks[0] - peaks[1] > 60 * MB
+        assert _alone(_fall_after_many_small_blocks) > 60 * MB
 
     def test_the_model_of_a_step_with_scores_of_pairs(self, meter):
-        # In a process of its own: gaps that other tests left in this one's heap would take part of a step.
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-            model = fresh.submit(_model_of_scores_of_pairs).result()
+        model = _alone(_model_of_scores_of_pairs)
         assert model.points == 9
         assert model.c1 == pytest.approx(4 * 256, rel=0.2)
         assert model.c2 == pytest.approx(4, rel=0.1)

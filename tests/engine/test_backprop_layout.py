@@ -57,7 +57,7 @@ def test_no_layout_that_fits_is_faster_on_any_devices(
     most: int,
     micro_batches: int,
 ) -> None:
-    costs = {"cpu": [LayerCost(own_s, own_s, out_bytes=sent, activation_bytes=kept) for own_s, sent, kept in rows]}
+    costs = {"cpu": [LayerCost(own_s, own_s, mean_out_bytes=sent, activation_bytes=kept) for own_s, sent, kept in rows]}
 
     def takes_s(sizes: list[int], groups: list[tuple[int, ...]]) -> float | None:
         worst, start = 0.0, 0

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
+from pipeal.engine.backprop_layout import backprop_layout
 from pipeal.engine.candidates import Setup, lay_out
-from pipeal.engine.forecast import RIVALS, Forecast, Model, alone_s, best_forecast, forecast
+from pipeal.engine.forecast import METHODS, RIVALS, Forecast, Model, alone_s, best_forecast, forecast, on_fewer
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
+from pipeal.engine.layout import Layout, PlannedStage, best_layout
 from pipeal.engine.placement import layers_of_stages
-from pipeal.engine.rivals import one_f_one_b
-from pipeal.engine.schedule import SCHEDULES, Action
-from pipeal.engine.simulate import simulate
+from pipeal.engine.rivals import BackpropSchedule, one_f_one_b
+from pipeal.engine.schedule import SCHEDULES, Action, Schedule
+from pipeal.engine.simulate import Crowding, Hop, simulate
+from pipeal.engine.stagecost import LayerSums
 
 from .cases import cuts
 
-EQUAL = LayerCost(1.0, 2.0, 0.0, out_bytes=100, parameter_bytes=1000, optimizer_bytes=2000, activation_bytes=800)
+EQUAL = LayerCost(1.0, 2.0, 0.0, 100, 1000, optimizer_bytes=2000, activation_bytes=800, mean_out_bytes=100)
 
 
 def equal(layers: int) -> dict[str, list[LayerCost]]:
@@ -39,6 +44,7 @@ def shared(cost: LayerCost, micro_batches: int) -> LayerCost:
         backward_s=cost.backward_s / micro_batches,
         out_bytes=cost.out_bytes // micro_batches,
         activation_bytes=cost.activation_bytes // micro_batches,
+        mean_out_bytes=cost.mean_out_bytes // micro_batches,
     )
 
 
@@ -140,8 +146,46 @@ def test_one_stage_of_replicas_is_data_parallel_training() -> None:
     link = Link(bytes_per_s=4000.0, latency_s=0.125)
     found = of("AL sequential", 2, on(4, link=link, replicas=4))
     assert len(found.layout.stages) == 1
-    all_reduce = 2 * 3 * (2000 / 4 / 4000 + 0.125)
+    all_reduce = 2 * 3 * (1000 / 4 / 4000 + 0.125)  # of the second layer: that of the first is over by then
     assert found.batch_s == pytest.approx((2 * 3 + all_reduce) / 4)
+
+
+def test_gradients_are_averaged_while_other_layers_go_backward() -> None:
+    """As a run does it. All of a stage's were once charged after its last backward, and with one latency."""
+    setup = on(2, link=Link(bytes_per_s=1000.0), replicas=2)
+    heavy = {"cpu": [LayerCost(1.0, 2.0, parameter_bytes=1000), LayerCost(1.0, 2.0, 0.5)]}
+    model = Model(heavy, {1: heavy})
+    assert best_forecast("AL sequential", model, setup).batch_s == pytest.approx(6.5 / 2)
+    # Backpropagation comes to the first layer last, and then updates: the second meanwhile.
+    assert best_forecast("BP naive", model, setup).batch_s == pytest.approx(7 / 2)
+    # Where averaging is work of the cores that all share, there is no meanwhile.
+    shared = replace(setup, crowding=lambda _: 1.0)
+    assert best_forecast("AL sequential", model, shared).batch_s == pytest.approx(7.5 / 2)
+    slow = replace(setup, link=Link(latency_s=5.0))
+    assert best_forecast("AL sequential", model, slow).batch_s == pytest.approx((2 + 2 + 2 * 2 * 5 + 0.5) / 2)
+
+
+@given(
+    rows=st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=5),
+    together=st.integers(2, 4),
+    down=st.booleans(),
+)
+def test_averaging_takes_no_longer_beside_other_work_than_after_it(
+    rows: list[tuple[int, int, int]], together: int, down: bool
+) -> None:
+    sums = LayerSums([LayerCost(1, own_s, update_s, parameter_bytes=12 * size) for own_s, update_s, size in rows])
+    layers = range(len(rows))
+    link = Link(bytes_per_s=4.0, latency_s=1.0)
+    order = layers[::-1] if down else layers
+    beside, after = (
+        sums.durations(0, len(rows), PlannedDevice(), together=together, link=link, meanwhile=meanwhile)
+        for meanwhile in (order, None)
+    )
+    update_s = sum(own_s for _, own_s, _ in rows)
+    averages = [link.all_reduce_s(12 * size, together) for _, _, size in rows]
+    assert after[Action.UPDATE] == pytest.approx(update_s + sum(averages))
+    least_s = max(update_s, averages[order[-1]] + rows[order[-1]][1], sum(averages) - beside[Action.BACKWARD])
+    assert least_s - 1e-9 <= beside[Action.UPDATE] <= after[Action.UPDATE] + 1e-9
 
 
 def test_backpropagation_waits_for_its_links_and_pipelined_al_does_not() -> None:
@@ -301,3 +345,64 @@ def test_carrying_packets_is_work_of_shared_cores() -> None:
     assert four.batch_s == pytest.approx(7.5, rel=0.01)
     assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(6.5, rel=0.01)
     assert of("AL pipelined", 4, on(4, link=Link(bytes_per_s=100.0))).batch_s == pytest.approx(3, rel=0.02)
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4),
+    update_s=st.integers(0, 4),
+    micro_batches=st.integers(1, 3),
+    name=st.sampled_from(["AL al-fm", "AL backward-overlap", "BP gpipe", "BP 1f1b"]),
+    latency=st.integers(0, 3),
+    shares=st.booleans(),
+)
+def test_of_batches_that_begin_after_the_one_before_all_take_what_one_takes(
+    rows: list[tuple[int, int]], update_s: int, micro_batches: int, name: str, latency: int, shares: bool
+) -> None:
+    """Only one of them is simulated; once it was three, and two again."""
+    costs = [LayerCost(forward_s, backward_s, update_s, mean_out_bytes=forward_s) for forward_s, backward_s in rows]
+    stages = tuple(PlannedStage(range(n, n + 1), (n,), PlannedDevice(), 0.0, 0.0, 0) for n in range(len(rows)))
+    crowding: Crowding | None = (lambda at_once: max(1.0, at_once / 2)) if shares else None
+    setup = on(len(rows), batches=12, link=Link(2.0, latency), crowding=crowding)
+    schedule: Schedule | BackpropSchedule = RIVALS[name](micro_batches) if name in RIVALS else SCHEDULES[name[3:]]
+    parts = micro_batches if name in RIVALS else 1
+    found = forecast(name, schedule, {"cpu": costs}, setup, Layout(stages, any_order=True))
+    whole = simulate(
+        schedule,
+        [cost.durations() for cost in costs],
+        12 * parts,
+        queue_depth=parts if name in RIVALS else 2,
+        hops=[Hop(cost.mean_out_bytes / 2.0, latency) for cost in costs[:-1]],
+        crowding=crowding,
+    )
+    assert found.batch_s * 12 == pytest.approx(whole.makespan_s)
+    assert found.busy == pytest.approx(whole.busy)
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["links", "shared cores"])
+def test_what_fewer_devices_ask_for_again_is_known(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan for 64 devices took 20 s: for each number of them the same layouts were searched for and simulated."""
+    costs = {"cpu": [LayerCost(1.0 + n / 8, 2.0, 0.5, mean_out_bytes=100) for n in range(8)]}
+    model = Model(costs, dict.fromkeys((1, 4), costs))
+    crowding: Crowding | None = (lambda at_once: max(1.0, at_once / 4)) if shares else None
+    setup = on(24, link=Link(100.0, 0.5), crowding=crowding)
+    asked: list[str] = []
+
+    def counted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*arguments: Any, **options: Any) -> Any:
+            asked.append(name)
+            return work(*arguments, **options)
+
+        return count
+
+    for module, work in (("candidates", best_layout), ("candidates", backprop_layout), ("forecast", simulate)):
+        monkeypatch.setattr(f"pipeal.engine.{module}.{work.__name__}", counted(work.__name__, work))
+    for method in METHODS:
+        best_forecast(method, model, setup)
+    for count in (12, 5):  # of no use are more than there are layers
+        fewer = on_fewer(setup, count)
+        for method in METHODS:
+            asked.clear()
+            found = best_forecast(method, model, fewer)
+            assert not asked or count < len(costs["cpu"])
+            assert found == best_forecast(method, Model(costs, model.bp), fewer)
+            assert asked

@@ -9,10 +9,13 @@ import torch
 
 from pipeal import PlacementError
 from pipeal.engine import costs, gpus
+from pipeal.engine.candidates import Setup
 from pipeal.engine.costs import Placement, place
+from pipeal.engine.forecast import Model, best_forecast
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import Layout, PlannedStage
+from pipeal.engine.schedule import SCHEDULES
 from pipeal.engine.virtual import VirtualLayer
 
 GIB = 2**30
@@ -38,7 +41,8 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_each_kind_is_measured_once_and_memory_and_speed_decide(three_gpus: list[str]) -> None:
-    layout = gpus.layout_on_gpus([VirtualLayer(0, 0)] * 7, [], ["cuda:0", "cuda:1", "cuda:2"])
+    names, schedule = ["cuda:0", "cuda:1", "cuda:2"], SCHEDULES["pipelined"]
+    layout = gpus.layout_on_gpus([VirtualLayer(0, 0)] * 7, [], names, schedule)
     assert three_gpus == ["cuda:0", "cuda:1"]
     # Of 5.4 GiB that may be filled, two layers with their gradients take 4; the slow one is as fast with one layer as
     # the fast one with four.
@@ -59,6 +63,24 @@ def test_only_the_gpus_named_are_used_and_the_layout_is_that_for_the_schedule(
     assert joined.sizes == [5, 3]  # a batch ends with the last stage, which starts late
     with pytest.raises(PlacementError, match=r"found the devices \['cpu', 'cuda:1'\]"):
         place(layers, [None] * 3, "pipelined", devices=["cpu", "cuda:1"])
+
+
+@pytest.mark.parametrize(("name", "stages"), [("al-fm", 2), ("backward-overlap", 2), ("pipelined", 3)])
+def test_slow_links_ask_for_as_many_stages_as_in_a_plan(
+    name: str, stages: int, three_gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a join a layout was taken that counts no link, on all GPUs; a plan simulates fewer, which were faster."""
+    link = Link(latency_s=4.0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "fast")
+    monkeypatch.setattr(gpus, "measure_link", lambda source, target: link)
+    names = ["cuda:0", "cuda:1", "cuda:2"]
+    layout = gpus.layout_on_gpus([VirtualLayer(0, 0)] * 6, [], names, SCHEDULES[name], queue_depth=3)
+    assert len(three_gpus) == 1
+    devices = tuple(PlannedDevice("fast", memory_bytes=int(0.9 * size) * GIB) for size in (16, 16, 6))
+    layers = [LayerCost(1.0, 2.0, parameter_bytes=GIB)] * 6
+    plan = best_forecast(f"AL {name}", Model({"fast": layers}), Setup(devices, link, queue_depth=3))
+    assert layout.sizes == plan.layout.sizes
+    assert len(layout.stages) == stages
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -30,6 +30,7 @@ layer_costs = st.builds(
     parameter_bytes=st.integers(0, 8),
     optimizer_bytes=st.integers(0, 16),
     activation_bytes=st.integers(0, 32),
+    mean_out_bytes=st.integers(0, 64),
 )
 devices = st.builds(
     PlannedDevice,
@@ -78,7 +79,7 @@ def slowest(
         weights = sum(cost.parameter_bytes for cost in row)
         if together > 1:
             seconds /= device.speed
-            seconds += 2 * (together - 1) * (weights / together / link.bytes_per_s + link.latency_s)
+            seconds += 2 * (together - 1) * (weights / together / link.bytes_per_s + size * link.latency_s)
         else:
             seconds /= device.speed
         held = sum(cost.activation_bytes for cost in row)
@@ -87,7 +88,7 @@ def slowest(
         memory = sum(2 * cost.parameter_bytes + cost.optimizer_bytes for cost in row) + -(-held // count)
         if device.memory_bytes is not None and memory > device.memory_bytes:
             return None
-        sends = 0.0 if last else row[-1].out_bytes / link.bytes_per_s
+        sends = 0.0 if last else row[-1].mean_out_bytes / link.bytes_per_s
         if queue_depth and not last:
             sends = max(sends, (sends + link.latency_s) / queue_depth)
         worst = max(worst, seconds, sends)
@@ -180,7 +181,7 @@ def test_each_schedule_gets_the_layout_that_suits_it(name: str, rows: list[Layer
 
 def test_what_a_kind_of_device_holds_and_sends_is_what_was_measured_on_it() -> None:
     """Bytes differ with precision: a fp32 layer of 100 bytes of graph was once weighed as its bf16 twin of 50."""
-    narrow, wide = LayerCost(1, 2, out_bytes=50, activation_bytes=50), LayerCost(1, 2, 0, 100, activation_bytes=100)
+    narrow, wide = (LayerCost(1, 2, out_bytes=size, activation_bytes=size, mean_out_bytes=size) for size in (50, 100))
     costs = {"gpu": [narrow] * 4, "cpu": [wide] * 4}
     two = [PlannedDevice("gpu"), PlannedDevice("cpu", memory_bytes=350)]
     for given_devices in (two, two[::-1]):
@@ -227,7 +228,7 @@ def test_as_few_devices_as_do_as_well() -> None:
 
 
 def test_a_cut_is_not_made_where_the_packet_is_too_large_for_the_link() -> None:
-    costs = [LayerCost(1, 2, out_bytes=size) for size in (1, 900, 1, 1)]
+    costs = [LayerCost(1, 2, mean_out_bytes=size) for size in (1, 900, 1, 1)]
     layout = best_layout({"cpu": costs}, [PlannedDevice()] * 2, Link(bytes_per_s=100))
     assert layout.sizes in ([1, 3], [3, 1])
     assert best_layout({"cpu": costs}, [PlannedDevice()] * 2).sizes == [2, 2]
@@ -239,7 +240,7 @@ def test_a_latency_passes_while_as_many_packets_as_may_wait_are_on_their_way(
 ) -> None:
     """A cut was once avoided for any latency; then none was, and two stages on a slow network had half the speed of
     one, because no more than two packets may be on their way."""
-    costs = {"cpu": [LayerCost(1, 2, out_bytes=100)] * 2}
+    costs = {"cpu": [LayerCost(1, 2, mean_out_bytes=100)] * 2}
     layout = best_layout(costs, [PlannedDevice()] * 2, Link(100, latency_s=50), queue_depth=queue_depth)
     assert (layout.sizes, layout.bottleneck_s) == (sizes, pace_s)
 
@@ -259,7 +260,7 @@ def test_a_long_run_keeps_the_pace_of_its_layout(
     layout = best_layout({"cpu": rows}, [PlannedDevice()] * count, link, queue_depth=queue_depth)
     parts = [rows[stage.layers.start : stage.layers.stop] for stage in layout.stages]
     stages = [{action: sum(cost.durations()[action] for cost in part) for action in Action} for part in parts]
-    hops = [Hop(part[-1].out_bytes / link.bytes_per_s, link.latency_s) for part in parts[:-1]]
+    hops = [Hop(part[-1].mean_out_bytes / link.bytes_per_s, link.latency_s) for part in parts[:-1]]
     fill_s = sum(sum(stage.values()) for stage in stages) + sum(hop.busy_s + hop.latency_s for hop in hops)
     batches = 40
     found = simulate(SCHEDULES["pipelined"], stages, batches, queue_depth=queue_depth, hops=hops).makespan_s
@@ -270,7 +271,7 @@ def test_a_long_run_keeps_the_pace_of_its_layout(
 
 def test_a_link_has_to_carry_packets_of_mean_size_and_memory_to_hold_the_largest() -> None:
     """Links were once charged for the largest batch with every batch."""
-    costs = {"cpu": [LayerCost(1, 2, out_bytes=800, link_bytes=100)] * 2}
+    costs = {"cpu": [LayerCost(1, 2, out_bytes=800, mean_out_bytes=100)] * 2}
     stage = best_layout(costs, [PlannedDevice()] * 2, Link(bytes_per_s=100), queue_depth=3).stages[0]
     assert (stage.sends_s, stage.memory_bytes) == (1.0, 3 * 800)
 

@@ -37,7 +37,7 @@ def test_bytes_are_those_of_weights_states_packets_and_graphs() -> None:
         # Adam keeps two numbers for each weight, and counts the steps of each parameter.
         assert cost.optimizer_bytes == 8 * weights + 4 * len(list(layer.parameters()))
         assert cost.out_bytes == 4 * 16 * (64 + 8)  # of the largest batch
-        assert cost.link_bytes == 4 * (16 + 8) // 2 * (64 + 8)  # in the mean of those that count
+        assert cost.mean_out_bytes == 4 * (16 + 8) // 2 * (64 + 8)  # in the mean of those that count
         assert cost.forward_s > 0
         assert cost.backward_s > 0
         assert cost.update_s > 0
