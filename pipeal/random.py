@@ -113,7 +113,12 @@ def random_words(count: int, device: torch.device) -> Tensor:
     """``(count,)`` random words of 64 bits, as int64, from the key in force, else from PyTorch's default generator.
 
     A layer that draws by it alone can be part of a CUDA graph: its words are drawn anew before each replay.
+
+    Raises:
+        ScheduleError: A key is in force, and a part of a forward is computed again within a backward.
     """
+    if _local.key is not None and _goes_back():
+        raise ScheduleError(_DRAWN_AGAIN)
     source = _local.words
     return redraw(torch.empty(count, dtype=torch.int64, device=device)) if source is None else source(count, device)
 
@@ -142,6 +147,9 @@ class KeyedDefault(TorchDispatchMode):
     from the same default generator without a key does not know of that lock: while layers with such operators
     train, draw elsewhere from generators of your own. cuDNN keeps the dropout state of ``nn.LSTM`` to itself:
     it cannot be keyed.
+
+    What draws in a part of a forward that is computed again within a backward gets a
+    :class:`~pipeal.errors.ScheduleError`: the key is another by then, and so would the numbers be.
     """
 
     _lock = threading.Lock()
@@ -160,12 +168,14 @@ class KeyedDefault(TorchDispatchMode):
     ) -> Any:
         """Runs one operator; only those that draw are touched."""
         kwargs = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if torch.Tag.nondeterministic_seeded not in func.tags or func.namespace == "pipeal":  # those are keyed already
             return func(*args, **kwargs)
         device = _device_of(args, kwargs)
         own = generator(device)
         if own is None or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
+        if _goes_back() and torch.is_grad_enabled():  # else it is a backward of somebody's own, which may draw
+            raise ScheduleError(_DRAWN_AGAIN)
         if func is torch.ops.aten.native_dropout.default:
             return _native_dropout(own, *args, **kwargs)
         overload = func if _takes_generator(func) else _generator_overload(func)
@@ -181,6 +191,16 @@ class KeyedDefault(TorchDispatchMode):
             finally:
                 own.set_state(default.get_state())
                 default.set_state(kept)
+
+
+_DRAWN_AGAIN = (
+    "a part of a forward that draws random numbers is computed again within the backward, as torch.utils.checkpoint "
+    "does, and would draw others; leave what draws out of that part"
+)
+
+
+def _goes_back() -> bool:
+    return torch._C._current_graph_task_id() != -1  # private, but what torch.utils.checkpoint asks, too
 
 
 def _native_dropout(own: torch.Generator, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

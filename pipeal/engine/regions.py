@@ -12,10 +12,8 @@ Three things would let the past change the result, and are kept away:
   was compiled for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is
   not).
 
-Where a function cannot be one graph (it prints; it draws from a generator of its own, as :class:`pipeal.Dropout` does,
-which PyTorch neither makes nor uses in a graph; …), nothing of it has run when the compiler says so; its modules'
-children become regions in its place. (An operator of our own that draws would be taken for one that repeats itself: two
-layers of dropout of one size would share a mask.)
+Where a function cannot be one graph (it prints, it draws from a generator of its own, …), nothing of it has run
+when the compiler says so; its modules' children become regions in its place.
 """
 
 from __future__ import annotations
