@@ -436,7 +436,7 @@ def test_graphs_are_dropped_when_their_replays_have_ended(monkeypatch: pytest.Mo
     pipe = Pipeline(package(), ["cpu"], threads=1, cuda_graphs=True)
     with pytest.raises(ValueError, match="by the way"), pipe:  # noqa: PT012
         pipe.run(batches_of([4] * 5))
-        monkeypatch.setattr("pipeal.engine.device.cpu.Device.synchronize", waits)
+        monkeypatch.setattr("pipeal.engine.device.base.Device.synchronize", waits)
         monkeypatch.setattr(GraphedLayer, "forget", drops)
         raise ValueError("by the way")
     assert said == ["waits", *["drops, 1 inside"] * 4]
