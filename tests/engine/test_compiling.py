@@ -372,7 +372,7 @@ def test_what_draws_is_left_uncompiled_where_pytorch_cannot_compile_it(monkeypat
     """The guard asked our own mode, which always says yes, and not PyTorch."""
     monkeypatch.delattr(TorchDispatchMode, "ignore_compile_internals")
     monkeypatch.setattr("pipeal.engine.pipeline.check_compile", lambda name, devices: name)
-    package = pair()
+    package = pair(nn.Dropout)
     with pytest.warns(CompileWarning, match=r"layer 1 \(TwoBackwards\) may draw .* trains uncompiled"):
         Pipeline(package, ["cpu"], compile="static")
 
