@@ -4,7 +4,8 @@ Law 1 (a schedule never changes the result) needs every random number of a forwa
 ``(seed, layer, batch)``. PyTorch's default generators are process-wide: threads that share one draw in racing
 order. So the engine opens :func:`keyed` around each forward, and
 
-* :func:`generator` gives code that knows about it (:class:`pipeal.al.Dropout`) a generator of that key;
+* :func:`generator` gives code that knows about it a generator of that key, and :func:`random_words` numbers from it
+  (:class:`pipeal.al.Dropout`);
 * :class:`KeyedDefault` makes code that does not (``nn.Dropout``, ``torch.rand``, attention with dropout, any
   operator that draws) draw from the key as well, operator by operator.
 """
@@ -15,8 +16,9 @@ import hashlib
 import inspect
 import struct
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +38,10 @@ def key_seed(*parts: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
+WordSource: TypeAlias = Callable[[int, torch.device], Tensor]
+"""Gives so many random words on a device."""
+
+
 class _Key:
     """The key in force on one thread, and the generators already made from it, one per device."""
 
@@ -48,9 +54,12 @@ class _Key:
 
 class _Local(threading.local):
     key: _Key | None = None
+    words: WordSource | None = None
 
 
 _local = _Local()
+
+_LOWEST, _HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 
 
 class keyed:  # noqa: N801  used as a function is; a class, because the engine enters it three times per batch
@@ -100,6 +109,35 @@ def generator(device: torch.device) -> torch.Generator | None:
     return found
 
 
+def random_words(count: int, device: torch.device) -> Tensor:
+    """``(count,)`` random words of 64 bits, as int64, from the key in force, else from PyTorch's default generator.
+
+    A layer that draws by it alone can be part of a CUDA graph: its words are drawn anew before each replay.
+
+    Raises:
+        ScheduleError: A key is in force, and a part of a forward is computed again within a backward.
+    """
+    if _local.key is not None and _goes_back():
+        raise ScheduleError(_DRAWN_AGAIN)
+    source = _local.words
+    return redraw(torch.empty(count, dtype=torch.int64, device=device)) if source is None else source(count, device)
+
+
+def redraw(words: Tensor) -> Tensor:
+    """Fills words in place with what :func:`random_words` would draw next."""
+    return words.random_(_LOWEST, _HIGHEST, generator=generator(words.device))
+
+
+@contextmanager
+def words_from(source: WordSource) -> Iterator[None]:
+    """Within it, on this thread, :func:`random_words` gives what ``source`` gives."""
+    before, _local.words = _local.words, source
+    try:
+        yield
+    finally:
+        _local.words = before
+
+
 class KeyedDefault(TorchDispatchMode):
     """Gives operators that would draw from a default generator the generator of the key in force.
 
@@ -109,6 +147,9 @@ class KeyedDefault(TorchDispatchMode):
     from the same default generator without a key does not know of that lock: while layers with such operators
     train, draw elsewhere from generators of your own. cuDNN keeps the dropout state of ``nn.LSTM`` to itself:
     it cannot be keyed.
+
+    What draws in a part of a forward that is computed again within a backward gets a
+    :class:`~pipeal.errors.ScheduleError`: the key is another by then, and so would the numbers be.
     """
 
     _lock = threading.Lock()
@@ -127,12 +168,14 @@ class KeyedDefault(TorchDispatchMode):
     ) -> Any:
         """Runs one operator; only those that draw are touched."""
         kwargs = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if torch.Tag.nondeterministic_seeded not in func.tags or func.namespace == "pipeal":  # those are keyed already
             return func(*args, **kwargs)
         device = _device_of(args, kwargs)
         own = generator(device)
         if own is None or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
+        if _goes_back() and torch.is_grad_enabled():  # else it is a backward of somebody's own, which may draw
+            raise ScheduleError(_DRAWN_AGAIN)
         if func is torch.ops.aten.native_dropout.default:
             return _native_dropout(own, *args, **kwargs)
         overload = func if _takes_generator(func) else _generator_overload(func)
@@ -148,6 +191,16 @@ class KeyedDefault(TorchDispatchMode):
             finally:
                 own.set_state(default.get_state())
                 default.set_state(kept)
+
+
+_DRAWN_AGAIN = (
+    "a part of a forward that draws random numbers is computed again within the backward, as torch.utils.checkpoint "
+    "does, and would draw others; leave what draws out of that part"
+)
+
+
+def _goes_back() -> bool:
+    return torch._C._current_graph_task_id() != -1  # private, but what torch.utils.checkpoint asks, too
 
 
 def _native_dropout(own: torch.Generator, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:

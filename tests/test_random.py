@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pipeal import AE, AL, BP, ENC, ALPackage, Dropout, LabelAE
-from pipeal.random import KeyedDefault, generator, key_seed, keyed, may_draw
+from pipeal.errors import ScheduleError
+from pipeal.random import KeyedDefault, generator, key_seed, keyed, may_draw, random_words, redraw, words_from
 
 X = torch.linspace(0.1, 1, 48).view(6, 8)
 MASK = torch.ones(6, 8)
@@ -198,6 +200,65 @@ def test_one_key_has_one_generator_per_device_however_the_device_is_spelt() -> N
     """``cpu`` and ``cpu:0`` (``cuda`` and ``cuda:0``) are one device: two generators would repeat each other."""
     with keyed(1, whole_default=True):
         assert not torch.equal(torch.rand(5), torch.rand(5, device="cpu:0"))
+
+
+def test_words_can_be_drawn_by_another_and_later() -> None:
+    """As the graphs of a layer need it: the same words, in memory that someone else keeps."""
+    cpu = torch.device("cpu")
+    with keyed(3, 1, 4):
+        wanted = [random_words(count, cpu) for count in (3, 5)]
+    kept = [torch.empty(count, dtype=torch.int64) for count in (3, 5)]
+    left = list(kept)
+    with keyed(3, 1, 4):
+        with words_from(lambda count, device: left.pop(0)):
+            Dropout(0.5)(torch.ones(24))
+            assert random_words(5, cpu) is kept[1]
+        for words in kept:
+            redraw(words)
+        assert not torch.equal(random_words(3, cpu), wanted[0]), "others are drawn again"
+    assert same(kept, wanted)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("drop", [Dropout(0.5), nn.Dropout(0.5)], ids=["ours", "PyTorch's"])
+def test_what_is_computed_again_in_a_backward_draws_nothing(drop: nn.Module, reentrant: bool) -> None:
+    """A backward has a key of its own: the mask that it drew was not that of the forward, and nobody was told."""
+    x = torch.ones(64, requires_grad=True)
+    with keyed(1, whole_default=True):
+        out = checkpoint(drop, x, use_reentrant=reentrant)
+    with keyed(1, 1, whole_default=True), pytest.raises(ScheduleError, match="leave what draws out of that part"):
+        out.sum().backward()
+
+
+class Noisy(torch.autograd.Function):
+    """A backward of somebody's own that draws."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad + torch.rand_like(grad)
+
+
+def test_a_backward_of_ones_own_may_draw() -> None:
+    def gradient() -> Tensor:
+        x = torch.ones(5, requires_grad=True)
+        out = Noisy.apply(x).sum()
+        with keyed(1, 1, whole_default=True):
+            return torch.autograd.grad(out, x)[0]
+
+    assert torch.equal(gradient(), gradient())
+
+
+def test_outside_a_key_masks_are_computed_again() -> None:
+    """From PyTorch's default generator, whose state its checkpoints keep."""
+    x = torch.ones(64, requires_grad=True)
+    out = checkpoint(Dropout(0.5), x, use_reentrant=False)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, out)
 
 
 def test_other_threads_have_no_key() -> None:

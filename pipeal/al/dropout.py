@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.errors import ConfigError
-from pipeal.random import generator
+from pipeal.random import random_words
 
 _LEVELS = 256
 
@@ -37,13 +37,37 @@ class Dropout(nn.Module):
         threshold = min(round(self.p * _LEVELS), _LEVELS - 1)
         if not self.training or threshold == 0:
             return x
-        lowest, highest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
-        words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
-        draws = words.random_(lowest, highest, generator=generator(x.device)).view(torch.uint8)
-        # Written in the type of x at once: from truth values it is a pass more, which on a CPU is the slowest of all.
-        keep = torch.ge(draws[: x.numel()], threshold, out=torch.empty(x.numel(), dtype=x.dtype, device=x.device))
-        return x * keep.mul_(_LEVELS / (_LEVELS - threshold)).view(x.shape)
+        mask = _mask_compiled if torch.compiler.is_compiling() else _mask
+        return x * mask(_ORDER, x.numel(), threshold, x.dtype, x.device).view(x.shape)
 
     def extra_repr(self) -> str:
         """Shown by ``print(module)``."""
         return f"p={self.p}"
+
+
+def _mask(_: Tensor, count: int, threshold: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``(count,)`` zeros, where a random byte is below the threshold, and scales."""
+    draws = random_words((count + 7) // 8, device).view(torch.uint8)
+    # Written in that type at once: from truth values it is a pass more, which on a CPU is the slowest of all.
+    keep = torch.ge(draws[:count], threshold, out=torch.empty(count, dtype=dtype, device=device))
+    return keep.mul_(_LEVELS / (_LEVELS - threshold))
+
+
+# As an operator, for compiled graphs. It says that it changes a tensor, the same one for all masks, though it does not:
+# compilers then draw each mask, all of them in their order, and take no two for one. Masks are not made of random bytes
+# by the compiler's own kernels, which on a CPU takes longer.
+_ORDER = torch.zeros((), device="cpu")
+_LIBRARY = torch.library.Library("pipeal", "DEF")
+_LIBRARY.define(
+    "dropout_mask(Tensor(a!) order, SymInt count, int threshold, ScalarType dtype, Device device) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+_LIBRARY.impl("dropout_mask", _mask, "CompositeExplicitAutograd")
+_mask_compiled = torch.ops.pipeal.dropout_mask.default
+
+
+def _mask_to_come(_: Tensor, count: int, threshold: int, dtype: torch.dtype, device: torch.device) -> Tensor:  # noqa: ARG001
+    return torch.empty(count, dtype=dtype, device=device)
+
+
+torch.library.register_fake("pipeal::dropout_mask", _mask_to_come, lib=_LIBRARY)

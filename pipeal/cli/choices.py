@@ -19,6 +19,7 @@ from pipeal.engine import balance, parse_device, schedule_named
 from pipeal.engine.compiling import check_compile
 from pipeal.engine.costs import Placement, all_devices, place
 from pipeal.engine.device import Precision, fastest_precision
+from pipeal.engine.graphed import check_cuda_graphs
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.placement import check_sizes
 from pipeal.engine.settings import check_precision, matmul_precision
@@ -53,6 +54,7 @@ def choose(experiment: Experiment, form: Form, say: Say, config: RunConfig | Non
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":
+            _check_graphs(config, all_devices())
             precision = _precision(config, *all_devices())
             with matmul_precision(config.engine.matmul):
                 threads = None if rival else config.engine.threads
@@ -63,6 +65,7 @@ def choose(experiment: Experiment, form: Form, say: Say, config: RunConfig | Non
     devices = [parse_device(device) for device in placement.devices]
     check_precision(precision, devices)
     check_compile(config.engine.compile, devices)
+    _check_graphs(config, placement.devices)
     engine = replace(
         config.engine,
         devices=tuple(placement.devices),
@@ -71,6 +74,16 @@ def choose(experiment: Experiment, form: Form, say: Say, config: RunConfig | Non
     )
     say(f"{form.upper()} on {replace(placement, threads=engine.threads or 1)}, {engine.schedule}, {precision}")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
+
+
+def _check_graphs(config: RunConfig, devices: Sequence[str]) -> None:
+    check_cuda_graphs(
+        config.engine.cuda_graphs,
+        map(parse_device, devices),
+        compile=config.engine.compile,
+        on_non_finite=config.train.on_non_finite,
+        on_oom=config.engine.on_oom,
+    )
 
 
 def _check_threads(wanted: int | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -71,17 +73,53 @@ class Before:
 
 def cut_graphs(module: nn.Module) -> None:
     """Frees the graphs that a layer holds as attributes, such as those of its last losses."""
+    for _, tensor, ours in _results(module):
+        if _can_be_cut(tensor, ours):
+            tensor.detach_()
+
+
+def left_uncut(module: nn.Module) -> str | None:
+    """Where a layer holds a graph that :func:`cut_graphs` leaves: a view's, or one that an object holds; or None."""
+    return next((where for where, tensor, ours in _results(module) if not _can_be_cut(tensor, ours)), None)
+
+
+def _can_be_cut(tensor: Tensor, ours: bool) -> bool:
+    return ours and not tensor._is_view()
+
+
+def _results(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Where tensors with a graph are, they, and whether they are the layer's own: what objects hold may be others'."""
     for part in module.modules():
-        for value in vars(part).values():
-            for tensor in _tensors(value):
-                if tensor.grad_fn is not None and not tensor._is_view():  # a view cannot be cut
-                    tensor.detach_()
+        for name, value in vars(part).items():
+            for tensor, ours in _held(value, set()):
+                if tensor.grad_fn is not None:
+                    yield f"{type(part).__name__}.{name}", tensor, ours
 
 
-def _tensors(value: object) -> Iterator[Tensor]:
+def _held(value: object, seen: set[int], depth: int = 0, *, ours: bool = True) -> Iterator[tuple[Tensor, bool]]:
+    """The tensors that an attribute reaches, and whether through containers alone; modules are asked for their own."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from (part for part in value.values() if isinstance(part, Tensor))
-    elif isinstance(value, list | tuple):
-        yield from (part for part in value if isinstance(part, Tensor))
+        yield value, ours
+    if isinstance(value, _HOLDS_NONE) or depth == _DEEP or id(value) in seen:
+        return
+    seen.add(id(value))
+    inside: Iterable[object]
+    if isinstance(value, Mapping):
+        inside = value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        inside = value
+    else:
+        ours = False
+        inside = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in _slots(value))]
+    for one in list(inside):
+        yield from _held(one, seen, depth + 1, ours=ours)
+
+
+_DEEP = 8
+_HOLDS_NONE = (Tensor, nn.Module, type, ModuleType, FunctionType, int, float, str, bytes, type(None))
+
+
+def _slots(value: object) -> Iterator[str]:
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))

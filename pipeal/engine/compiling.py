@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Literal, TypeAlias
@@ -118,7 +118,7 @@ class CompiledLayer:
     def _like(self, inputs: Tree) -> Hashable:
         """All that the compiler makes another graph for, as far as it can change between two batches."""
         return (
-            _signature(inputs),
+            signature(inputs),
             tuple(part.training for part in self._parts),
             tuple(parameter.requires_grad for parameter in self._parameters),
             torch.is_grad_enabled(),
@@ -126,22 +126,24 @@ class CompiledLayer:
         )
 
 
-def _infer(layer: TrainableLayer, path: Path, x: Tree) -> Tree:
-    return layer.inference(x, path)
-
-
-def _signature(tree: Tree) -> Hashable:
-    """Shapes, strides and types of the tensors of a tree, and its plain values."""
+def signature(tree: Tree, plain: Callable[[object], Hashable] | None = None) -> Hashable:
+    """Shapes, strides and types of the tensors of a tree, and its plain values, as ``plain`` tells them apart."""
     if isinstance(tree, Tensor):
         strides = tree.stride() if tree.layout is torch.strided else tree.layout
         return tree.shape, strides, tree.dtype, tree.device, tree.is_inference()
     if isinstance(tree, tuple | list):
-        return type(tree), tuple(_signature(part) for part in tree)
+        return type(tree), tuple(signature(part, plain) for part in tree)
     if isinstance(tree, Mapping):
-        return type(tree), tuple((key, _signature(part)) for key, part in tree.items())
+        return type(tree), tuple((key, signature(part, plain)) for key, part in tree.items())
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), tuple(_signature(getattr(tree, field.name)) for field in dataclasses.fields(tree))
+        return type(tree), tuple(signature(getattr(tree, field.name), plain) for field in dataclasses.fields(tree))
+    if plain is not None:
+        return plain(tree)
     return tree if isinstance(tree, int | float | str) else type(tree).__qualname__
+
+
+def _infer(layer: TrainableLayer, path: Path, x: Tree) -> Tree:
+    return layer.inference(x, path)
 
 
 def _compiles_under_keys() -> bool:

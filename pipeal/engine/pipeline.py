@@ -19,6 +19,8 @@ from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
 from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite
+from pipeal.engine.gate import GATE
+from pipeal.engine.graphed import check_cuda_graphs
 from pipeal.engine.placement import balance, check_sizes, layers_of_stages
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
@@ -85,6 +87,12 @@ class Pipeline:
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
             ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.settings.Matmul`); None leaves it. It is a numeric
             setting.
+        cuda_graphs: Whether a layer's forward, and its backward, are each given to a GPU as one piece of work, for the
+            sets of shapes that come again. What cannot be captured runs as it is, under a
+            :class:`~pipeal.engine.graphed.GraphWarning`. Not together with ``compile``, ``skip`` or ``split``. While
+            batches are under way, call neither ``torch.cuda.synchronize`` nor ``torch.cuda.empty_cache``, and draw
+            nothing from a GPU's default generator, on any thread: a capture would break. See
+            :mod:`pipeal.engine.graphed`, also for what is not seen.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Attributes:
@@ -93,7 +101,8 @@ class Pipeline:
 
     Raises:
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
-        ConfigError: The schedule or another choice is unknown, or nothing can be compiled on this machine.
+        ConfigError: The schedule or another choice is unknown, nothing can be compiled on this machine, or there is
+            no GPU for ``cuda_graphs``.
     """
 
     def __init__(
@@ -114,6 +123,7 @@ class Pipeline:
         on_non_finite: OnNonFinite = "raise",
         on_oom: OnOom = "raise",
         matmul: Matmul | None = None,
+        cuda_graphs: bool = False,
         dump_folder: str | Path | None = None,
     ) -> None:
         self.model = model
@@ -138,6 +148,7 @@ class Pipeline:
         near = [handle.device for handle in handles if not handle.far]
         precision = check_precision(precision, near)
         compile = check_compile(compile, near)
+        check_cuda_graphs(cuda_graphs, near, compile=compile, on_non_finite=on_non_finite, on_oom=on_oom)
         if sizes is None:
             self.sizes = balance([1.0] * len(layers), len(handles))
         else:
@@ -154,6 +165,7 @@ class Pipeline:
                 compile="none" if handle.far else compile,
                 on_non_finite=on_non_finite,
                 on_oom=on_oom,
+                cuda_graphs=cuda_graphs,
             )
             for number, (handle, own) in enumerate(zip(handles, layers_of_stages(self.sizes), strict=True))
         ]
@@ -181,7 +193,8 @@ class Pipeline:
         self._samples = 0
         for stage in self.stages:
             if stage.device.device.type == "cuda":
-                torch.cuda.synchronize(stage.device.device)  # the weights have arrived before other streams read
+                with GATE.shared():  # nobody captures meanwhile, which a wait for the whole GPU would break
+                    torch.cuda.synchronize(stage.device.device)  # the weights have arrived before other streams read
 
     def __enter__(self) -> Pipeline:
         """Has the layers do their part for the precision, and starts the workers.

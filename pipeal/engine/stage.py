@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -14,11 +14,13 @@ from torch import Tensor
 from pipeal.engine.accumulation import Accumulation
 from pipeal.engine.blame import Blame, OnOom, add_note
 from pipeal.engine.compiling import Compile, CompiledLayer
+from pipeal.engine.cudagraph import recorders
 from pipeal.engine.device import Device, Precision, Ready
 from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
 from pipeal.engine.forward import Passed, go_forward
-from pipeal.engine.gate import Abandoned
+from pipeal.engine.gate import GATE, Abandoned
+from pipeal.engine.graphed import GraphedLayer
 from pipeal.engine.layer_state import layer_state
 from pipeal.engine.losses import LossLog
 from pipeal.engine.rescue import LearnPart, Rescue
@@ -86,6 +88,7 @@ class Stage:
         compile: Whether, and for which shapes, forwards and inferences are compiled.
         on_non_finite: What happens on a loss that is not finite.
         on_oom: What happens on a batch that does not fit into memory.
+        cuda_graphs: Whether forwards and backwards are captured, where the device has graphs.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Stage:
         compile: Compile = "none",
         on_non_finite: OnNonFinite = "raise",
         on_oom: OnOom = "raise",
+        cuda_graphs: bool = False,
     ) -> None:
         self.number = number
         self.layers = list(layers)
@@ -117,8 +121,10 @@ class Stage:
         self._found: dict[int, tuple[list[Tensor] | None, int]] = {}
         self._gathered: dict[int, Accumulation] = {}
         self._draws: dict[int, dict[Action, bool]] = {}
-        self._compiled: dict[int, CompiledLayer] = {}
+        self._gated: dict[int, CompiledLayer | GraphedLayer] = {}
+        self._graphed: dict[int, GraphedLayer] = {}
         self._abandoned = threading.Event()
+        recorder = recorders(device) if cuda_graphs else None
         for index, layer in self.layers:
             module = module_of(layer)
             module.to(device.device)
@@ -131,9 +137,12 @@ class Stage:
             }
             if on_non_finite == "skip" or on_oom == "split":
                 self._rescues[index] = Rescue(index, layer, device, self.finite, splits=on_oom == "split")
+            name = f"layer {index} ({type(layer).__name__})"
             if compile != "none":
-                name = f"layer {index} ({type(layer).__name__})"
-                self._compiled[index] = CompiledLayer(layer, name, compile, draws=draws)
+                self._gated[index] = CompiledLayer(layer, name, compile, draws=draws)
+            elif recorder is not None:
+                self._graphed[index] = GraphedLayer(layer, name, device.device, recorder, draws=draws)
+                self._gated[index] = self._graphed[index]
 
     def learn_with(self, together: Together) -> None:
         """Has this stage learn from each batch with others; it then draws numbers of its own, but for updates."""
@@ -151,13 +160,24 @@ class Stage:
         self.clock.forget()
 
     def drop_unlearnt(self) -> None:
-        """After a life, once the worker has ended: drops the gradients of an update that never came.
+        """After a life, once the worker has ended: drops the gradients of an update that never came, and graphs.
 
         A second time does nothing: gradients that a state brings along before the next life stay.
         """
         midway, self._in_hand = self._in_hand is not None, None
         for gathered in self._gathered.values():
             gathered.forget(midway=midway)
+        if self._graphed:
+            self._drop_graphs()
+
+    def _drop_graphs(self) -> None:
+        """Once the replays have ended, whose memory may then go; and while nobody captures, since freeing is refused
+        within a capture."""
+        with suppress(RuntimeError):  # a broken GPU runs nothing more; whoever uses it next is told so
+            self.device.synchronize()
+        with GATE.shared():
+            for graphed in self._graphed.values():
+                graphed.forget()
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""
@@ -182,7 +202,8 @@ class Stage:
         with self.device.active(), self._settings(action):
             for index, layer in self.layers:
                 update = partial(_update, layer, held.packet.lr_scale)
-                whole = partial(self._act, action, index, held, layer.backward if action is Action.BACKWARD else update)
+                work = self._backward_of(index, layer) if action is Action.BACKWARD else update
+                whole = partial(self._act, action, index, held, work)
                 rescue = self._rescues.get(index)
                 if self._together is not None:
                     self._act_together(self._together, action, index, layer, whole, held.packet)
@@ -260,7 +281,9 @@ class Stage:
 
     def _climb(self, index: int, layer: TrainableLayer, parcel: Parcel, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """One layer's forward, and what it leaves behind."""
-        whole = partial(self._act, Action.FORWARD, index, parcel, partial(go_forward, layer, x, y), (x, y))
+        graphed = self._graphed.get(index)
+        work = partial(go_forward, layer, x, y) if graphed is None else partial(graphed.go_forward, x, y)
+        whole = partial(self._act, Action.FORWARD, index, parcel, work, (x, y))
         rescue = self._rescues.get(index)
         passed: Passed
         with self._blame.around(Action.FORWARD, index, parcel.packet.batch):
@@ -278,6 +301,10 @@ class Stage:
                 cause = partial(cause_of, x, y, module_of(layer))
                 self.finite.look(index, parcel.packet.batch, passed.losses, cause)
         return passed.onward
+
+    def _backward_of(self, index: int, layer: TrainableLayer) -> Callable[[], None]:
+        graphed = self._graphed.get(index)
+        return layer.backward if graphed is None else graphed.go_backward
 
     def _learn(self, index: int, whole: Callable[[], None], *, updates: bool) -> None:
         """Ends a batch: it counts, or is left out; and where it ``updates``, so does what was gathered."""
@@ -347,7 +374,7 @@ class Stage:
         Raises:
             Abandoned: The event was set during a wait for the compiler.
         """
-        found = self._compiled.get(index)
+        found = self._gated.get(index)
         if found is None:
             return layer.inference(x, path)
         return found.inference(x, path, abandoned, compiled=compiled)
@@ -360,13 +387,13 @@ class Stage:
         return settings(action, self.device, self.precision)
 
     def _admitted(self, action: Action, index: int, inputs: Tree = None) -> AbstractContextManager[None]:
-        """The layer's turn to act: at once, unless something is being compiled or it may compile something itself."""
-        compiled = self._compiled.get(index)
-        if compiled is None:
+        """The layer's turn to act: at once, unless something is compiled or captured, or it may be so itself."""
+        gated = self._gated.get(index)
+        if gated is None:
             return _AT_ONCE
         if action is Action.FORWARD:
-            return compiled.forward(inputs, self._abandoned)
-        return compiled.after_forward(action is Action.BACKWARD, self._abandoned)
+            return gated.forward(inputs, self._abandoned)
+        return gated.after_forward(action is Action.BACKWARD, self._abandoned)
 
     def _act(
         self,

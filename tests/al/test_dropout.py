@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from pipeal import ConfigError, Dropout
 from pipeal.random import keyed
@@ -79,6 +80,39 @@ def test_it_takes_any_memory_layout() -> None:
     with keyed(1):
         strided = Dropout(0.5)(x.transpose(0, 2))
     assert torch.equal(plain, strided)
+
+
+def test_the_operator_of_compiled_graphs_draws_the_same_mask() -> None:
+    """Under the mode, too, that gives operators that draw a generator, or lends them the default one's place."""
+    ones = torch.ones(20)
+    with keyed(3, 1, 4):
+        wanted = [Dropout(0.5)(ones) for _ in range(2)]
+    with keyed(3, 1, 4, whole_default=True):
+        for one in wanted:
+            mask = torch.ops.pipeal.dropout_mask(torch.zeros(()), 20, 128, torch.float32, ones.device)
+            assert torch.equal(mask, one)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager_decomp_partition"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_it_draws_the_same_masks_in_the_same_order(backend: str, dynamic: bool) -> None:
+    """In one graph. A compiler takes operators on the same inputs for one, unless it is told that they are not."""
+    drop = Dropout(0.3)
+
+    def block(x: Tensor) -> tuple[Tensor, ...]:
+        return drop(x), drop(x), drop(x.abs())
+
+    compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=dynamic)
+    for rows in (5, 9):
+        x = torch.randn(rows, 7, requires_grad=True)
+        with keyed(rows):
+            wanted = block(x)
+        with keyed(rows):
+            found = compiled(x)
+        assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        assert not torch.equal(found[0], found[1])
+        gradients = [torch.autograd.grad(sum(some).sum(), x)[0] for some in (found, wanted)]
+        torch.testing.assert_close(*gradients)
 
 
 def test_outside_a_key_it_follows_the_default_generator() -> None:
