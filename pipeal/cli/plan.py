@@ -44,8 +44,9 @@ _few = click.IntRange(min=1, max=2_000)
     "--replicas",
     type=_count,
     default=1,
-    help="Pipelines that share the devices and average gradients, each on whole batches of its own; each layer's are "
-    "averaged while others go backward, as in a run, but not on shared cores.",
+    help="Pipelines that share the devices, each on whole batches of its own, and average gradients over the link: a "
+    "layer's while others of its stage go backward (in backpropagation, with the last micro-batch), as in a run; with "
+    "--share-cores after all of them, as work of the cores.",
 )
 @click.option("--stage-replicas", type=_few, default=1, help="Devices that may share one slow stage.")
 @click.option("--share-cores", is_flag=True, help="The devices are this machine's cores, and stages share them.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import sys
 
-TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
+TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of glibc's malloc.h
 MMAP_THRESHOLD = -3
+_ARENA_MAX = -8
 _LARGEST = 2**30
 _LARGEST_IN_OLD_GLIBC = 2**25
 
@@ -16,7 +17,8 @@ def keep_freed_memory() -> bool:
 
     By default each activation of some megabytes is mapped from the system and unmapped when freed, and the kernel
     zeroes its pages anew for every batch; ``scripts/bench/text.py`` shows what that costs. The process keeps its
-    peak of memory until it ends. Affects the whole process, so programs call it, and libraries do not.
+    peak of memory until it ends. Affects the whole process, so programs call it, and libraries do not, and before they
+    start threads: those that have allocated keep what glibc does for them.
 
     Returns:
         Whether it took effect: False where the C library is not glibc.
@@ -29,4 +31,7 @@ def keep_freed_memory() -> bool:
         return False
     mapped = mallopt(MMAP_THRESHOLD, _LARGEST) or mallopt(MMAP_THRESHOLD, _LARGEST_IN_OLD_GLIBC)
     trimmed = mallopt(TRIM_THRESHOLD, 2**31 - 1)
-    return bool(mapped and trimmed)
+    # Other threads than the first, as workers are, get heaps of 64 MiB at most, which glibc gives back when they are
+    # empty, whatever the thresholds, and maps from the system what does not fit in them. So all share the first one.
+    shared = mallopt(_ARENA_MAX, 1)
+    return bool(mapped and trimmed and shared)

@@ -11,7 +11,8 @@ from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.layout import Layout, PlannedStage, best_layout
 from pipeal.engine.rivals import BackpropSchedule
-from pipeal.engine.stagecost import LayerSums
+from pipeal.engine.stagecost import Averaging, LayerSums
+from pipeal.engine.stageseconds import StageSeconds
 from pipeal.errors import PlacementError
 
 
@@ -23,6 +24,8 @@ def backprop_layout(
     *,
     stage_replicas: int = 1,
     replicas: int = 1,
+    averages_alone: bool = False,
+    updates: bool = True,
 ) -> Layout:
     """The layout whose slowest part is as fast as can be; see :func:`best_layout`.
 
@@ -35,15 +38,26 @@ def backprop_layout(
         schedule: What it is for.
         stage_replicas: On how many devices one stage may be.
         replicas: How many such pipelines train together.
+        averages_alone: Whether nothing else is done while gradients are averaged.
+        updates: Whether updates count, and averages before them: once per batch, and except for the first stage's they
+            pass while others still go backward.
 
     Raises:
         PlacementError: Nothing fits.
     """
+    averaging = Averaging(down=True, parts=schedule.micro_batches, alone=averages_alone)
 
     def search(held: int, graphs: int = 1) -> Layout:
-        whole = {kind: [_whole(cost, schedule.micro_batches, held) for cost in row] for kind, row in costs.items()}
         return best_layout(
-            whole, devices, link, stage_replicas=stage_replicas, replicas=replicas, queue_depth=0, graphs=graphs
+            {kind: [_whole(cost, schedule.micro_batches, held) for cost in row] for kind, row in costs.items()},
+            devices,
+            link,
+            stage_replicas=stage_replicas,
+            replicas=replicas,
+            queue_depth=0,
+            graphs=graphs,
+            averaging=averaging,
+            updates=updates,
         )
 
     most = schedule.graphs(0, min(len(devices), *map(len, costs.values())))
@@ -54,7 +68,7 @@ def backprop_layout(
         return found
     if len(set(devices)) == 1 and stage_replicas == 1:
         row = [_whole(cost, schedule.micro_batches, 1) for cost in costs[devices[0].kind]]
-        return _from_the_end(row, devices, link, schedule.micro_batches, replicas)
+        return _from_the_end(row, devices, link, averaging, replicas, updates)
     try:
         return search(held=1, graphs=most)
     except PlacementError as error:  # it weighs one graph of each layer, for which there is room
@@ -86,20 +100,21 @@ def _fits(layout: Layout, costs: Mapping[str, Sequence[LayerCost]], schedule: Ba
 
 
 def _from_the_end(
-    row: Sequence[LayerCost], devices: Sequence[PlannedDevice], link: Link, micro_batches: int, replicas: int
+    row: Sequence[LayerCost],
+    devices: Sequence[PlannedDevice],
+    link: Link,
+    averaging: Averaging,
+    replicas: int,
+    updates: bool,
 ) -> Layout:
     """The best layout under 1F1B on devices that are alike, stage by stage from the last one on: how many graphs a
     stage holds depends only on how many stages come after it.
 
     An exact dynamic program in O(layers² × devices); ``row`` has a whole batch, with the graph of one micro-batch.
     """
-    own, layers, device = LayerSums(row), len(row), devices[0]
+    own, layers, device, micro_batches = LayerSums(row), len(row), devices[0], averaging.parts
     sends = [0.0, *(link.packet_s(own.mean_out_bytes(end)) for end in range(1, layers + 1))]
-    took = {
-        (start, end): sum(own.durations(start, end, device, together=replicas, link=link).values())
-        for start in range(layers)
-        for end in range(start + 1, layers + 1)
-    }
+    took = StageSeconds(row, device, devices=1, together=replicas, link=link, averaging=averaging, updates=updates)
     limit = inf if device.memory_bytes is None else device.memory_bytes
     # slowest[n]: the best that the layers from n on can do in so many stages; ends[k][n]: where the first of them ends.
     slowest = [inf] * layers + [0.0]
@@ -111,7 +126,7 @@ def _from_the_end(
             for end in range(start + 1, layers + 1):
                 if own.memory_bytes(start, end, held=min(held, micro_batches)) > limit:
                     break
-                found[start] = min(found[start], (max(took[start, end], sends[end], slowest[end]), end))
+                found[start] = min(found[start], (max(took(start, end), sends[end], slowest[end]), end))
         slowest = [seconds for seconds, _ in found]
         ends.append([end for _, end in found])
         if slowest[0] < best:
@@ -123,8 +138,8 @@ def _from_the_end(
     for after in range(stages, 0, -1):
         end = ends[after - 1][start]
         memory = own.memory_bytes(start, end, held=min(after, micro_batches))
-        number = len(planned)
-        planned.append(PlannedStage(range(start, end), (number,), device, took[start, end], sends[end], memory))
+        seconds = sum(own.durations(start, end, device, together=replicas, link=link, averaging=averaging).values())
+        planned.append(PlannedStage(range(start, end), (len(planned),), device, seconds, sends[end], memory))
         start = end
     return Layout(tuple(planned), any_order=True)
 

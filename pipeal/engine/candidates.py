@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from pipeal.engine.backprop_layout import backprop_layout
 from pipeal.engine.hardware import Link, PlannedDevice
@@ -14,6 +15,7 @@ from pipeal.engine.layout import Layout, best_layout
 from pipeal.engine.rivals import BackpropSchedule
 from pipeal.engine.schedule import Schedule
 from pipeal.engine.simulate import Crowding
+from pipeal.engine.stagecost import Averaging
 from pipeal.errors import PlacementError
 
 CostsByKind = Mapping[str, Sequence[LayerCost]]
@@ -93,7 +95,8 @@ def layouts(
 ) -> list[Layout]:
     """Those of which one is best. With uneven devices or links what a join asks for, or the end of a batch of micro-
     batches, is simulated, not known, and so is how stages crowd each other where they share cores: there, fewer devices
-    may be faster. What does one thing at a time gets as many as there are, so that they share its memory.
+    may be faster. Nor is it known how much of their updates the stages do, after micro-batches, while others still go
+    backward. What does one thing at a time gets as many devices as there are, so that they share its memory.
 
     Args:
         costs: Of the layers, or of the blocks on one micro-batch.
@@ -139,6 +142,16 @@ def share_of(setup: Setup) -> list[PlannedDevice]:
     return [device for device, count in counts.items() for _ in range(count // setup.replicas)]
 
 
+def averaging_of(setup: Setup, *, down: bool = False) -> Averaging:
+    """As it is for each batch, or micro-batch; where cores are shared, it is work of theirs.
+
+    Args:
+        setup: What is trained on.
+        down: Whether by backpropagation.
+    """
+    return Averaging(down=down, alone=setup.crowding is not None)
+
+
 def _lay_out(
     costs: CostsByKind, setup: Setup, devices: Sequence[PlannedDevice], schedule: Schedule | None = None
 ) -> Layout:
@@ -150,6 +163,7 @@ def _lay_out(
         replicas=setup.replicas,
         queue_depth=setup.queue_depth,
         schedule=schedule,
+        averaging=averaging_of(setup),
     )
 
 
@@ -160,12 +174,22 @@ def _layouts_on(
     devices: Sequence[PlannedDevice],
     searches: Searches,
 ) -> list[Layout]:
-    def once(what: Schedule | BackpropSchedule | None, search: Callable[[], Layout]) -> Layout:
+    def once(what: Hashable, search: Callable[[], Layout]) -> Layout:
         return searches.once((id(costs), what, replace(setup, devices=())), devices, search)
 
     if isinstance(schedule, BackpropSchedule):
-        of_replicas = {"stage_replicas": setup.stage_replicas, "replicas": setup.replicas}
-        return [once(schedule, lambda: backprop_layout(costs, devices, setup.link, schedule, **of_replicas))]
+        search = partial(
+            backprop_layout,
+            costs,
+            devices,
+            setup.link,
+            schedule,
+            stage_replicas=setup.stage_replicas,
+            replicas=setup.replicas,
+            averages_alone=averaging_of(setup).alone,
+        )
+        counting = [True] if schedule.micro_batches == 1 else [True, False]
+        return [once((schedule, updates), partial(search, updates=updates)) for updates in counting]
     found = [once(None, lambda: _lay_out(costs, setup, devices))]
     if schedule.joins and not schedule.serial:
         found.append(once(schedule, lambda: _lay_out(costs, setup, devices, schedule)))

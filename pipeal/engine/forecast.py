@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeal.engine.candidates import CostsByKind, Searches, Setup, layouts, share_of
+from pipeal.engine.candidates import CostsByKind, Searches, Setup, averaging_of, layouts, share_of
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layout import Layout
 from pipeal.engine.rivals import BackpropSchedule, gpipe, naive, one_f_one_b
@@ -141,8 +141,7 @@ def forecast(
             devices=len(stage.devices),
             together=len(stage.devices) * setup.replicas,
             link=setup.link,
-            # On shared cores averaging is work of theirs. Blocks of BP go backward from the last one on.
-            meanwhile=None if crowding else stage.layers[::-1] if rival else stage.layers,
+            averaging=averaging_of(setup, down=rival),
         )
         for stage in layout.stages
     ]

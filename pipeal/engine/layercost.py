@@ -32,7 +32,8 @@ class LayerCost:
         parameter_bytes: Its weights; their gradients take as much again.
         optimizer_bytes: What its optimizers keep.
         activation_bytes: What its graph holds from the forward to the end of the backward.
-        mean_out_bytes: The same in the mean over the batches, in bytes: what a link has to carry for each.
+        mean_out_bytes: The packet in the mean over the batches, in bytes: what a link has to carry for each. Where it
+            is not given, all are as large as the largest.
     """
 
     forward_s: float
@@ -42,7 +43,11 @@ class LayerCost:
     parameter_bytes: int = 0
     optimizer_bytes: int = 0
     activation_bytes: int = 0
-    mean_out_bytes: int = 0
+    mean_out_bytes: int = -1
+
+    def __post_init__(self) -> None:
+        if self.mean_out_bytes < 0:
+            object.__setattr__(self, "mean_out_bytes", self.out_bytes)
 
     @property
     def seconds(self) -> float:

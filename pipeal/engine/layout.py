@@ -3,29 +3,30 @@
 What is minimised is the time of the slowest part per batch, which is what a pipeline without joins takes for each: a
 part is a stage (its forwards, backwards and updates) or the link that carries its packet on. Copies overlap with
 compute, so a stage does not wait for its link, and a packet's latency passes while the next ones are on their way, as
-many as may wait before a stage. Under a schedule that joins every batch, a stage's part ends when its update does:
-after all forwards up to it, or under ``backward-overlap`` after all there are, which is the same for any layout and
-left out.
+many as may wait before a stage. Gradients of a layer are averaged while the stage's others go backward; it waits for
+what is left. Under a schedule that joins every batch, a stage's part ends when its update does: after all forwards up
+to it, or under ``backward-overlap`` after all there are, which is the same for any layout and left out.
 
 The search asks for a time T how far the first devices can get if no part may take longer. Two facts make that exact
 and quick. If some devices can cover the first *b* layers, then whatever they could do with fewer is no better: a
-stage that begins later and ends in the same place does less, holds less and sends the same. So one number per set of
-devices is enough. And when T does not suffice, the least time at which any of those answers would change is known:
-nothing between can suffice either. Bisection between such bounds ends at the optimum itself, not near it.
+stage that begins later and ends in the same place has less to do and to average, holds less and sends the same. So one
+number per set of devices is enough. And when T does not suffice, the least time at which any of those answers would
+change is known: nothing between can suffice either. Bisection between such bounds ends at the optimum itself, not near
+it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from pipeal.engine.devicesets import Group, device_sets, with_graphs
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.schedule import Schedule
-from pipeal.engine.stagecost import LayerSums, require_costs, sums
+from pipeal.engine.stagecost import Averaging, LayerSums, require_costs
+from pipeal.engine.stageseconds import StageSeconds
 from pipeal.errors import PlacementError
 
 _NEAR = 1.25
@@ -40,8 +41,7 @@ class PlannedStage:
         layers: The numbers of its layers.
         devices: The numbers of its devices.
         device: What they are.
-        seconds: Its actions on one batch, and the averaging of gradients as if it came after them: a run averages
-            meanwhile what it can.
+        seconds: Its actions on one batch, and what it waits for averages of gradients.
         sends_s: What the link to the next stage takes for each packet of many; 0 for the last stage.
         memory_bytes: What each of its devices holds at most.
     """
@@ -87,6 +87,8 @@ def best_layout(
     queue_depth: int = 2,
     graphs: int = 1,
     schedule: Schedule | None = None,
+    averaging: Averaging | None = None,
+    updates: bool = True,
 ) -> Layout:
     """The layout whose slowest part is as fast as can be; of several such, one with the fewest devices.
 
@@ -107,6 +109,9 @@ def best_layout(
         schedule: What it is for; None for one without joins, and a schedule that does one thing at a time gets the
             layout for that as well. Under one that joins, forwards are taken to be as fast on all devices as on the
             stage's own, and links to take no time before it.
+        averaging: When devices that share a stage, or its replicas, average gradients; None for as layers do
+            that train themselves.
+        updates: Whether updates count, and averages before them; not where they pass while other stages still work.
 
     Raises:
         PlacementError: There is no device, no cost of a kind, or not enough memory.
@@ -116,7 +121,18 @@ def best_layout(
     >>> layout.sizes, [stage.devices for stage in layout.stages], layout.bottleneck_s
     ([2, 1], [(1,), (0,)], 4.0)
     """
-    problem = _Problem(costs, devices, link or Link(), stage_replicas, replicas, queue_depth, graphs, schedule)
+    problem = _Problem(
+        costs,
+        devices,
+        link or Link(),
+        stage_replicas,
+        replicas,
+        queue_depth,
+        graphs,
+        schedule,
+        averaging or Averaging(),
+        updates,
+    )
     found = problem.attempt(inf)
     if found.path is None:
         raise PlacementError(problem.why_nothing_fits())
@@ -161,13 +177,15 @@ class _Problem:
         queue_depth: int,
         graphs: int,
         schedule: Schedule | None,
+        averaging: Averaging,
+        updates: bool,
     ) -> None:
         require_costs(costs, devices, stage_replicas, replicas)
         self.devices = list(devices)
         self.link = link
         self.replicas = replicas
         self.queue_depth = queue_depth
-        self.joining = schedule if schedule is not None and schedule.joins and not schedule.serial else None
+        self.averaging = averaging
         self.sums = {device.kind: LayerSums(costs[device.kind]) for device in devices}
         self.layers = len(costs[devices[0].kind])
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
@@ -179,7 +197,21 @@ class _Problem:
         sets = device_sets(self.devices, stage_replicas)
         self.sets = sets if graphs == 1 else with_graphs(sets, graphs)
         self.groups = {group for moves in self.sets.moves for _, group in moves if group is not None}
-        self._until = {group: self._times(costs[group.device.kind], group) for group in self.groups}
+        joining = schedule if schedule is not None and schedule.joins and not schedule.serial else None
+        alike = {
+            (group.device, group.count): StageSeconds(
+                costs[group.device.kind],
+                group.device,
+                devices=group.count,
+                together=group.count * replicas,
+                link=link,
+                averaging=averaging,
+                updates=updates,
+                joining=joining,
+            )
+            for group in {replace(group, held=1) for group in self.groups}
+        }
+        self._seconds = {group: alike[group.device, group.count] for group in self.groups}
 
     def attempt(self, limit_s: float) -> _Attempt:
         """How far each set of devices gets, set by set."""
@@ -221,45 +253,18 @@ class _Problem:
 
     def _furthest(self, start: int, group: Group, limit_s: float) -> tuple[int, float]:
         """The last layer's end that a stage may have, and the least time that would move it."""
-        ends, starts = self._until[group]
-        send = self._send[group.device.kind]
-        end = max(start, bisect_right(ends, limit_s + starts[start]) - 1)
-        # The sums round: what counts is the time itself.
-        while end < self.layers and self._seconds(start, end + 1, group) <= limit_s:
-            end += 1
-        while end > start and not (
-            self._seconds(start, end, group) <= limit_s and send[end] <= limit_s and self._fits(start, end, group)
-        ):
+        seconds_of, send = self._seconds[group], self._send[group.device.kind]
+        end = seconds_of.furthest(start, limit_s)
+        while end > start and not (send[end] <= limit_s and self._fits(start, end, group)):
             end -= 1
         next_s = inf
         for later in range(end + 1, self.layers + 1):
-            seconds = self._seconds(start, later, group)
+            seconds = seconds_of(start, later)
             if seconds >= next_s:
                 break
             if self._fits(start, later, group):
                 next_s = min(next_s, max(seconds, send[later]))
         return end, next_s
-
-    def _seconds(self, start: int, end: int, group: Group) -> float:
-        """When a stage's part of a batch is over."""
-        ends, starts = self._until[group]
-        return ends[end] - starts[start]
-
-    def _times(self, row: Sequence[LayerCost], group: Group) -> tuple[list[float], list[float]]:
-        """Two sums over the layers, whose difference from a stage's end to its start is its time."""
-        together = group.count * self.replicas
-        forward = sums([cost.forward_s / group.count / group.device.speed for cost in row])
-        rest = sums(
-            [
-                (cost.backward_s / group.count + cost.update_s) / group.device.speed
-                + self.link.all_reduce_s(cost.parameter_bytes, together)
-                for cost in row
-            ]
-        )
-        if self.joining is not None and self.joining.forwards_first:
-            return rest, rest
-        both = [one + other for one, other in zip(forward, rest, strict=True)]
-        return both, both if self.joining is None else rest
 
     def _memory(self, start: int, end: int, group: Group) -> int:
         own = self.sums[group.device.kind]
@@ -270,16 +275,16 @@ class _Problem:
 
     def slowest(self, path: Sequence[_Step]) -> float:
         return max(
-            max(self._seconds(step.start, step.end, step.group), self._send[step.group.device.kind][step.end])
+            max(self._seconds[step.group](step.start, step.end), self._send[step.group.device.kind][step.end])
             for step in path
         )
 
     def least_s(self) -> float:
         """No layout is faster than its slowest layer on the devices that suit it best, or than all devices would be
         that had the work of all layers shared out evenly."""
-        slowest_s = max(min(self._seconds(n, n + 1, group) for group in self.groups) for n in range(self.layers))
-        rows = [(self._until[group][1], group.count) for group in self.groups]
-        work_s = sum(min(count * (row[n + 1] - row[n]) for row, count in rows) for n in range(self.layers))
+        own = self._seconds.items()
+        slowest_s = max(min(seconds(n, n + 1) for _, seconds in own) for n in range(self.layers))
+        work_s = sum(min(group.count * seconds.work_s(n) for group, seconds in own) for n in range(self.layers))
         return max(slowest_s, work_s / len(self.devices) * (1 - 1e-9))  # sums round
 
     def layout(self, path: Sequence[_Step]) -> Layout:
@@ -292,7 +297,13 @@ class _Problem:
             own = tuple(alike[: group.count])
             free = [number for number in free if number not in own]
             durations = self.sums[group.device.kind].durations(
-                start, end, group.device, devices=group.count, together=group.count * self.replicas, link=self.link
+                start,
+                end,
+                group.device,
+                devices=group.count,
+                together=group.count * self.replicas,
+                link=self.link,
+                averaging=self.averaging,
             )
             sends_s, memory = self._send[group.device.kind][end], self._memory(start, end, group)
             stages.append(PlannedStage(range(start, end), own, group.device, sum(durations.values()), sends_s, memory))

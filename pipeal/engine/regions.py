@@ -174,7 +174,11 @@ def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Ca
 
 @contextmanager
 def compiler_settings(*, dynamic: bool) -> Iterator[None]:
-    """What holds while an action runs alone. Newer versions of PyTorch keep such settings per thread."""
+    """What holds while an action runs alone. Newer versions of PyTorch keep such settings per thread.
+
+    A backward computes views of what the forward keeps anew. Else it keeps them beside it, and what follows from them:
+    of a feed-forward the truth values where ReLU was above zero, which a CPU writes slowly.
+    """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
@@ -185,6 +189,7 @@ def compiler_settings(*, dynamic: bool) -> Iterator[None]:
         # One kernel at a time: more are compiled by processes that outlive the pipeline.
         stack.enter_context(inductor.patch(compile_threads=1))
         stack.enter_context(dynamo_settings.patch({limit: GRAPHS_MOST, "automatic_dynamic_shapes": False}))
+        stack.enter_context(functorch.patch(recompute_views=True))
         if dynamic:
             stack.enter_context(inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False))
             stack.enter_context(functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False))

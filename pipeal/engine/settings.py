@@ -163,6 +163,7 @@ class _ProcessMatmul:
         self._lock = threading.Lock()
         self._holders = 0
         self._name = self._before = ""
+        self._of_backends: list[tuple[Any, str]] = []
 
     def begin(self, name: Matmul) -> None:
         with self._lock:
@@ -172,8 +173,13 @@ class _ProcessMatmul:
                     "products have one precision for the whole process; close that one first, or ask for the same"
                 )
             if not self._holders:
-                self._name, self._before = name, torch.get_float32_matmul_precision()
-                torch.set_float32_matmul_precision(name)
+                self._name = name
+                self._of_backends = [(backend, backend.fp32_precision) for backend in _backends()]
+                try:
+                    self._before = torch.get_float32_matmul_precision()
+                except RuntimeError:  # the user has set backends to what none of these names says
+                    self._before = "highest"
+                torch.set_float32_matmul_precision(name)  # sets the backends, too
             self._holders += 1
 
     def end(self) -> None:
@@ -181,6 +187,16 @@ class _ProcessMatmul:
             self._holders -= 1
             if not self._holders:
                 torch.set_float32_matmul_precision(self._before)
+                for backend, before in self._of_backends:
+                    backend.fp32_precision = "none"  # what is set for all of them holds
+                    if backend.fp32_precision != before:
+                        backend.fp32_precision = before
+
+
+def _backends() -> list[Any]:
+    """Those whose matrix products have a setting of their own, from torch 2.9 on."""
+    found = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    return [backend for backend in found if hasattr(backend, "fp32_precision")]
 
 
 _MATMUL = _ProcessMatmul()

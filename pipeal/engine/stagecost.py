@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, inf
 from typing import TypeVar
@@ -13,6 +14,25 @@ from pipeal.engine.schedule import Action
 from pipeal.errors import PlacementError
 
 Number = TypeVar("Number", int, float)
+
+Averaged = tuple[float, float, float]
+"""Seconds: what a device does for a layer, what averaging its gradients takes after that, what the device does then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging:
+    """When devices average the gradients of a layer: after its backward, while others go backward or update.
+
+    Attributes:
+        down: Whether the last layer goes backward first, as in backpropagation; otherwise the first.
+        parts: Into how many micro-batches a batch is cut: the gradients of a layer are whole after the last one.
+        alone: Whether nothing else is done meanwhile, as where averaging is work of cores that all share; it then
+            begins after the last backward, and takes longest.
+    """
+
+    down: bool = False
+    parts: int = 1
+    alone: bool = False
 
 
 class LayerSums:
@@ -26,6 +46,7 @@ class LayerSums:
 
     def __init__(self, row: Sequence[LayerCost]) -> None:
         self.layers = len(row)
+        self._row = row
         self._seconds = {
             Action.FORWARD: sums([cost.forward_s for cost in row]),
             Action.BACKWARD: sums([cost.backward_s for cost in row]),
@@ -46,7 +67,7 @@ class LayerSums:
         devices: int = 1,
         together: int = 1,
         link: Link,
-        meanwhile: Sequence[int] | None = None,
+        averaging: Averaging,
     ) -> dict[Action, float]:
         """Seconds per batch of a stage, by action; an update begins with what is left of averaging gradients.
 
@@ -57,32 +78,17 @@ class LayerSums:
             devices: On how many of them.
             together: How many devices average their gradients, those of other replicas included.
             link: Between any two.
-            meanwhile: Its layers in the order of their backwards, where the gradients of each are averaged while other
-                layers go backward or update, as in a run; None where nothing else is done then, which takes longest.
+            averaging: When that is.
         """
         forward, backward, update = ((row[end] - row[start]) / device.speed for row in self._seconds.values())
-        average_s = link.all_reduce_s(self._parameters[end] - self._parameters[start], together)
-        average_s += (end - start - 1) * link.all_reduce_s(0, together)  # each layer's messages have a latency
-        rest_s = update + average_s
-        if meanwhile is not None and together > 1:
-            rest_s = self._rest_s(meanwhile, device, devices, together, link)
-        return {Action.FORWARD: forward / devices, Action.BACKWARD: backward / devices, Action.UPDATE: rest_s}
-
-    def _rest_s(self, layers: Sequence[int], device: PlannedDevice, devices: int, together: int, link: Link) -> float:
-        """From the last backward's end to the last update's: layer by layer the device goes backward, the link averages
-        what is there, and then the device updates what has been averaged."""
-        backward, update = self._seconds[Action.BACKWARD], self._seconds[Action.UPDATE]
-        gone_s = averaged_s = 0.0
-        ready_s = []
-        for layer in layers:
-            gone_s += (backward[layer + 1] - backward[layer]) / device.speed / devices
-            size = self._parameters[layer + 1] - self._parameters[layer]
-            averaged_s = max(averaged_s, gone_s) + link.all_reduce_s(size, together)
-            ready_s.append(averaged_s)
-        learnt_s = gone_s
-        for layer, from_s in zip(layers, ready_s, strict=True):
-            learnt_s = max(learnt_s, from_s) + (update[layer + 1] - update[layer]) / device.speed
-        return learnt_s - gone_s
+        if together > 1:
+            each = averages(self._row[start:end], device, devices=devices, together=together, link=link, how=averaging)
+            if averaging.alone:
+                update += sum(average_s for _, average_s, _ in each)
+            else:
+                *_, learnt_s = learnt(each)
+                update = max(update, learnt_s - backward / devices / averaging.parts)
+        return {Action.FORWARD: forward / devices, Action.BACKWARD: backward / devices, Action.UPDATE: update}
 
     def out_bytes(self, end: int) -> int:
         """The largest packet that a stage hands on, in bytes; 0 after the last layer."""
@@ -104,6 +110,46 @@ class LayerSums:
         """
         shared = held * (self._active[end] - self._active[start]) + waiting * self.out_bytes(end)
         return self._resident[end] - self._resident[start] + ceil(shared / devices)
+
+
+def averages(
+    row: Sequence[LayerCost], device: PlannedDevice, *, devices: int, together: int, link: Link, how: Averaging
+) -> list[Averaged]:
+    """What :func:`learnt` is made of, for each of the layers in order.
+
+    Args:
+        row: Their costs.
+        device: What they are on.
+        devices: On how many of them.
+        together: How many devices average.
+        link: Between any two.
+        how: When they do.
+    """
+    found = []
+    for cost in row:
+        backward_s = cost.backward_s / device.speed / devices / how.parts
+        average_s, update_s = link.all_reduce_s(cost.parameter_bytes, together), cost.update_s / device.speed
+        # Backwards that come down end with the first layer's. Played backwards in time, which takes as long, they begin
+        # with it: updates, then averages, then backwards.
+        found.append((update_s, average_s, backward_s) if how.down else (backward_s, average_s, update_s))
+    return found
+
+
+def learnt(layers: Iterable[Averaged]) -> Iterator[float]:
+    """For the first layer, the first two, …: seconds from their first backward to their last update.
+
+    Layer by layer the device goes backward, the link averages what is there, and the device updates what is averaged,
+    as if it could do so beside the backwards of others. It cannot: a stage takes at least all of both.
+
+    >>> list(learnt([(2.0, 3.0, 1.0), (2.0, 1.0, 1.0)]))
+    [6.0, 7.0]
+    """
+    first_s = averaged_s = then_s = 0.0
+    for own_s, average_s, after_s in layers:
+        first_s += own_s
+        averaged_s = max(averaged_s, first_s) + average_s
+        then_s = max(then_s, averaged_s) + after_s
+        yield then_s
 
 
 def sums(values: Sequence[Number]) -> list[Number]:

@@ -85,7 +85,7 @@ def searches(repeats: int) -> list[Search]:
     def layer() -> LayerCost:
         seconds = draw.random(), 2 * draw.random(), 0.2 * draw.random()
         sizes = draw.randrange(10**6), draw.randrange(10**6), draw.randrange(10**6)
-        return LayerCost(*seconds, *sizes, activation_bytes=10**7, mean_out_bytes=sizes[0])
+        return LayerCost(*seconds, *sizes, activation_bytes=10**7)
 
     one, other = ([layer() for _ in range(LAYERS)] for _ in range(2))
     costs = {"a": one, "b": other}

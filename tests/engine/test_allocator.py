@@ -6,22 +6,33 @@ import sys
 import pytest
 
 PROGRAM = """
-import resource, sys, torch
+import resource, sys, threading, torch
 from pipeal.engine.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(3): torch.ones(16_000_000)
-before = faults()
-for _ in range(10): torch.ones(16_000_000)
-print(faults() - before)
+def allocate():
+    for _ in range(3): torch.ones(numbers)
+    before = faults()
+    for _ in range(10): torch.ones(numbers)
+    print(faults() - before)
+numbers = int(sys.argv[3])
+if sys.argv[2] == "worker":
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+else:
+    allocate()
 """
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the settings are glibc's")
-def test_freed_memory_is_used_again_without_asking_the_system() -> None:
+@pytest.mark.parametrize(("where", "numbers"), [("main", 16_000_000), ("worker", 2_000_000), ("worker", 16_000_000)])
+def test_freed_memory_is_used_again_without_asking_the_system(where: str, numbers: int) -> None:
+    """In workers, too: theirs was given back after every batch, 6,338 pages of a language model's of 128 texts."""
+
     def faults(mode: str) -> int:
-        run = subprocess.run([sys.executable, "-c", PROGRAM, mode], capture_output=True, text=True, check=True)
-        return int(run.stdout)
+        command = [sys.executable, "-c", PROGRAM, mode, where, str(numbers)]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     assert faults("keep") * 10 < faults("leave")

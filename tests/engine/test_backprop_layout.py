@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +13,10 @@ from pipeal.engine.backprop_layout import backprop_layout
 from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.rivals import one_f_one_b
+from pipeal.engine.stagecost import Averaging
 
 from .cases import cuts
-from .test_layout import subsets, ways
+from .test_layout import learning_s, subsets, ways
 
 small, large = PlannedDevice(memory_bytes=100), PlannedDevice(memory_bytes=200)
 
@@ -37,10 +40,10 @@ def test_what_does_not_fit_is_said_to_lack_room_for_graphs() -> None:
 @pytest.mark.parametrize("any_order", [True, False], ids=["in any order", "in the order given"])
 @settings(max_examples=150)
 @given(
-    rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5),
+    rows=st.lists(st.tuples(st.integers(1, 9), *[st.integers(0, 9)] * 3), min_size=1, max_size=5),
     devices=st.lists(
         st.builds(
-            PlannedDevice, speed=st.sampled_from([1.0, 2.0]), memory_bytes=st.integers(0, 12).map(lambda n: 4 * n)
+            PlannedDevice, speed=st.sampled_from([1.0, 2.0]), memory_bytes=st.integers(0, 12).map(lambda n: 6 * n)
         ),
         min_size=1,
         max_size=4,
@@ -48,16 +51,23 @@ def test_what_does_not_fit_is_said_to_lack_room_for_graphs() -> None:
     link=st.sampled_from([Link(), Link(bytes_per_s=1.0)]),
     most=st.integers(1, 2),
     micro_batches=st.integers(1, 5),
+    replicas=st.integers(1, 2),
+    alone=st.booleans(),
 )
 def test_no_layout_that_fits_is_faster_on_any_devices(
     any_order: bool,
-    rows: list[tuple[int, int, int]],
+    rows: list[tuple[int, int, int, int]],
     devices: list[PlannedDevice],
     link: Link,
     most: int,
     micro_batches: int,
+    replicas: int,
+    alone: bool,
 ) -> None:
-    costs = {"cpu": [LayerCost(own_s, own_s, mean_out_bytes=sent, activation_bytes=kept) for own_s, sent, kept in rows]}
+    """Gradients are averaged while blocks go backward with the last micro-batch, the last block first."""
+    row = [LayerCost(s, s, 1.0, 0, size, 0, kept, sent) for s, sent, kept, size in rows]
+    costs, averaging = {"cpu": row}, Averaging(down=True, parts=micro_batches, alone=alone)
+    options = {"stage_replicas": most, "replicas": replicas, "averages_alone": alone}
 
     def takes_s(sizes: list[int], groups: list[tuple[int, ...]]) -> float | None:
         worst, start = 0.0, 0
@@ -65,13 +75,15 @@ def test_no_layout_that_fits_is_faster_on_any_devices(
             alike = {devices[one] for one in group}
             if len(alike) > 1 or (not any_order and list(group) != list(range(group[0], group[-1] + 1))):
                 return None
-            device, part = alike.pop(), rows[start : start + size]
-            held = min(len(sizes) - number, micro_batches) * sum(kept for _, _, kept in part)
-            if -(-held // len(group)) > (device.memory_bytes or 0):
+            device, part = alike.pop(), row[start : start + size]
+            held = min(len(sizes) - number, micro_batches) * sum(cost.activation_bytes for cost in part)
+            if sum(cost.resident_bytes for cost in part) - (-held // len(group)) > (device.memory_bytes or 0):
                 return None
             start += size
-            seconds = micro_batches * sum(2 * own_s for own_s, _, _ in part) / len(group) / device.speed
-            sends_s = micro_batches * part[-1][1] / link.bytes_per_s if start < len(rows) else 0.0
+            whole = [replace(cost, backward_s=micro_batches * cost.backward_s) for cost in part]
+            seconds = micro_batches * sum(cost.forward_s for cost in part) / len(group) / device.speed
+            seconds += learning_s(whole, device, len(group), len(group) * replicas, link, averaging)
+            sends_s = micro_batches * part[-1].mean_out_bytes / link.bytes_per_s if start < len(rows) else 0.0
             worst = max(worst, seconds, sends_s)
         return worst
 
@@ -89,8 +101,8 @@ def test_no_layout_that_fits_is_faster_on_any_devices(
         fitting = [seconds for seconds in every if seconds is not None]
         if not fitting:
             with pytest.raises(PlacementError, match="no layout fits"):
-                backprop_layout(costs, devices, link, one_f_one_b(micro_batches), stage_replicas=most)
+                backprop_layout(costs, devices, link, one_f_one_b(micro_batches), **options)
             return
-        layout = backprop_layout(costs, devices, link, one_f_one_b(micro_batches), stage_replicas=most)
+        layout = backprop_layout(costs, devices, link, one_f_one_b(micro_batches), **options)
     assert layout.bottleneck_s == pytest.approx(min(fitting), rel=1e-12)
     assert takes_s(layout.sizes, [stage.devices for stage in layout.stages]) == pytest.approx(layout.bottleneck_s)

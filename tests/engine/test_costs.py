@@ -26,7 +26,7 @@ def counted_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that take time set the clock, and nothing else does: a busy machine does not show."""
     now = [0.0]
     monkeypatch.setattr("pipeal.engine.virtual.sleep", lambda seconds: now.append(now.pop() + seconds))
-    monkeypatch.setattr("pipeal.engine.device.cpu.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("pipeal.engine.device.base.time.perf_counter", lambda: now[0])
 
 
 @pytest.mark.usefixtures("counted_clock")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
@@ -21,9 +21,10 @@ from pipeal.engine.placement import layers_of_stages
 from pipeal.engine.rivals import BackpropSchedule, one_f_one_b
 from pipeal.engine.schedule import SCHEDULES, Action, Schedule
 from pipeal.engine.simulate import Crowding, Hop, simulate
-from pipeal.engine.stagecost import LayerSums
+from pipeal.engine.stagecost import Averaging, LayerSums
 
 from .cases import cuts
+from .test_layout import ways
 
 EQUAL = LayerCost(1.0, 2.0, 0.0, 100, 1000, optimizer_bytes=2000, activation_bytes=800, mean_out_bytes=100)
 
@@ -165,6 +166,58 @@ def test_gradients_are_averaged_while_other_layers_go_backward() -> None:
     assert best_forecast("AL sequential", model, slow).batch_s == pytest.approx((2 + 2 + 2 * 2 * 5 + 0.5) / 2)
 
 
+def test_stages_are_laid_out_for_gradients_that_are_averaged_meanwhile() -> None:
+    """Layouts were once searched for as if all gradients were averaged after the last backward: the first layer, whose
+    3 s of averaging pass while the second goes backward, got a stage of its own, and training was a quarter slower."""
+    rows = [LayerCost(1, 3, parameter_bytes=size) for size in (3000, 0, 2000)]
+    setup = on(4, link=Link(bytes_per_s=1000.0), replicas=2)
+    found = best_forecast("AL pipelined", Model({"cpu": rows}), setup)
+    assert [(stage.layers, stage.seconds) for stage in found.layout.stages] == [(range(2), 8), (range(2, 3), 6)]
+    assert found.batch_s == pytest.approx(8 / 2, rel=0.01)
+    # On cores that stages share there is no meanwhile, and what the plan shows says so.
+    shared = forecast("", SCHEDULES["pipelined"], {"cpu": rows}, replace(setup, crowding=lambda _: 1.0))
+    assert [(stage.layers, stage.seconds) for stage in shared.layout.stages] == [(range(1), 7), (range(1, 3), 10)]
+    assert shared.batch_s == pytest.approx(10 / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["BP gpipe", "BP 1f1b"])
+def test_what_backpropagation_does_once_per_batch_may_pass_while_others_still_work(name: str) -> None:
+    """The 4 s that averages of a first block take were once weighed like 4 s of work on micro-batches: it got a stage
+    of its own, beside one of three blocks, and a step took a fifth longer."""
+    first, other = LayerCost(0.25, 0.5, parameter_bytes=4000), LayerCost(0.25, 0.5)
+    setup = on(4, link=Link(bytes_per_s=1000.0), replicas=2)
+    found = best_forecast(name, Model(equal(4), {4: {"cpu": [first, other, other, other]}}), setup)
+    assert found.layout.sizes == [2, 2]
+    assert found.layout.stages[0].seconds == 4 * 1.5 + 4  # all of it is shown
+    assert found.batch_s == pytest.approx((5 * 1.5 + 4) / 2)
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5),
+    count=st.integers(1, 4),
+    replicas=st.integers(2, 3),
+    stage_replicas=st.integers(1, 2),
+    latency=st.sampled_from([0.0, 0.5]),
+)
+def test_no_stages_of_replicas_are_forecast_to_be_faster(
+    rows: list[tuple[int, int, int, int]], count: int, replicas: int, stage_replicas: int, latency: float
+) -> None:
+    """Every layout is simulated, in a run so long that its beginning and end count for little."""
+    costs = {"cpu": [LayerCost(1 + f, 1 + b, u, parameter_bytes=12 * size) for f, b, u, size in rows]}
+    setup = on(
+        count * replicas, link=Link(4.0, latency), replicas=replicas, stage_replicas=stage_replicas, batches=2000
+    )
+    found = forecast("", SCHEDULES["pipelined"], costs, setup)
+    for stages in range(1, min(count, len(rows)) + 1):
+        for sizes in cuts(len(rows), stages):
+            for groups in ways(range(count), stages, stage_replicas, any_order=False):
+                own = zip(layers_of_stages(sizes), groups, strict=True)
+                laid = [PlannedStage(layers, group, PlannedDevice(), 0.0, 0.0, 0) for layers, group in own]
+                other = forecast("", SCHEDULES["pipelined"], costs, setup, Layout(tuple(laid), any_order=True))
+                assert found.batch_s <= 1.005 * other.batch_s
+
+
 @given(
     rows=st.lists(st.tuples(*[st.integers(0, 9)] * 3), min_size=1, max_size=5),
     together=st.integers(2, 4),
@@ -178,8 +231,8 @@ def test_averaging_takes_no_longer_beside_other_work_than_after_it(
     link = Link(bytes_per_s=4.0, latency_s=1.0)
     order = layers[::-1] if down else layers
     beside, after = (
-        sums.durations(0, len(rows), PlannedDevice(), together=together, link=link, meanwhile=meanwhile)
-        for meanwhile in (order, None)
+        sums.durations(0, len(rows), PlannedDevice(), together=together, link=link, averaging=how)
+        for how in (Averaging(down=down), Averaging(alone=True))
     )
     update_s = sum(own_s for _, own_s, _ in rows)
     averages = [link.all_reduce_s(12 * size, together) for _, _, size in rows]

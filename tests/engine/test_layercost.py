@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import DataError
+from pipeal.engine.hardware import Link, PlannedDevice
 from pipeal.engine.layercost import Costs, LayerCost, load_costs, save_costs
+from pipeal.engine.layout import best_layout
 
 seconds, sizes = st.floats(0, 1e3), st.integers(0, 2**50)
 some_seconds = st.floats(1e-6, 1e3)
@@ -92,6 +95,15 @@ def test_what_is_no_file_of_costs_is_told(text: str, message: str, tmp_path: Pat
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         load_costs(tmp_path / "none.json")
+
+
+def test_packets_of_which_only_the_largest_is_known_are_all_as_large() -> None:
+    """A link carried them in no time: in the mean they were taken to have no bytes."""
+    cost = LayerCost(1, 2, out_bytes=100)
+    assert cost.mean_out_bytes == 100
+    assert best_layout({"cpu": [cost] * 2}, [PlannedDevice()] * 2, Link(bytes_per_s=10)).sizes == [2]
+    assert replace(cost, out_bytes=200).mean_out_bytes == 100
+    assert LayerCost(1, 2, out_bytes=100, mean_out_bytes=0).mean_out_bytes == 0
 
 
 def test_what_is_resident_counts_gradients() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +18,33 @@ from .cases import Case, Layer, Outcome, cosine, outcome
 CASE = Case((Layer("linear", width=9), Layer("pipeal.Dropout", width=8), Layer("batch norm")), rows=(5, 5, 3))
 
 
+own_settings = pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="backends have none of their own"
+)
+
+
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    before = torch.get_float32_matmul_precision(), of_backends()
     yield
-    assert torch.get_float32_matmul_precision() == before
+    assert (torch.get_float32_matmul_precision(), of_backends()) == before
+
+
+def of_backends() -> list[str]:
+    if not hasattr(torch.backends, "fp32_precision"):
+        return []
+    return [torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision]
+
+
+@contextmanager
+def set_to(where: Any, precision: str) -> Iterator[None]:
+    """A user's own setting, of one backend or of all."""
+    before = where.fp32_precision
+    where.fp32_precision = precision
+    try:
+        yield
+    finally:
+        where.fp32_precision = before
 
 
 class Asking(nn.Linear):
@@ -68,6 +92,31 @@ def test_pipelines_that_overlap_leave_what_was_before_the_first() -> None:
     assert torch.get_float32_matmul_precision() == "medium"
     second.__exit__(None, None, None)
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+@own_settings
+@pytest.mark.parametrize("matmul", settings.MATMULS)
+def test_what_the_user_has_set_for_a_backend_holds_again_afterwards(matmul: settings.Matmul) -> None:
+    """Such a pipeline could not be opened: asked for one word for all backends, torch raises where they differ."""
+    for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+        with set_to(backend, "tf32"):
+            before = of_backends()
+            with Pipeline([BP(asking := Asking())], matmul=matmul) as pipe:
+                pipe.predict(torch.ones(2, 3))
+            assert asking.seen == [matmul]
+            assert of_backends() == before
+
+
+@own_settings
+def test_backends_follow_afterwards_what_is_set_for_all_of_them() -> None:
+    """A pipeline left each with a setting of its own, which hid what the user then said of all."""
+    for before in ("none", "tf32"):
+        with set_to(torch.backends, before):
+            with Pipeline([BP(Asking())], matmul="medium"):
+                assert of_backends() == ["tf32", "bf16"]
+            for later in ("tf32", "ieee"):
+                with set_to(torch.backends, later):
+                    assert of_backends() == [later] * 2
 
 
 def test_another_precision_while_one_holds_is_refused_and_leaves_it() -> None:

@@ -1,7 +1,8 @@
 """One small layer over CPU and CUDA: where a stage computes, how a packet comes to it, when things happened."""
 
-from pipeal.engine.device.cpu import Device, FarDevice, Precision, Ready, Stamp
+from pipeal.engine.device.base import Device, Precision, Ready, Stamp
 from pipeal.engine.device.cuda import CudaDevice, ready_now, take_over
+from pipeal.engine.device.far import FarDevice
 from pipeal.engine.device.named import fastest_precision, open_device, parse_device
 
 __all__ = [

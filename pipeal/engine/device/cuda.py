@@ -21,7 +21,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from pipeal.engine.device.cpu import RUN_AHEAD, Device, Ready, Stamp
+from pipeal.engine.device.base import RUN_AHEAD, Device, Ready, Stamp
 from pipeal.engine.pinned import pinned, to_pinned
 from pipeal.errors import PlacementError
 from pipeal.packet import Tree, map_tensors, tensors

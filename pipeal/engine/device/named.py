@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeal.engine.device.cpu import Device, Precision
+from pipeal.engine.device.base import Device, Precision
 from pipeal.engine.device.cuda import CudaDevice
 from pipeal.errors import PlacementError
 

@@ -9,12 +9,15 @@
 Each replica's gradients and losses are weighted by its samples, so that the update is that of one larger batch, up to
 rounding, wherever losses are means over samples. Batch norm sees each replica's own statistics; buffers are replica 0's
 after every batch. Sums are made in an order that depends on nothing but the sizes: runs repeat bit for bit.
+
+Gradients travel in few rows, of many parameters each, and in these they stay: what is averaged is not copied back, and
+a parameter's own gradient goes when it is in its row.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -69,6 +72,7 @@ class Alike:
         self._far: Any = groups.alike_on_gpus or groups.alike
         self._on_gpus = groups.alike_on_gpus is not None
         self._by_host = device.lags and not self._on_gpus
+        self._device = device.device
         self._stopped = stopped
         self._under_way: dict[int, _UnderWay] = {}
 
@@ -93,15 +97,19 @@ class Alike:
         buffers = list(module.buffers())
         facts = torch.tensor([samples, learnt, *(one.grad is not None for one in parameters)], dtype=torch.float64)
         works = [self._begun(self._host.allreduce, facts)]
-        mine = [_share(one, learnt) for one in parameters]
-        if losses:
-            mine.append(torch.stack([loss.float() for loss in losses]) * samples)
-        shares = self._rows(mine)
+        mine = [_flat(one) for one in parameters]
+        weight = learnt or samples
+        if losses:  # of this batch's samples, in a row that counts by those of the gradients
+            mine.append(torch.stack([loss.float() for loss in losses]) * (samples / max(weight, 1)))
+        shares = self._rows(mine, weight)
+        del mine
+        for one in parameters:
+            one.grad = None
         works += [
             self._begun(self._far.allreduce, torch.view_as_real(row) if row.is_complex() else row)
             for row in _not_empty(shares)
         ]
-        firsts = self._rows(buffers)
+        firsts = self._rows([one.reshape(-1) for one in buffers])
         works += [
             self._begun(self._far.broadcast, row.view(torch.uint8), dist.BroadcastOptions())
             for row in _not_empty(firsts)
@@ -126,19 +134,16 @@ class Alike:
         samples, learnt, *have = found.facts.tolist()
         samples, learnt = max(samples, 1.0), max(learnt, 1.0)
         for places, row in found.firsts if self.replica else []:
-            for place, value in _parts([found.buffers[one] for one in places], places, row):
-                found.buffers[place].copy_(value)
+            for place, value in _parts(row, places, found.buffers):
+                found.buffers[place].copy_(value.view(found.buffers[place].shape))
         losses = None
         like = [*found.parameters, torch.empty(found.losses)]
         for places, row in found.shares:
-            for place, value in _parts([like[one] for one in places], places, row.div_(learnt)):
+            for place, value in _parts(row.to(self._device).div_(learnt), places, like):
                 if place == len(found.parameters):
                     losses = list((value * (learnt / samples)).unbind())  # without the rest of the row
                 elif have[place]:
-                    parameter = found.parameters[place]
-                    if parameter.grad is None:
-                        parameter.grad = torch.empty_like(parameter)
-                    parameter.grad.copy_(value)
+                    found.parameters[place].grad = _shaped(value, found.parameters[place])
         return losses
 
     def require_alike(self, stage: Stage) -> None:
@@ -158,11 +163,13 @@ class Alike:
                         "0; build all replicas from one seed, and load the same states into them"
                     )
 
-    def _rows(self, found: list[Tensor]) -> list[tuple[list[int], Tensor]]:
-        """The tensors in few rows, each with the places of those in it, where the group can reach them."""
+    def _rows(self, found: list[Tensor], weight: int = 1) -> list[tuple[list[int], Tensor]]:
+        """Flat tensors in few rows, each with the places of those in it, where the group can reach them."""
         rows = []
         for places in _buckets(found):
-            row = torch.cat([found[place].reshape(-1) for place in places])
+            row = torch.cat([found[place] for place in places])
+            if weight != 1:
+                row.mul_(weight)
             rows.append((places, row.cpu() if self._by_host else row))
         return rows
 
@@ -194,16 +201,30 @@ class Alike:
         return self._groups.blame(world, others, error)
 
 
-def _share(parameter: nn.Parameter, samples: int) -> Tensor:
-    """A gradient by its weight."""
-    if parameter.grad is None:
-        return torch.zeros_like(parameter)
-    if parameter.grad.layout is not torch.strided:
+def _flat(parameter: nn.Parameter) -> Tensor:
+    """All of a parameter's gradient, in the order in which the parameter lies in memory."""
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    if gradient.layout is not torch.strided:
         raise ConfigError(
             f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse, which replicas cannot average; "
             "use sparse=False in its embedding"
         )
-    return parameter.grad * samples
+    return (gradient if parameter.is_contiguous() else gradient.permute(_order(parameter))).reshape(-1)
+
+
+def _shaped(row: Tensor, parameter: nn.Parameter) -> Tensor:
+    """A gradient in that order, to the last stride as the parameter: fused optimizers want it so."""
+    order = _order(parameter)
+    if parameter.is_contiguous() or parameter.permute(order).is_contiguous():
+        return row.as_strided(parameter.shape, parameter.stride())
+    # The parameter has gaps, or lies over itself: nobody can lie as it does.
+    back = sorted(range(parameter.dim()), key=order.__getitem__)
+    return row.view([parameter.shape[one] for one in order]).permute(back)
+
+
+def _order(parameter: nn.Parameter) -> list[int]:
+    """Its dimensions, first the one whose neighbours are furthest apart in memory."""
+    return sorted(range(parameter.dim()), key=parameter.stride().__getitem__, reverse=True)
 
 
 def _buckets(found: list[Tensor]) -> list[list[int]]:
@@ -226,11 +247,9 @@ def _not_empty(rows: list[tuple[list[int], Tensor]]) -> list[Tensor]:
     return [row for _, row in rows if row.numel()]
 
 
-def _parts(like: list[Tensor], places: list[int], row: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """A row as the tensors it is made of, with their places."""
-    pieces = row.split([one.numel() for one in like])
-    for place, one, piece in zip(places, like, pieces, strict=True):
-        yield place, piece.view(one.shape)
+def _parts(row: Tensor, places: list[int], like: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """The flat tensors that a row is made of, with their places."""
+    return zip(places, row.split([like[place].numel() for place in places]), strict=True)
 
 
 def _digest(layer: TrainableLayer) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -313,6 +314,13 @@ class FullOnly:
         return Done()
 
 
+def with_nobody() -> Alike:
+    """One of two whose other adds nothing."""
+    world: Any = SimpleNamespace(rank=0, mesh=Mesh(1, replicas=2))
+    groups: Any = SimpleNamespace(alike=FullOnly(), alike_on_gpus=None)
+    return Alike(world, groups, Device(torch.device("cpu")), lambda: False)
+
+
 def test_what_has_no_elements_is_not_sent_but_learns_all_the_same() -> None:
     class Empty(nn.Module):
         def __init__(self) -> None:
@@ -327,9 +335,7 @@ def test_what_has_no_elements_is_not_sent_but_learns_all_the_same() -> None:
     layer = ALPackage([BP(Empty(), lr=0.01)])[0]
     for parameter in layer.parameters():
         parameter.grad = torch.ones_like(parameter)
-    world: Any = SimpleNamespace(rank=0, mesh=Mesh(1, replicas=2))
-    groups: Any = SimpleNamespace(alike=FullOnly(), alike_on_gpus=None)
-    alike = Alike(world, groups, Device(torch.device("cpu")), lambda: False)
+    alike = with_nobody()
     alike.begin(0, layer, [torch.tensor(3.0)], 4, 4)
     losses = alike.finish(0)
     assert losses is not None
@@ -337,3 +343,52 @@ def test_what_has_no_elements_is_not_sent_but_learns_all_the_same() -> None:
     for parameter in layer.parameters():
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, torch.ones_like(parameter))
+
+
+class LaidOut(nn.Module):
+    """Parameters in memory as nobody would write them down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+        self.points = nn.Conv2d(3, 4, 1).to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter(torch.randn(5, 3).t())
+        self.number = nn.Parameter(torch.tensor(2.0))
+        self.gaps = nn.Parameter(torch.randn(6, 4)[:, :2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = (self.images(x).mean((2, 3)) + self.points(x).mean((2, 3)))[:, :3]
+        return seen * self.number + (self.turned**2).sum(1) + (self.gaps**2).sum(1)[:3]
+
+
+def test_averages_lie_in_memory_as_their_parameters_do_and_are_not_copied_back() -> None:
+    """Fused optimizers walk through both side by side, and on a GPU refuse what does not lie alike."""
+    layer = ALPackage([BP(LaidOut(), lr=0.01)])[0]
+    wanted = {name: torch.randn_like(parameter) for name, parameter in layer.named_parameters()}
+    for name, parameter in layer.named_parameters():
+        parameter.grad = wanted[name].contiguous()  # which some of them are not
+    alike = with_nobody()
+    alike.begin(0, layer, None, 1, 1)
+    assert [parameter.grad for parameter in layer.parameters()] == [None] * 7  # their memory is free meanwhile
+    alike.finish(0)
+    found = {name: parameter.grad for name, parameter in layer.named_parameters() if parameter.grad is not None}
+    assert found.keys() == wanted.keys()
+    for name, parameter in layer.named_parameters():
+        assert torch.equal(found[name], wanted[name]), name
+        assert found[name].stride() == parameter.stride() or name.endswith("gaps"), name
+    assert len({gradient.untyped_storage().data_ptr() for gradient in found.values()}) == 1
+
+
+def test_replicas_with_a_fused_optimizer_learn_whatever_parameters_lie_like() -> None:
+    def package() -> ALPackage:
+        torch.manual_seed(1)
+        return ALPackage([BP(LaidOut(), lr=0.01, optimizer=partial(torch.optim.Adam, fused=True))])
+
+    images = [(torch.randn(6, 3, 5, 5), torch.randn(6, 3)) for _ in range(3)]
+    whole = package()
+    train_by_hand(whole, images, cosine)
+    with thread_ranks(2, replicas=2) as worlds:
+        packages = [package() for _ in worlds]
+        train(worlds, packages, [[(x[:4], y[:4]) for x, y in images], [(x[4:], y[4:]) for x, y in images]])
+        for name, value in packages[1].state_dict().items():
+            torch.testing.assert_close(value, whole.state_dict()[name], rtol=1e-3, atol=1e-5)

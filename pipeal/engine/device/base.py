@@ -1,4 +1,4 @@
-"""What a stage asks of its device, and how a CPU does it; and a device of which another process knows the rest."""
+"""What a stage asks of its device, and how a CPU does it."""
 
 from __future__ import annotations
 
@@ -119,21 +119,3 @@ class Device:
 
     def __str__(self) -> str:
         return str(self.device)
-
-
-class FarDevice(Device):
-    """A device that another process works on.
-
-    Args:
-        name: What it is called there, for messages.
-        device: Where this process keeps what belongs to it: ``meta`` for nowhere.
-    """
-
-    far = True
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        super().__init__(device)
-        self.name = name
-
-    def __str__(self) -> str:
-        return self.name
