@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, ModuleType
+from functools import partial
+from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -73,31 +74,36 @@ class Before:
 
 def cut_graphs(module: nn.Module) -> None:
     """Frees the graphs that a layer holds as attributes, such as those of its last losses."""
-    for _, tensor, ours in _results(module):
+    for _, tensor, ours in _results(module, objects=False):
         if _can_be_cut(tensor, ours):
             tensor.detach_()
 
 
 def left_uncut(module: nn.Module) -> str | None:
-    """Where a layer holds a graph that :func:`cut_graphs` leaves: a view's, or one that an object holds; or None."""
-    return next((where for where, tensor, ours in _results(module) if not _can_be_cut(tensor, ours)), None)
+    """Where a layer holds a graph that :func:`cut_graphs` leaves: a view's, or one that an object holds, or a function
+    (in what it closes over, is bound to or is given beforehand); or None."""
+    found = _results(module, objects=True)
+    return next((where for where, tensor, ours in found if not _can_be_cut(tensor, ours)), None)
 
 
 def _can_be_cut(tensor: Tensor, ours: bool) -> bool:
     return ours and not tensor._is_view()
 
 
-def _results(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+def _results(module: nn.Module, *, objects: bool) -> Iterator[tuple[str, Tensor, bool]]:
     """Where tensors with a graph are, they, and whether they are the layer's own: what objects hold may be others'."""
     for part in module.modules():
         for name, value in vars(part).items():
-            for tensor, ours in _held(value, set()):
+            for tensor, ours in _held(value, set(), objects=objects):
                 if tensor.grad_fn is not None:
                     yield f"{type(part).__name__}.{name}", tensor, ours
 
 
-def _held(value: object, seen: set[int], depth: int = 0, *, ours: bool = True) -> Iterator[tuple[Tensor, bool]]:
-    """The tensors that an attribute reaches, and whether through containers alone; modules are asked for their own."""
+def _held(
+    value: object, seen: set[int], depth: int = 0, *, objects: bool, ours: bool = True
+) -> Iterator[tuple[Tensor, bool]]:
+    """The tensors that an attribute reaches, and whether through containers alone, or also through ``objects``; modules
+    are asked for their own."""
     if isinstance(value, Tensor):
         yield value, ours
     if isinstance(value, _HOLDS_NONE) or depth == _DEEP or id(value) in seen:
@@ -108,15 +114,36 @@ def _held(value: object, seen: set[int], depth: int = 0, *, ours: bool = True) -
         inside = value.values()
     elif isinstance(value, list | tuple | set | frozenset | deque):
         inside = value
+    elif objects:
+        ours, inside = False, _parts(value)
     else:
-        ours = False
-        inside = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in _slots(value))]
+        return
     for one in list(inside):
-        yield from _held(one, seen, depth + 1, ours=ours)
+        yield from _held(one, seen, depth + 1, objects=objects, ours=ours)
 
 
 _DEEP = 8
-_HOLDS_NONE = (Tensor, nn.Module, type, ModuleType, FunctionType, int, float, str, bytes, type(None))
+_HOLDS_NONE = (Tensor, nn.Module, type, ModuleType, int, float, str, bytes, type(None))
+
+
+def _parts(value: object) -> Iterator[object]:
+    """What an object, or a function, holds on to."""
+    yield from getattr(value, "__dict__", {}).values()
+    yield from (getattr(value, name, None) for name in _slots(value))
+    if isinstance(value, FunctionType):
+        yield from (value.__defaults__ or (), value.__kwdefaults__ or {})
+        yield from map(_content, value.__closure__ or ())
+    elif isinstance(value, MethodType | BuiltinMethodType):
+        yield from (value.__self__, getattr(value, "__func__", None))
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
 
 
 def _slots(value: object) -> Iterator[str]:

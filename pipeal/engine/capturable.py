@@ -13,7 +13,8 @@ compiled are seen, by :class:`~pipeal.engine.alike.Makeup`.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -30,26 +31,34 @@ class Watch(TorchDispatchMode):
 
     Args:
         device: Where the layer is.
-        known: What a replay finds again where it was: the inputs, the layer's parameters and buffers.
+        inputs: What it is given, which a replay finds again in memory of the graph's own.
+        own: The layer's parameters and buffers, which a replay finds again where they were.
 
     Attributes:
         fault: The first thing that no graph can do, in words; None for none. A forward or a backward that gives the
             device no work at all is one: PyTorch warns of empty graphs.
         draws: How many random words were drawn by :meth:`words`, call by call.
+        runs: Of the forward, and then of the backward, each operator and its arguments, in words: numbers as they are,
+            and which of its own tensors it read.
     """
 
-    def __init__(self, device: torch.device, known: Iterable[Tensor]) -> None:
+    def __init__(self, device: torch.device, inputs: Iterable[Tensor], own: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.fault: str | None = None
         self.draws: list[int] = []
+        self.runs: list[list[str]] = []
+        own = list(own)
+        self._own = {_begin(tensor): f"own {i}" for i, tensor in enumerate(own) if tensor.layout is torch.strided}
         self._device = device
         self._drawing = self._worked = False
         self._known = {0}  # where a tensor has no memory
-        self.know(known)
+        self.know(inputs)
+        self.know(own)
 
     def __enter__(self) -> Watch:
         """Begins the forward, or the backward."""
         self._worked = False
+        self.runs.append([])
         super().__enter__()
         return self
 
@@ -90,8 +99,15 @@ class Watch(TorchDispatchMode):
         if not self._drawing:
             self._worked = self._worked or _works(func, made)
             self.fault = self.fault or self._fault_of(func, args, kwargs, made)
+            self.runs[-1].append(f"{func}{pytree.tree_map(self._told, (*args, kwargs) if kwargs else args)}")
         self.know(made)
         return result
+
+    def _told(self, value: Any) -> _Told:
+        if isinstance(value, Tensor):
+            return _Told(self._own.get(_begin(value), "_") if value.layout is torch.strided else "_")
+        # Others might say where they lie, or what is in them.
+        return _Told(repr(value) if isinstance(value, _PLAIN) else type(value).__name__)
 
     def _fault_of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: list[Tensor]) -> str | None:
         name, given = str(func), _tensors((args, kwargs))
@@ -110,6 +126,50 @@ class Watch(TorchDispatchMode):
         return None
 
 
+class Batch:
+    """What a watched batch did: a graph repeats it where like batches do the same.
+
+    Numbers that a layer keeps in Python, and changes, are seen here: the graph would go on with those of its capture.
+
+    Args:
+        watch: Has seen its forward and its backward.
+        gathered: Which parameters had no gradient before the backward: to others PyTorch adds, by an operator.
+    """
+
+    def __init__(self, watch: Watch, gathered: Hashable) -> None:
+        self.draws = watch.draws
+        self._gathered = gathered
+        # Of the words their hashes: there may be many sets of shapes.
+        self._runs = [array("q", map(hash, run)) for run in watch.runs]
+        self._words = watch.runs
+
+    def unlike(self, earlier: Sequence[Batch]) -> str | None:
+        """How it differs from batches that are like it, in words; None for not at all. Then lets go of the words."""
+        words, self._words = self._words, []
+        for one in earlier:
+            if one.draws != self.draws:
+                return "it does not draw alike on batches that are alike"
+            alike = zip(words, self._runs, one._runs, strict=True)
+            for said, mine, before in list(alike)[: 2 if one._gathered == self._gathered else 1]:
+                if mine != before:
+                    at = next((i for i, (a, b) in enumerate(zip(mine, before, strict=False)) if a != b), len(before))
+                    other = said[at] if at < len(said) else "fewer operators"
+                    return (
+                        f"it runs {other} where it did not on a batch that is alike; a graph would repeat one of them"
+                    )
+        return None
+
+
+class _Told(str):
+    """Shown as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _INDEXES = ("aten.index.", "aten.index_put", "aten._index_put", "aten._unsafe_index")
 _TRUTHS = (torch.bool, torch.uint8)
 
@@ -126,6 +186,11 @@ _LOOKED_UP_MOST = 3072  # a table that was asked for more rows sorts them for it
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _begin(tensor: Tensor) -> tuple[int, int]:
+    """Where its memory begins, and it within; of two that have none, nobody can tell which is which."""
+    return _place(tensor), int(tensor.storage_offset())
 
 
 def _place(tensor: Tensor) -> int:

@@ -19,7 +19,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Protocol, TypeVar
 from weakref import WeakSet
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.engine.before import cut_graphs
+from pipeal.engine.copies import copied, copy_of, one_of_each
 from pipeal.engine.device import CudaDevice, Device
 from pipeal.engine.forward import Passed, go_forward
 from pipeal.errors import ScheduleError
@@ -42,7 +43,7 @@ _TAKING = threading.Lock()
 
 
 class GraphWarning(UserWarning):
-    """A layer runs without CUDA graphs, although they were asked for."""
+    """A layer runs without CUDA graphs, although they were asked for; or graphs could not yet be dropped."""
 
 
 class Recorder(Protocol):
@@ -52,18 +53,24 @@ class Recorder(Protocol):
         """What gives it again, and what the work returned. Nothing is computed until then."""
         ...
 
+    def drop(self) -> None:
+        """Lets go of all that was recorded, whoever holds what gives it again; that must not be called any more."""
+        ...
+
 
 class CudaRecorder:
     """Records the CUDA graphs of one layer, which share their memory.
 
     Args:
         stream: Of nobody but this stage's recorders: what anyone else gives to it meanwhile would be recorded, too.
-            cuBLAS keeps one workspace for it, in the memory of one layer's graphs: the stage's recorders go together.
+            cuBLAS has one workspace for it, in the memory of the layer that was captured first, and all graphs of the
+            stage write there: its recorders drop their graphs together.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
         self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def record(self, work: Callable[[], T]) -> tuple[Callable[[], None], T]:
         """Waits for the GPU before it begins. Other threads may use the GPU meanwhile, but not wait for all of it."""
@@ -80,8 +87,16 @@ class CudaRecorder:
         except BaseException as error:
             if failed is None or error is failed:
                 raise
-            raise failed from None  # the capture cannot end either, and would say so instead
+            raise failed from failed.__cause__  # the capture cannot end either, and would say so instead
+        self._graphs.append(graph)
         return graph.replay, result
+
+    def drop(self) -> None:
+        """Call it once the replays have ended, and while nobody captures: it frees what they worked on."""
+        for graph in self._graphs:
+            with suppress(RuntimeError):  # a broken GPU frees nothing; whoever uses it next is told so
+                graph.reset()
+        self._graphs.clear()
 
 
 def recorders(device: Device) -> Callable[[], Recorder] | None:
@@ -175,9 +190,9 @@ class LayerGraph:
         self._recorder = recorder
         self._gradients = gradients
         self._parameters = list(module_of(layer).parameters())
-        own = _copied(inputs)
+        own = copied(inputs)
         # Written to without autograd's knowledge: it would take the recorded forward for spoilt.
-        self._slots = [_unexpanded(tensor.data) for tensor in tensors(own)]
+        self._slots = [one_of_each(tensor.data) for tensor in tensors(own)]
         words = [torch.empty(count, dtype=torch.int64, device=device) for count in draws]
         self._words = [word.data for word in words]
 
@@ -199,12 +214,12 @@ class LayerGraph:
         self._gradients.keep()
         with torch.no_grad():
             for slot, new in zip(self._slots, tensors((x, y)), strict=True):
-                slot.copy_(_unexpanded(new))
+                slot.copy_(one_of_each(new))
             for words in self._words:
                 redraw(words)
             self._replay_forward()
             losses = self._passed.losses
-            return Passed(_copied(self._passed.onward), None if losses is None else [_copy(loss) for loss in losses])
+            return Passed(copied(self._passed.onward), None if losses is None else [copy_of(loss) for loss in losses])
 
     def record_backward(self) -> None:
         """Records the backward of the forward that was recorded; computes nothing."""
@@ -215,45 +230,15 @@ class LayerGraph:
         self._found = [(one, one.grad) for one in self._parameters if one.grad is not None]
         for one, before in zip(self._parameters, gathered, strict=True):
             one.grad = before
+        # What is kept of this graph of autograd would have a later backward end on the stream of the capture.
+        self._passed = Passed(map_tensors(Tensor.detach, self._passed.onward), self._passed.losses)
+        cut_graphs(module_of(self._layer))
 
     def backward(self) -> None:
         """As the layer's own backward after :meth:`forward`; adds to gradients that are there."""
         assert self._replay_backward is not None
         self._replay_backward()
         self._gradients.hand_out(self._found)
-
-
-def _copied(tree: T) -> T:
-    return map_tensors(_copy, tree)
-
-
-@torch.no_grad()
-def _copy(tensor: Tensor) -> Tensor:
-    """Laid out in memory as the original is, so that what reads it finds the strides of the batches before."""
-    once = _unexpanded(tensor)
-    if _may_overlap(once):
-        return tensor.clone()
-    copy = torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype, device=tensor.device).copy_(once)
-    return copy if once is tensor else copy.expand(tensor.shape)  # a view could not be changed in place under autograd
-
-
-def _unexpanded(tensor: Tensor) -> Tensor:
-    """What lies in memory of a tensor that repeats itself along some dimensions: one of each."""
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if size > 1 and not stride:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
-
-
-def _may_overlap(tensor: Tensor) -> bool:
-    """Whether two of its elements may lie in one place."""
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
 
 
 @contextmanager

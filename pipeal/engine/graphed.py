@@ -8,8 +8,9 @@ Graphs live as long as the workers, whose handles of CUDA's libraries they were 
 
 Not captured: updates, whose learning rates are numbers; inference; layers that may draw from PyTorch's default
 generators, or that wait for the GPU; sets of shapes beyond the first :data:`GRAPHS_MOST`. They run as they are, and one
-:class:`GraphWarning` for each layer says why. The words that :class:`pipeal.Dropout` draws are drawn before each
-replay, outside of the graph, from the same key: its masks are those of a run without graphs.
+:class:`GraphWarning` for each layer, in each life of the pipeline, says why. The words that :class:`pipeal.Dropout`
+draws are drawn before each replay, outside of the graph, from the same key: its masks are those of a run without
+graphs.
 
 A replay runs kernels, and no Python: what a layer decides there is decided once for each set of shapes, hooks that are
 added later are not called, and a layer asked for its ``loss()`` knows nothing of it; reports do. While a layer is
@@ -28,10 +29,14 @@ What differs from a run without graphs, and nobody sees:
   ``g + (a + b)`` where PyTorch adds ``(g + a) + b``: the same up to rounding.
 * A graph's inputs begin at multiples of 512 bytes, which those of the layers before need not do; libraries may choose
   another kernel there, which may round otherwise.
+* What a forward keeps in the layer, such as for the layer's own ``update()``: a replay runs no Python, so numbers stay
+  those of the last capture, and tensors those of the last set of shapes that was captured. Numbers that change within
+  the first :data:`WARM_UP` batches are seen, and the layer is not captured.
 * A function that its author gave to ``torch.compile`` and calls within a forward (see
   :class:`~pipeal.engine.capturable.Watch`).
 
-Graphs of weights that have since moved elsewhere count among the :data:`GRAPHS_MOST` until the pipeline is closed.
+Graphs of weights that have since moved elsewhere, and those of a thread that another has followed, count among
+the :data:`GRAPHS_MOST` until the pipeline is closed.
 """
 
 from __future__ import annotations
@@ -48,7 +53,8 @@ import torch
 from pipeal.engine.alike import Makeup
 from pipeal.engine.before import left_uncut
 from pipeal.engine.blame import add_note
-from pipeal.engine.capturable import Watch
+from pipeal.engine.capturable import Batch, Watch
+from pipeal.engine.copies import overlaps
 from pipeal.engine.cudagraph import Gradients, LayerGraph, Recorder
 from pipeal.engine.cudagraph import GraphWarning as GraphWarning
 from pipeal.engine.forward import Passed, go_forward
@@ -146,8 +152,8 @@ class GraphedLayer:
         self._name = name
         self._device = device
         self._new_recorder = new_recorder
-        self._closed = False
-        self.forget()
+        self._draws = draws
+        self._begin_anew()
         if draws:
             self._close(
                 "it may draw from PyTorch's default generators, whose numbers a graph would repeat; pipeal.Dropout, "
@@ -155,11 +161,23 @@ class GraphedLayer:
             )
 
     def forget(self) -> None:
-        """Before and after a life of the pipeline: drops the graphs. The layers of a stage do so together."""
+        """Before and after a life of the pipeline: drops the graphs, whoever holds them still, as a traceback may, and
+        what closed the layer. The layers of a stage do so together, once all replays have ended."""
+        self._recorder.drop()
+        self._begin_anew()
+
+    def retire(self) -> None:
+        """Has no graph of before run any more. They are kept: their replays may yet be under way."""
+        self._met.clear()
+        self._retired += self._graphs.values()
+        self._graphs.clear()
+
+    def _begin_anew(self) -> None:
+        self._closed = self._draws
         self._graphs: dict[Hashable, LayerGraph] = {}
         self._retired: list[LayerGraph] = []
         self._gradients, self._recorder = Gradients(), self._new_recorder()
-        self._met: dict[Hashable, list[list[int]]] = {}
+        self._met: dict[Hashable, list[Batch]] = {}
         self._thread: int | None = None
         self._step = _Step.AS_IT_IS
         self._like_now: Hashable = None
@@ -200,11 +218,16 @@ class GraphedLayer:
         if self._step is _Step.AS_IT_IS:
             return go_forward(self._layer, x, y)
         if self._step is _Step.WATCHED:
-            self._watch = Watch(self._device, [*tensors((x, y)), *self._makeup.tensors])
+            self._watch = Watch(self._device, tensors((x, y)), self._makeup.tensors)
             with self._watch, words_from(self._watch.words):
-                return go_forward(self._layer, x, y)
+                passed = go_forward(self._layer, x, y)
+            if any(overlaps(tensor) for tensor in tensors((x, y, passed.onward))):
+                self._watch.fault = self._watch.fault or (
+                    "what it is given, or hands on, overlaps with itself, as windows that unfold() gives; clone it"
+                )
+            return passed
         if self._step is _Step.CAPTURED:
-            draws = self._met[self._like_now][-1]
+            draws = self._met[self._like_now][-1].draws
             with self._explained():
                 graph = LayerGraph(self._layer, self._recorder, self._gradients, (x, y), draws, self._device)
             self._graphs[self._like_now] = graph
@@ -218,10 +241,11 @@ class GraphedLayer:
         elif step is _Step.WATCHED:
             watch, self._watch = self._watch, None
             assert watch is not None
-            watch.know(one.grad for one in self._module.parameters() if one.grad is not None)
+            gathered = [one.grad for one in self._module.parameters()]
+            watch.know(grad for grad in gathered if grad is not None)
             with watch:
                 self._layer.backward()
-            self._judge(watch)
+            self._judge(watch, Batch(watch, tuple(grad is None for grad in gathered)))
         else:
             graph = self._graphs[self._like_now]
             if step is _Step.CAPTURED:
@@ -248,17 +272,17 @@ class GraphedLayer:
             self._close(f"it meets more sets of shapes than the {GRAPHS_MOST} that have one")
         return _Step.AS_IT_IS
 
-    def _judge(self, watch: Watch) -> None:
+    def _judge(self, watch: Watch, batch: Batch) -> None:
         """After a watched batch: it counts, or the layer is captured no more."""
         met = self._met[self._like_now]
         if watch.fault is not None:
             self._close(watch.fault)
         elif self._makeup.replaced():
             self._close("its forward or backward puts another module, parameter or buffer in the place of one")
-        elif met and met[-1] != watch.draws:
-            self._close("it does not draw alike on batches that are alike")
+        elif (unlike := batch.unlike(met)) is not None:
+            self._close(unlike)
         else:
-            met.append(watch.draws)
+            met.append(batch)
 
     def _close(self, why: str) -> None:
         """No more graphs but those there are."""
@@ -272,14 +296,11 @@ class GraphedLayer:
         if self._thread != threading.get_ident():
             # Libraries keep a handle for each thread, which must not be made within a capture.
             self._thread = threading.get_ident()
-            self._met.clear()
+            self.retire()
         elif not self._makeup.replaced():
             return
         if self._makeup.replaced():
-            # Graphs would go on with what was replaced. They are kept to the end of this life: they may yet run.
-            self._met.clear()
-            self._retired += self._graphs.values()
-            self._graphs.clear()
+            self.retire()  # graphs would go on with what was replaced
             self._changes += 1
         self._makeup = Makeup(self._module)
         fault = self._makeup.fault()

@@ -19,7 +19,6 @@ from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
 from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite
-from pipeal.engine.gate import GATE
 from pipeal.engine.graphed import check_cuda_graphs
 from pipeal.engine.placement import balance, check_sizes, layers_of_stages
 from pipeal.engine.predictor import Predictor
@@ -91,7 +90,8 @@ class Pipeline:
             sets of shapes that come again. What cannot be captured runs as it is, under a
             :class:`~pipeal.engine.graphed.GraphWarning`. Not together with ``compile``, ``skip`` or ``split``. While
             batches are under way, call neither ``torch.cuda.synchronize`` nor ``torch.cuda.empty_cache``, and draw
-            nothing from a GPU's default generator, on any thread: a capture would break. See
+            nothing from a GPU's default generator, on any thread: a capture would break. Nor, beside it, what calls
+            them: :func:`pipeal.data.collect_cuda_peak_alloc`, measuring and planning on GPUs. See
             :mod:`pipeal.engine.graphed`, also for what is not seen.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
@@ -193,8 +193,8 @@ class Pipeline:
         self._samples = 0
         for stage in self.stages:
             if stage.device.device.type == "cuda":
-                with GATE.shared():  # nobody captures meanwhile, which a wait for the whole GPU would break
-                    torch.cuda.synchronize(stage.device.device)  # the weights have arrived before other streams read
+                # The weights have arrived before other streams read. Of the whole GPU, no capture would stand a wait.
+                torch.cuda.current_stream(stage.device.device).synchronize()
 
     def __enter__(self) -> Pipeline:
         """Has the layers do their part for the precision, and starts the workers.

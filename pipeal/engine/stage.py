@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
 from pipeal.engine.forward import Passed, go_forward
 from pipeal.engine.gate import GATE, Abandoned
-from pipeal.engine.graphed import GraphedLayer
+from pipeal.engine.graphed import GraphedLayer, GraphWarning
 from pipeal.engine.layer_state import layer_state
 from pipeal.engine.losses import LossLog
 from pipeal.engine.rescue import LearnPart, Rescue
@@ -38,6 +39,9 @@ from pipeal.packet import (
     shapes_of,
 )
 from pipeal.random import key_seed, keyed, may_draw, updates_may_draw
+
+DROP_PATIENCE_S = 30.0
+"""How long the end of a life waits for a GPU, and then for who is alone behind the gate, before it drops graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,10 @@ class Stage:
                 Action.UPDATE: updates_may_draw(module),
             }
             if on_non_finite == "skip" or on_oom == "split":
-                self._rescues[index] = Rescue(index, layer, device, self.finite, splits=on_oom == "split")
+                splits = on_oom == "split"
+                self._rescues[index] = Rescue(
+                    index, layer, device, self.finite, splits=splits, abandoned=self._abandoned
+                )
             name = f"layer {index} ({type(layer).__name__})"
             if compile != "none":
                 self._gated[index] = CompiledLayer(layer, name, compile, draws=draws)
@@ -172,12 +179,28 @@ class Stage:
 
     def _drop_graphs(self) -> None:
         """Once the replays have ended, whose memory may then go; and while nobody captures, since freeing is refused
-        within a capture."""
-        with suppress(RuntimeError):  # a broken GPU runs nothing more; whoever uses it next is told so
-            self.device.synchronize()
-        with GATE.shared():
-            for graphed in self._graphed.values():
-                graphed.forget()
+        within a capture. Where that takes too long they are kept, and dropped before the next life."""
+        try:
+            ended = self.device.rests_within(DROP_PATIENCE_S)
+        except RuntimeError:  # a broken GPU runs nothing more; whoever uses it next is told so
+            ended = True
+        why = f"{self.device} did not end its work"
+        if ended:
+            try:
+                with GATE.shared(patience_s=DROP_PATIENCE_S):
+                    for graphed in self._graphed.values():
+                        graphed.forget()
+                return
+            except Abandoned:
+                why = "somebody else was compiling, or capturing"
+        for graphed in self._graphed.values():
+            graphed.retire()
+        warnings.warn(
+            f"stage {self.number} keeps its CUDA graphs, and their memory, until the pipeline is opened again or gone: "
+            f"{why} for {DROP_PATIENCE_S:.0f} s",
+            GraphWarning,
+            stacklevel=2,
+        )
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""

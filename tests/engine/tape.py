@@ -101,6 +101,9 @@ class TapeRecorder:
 
         return replay, result
 
+    def drop(self) -> None:
+        self._tapes.clear()
+
 
 def leaves(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

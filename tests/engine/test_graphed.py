@@ -30,7 +30,8 @@ from pipeal.engine import SCHEDULES
 from pipeal.engine.alike import Makeup
 from pipeal.engine.before import cut_graphs, left_uncut
 from pipeal.engine.capturable import Watch
-from pipeal.engine.cudagraph import CudaRecorder, Gradients, LayerGraph, _copy, own_stream
+from pipeal.engine.copies import copy_of, overlaps
+from pipeal.engine.cudagraph import CudaRecorder, Gradients, LayerGraph, own_stream
 from pipeal.engine.forward import go_forward
 from pipeal.engine.gate import GATE
 from pipeal.engine.graphed import WARM_UP, GraphedLayer, GraphWarning, check_cuda_graphs
@@ -336,12 +337,25 @@ def test_graphs_of_autograd_are_cut_before_a_capture() -> None:
 
     class Inspects(TapeRecorder):
         def record(self, work: Callable[[], Any]) -> Any:
-            assert held() == []
+            assert self._tapes or held() == []
             return super().record(work)
 
     assert held() != []
     with GATE.alone():
-        LayerGraph(layer, Inspects(), Gradients(), (x, y), [4, 4], CPU)
+        graph = LayerGraph(layer, Inspects(), Gradients(), (x, y), [4, 4], CPU)
+        assert held() != []
+        graph.record_backward()
+    assert held() == []  # nor must one that is made without a graph end on the capture's stream
+
+
+class Holder:
+    """Has a method that an object may hold."""
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    def show(self) -> Tensor:
+        return self.held
 
 
 def test_graphs_in_containers_are_cut_and_others_are_found() -> None:
@@ -352,7 +366,14 @@ def test_graphs_in_containers_are_cut_and_others_are_found() -> None:
     assert left_uncut(layer) is None
     cut_graphs(layer)
     assert not layer.kept["deep"][0][0].requires_grad  # type: ignore[index, operator]
-    for kept in (made[:2], [made.view(3, 1)], SimpleNamespace(out=made), {"a": SimpleNamespace(out=(made,))}):
+
+    def closes_over(by_default: Any = None) -> Any:
+        return made, by_default
+
+    for kept in (
+        *(made[:2], [made.view(3, 1)], SimpleNamespace(out=made), {"a": SimpleNamespace(out=(made,))}),
+        *(closes_over, [partial(print, made)], partial(print, end=made), deque([made]).append, Holder(made).show),
+    ):
         layer.kept = kept  # type: ignore[assignment]
         assert left_uncut(layer) == "Linear.kept"
         cut_graphs(layer)
@@ -408,12 +429,14 @@ def test_of_a_failed_capture_the_first_error_is_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=None))
     monkeypatch.setattr(torch.cuda, "graph", failing_end)
     recorder = CudaRecorder(SimpleNamespace())  # type: ignore[arg-type]
+    cause = KeyError("what it came from")
 
     def work() -> None:
-        raise ValueError("the layer's own")
+        raise ValueError("the layer's own") from cause
 
-    with pytest.raises(ValueError, match="the layer's own"):
+    with pytest.raises(ValueError, match="the layer's own") as caught:
         recorder.record(work)
+    assert caught.value.__cause__ is cause
     with pytest.raises(RuntimeError, match="previous error"):
         recorder.record(lambda: None)
 
@@ -478,26 +501,42 @@ def test_a_copy_of_a_repeated_tensor_takes_no_more_memory_and_has_its_strides() 
     """Labels by class hand the codes of all classes on, for each sample: the next layer's kernels go by the strides."""
     codes = torch.arange(6.0).view(2, 3)
     for tensor in (codes.expand(5, 2, 3), codes.t().expand(4, 3, 2), codes[:, None].expand(2, 7, 3), codes):
-        copy = _copy(tensor)
+        copy = copy_of(tensor)
+        assert not overlaps(tensor)
         assert torch.equal(copy, tensor)
         assert copy.stride() == tensor.stride()
         assert copy.untyped_storage().nbytes() == codes.untyped_storage().nbytes()
         assert copy.data_ptr() != tensor.data_ptr()
     windows = torch.arange(5.0).unfold(0, 3, 1)
-    assert torch.equal(_copy(windows), windows)
-    assert torch.equal(_copy(windows.expand(2, 3, 3)), windows.expand(2, 3, 3))
+    assert overlaps(windows)
+    assert overlaps(windows.expand(2, 3, 3))
+    assert torch.equal(copy_of(windows), windows)
 
 
-@pytest.mark.parametrize("shaped", [lambda x: x[:1].expand(4, -1), lambda x: x.flatten().unfold(0, FEATURES, 2)[:4]])
-def test_an_input_that_shares_its_memory_with_itself_is_replayed(shaped: Callable[[Tensor], Tensor]) -> None:
+def test_an_input_that_repeats_itself_is_replayed() -> None:
     layer, like = package()[0], package()[0]
-    batches = [(shaped(x), y) for x, y in batches_of([4] * 3)]
+    batches = [(x[:1].expand(4, -1), y) for x, y in batches_of([4] * 3)]
     with GATE.alone():
         graph = LayerGraph(layer, TapeRecorder(), Gradients(), batches[0], [], CPU)
         graph.record_backward()
     for x, y in batches:
         passed, wanted = graph.forward(x, y), go_forward(like, x, y)
         torch.testing.assert_close(passed.onward, wanted.onward)
+
+
+def test_windows_that_overlap_are_not_captured() -> None:
+    """A copy without overlaps has other strides, for which libraries may choose kernels that round otherwise."""
+    x = torch.randn(30).unfold(0, FEATURES, 1)
+    inputs, abandoned = (x, torch.rand(len(x), CLASSES).softmax(1)), threading.Event()
+    graphed = GraphedLayer(package()[0], "layer 0 (AL)", CPU, TapeRecorder, draws=False)
+    with graphed.forward(inputs, abandoned):
+        graphed.go_forward(*inputs)
+    with (
+        pytest.warns(GraphWarning, match="what it is given, or hands on, overlaps with itself, as windows"),
+        graphed.after_forward(True, abandoned),
+    ):
+        graphed.go_backward()
+    assert graphed._closed
 
 
 # What is not captured
@@ -581,6 +620,76 @@ class Alternates(nn.Module):
         return x
 
 
+class Counts(nn.Module):
+    """Keeps a number in Python, which grows."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.share += 0.125
+        return x * self.share
+
+
+class TakesTurns(nn.Module):
+    """Reads another parameter in each batch."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sides, self.times = nn.ParameterList([torch.ones(8), torch.zeros(8)]), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.times += 1
+        return x + self.sides[self.times % 2]
+
+
+class Grows(nn.Module):
+    """Does more from batch to batch, until the third."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.times += 1
+        return x.tanh() if self.times < WARM_UP else x.tanh().tanh()
+
+
+class Turns(torch.autograd.Function):
+    """Has a number in its backward that changes."""
+
+    times = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        Turns.times += 1
+        return gradients[0] * (1 + Turns.times % 2)
+
+
+class TurnsBack(nn.Module):
+    """Has a backward that keeps a number."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        Turns.times = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Turns.apply(x)  # type: ignore[no-any-return]
+
+
 class Looks(nn.Module):
     """A table with sparse gradients."""
 
@@ -643,10 +752,29 @@ class Shows(nn.Module):
         (Remembers, r"aten\.mul\.Tensor reads a tensor that is no input, parameter or buffer of the layer"),
         (Draws, r"it draws random numbers with aten\.rand_like\.default; of what draws, graphs may hold pipeal\.Drop"),
         (Alternates, "it does not draw alike on batches that are alike"),
+        (Counts, r"it runs aten\.mul\.Tensor\(_, 0\.25\) where it did not on a batch that is alike; a graph would rep"),
+        (TakesTurns, r"it runs aten\.add\.Tensor\(_, own \d\) where it did not on a batch that is alike"),
+        (Grows, r"it runs aten\..* where it did not on a batch that is alike"),
+        (TurnsBack, r"it runs aten\.mul\.Tensor\(_, 1\) where it did not on a batch that is alike"),
         (Looks, r"aten\..* works on a sparse tensor"),
         (partial(nn.Dropout, 0.5), r"it may draw from PyTorch's default generators, .*pipeal\.Dropout"),
     ],
-    ids=["sparse buffer", "rebinds", "view", "item", "mask", "memory", "draws", "alternates", "sparse", "nn.Dropout"],
+    ids=[
+        "sparse buffer",
+        "rebinds",
+        "view",
+        "item",
+        "mask",
+        "memory",
+        "draws",
+        "alternates",
+        "counts",
+        "turns",
+        "grows",
+        "backward",
+        "sparse",
+        "nn.Dropout",
+    ],
 )
 def test_a_layer_that_cannot_be_captured_runs_as_it_is_and_says_why(
     block: Callable[[], nn.Module], why: str, tapes: type[TapeRecorder]
