@@ -317,7 +317,7 @@ def test_a_ladder_is_climbed_and_kept(
     monkeypatch.setattr(bench["ladder"], "in_processes", fail)
     arguments = [*("--model=charlm", "--device=cpu", f"--data-root={real_data}", f"--out={tmp_path}", "--turns=2")]
     left_out = ("compiled", "heads", "freed", "one thread")
-    with pytest.raises(SystemExit, match=r"^al \+ data parallel × 2: exit code 7"):
+    with pytest.raises(SystemExit, match=r"^al \+ data parallel × 2, batches of 64: exit code 7"):
         bench["ladder"].main([*arguments, *("--steps=4", "--forms", "al", "--without", *left_out)])
     kept = json.loads((tmp_path / "ladder-charlm-cpu.json").read_text())
     names = [rung["name"] for rung in kept["rungs"]]

@@ -64,8 +64,9 @@ class CompiledLayer:
         module = module_of(layer)
         self._layer = layer
         self._dynamic = dynamic = how == "dynamic"
-        self._kind = device_of(module).type
         self._parts = list(module.modules())
+        sparse = any(getattr(part, "sparse", False) for part in self._parts)  # gradients, which C++ does not hand on
+        self._one_call = device_of(module).type == "cpu" and not sparse
         self._parameters = list(module.parameters())
         self._seen: set[Hashable] = set()
         self._forward_like: Hashable = None
@@ -111,7 +112,7 @@ class CompiledLayer:
             with GATE.shared(abandoned):
                 yield
         else:
-            with GATE.alone(abandoned), compiler_settings(dynamic=self._dynamic, kind=self._kind):
+            with GATE.alone(abandoned), compiler_settings(dynamic=self._dynamic, one_call=self._one_call):
                 yield
             self._seen.add(what)
 
@@ -157,7 +158,7 @@ def _compiles_under_keys() -> bool:
 @cache
 def _check_compiler(kind: str) -> None:
     """Compiles a trivial function for that kind of device; once per process."""
-    with GATE.alone(), compiler_settings(dynamic=False, kind=kind):
+    with GATE.alone(), compiler_settings(dynamic=False, one_call=kind == "cpu"):
         try:
             compiled(_trivial, torch.get_num_threads(), dynamic=False)(torch.zeros(8, device=kind))
         except Exception as error:

@@ -171,11 +171,12 @@ def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Ca
 
 
 @contextmanager
-def compiler_settings(*, dynamic: bool, kind: str = "cpu") -> Iterator[None]:
-    """What holds while an action on a kind of device runs alone. Newer versions of PyTorch keep it per thread.
+def compiler_settings(*, dynamic: bool, one_call: bool = True) -> Iterator[None]:
+    """What holds while an action runs alone. Newer versions of PyTorch keep it per thread.
 
-    On a CPU, a graph is one call from Python, which leaves the interpreter to other stages meanwhile. Else each of its
-    kernels is one, and those that the compiler writes keep the interpreter for as long as they compute.
+    With ``one_call``, for CPUs, a graph is one call from Python, which leaves the interpreter to other stages
+    meanwhile. Else each of its kernels is one, and those that the compiler writes keep the interpreter for as long as
+    they compute.
 
     A backward computes views of what the forward keeps anew. Else it keeps them beside it, and what follows from them:
     of a feed-forward the truth values where ReLU was above zero, which a CPU writes slowly.
@@ -191,7 +192,7 @@ def compiler_settings(*, dynamic: bool, kind: str = "cpu") -> Iterator[None]:
         stack.enter_context(inductor.patch(compile_threads=1))
         stack.enter_context(dynamo_settings.patch({limit: GRAPHS_MOST, "automatic_dynamic_shapes": False}))
         stack.enter_context(functorch.patch(recompute_views=True))
-        if kind == "cpu" and hasattr(inductor, "cpp_cache_precompile_headers"):  # without, a graph takes half a minute
+        if one_call and hasattr(inductor, "cpp_cache_precompile_headers"):  # without, a graph takes half a minute
             stack.enter_context(inductor.patch(cpp_wrapper=True))
         if dynamic:
             stack.enter_context(inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False))
