@@ -15,6 +15,7 @@ from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
 from pipeal.al import BP
 from pipeal.engine import SCHEDULES
 from pipeal.engine.device import Device
+from pipeal.engine.gate import GATE
 from pipeal.engine.rescue import SplitWarning
 from pipeal.errors import NonFiniteError, OutOfMemoryError
 from pipeal.outofmemory import is_out_of_memory
@@ -273,6 +274,17 @@ def test_it_is_said_once_and_counted() -> None:
     (text,) = [str(warning.message) for warning in told]
     assert "layer 1 (AL), batch 0, " in text
     assert "learnt from in parts of 2 samples at most" in text
+
+
+@pytest.mark.parametrize("where", "FB")
+def test_caches_are_emptied_while_nobody_captures(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another pipeline's capture would break."""
+    inside: list[int] = []
+    monkeypatch.setattr(Device, "give_memory_back", lambda self: inside.append(GATE._inside))
+    with pytest.warns(SplitWarning):
+        run(model(2, where), data(4), "sequential", on_oom="split")
+    assert inside
+    assert set(inside) == {1}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -70,7 +70,7 @@ def batch(name: str, mode: str, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("mode", ["al", "bp"])
 @pytest.mark.parametrize("name", [*TEXT_MODELS, *LANGUAGE_MODELS, *VISION_MODELS])
 def test_every_layer_gets_its_graphs_and_learns_as_without(name: str, mode: str) -> None:
-    """The first layer of text models got none: a number that is assigned is copied from the host."""
+    """Nothing in them waits, reads what a replay would not find, or differs from batch to batch."""
 
     def trained(*, cuda_graphs: bool) -> list[Tensor]:
         model = build(name, mode)
