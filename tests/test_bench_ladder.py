@@ -162,6 +162,19 @@ def test_each_rung_changes_one_thing(
     assert {"processes", "threads", "engine"} <= {key for key in below if any(getattr(r.setting, key) for r in ladder)}
 
 
+@pytest.mark.parametrize("name", ["charlm", "resnet"])
+def test_batches_of_a_size_that_is_asked_for_are_those_of_every_rung(
+    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Processes had their own; texts, which are not all as long, are refused."""
+    monkeypatch.setattr(bench["rungs"], "cores", lambda: 2)
+    ladder = bench["rungs"].rungs_of(name, "al", torch.device("cpu"), batch=96)
+    assert {rung.setting.batch for rung in ladder} == {96}
+    assert {rung.setting.processes for rung in ladder} == {1, 2}
+    with pytest.raises(SystemExit, match="2"):
+        bench["ladder"].main(["--model=lstm", "--device=cpu", "--batch=96"])
+
+
 @pytest.mark.parametrize(
     ("word", "key", "left"),
     [

@@ -31,7 +31,7 @@ from ladder_ranks import in_processes
 from ladder_report import COLUMNS, Results
 from rung_data import task_of
 from rung_training import Clock, Measured, train
-from rungs import FORMS, MODELS, PLAIN, Form, Rung, rungs_of
+from rungs import FORMS, MODELS, PLAIN, TEXTS, Form, Rung, rungs_of
 
 from pipeal.engine.device import parse_device
 from pipeal.engine.measure import WARM_UP
@@ -52,10 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--without", nargs="*", default=[], help="does without rungs whose names have such a word")
     parser.add_argument("--turns", type=int, default=3, help="each with another seed")
     parser.add_argument("--steps", type=int, help=f"batches of a turn; the first {WARM_UP} are not timed")
+    parser.add_argument("--batch", type=int, help="samples of every batch; charlm and resnet; default: as configured")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args(arguments)
     if any(word in PLAIN for word in options.without):
         parser.error(f"--without: expected no word that is in {PLAIN!r}, what all rungs are held against")
+    if options.batch is not None and (options.model in TEXTS or options.batch < 1):
+        parser.error(f"found --batch {options.batch}; expected at least 1, and a model whose samples are all as long")
     device = parse_device(options.device)
     forms: list[Form] = options.forms
     turns: int = options.turns
@@ -67,10 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("  ".join(f"{key} {value}" for key, value in machine.items()))
     print("  ".join(f"{name} {rate / 1e9:,.0f} G operations/s" for name, rate in rates.items()), flush=True)
     task = task_of(options.model, device, options.data_root)
-    ladders = [rungs_of(options.model, form, device, options.without) for form in forms]
+    ladders = [rungs_of(options.model, form, device, options.without, options.batch) for form in forms]
     results = Results(task, ladders, {rung.setting: [] for ladder in ladders for rung in ladder}, max(rates.values()))
     options.out.mkdir(parents=True, exist_ok=True)
-    name = options.out / f"ladder-{options.model}-{device.type}"
+    of = "" if options.batch is None else f"-{options.batch}"
+    name = options.out / f"ladder-{options.model}{of}-{device.type}"
     figures, picture = name.with_suffix(".json"), name.with_suffix(".png")
     facts = {"machine": machine, "matrix_rates": rates, "steps": steps}
 
@@ -92,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 say(f"turn {turn + 1}/{turns}", rung, one)
             results.write(figures, facts)
 
-    title = f"{options.model} on {device}, {steps} batches, {turns} turns"
+    samples = "" if options.batch is None else f" of {options.batch}"
+    title = f"{options.model} on {device}, {steps} batches{samples}, {turns} turns"
     print_table(title, COLUMNS, results.table)
     for form, gain in results.gains_of_processes.items():
         print(f"{form.upper()}: data parallel is {gain:.2f}× as fast per sample as one process with one thread")

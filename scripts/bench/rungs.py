@@ -91,13 +91,22 @@ class Rung:
     aside: bool = False
 
 
-def rungs_of(model: str, form: Form, device: torch.device, without: Sequence[str] = ()) -> list[Rung]:
+def rungs_of(
+    model: str, form: Form, device: torch.device, without: Sequence[str] = (), batch: int | None = None
+) -> list[Rung]:
     """What can be tried there, the lowest first; rungs whose names have one of the words, and all above, do without it.
+
+    Args:
+        model: One of :data:`MODELS`.
+        form: In which.
+        device: Where.
+        without: The words.
+        batch: Samples of every rung's batches; None for as many as the configuration has.
 
     Raises:
         ValueError: One of the words is in the name of the lowest, which all others are held against.
     """
-    ladder = [Rung(PLAIN, Setting(form))]
+    ladder = [Rung(PLAIN, Setting(form, batch=batch))]
     if unwanted := [word for word in without if word in PLAIN]:
         raise ValueError(f"found {unwanted[0]!r}, which is in {PLAIN!r}, what all rungs are held against; leave it in")
 
@@ -137,7 +146,7 @@ def rungs_of(model: str, form: Form, device: torch.device, without: Sequence[str
         changes: dict[str, Any] = {"staged": False, "touched": False}
         batches = ""
         if device.type == "cpu":
-            if model in SHARED:
+            if model in SHARED and batch is None:
                 changes["batch"] = SHARED[model]
                 batches = f", batches of {SHARED[model]}"
             add(f"{ONE_THREAD}{batches}", aside=True, threads=1, **changes)
