@@ -115,7 +115,8 @@ def random_words(count: int, device: torch.device) -> Tensor:
     A layer that draws by it alone can be part of a CUDA graph: its words are drawn anew before each replay.
 
     Raises:
-        ScheduleError: A key is in force, and a part of a forward is computed again within a backward.
+        ScheduleError: A key is in force, and a backward under way: a part of a forward is computed again in it. (A
+            backward of your own cannot draw by this either; take ``torch.rand`` and its like.)
     """
     if _local.key is not None and _goes_back():
         raise ScheduleError(_DRAWN_AGAIN)
@@ -174,8 +175,17 @@ class KeyedDefault(TorchDispatchMode):
         own = generator(device)
         if own is None or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
-        if _goes_back() and torch.is_grad_enabled():  # else it is a backward of somebody's own, which may draw
+        # Without gradients it is a backward of somebody's own, which may draw.
+        before = own.get_state() if _goes_back() and torch.is_grad_enabled() else None
+        found = self._drawn(own, device, func, args, kwargs)
+        if before is not None and not torch.equal(before, own.get_state()):
             raise ScheduleError(_DRAWN_AGAIN)
+        return found
+
+    def _drawn(
+        self, own: torch.Generator, device: torch.device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What an operator gives that draws, if it does, from that generator."""
         if func is torch.ops.aten.native_dropout.default:
             return _native_dropout(own, *args, **kwargs)
         overload = func if _takes_generator(func) else _generator_overload(func)

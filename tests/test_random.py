@@ -230,6 +230,25 @@ def test_what_is_computed_again_in_a_backward_draws_nothing(drop: nn.Module, ree
         out.sum().backward()
 
 
+@pytest.mark.parametrize("chance", [0.0, 0.5])
+def test_what_could_draw_but_does_not_may_be_computed_again(chance: float) -> None:
+    """PyTorch tags attention as random, with or without dropout; so is a dropout that is off."""
+    x = torch.randn(1, 2, 8, 4, requires_grad=True)
+
+    def block(x: Tensor) -> Tensor:
+        return F.dropout(F.scaled_dot_product_attention(x, x, x, dropout_p=chance), 0.0)
+
+    with keyed(1, whole_default=True):
+        out = checkpoint(block, x, use_reentrant=False)
+        wanted = torch.autograd.grad(block(x).sum(), x)[0] if not chance else None
+    with keyed(1, 1, whole_default=True):
+        if wanted is None:
+            with pytest.raises(ScheduleError, match="leave what draws out of that part"):
+                out.sum().backward()
+        else:
+            assert torch.equal(torch.autograd.grad(out.sum(), x)[0], wanted)
+
+
 class Noisy(torch.autograd.Function):
     """A backward of somebody's own that draws."""
 

@@ -27,6 +27,7 @@ from pipeal.cli.say import say
 from pipeal.cli.stopping import StopRequest
 from pipeal.cli.team import Team, require_devices
 from pipeal.config import RunConfig
+from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
 from pipeal.errors import PeerLostError
@@ -49,6 +50,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
     Raises:
         PipealError: As there; and what is wrong with the processes, on every one of them.
     """
+    keep_freed_memory()
     launch = Launch.found()
     if launch is None or launch.size == 1:
         run_experiment(lambda say: kind.read(config, say), resume)

@@ -18,7 +18,6 @@ from pipeal.cli.training import train_form
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import write_whole
 from pipeal.engine import parse_device
-from pipeal.engine.allocator import keep_freed_memory
 from pipeal.errors import ConfigError, PlacementError, SaveError
 from pipeal.train.attempts import Attempts
 from pipeal.train.tensorboard import require_tensorboard
@@ -40,7 +39,6 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
         PipealError: A user's mistake, in one line; nothing has been written then.
         Interrupted: The run was asked to end, and saved.
     """
-    keep_freed_memory()
     experiment = make(say)
     config = experiment.config
     forms: tuple[Form, ...] = ("al", "bp") if config.train.mode == "compare" else (config.train.mode,)

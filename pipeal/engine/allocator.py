@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of glibc's malloc.h
@@ -32,6 +33,7 @@ def keep_freed_memory() -> bool:
     mapped = mallopt(MMAP_THRESHOLD, _LARGEST) or mallopt(MMAP_THRESHOLD, _LARGEST_IN_OLD_GLIBC)
     trimmed = mallopt(TRIM_THRESHOLD, 2**31 - 1)
     # Other threads than the first, as workers are, get heaps of 64 MiB at most, which glibc gives back when they are
-    # empty, whatever the thresholds, and maps from the system what does not fit in them. So all share the first one.
-    shared = mallopt(_ARENA_MAX, 1)
+    # empty, whatever the thresholds, and maps from the system what does not fit in them. So all share the first one,
+    # unless the user has said how many heaps there may be.
+    shared = "MALLOC_ARENA_MAX" in os.environ or mallopt(_ARENA_MAX, 1)
     return bool(mapped and trimmed and shared)

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeal.engine.gate import GATE
 from pipeal.engine.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
 from pipeal.errors import ConfigError, first_line, unknown_name
-from pipeal.packet import Path, TrainableLayer, Tree, device_of, module_of
+from pipeal.packet import Path, TrainableLayer, Tree, module_of
 
 Compile: TypeAlias = Literal["none", "static", "dynamic"]
 """Not at all; a graph for each set of shapes; or one graph for all sizes of a dimension."""
@@ -65,8 +65,6 @@ class CompiledLayer:
         self._layer = layer
         self._dynamic = dynamic = how == "dynamic"
         self._parts = list(module.modules())
-        sparse = any(getattr(part, "sparse", False) for part in self._parts)  # gradients, which C++ does not hand on
-        self._one_call = device_of(module).type == "cpu" and not sparse
         self._parameters = list(module.parameters())
         self._seen: set[Hashable] = set()
         self._forward_like: Hashable = None
@@ -112,7 +110,7 @@ class CompiledLayer:
             with GATE.shared(abandoned):
                 yield
         else:
-            with GATE.alone(abandoned), compiler_settings(dynamic=self._dynamic, one_call=self._one_call):
+            with GATE.alone(abandoned), compiler_settings(dynamic=self._dynamic):
                 yield
             self._seen.add(what)
 
@@ -158,7 +156,7 @@ def _compiles_under_keys() -> bool:
 @cache
 def _check_compiler(kind: str) -> None:
     """Compiles a trivial function for that kind of device; once per process."""
-    with GATE.alone(), compiler_settings(dynamic=False, one_call=kind == "cpu"):
+    with GATE.alone(), compiler_settings(dynamic=False):
         try:
             compiled(_trivial, torch.get_num_threads(), dynamic=False)(torch.zeros(8, device=kind))
         except Exception as error:

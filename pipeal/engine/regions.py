@@ -171,12 +171,8 @@ def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Ca
 
 
 @contextmanager
-def compiler_settings(*, dynamic: bool, one_call: bool = True) -> Iterator[None]:
+def compiler_settings(*, dynamic: bool) -> Iterator[None]:
     """What holds while an action runs alone. Newer versions of PyTorch keep it per thread.
-
-    With ``one_call``, for CPUs, a graph is one call from Python, which leaves the interpreter to other stages
-    meanwhile. Else each of its kernels is one, and those that the compiler writes keep the interpreter for as long as
-    they compute.
 
     A backward computes views of what the forward keeps anew. Else it keeps them beside it, and what follows from them:
     of a feed-forward the truth values where ReLU was above zero, which a CPU writes slowly.
@@ -192,8 +188,6 @@ def compiler_settings(*, dynamic: bool, one_call: bool = True) -> Iterator[None]
         stack.enter_context(inductor.patch(compile_threads=1))
         stack.enter_context(dynamo_settings.patch({limit: GRAPHS_MOST, "automatic_dynamic_shapes": False}))
         stack.enter_context(functorch.patch(recompute_views=True))
-        if one_call and hasattr(inductor, "cpp_cache_precompile_headers"):  # without, a graph takes half a minute
-            stack.enter_context(inductor.patch(cpp_wrapper=True))
         if dynamic:
             stack.enter_context(inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False))
             stack.enter_context(functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False))
