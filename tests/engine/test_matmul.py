@@ -110,13 +110,14 @@ def test_what_the_user_has_set_for_a_backend_holds_again_afterwards(matmul: sett
 @own_settings
 def test_backends_follow_afterwards_what_is_set_for_all_of_them() -> None:
     """A pipeline left each with a setting of its own, which hid what the user then said of all."""
-    for before in ("none", "tf32"):
-        with set_to(torch.backends, before):
-            with Pipeline([BP(Asking())], matmul="medium"):
-                assert of_backends() == ["tf32", "bf16"]
-            for later in ("tf32", "ieee"):
-                with set_to(torch.backends, later):
-                    assert of_backends() == [later] * 2
+    with set_to(torch.backends.cuda.matmul, "none"), set_to(torch.backends.mkldnn.matmul, "none"):
+        for before in ("none", "tf32"):
+            with set_to(torch.backends, before):
+                with Pipeline([BP(Asking())], matmul="medium"):
+                    assert of_backends() == ["tf32", "bf16"]
+                for later in ("tf32", "ieee"):
+                    with set_to(torch.backends, later):
+                        assert of_backends() == [later] * 2
 
 
 def test_another_precision_while_one_holds_is_refused_and_leaves_it() -> None:

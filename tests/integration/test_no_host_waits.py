@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import pipeal.al.dropout
 import pipeal.engine.finite
 import pipeal.engine.pipeline
 import pipeal.engine.stage
+import pipeal.random
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
 from pipeal.train.learning_rate import epoch_scale
 
@@ -32,7 +32,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeal.engine.pipeline, "open_device", lambda _: BlindDevice())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(pipeal.engine.stage, "autocast", lambda *_: nullcontext())
-    monkeypatch.setattr(pipeal.al.dropout, "generator", lambda _: None)
+    monkeypatch.setattr(pipeal.random, "redraw", lambda words: words.random_())
     monkeypatch.setattr(pipeal.engine.finite, "LOOK_EVERY", 2)
 
 
