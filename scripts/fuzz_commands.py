@@ -165,7 +165,10 @@ def _alive(*kinds: Callable[[], set[Any]]) -> Iterator[str]:
 def _children() -> set[str]:
     """Processes that this one started, each with its command line."""
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
-    found = {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    found = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended since
+            found.update(path.read_text().split())
     lines = {}
     for pid in found - {str(tracker)}:
         with contextlib.suppress(OSError):
