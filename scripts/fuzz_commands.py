@@ -30,7 +30,7 @@ import tempfile
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -106,7 +106,8 @@ def observe(command: str, arguments: list[str], folder: Path, limit_s: float) ->
     seen.out, seen.err = (path.read_text(encoding="utf-8", errors="surrogateescape") for path in log)
     if not seen.wrong:
         seen.wrong += _told(seen)
-        seen.wrong += _left(folder, runs, seen.code, training=bool({"files:", "going on"} & set(seen.out.split())))
+        training = bool({"files:", "going on"} & set(seen.out.split()))
+        seen.wrong += _left(folder, runs, seen.code, named=arguments, training=training)
     seen.wrong += _alive(lambda: set(threading.enumerate()) - before, _children)
     return seen
 
@@ -137,11 +138,11 @@ def _told(seen: Observed) -> Iterator[str]:
         yield "a mistake, but something on standard output"
 
 
-def _left(folder: Path, runs: set[Path], code: int, *, training: bool) -> Iterator[str]:
-    """What is wrong with what lies in the folder."""
-    hidden = [str(path.relative_to(folder)) for path in folder.rglob(".*") if path.name != ".lock"]
+def _left(folder: Path, runs: set[Path], code: int, *, named: Sequence[str], training: bool) -> Iterator[str]:
+    """What is wrong with what lies in the folder, where the user has named some."""
+    hidden = [path.relative_to(folder) for path in folder.rglob(".*") if path.name not in {".lock", *named}]
     if hidden:
-        yield f"half-written files: {', '.join(hidden[:3])}"
+        yield f"half-written files: {', '.join(map(str, hidden[:3]))}"
     for lock in set(folder.rglob("run.lock")) - runs:
         try:
             status = json.loads((lock.parent / "status.json").read_text())
