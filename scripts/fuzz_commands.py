@@ -139,8 +139,9 @@ def _told(seen: Observed) -> Iterator[str]:
 
 
 def _left(folder: Path, runs: set[Path], code: int, *, named: Sequence[str], training: bool) -> Iterator[str]:
-    """What is wrong with what lies in the folder, where the user has named some."""
-    hidden = [path.relative_to(folder) for path in folder.rglob(".*") if path.name not in {".lock", *named}]
+    """What is wrong with what lies in the folder; what the arguments name is not left over, also with a dot."""
+    own = {part for argument in named for part in Path(argument.partition("=")[2] or argument).parts} | {".lock"}
+    hidden = [path.relative_to(folder) for path in folder.rglob(".*") if path.name not in own]
     if hidden:
         yield f"half-written files: {', '.join(map(str, hidden[:3]))}"
     for lock in set(folder.rglob("run.lock")) - runs:

@@ -150,6 +150,8 @@ def test_each_rung_changes_one_thing(
     below = asdict(ladder[0].setting)
     for rung in ladder[1:]:
         setting = asdict(rung.setting)
+        if not setting["staged"]:
+            below["processes"] = 1  # of a stage each, before
         changed = {key for key in setting if setting[key] != below[key]}
         if rung.setting.processes > 1 or rung.setting.threads:
             left_out = changed & {"staged", "touched"}  # which do not go with it
@@ -308,6 +310,26 @@ def test_processes_learn_what_one_process_learns(
 
 
 @pytest.mark.data
+def test_stages_in_processes_learn_what_one_process_learns(
+    bench: dict[str, ModuleType], real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, cores in (("rung_training", 1), ("rung_data", 2)):
+        monkeypatch.setattr(bench[module], "cores", lambda cores=cores: cores)
+    task = bench["rung_data"].task_of("charlm", torch.device("cpu"), str(real_data))
+    setting = bench["rungs"].Setting("al", operators="ours", precision="bf16", fused=True, engine=True)
+    stages = replace(setting, staged=True, processes=2)
+    apart = bench["ladder_ranks"].in_processes(task, stages, turns=2, steps=4)
+    for seed, one in enumerate(apart):
+        assert one.loss == bench["rung_training"].train(task, setting, seed, 4).loss
+        assert min(one.step_s, one.samples_per_s, one.tokens_per_s, one.peak_bytes) > 0
+    rung = bench["rungs"].Rung("+ stages in 2 processes", stages)
+    sizes = task.placement(stages).sizes
+    assert len(sizes) == 2
+    assert sum(sizes) == len(task.package(setting, 0))
+    assert bench["ladder_report"].named(task, rung) == f"+ stages in 2 processes {sizes[0]}+{sizes[1]}, 1 thread each"
+
+
+@pytest.mark.data
 def test_a_ladder_is_climbed_and_kept(
     bench: dict[str, ModuleType],
     real_data: Path,
@@ -330,7 +352,8 @@ def test_a_ladder_is_climbed_and_kept(
     monkeypatch.setattr(bench["ladder"], "in_processes", fail)
     arguments = [*("--model=charlm", "--device=cpu", f"--data-root={real_data}", f"--out={tmp_path}", "--turns=2")]
     left_out = ("compiled", "heads", "freed", "one thread")
-    with pytest.raises(SystemExit, match=r"^al \+ data parallel × 2, batches of 64: exit code 7"):
+    told = r"^al \+ stages in 2 processes: exit code 7.*\nal \+ data parallel × 2, batches of 64: exit code 7"
+    with pytest.raises(SystemExit, match=told):
         bench["ladder"].main([*arguments, *("--steps=4", "--forms", "al", "--without", *left_out)])
     kept = json.loads((tmp_path / "ladder-charlm-cpu.json").read_text())
     names = [rung["name"] for rung in kept["rungs"]]

@@ -115,7 +115,7 @@ class TrainConfig:
         accumulate: So many batches make one update, which is that of one batch of all their samples, up to rounding;
             those that an epoch ends with may be fewer.
         precision: The type of the matrix products: ``fp32``, or ``bf16`` or ``fp16`` under autocast; ``auto`` is
-            ``bf16`` where the hardware computes in it at full speed. In ``fp16`` each layer scales its losses.
+            ``bf16`` where the hardware has instructions for it. In ``fp16`` each layer scales its losses.
         exit_tolerance: The share of samples that the calibrated early exit may get wrong beside the full path.
         train_accuracy_samples: How many training samples the training accuracy is taken on; None for all.
         on_non_finite: What a non-finite loss, or weight, does: ``raise`` ends the run, and keeps the batch for a look;

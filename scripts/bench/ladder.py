@@ -11,10 +11,11 @@ and the next ones do without it. Real tokens count, padding does not. The share 
 or images need in operations of matrix products, per second, over the most that this machine was seen to do in one large
 product of any type.
 
-The last rungs are the stages that ``--devices auto`` takes (AL), measured while all of them have work: a line of stages
-fills at first and runs empty in the end, which is most of so short a turn and nothing of a training. Their loss is of a
-training of its own, of as many batches as all others. Then data parallel under torchrun, one process for each core or
-GPU, after all turns. Memory is that of all devices, or of all processes on the CPU, together.
+The last rungs are stages (AL): those that ``--devices auto`` takes, and, after all turns, of a process each, which
+torchrun starts. Both are measured while all stages have work: a line of them fills at first and runs empty in the end,
+which is most of so short a turn and nothing of a training. Their loss is of a training of its own, of as many batches
+as all others. Then data parallel, also under torchrun, one process for each core or GPU. Memory is that of all devices,
+or of all processes on the CPU, together.
 
 Figures and a picture are kept in ``results/`` beside this file, first after each turn: what fails later loses nothing.
 """
@@ -36,6 +37,7 @@ from rungs import FORMS, MODELS, PLAIN, TEXTS, Form, Rung, rungs_of
 from pipeal.engine.device import parse_device
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.threads import cores
+from pipeal.errors import PipealError
 from pipeal.train.environment import environment
 from pipeal.train.tables import print_table
 
@@ -91,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 results.found[rung.setting] += in_processes(task, rung.setting, turns, steps)
             except CalledProcessError as error:
                 failed.append(f"{rung.setting.form} {rung.name}: exit code {error.returncode}; its processes said why")
+                continue
+            except PipealError as error:
+                failed.append(f"{rung.setting.form} {rung.name}: {error}")
                 continue
             for turn, one in enumerate(results.found[rung.setting]):
                 say(f"turn {turn + 1}/{turns}", rung, one)

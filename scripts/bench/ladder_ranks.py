@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from memory_taken import Memory
 from rung_data import Task, task_of
-from rung_training import Counted, Measured, rise, timed
+from rung_training import Counted, Measured, options_in_line, rise, timed, train_in_line
 from rungs import Setting
 
+from pipeal.al import ALPackage
 from pipeal.data import Share
+from pipeal.engine.costs import Placement
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
 from pipeal.train.recorders import write_json
 
@@ -30,8 +32,14 @@ def in_processes(task: Task, setting: Setting, turns: int, steps: int) -> list[M
     """
     with TemporaryDirectory() as folder:
         order = Path(folder, "order.json")
-        what = {"model": task.model, "device": task.device.type, "root": task.experiment.config.data.root}
-        write_json(order, {**what, "setting": asdict(setting), "turns": turns, "steps": steps})
+        what = {
+            "model": task.model,
+            "device": task.device.type,
+            "root": task.experiment.config.data.root,
+            "placement": asdict(task.placement(setting)) if setting.staged else None,
+            "setting": asdict(setting),
+        }
+        write_json(order, {**what, "turns": turns, "steps": steps})
         command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={setting.processes}"]
         subprocess.run([sys.executable, *command, __file__, str(order)], check=True)
         said = [json.loads(_answer(order, rank).read_text(encoding="utf-8")) for rank in range(setting.processes)]
@@ -47,18 +55,20 @@ def be_rank(path: Path) -> None:
     assert launch is not None
     device = torch.device("cuda", launch.local_rank) if order["device"] == "cuda" else torch.device("cpu")
     task, setting = task_of(order["model"], device, order["root"]), Setting(**order["setting"])
+    if setting.staged:
+        task.placements[setting] = Placement(**order["placement"])
     torch.set_float32_matmul_precision("high" if setting.tf32 else "highest")
     found: list[Measured] = []
     peaks: list[int | None] = []
-    with open_world(launch, {}, replicas=launch.size) as world:
+    with open_world(launch, {}, replicas=1 if setting.staged else launch.size) as world:
+        lead, follow = (_lead_line, _follow_line) if setting.staged else (_lead, _follow)
         for seed in range(order["turns"]):
             memory = Memory([device], keep=setting.keeps_memory)
             if world.rank == 0:
-                found.append(_lead(task, setting, world, seed, order["steps"], memory))
+                found.append(lead(task, setting, world, seed, order["steps"], memory))
                 peaks.append(found[-1].peak_bytes)
             else:
-                _follow(task, setting, world, seed)
-                peaks.append(memory.peak())
+                peaks.append(follow(task, setting, world, seed, order["steps"], memory))
     write_json(_answer(path, launch.rank), {"peaks": peaks, "turns": [asdict(one) for one in found]})
 
 
@@ -72,12 +82,31 @@ def _lead(task: Task, setting: Setting, world: World, seed: int, steps: int, mem
     return replace(found, loss=task.loss(package))
 
 
-def _follow(task: Task, setting: Setting, world: World, seed: int) -> None:
+def _follow(task: Task, setting: Setting, world: World, seed: int, _: int, memory: Memory) -> int | None:
     def feed(*_: int) -> Iterator[Any]:
         return task.batches(setting, seed, _share(world))
 
     package = task.package(setting, seed)
     serve(package, world, str(task.device), feed=feed, seed=seed, **setting.of_pipeline)
+    return memory.peak()
+
+
+def _lead_line(task: Task, setting: Setting, world: World, seed: int, steps: int, memory: Memory) -> Measured:
+    options = options_in_line(task, setting, seed, steps)
+
+    def line(package: ALPackage) -> DistributedPipeline:
+        return DistributedPipeline(package, world, str(task.device), **options)
+
+    return train_in_line(task, setting, seed, steps, line, memory)
+
+
+def _follow_line(task: Task, setting: Setting, world: World, seed: int, steps: int, memory: Memory) -> int | None:
+    """The two lines that :func:`train_in_line` opens; the memory is that of the first, as there."""
+    options = options_in_line(task, setting, seed, steps)
+    serve(task.package(setting, seed), world, str(task.device), **options)
+    peak = memory.peak()
+    serve(task.package(setting, seed), world, str(task.device), **options)
+    return peak
 
 
 def _share(world: World) -> Share:

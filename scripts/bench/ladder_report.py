@@ -70,7 +70,7 @@ class Results:
         gains: dict[Form, float] = {}
         for ladder in self.measured:
             alone = [rung.setting for rung in ladder if ONE_THREAD in rung.name]
-            many = [rung.setting for rung in ladder if rung.setting.processes > 1]
+            many = [rung.setting for rung in ladder if rung.setting.processes > 1 and not rung.setting.staged]
             for one, all_of_them in zip(alone, many, strict=False):
                 rates = [median(turn.samples_per_s for turn in self.found[setting]) for setting in (one, all_of_them)]
                 gains[one.form] = rates[1] / rates[0]

@@ -22,6 +22,8 @@ from pipeal.cli.build_vision import vision_experiment
 from pipeal.config import LanguageConfig, TextConfig, TextDataConfig, VisionConfig, find_config, load_config
 from pipeal.data import WHOLE, BatchLoader, PlannedBatchSampler, Share
 from pipeal.engine.costs import Placement, place
+from pipeal.engine.measure import balanced_sizes
+from pipeal.engine.threads import cores
 from pipeal.packet import move, pair_of
 
 _EVALUATED = 1_000
@@ -116,13 +118,23 @@ class Task:
         return found
 
     def placement(self, setting: Setting) -> Placement:
-        """What ``--devices auto`` takes, on the CPU or on all GPUs, whichever the other rungs compute on."""
+        """Where the layers go: as ``--devices auto`` has it, on the CPU or on all GPUs, as the other rungs.
+
+        Of processes a stage for each, balanced by what the layers cost, as the commands do under torchrun.
+        """
         if setting not in self.placements:
-            batches = list(islice(self.batches(setting, 0), 8))
-            devices = ["cpu"] if self.device.type == "cpu" else None
-            self.placements[setting] = place(
-                self.package(setting, 0), batches, "pipelined", devices=devices, rounds=1, **setting.of_pipeline
-            )
+            package, batches = self.package(setting, 0), list(islice(self.batches(setting, 0), 8))
+            ranks = setting.processes
+            on_cpu = self.device.type == "cpu"
+            if ranks > 1:
+                threads = max(1, cores() // ranks) if on_cpu else 1
+                options = {"device": str(self.device), "threads": threads, **setting.of_pipeline}
+                devices = ["cpu"] * ranks if on_cpu else [f"cuda:{rank}" for rank in range(ranks)]
+                found = Placement(devices, balanced_sizes(package, batches, ranks, **options), threads)
+            else:
+                where = ["cpu"] if on_cpu else None
+                found = place(package, batches, "pipelined", devices=where, rounds=1, **setting.of_pipeline)
+            self.placements[setting] = found
         return self.placements[setting]
 
 

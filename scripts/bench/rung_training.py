@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, islice
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from memory_taken import Memory
@@ -16,11 +16,17 @@ from plain import train_plainly
 from rung_data import Task
 from rungs import Setting
 
+from pipeal.al import ALPackage
 from pipeal.engine import Pipeline
+from pipeal.engine.distributed import DistributedPipeline
+from pipeal.engine.fence import LayerState
+from pipeal.engine.layer_state import load_layer_state
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.schedule import Action
 from pipeal.engine.threads import cores
 from pipeal.engine.trace import Span, Window
+
+Line: TypeAlias = Pipeline | DistributedPipeline
 
 _RISE = 10
 """Batches over which the learning rate rises."""
@@ -122,27 +128,69 @@ def timed(
 
 
 def train_in_stages(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
+    """In stages of this process; see :func:`train_in_line`."""
+    placement, options = task.placement(setting), options_in_line(task, setting, seed, steps)
+
+    def line(package: ALPackage) -> Pipeline:
+        return Pipeline(package, placement.devices, "pipelined", **options)
+
+    memory = Memory([torch.device(name) for name in placement.devices], keep=setting.keeps_memory)
+    return train_in_line(task, setting, seed, steps, line, memory)
+
+
+def options_in_line(task: Task, setting: Setting, seed: int, steps: int) -> dict[str, Any]:
+    """What every pipeline of such stages is opened with, on every rank."""
+    placement, trace = task.placement(setting), Window(0, _fed(task, setting, steps))
+    placed = {"sizes": placement.sizes, "threads": placement.threads}
+    return {**placed, "trace": trace, "seed": seed, **setting.of_pipeline}
+
+
+def train_in_line(
+    task: Task, setting: Setting, seed: int, steps: int, line: Callable[[ALPackage], Line], memory: Memory
+) -> Measured:
     """Two new models in stages: one for the clock, through more batches, and one for the loss, through so many.
 
     Stages have to fill at first and run empty in the end. In a training of thousands of batches that is nothing, in a
     turn of six it would be most of the time: so what is measured is :func:`in_flow`.
+
+    Args:
+        task: What is trained.
+        setting: How.
+        seed: Of both models and their batches.
+        steps: Batches of the second.
+        line: Opens a pipeline, whose layers may be in other processes.
+        memory: Counts from before.
     """
-    placement = task.placement(setting)
-    stages = len(placement.devices)
-    fed = steps + 4 * stages  # no more than three batches for each stage are on their way at once
-    options: dict[str, Any] = {"sizes": placement.sizes, "threads": placement.threads, "trace": Window(0, fed)}
-    options |= {"seed": seed, **setting.of_pipeline}
-    memory = Memory([torch.device(name) for name in placement.devices], keep=setting.keeps_memory)
-    batches = Counted(task.batches(setting, seed))
-    with Pipeline(task.package(setting, seed), placement.devices, "pipelined", **options) as pipe:
-        pipe.run(batches.take(fed), rise)
-        spans = pipe.spans()
-    peak = memory.peak()
-    step_s, samples, tokens = in_flow(spans, batches.held)
+    found = _on_the_clock(task, setting, seed, steps, line, memory)
+    states = _learnt(task, setting, seed, steps, line)
     package = task.package(setting, seed)
-    with Pipeline(package, placement.devices, "pipelined", **options) as pipe:
+    for number, layer in enumerate(package):
+        load_layer_state(layer, states[number].state)
+    return replace(found, loss=task.loss(package))
+
+
+def _on_the_clock(
+    task: Task, setting: Setting, seed: int, steps: int, line: Callable[[ALPackage], Line], memory: Memory
+) -> Measured:
+    batches = Counted(task.batches(setting, seed))
+    with line(task.package(setting, seed)) as pipe:
+        pipe.run(batches.take(_fed(task, setting, steps)), rise)
+        spans = pipe.spans()
+    step_s, samples, tokens = in_flow(spans, batches.held)
+    return Measured(step_s, samples, tokens, memory.peak(), math.nan)
+
+
+def _learnt(
+    task: Task, setting: Setting, seed: int, steps: int, line: Callable[[ALPackage], Line]
+) -> dict[int, LayerState]:
+    with line(task.package(setting, seed)) as pipe:
         pipe.run(islice(task.batches(setting, seed), steps), rise)
-    return Measured(step_s, samples, tokens, peak, task.loss(package))
+        return pipe.fence().wait()
+
+
+def _fed(task: Task, setting: Setting, steps: int) -> int:
+    """Batches of a line that is on the clock for so many."""
+    return steps + 4 * len(task.placement(setting).devices)  # no more than three for each are on their way at once
 
 
 def in_flow(spans: Sequence[Span], held: Sequence[tuple[int, int]]) -> tuple[float, float, float]:

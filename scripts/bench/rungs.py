@@ -26,6 +26,9 @@ SHARED = {"charlm": 64}
 """Samples of a batch that processes on a CPU share, for models whose usual batch is too small for that: a few samples
 take as long as twice as many. The rung that they are held against has as many."""
 
+_MOST_STAGES = 4
+"""No model has fewer layers."""
+
 TEXTS = ("transformer", "lstm")
 """Models whose batches each have a shape of their own."""
 
@@ -48,8 +51,9 @@ class Setting:
         engine: The loop is a :class:`pipeal.Pipeline`'s, with all layers in one stage.
         compile: As for :class:`pipeal.Pipeline`, which it needs.
         threads: Of a process that has all stages in one; None for as many as there are cores.
-        staged: In the stages that ``--devices auto`` takes on such devices; needs a pipeline, too.
-        processes: Replicas under torchrun.
+        staged: In the stages that ``--devices auto`` takes on such devices, or in a stage for each process; needs a
+            pipeline, too.
+        processes: Under torchrun: of a stage each, or replicas.
         batch: Samples of a batch, of all processes together; None for as many as the configuration has.
     """
 
@@ -139,16 +143,19 @@ def rungs_of(
     add("engine, in one stage", engine=True)
     if model not in TEXTS:  # where each batch has another shape
         add("compiled", aside=device.type != "cpu", compile="static")
+    processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if form == "al":
         add("stages", staged=True)
-    processes = torch.cuda.device_count() if device.type == "cuda" else cores()
+        if processes > 1:
+            stages = min(processes, _MOST_STAGES)
+            add(f"stages in {stages} processes", staged=True, processes=stages)
     if processes > 1:
-        changes: dict[str, Any] = {"staged": False, "touched": False}
+        changes: dict[str, Any] = {"staged": False, "processes": 1, "touched": False}
         batches = ""
         if device.type == "cpu":
             if model in SHARED and batch is None:
                 changes["batch"] = SHARED[model]
                 batches = f", batches of {SHARED[model]}"
             add(f"{ONE_THREAD}{batches}", aside=True, threads=1, **changes)
-        add(f"data parallel × {processes}{batches}", processes=processes, **changes)
+        add(f"data parallel × {processes}{batches}", **changes | {"processes": processes})
     return ladder

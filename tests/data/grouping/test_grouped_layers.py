@@ -133,8 +133,8 @@ def test_a_grouped_block_in_other_types_and_without_gradients(block: str, dtype:
         with mode():
             wanted, found = (each((x, mask))[0] for each in (module, Grouped(module, THRESHOLDS)))
         assert found.dtype == dtype
-        rounding = torch.finfo(dtype).eps  # of numbers of about 1; products of fewer rows may add in another order
-        torch.testing.assert_close(found[mask], wanted[mask], rtol=4 * rounding, atol=4 * rounding)
+        near = max(4 * torch.finfo(dtype).eps, 1e-7)  # products of fewer rows may add in another order
+        torch.testing.assert_close(found[mask], wanted[mask], rtol=near, atol=near)
     with torch.autocast("cpu", torch.bfloat16):
         plain = module.float()
         wanted, found = (each((x.float(), mask))[0] for each in (plain, Grouped(plain, THRESHOLDS)))
