@@ -38,9 +38,8 @@ def test_freed_memory_is_used_again_without_asking_the_system(where: str, number
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the settings are glibc's")
 def test_how_many_heaps_there_may_be_is_what_the_user_has_said() -> None:
-    # As above, of those that keep.
     said = faults("keep", "worker", 2_000_000, MALLOC_ARENA_MAX="8")
-    assert any(said > 10 * faults("keep", "worker", 2_000_000) for _ in range(5))
+    assert any(said > 10 * faults("keep", "worker", 2_000_000) for _ in range(5))  # as above
 
 
 def faults(mode: str, where: str, numbers: int, **environment: str) -> int:

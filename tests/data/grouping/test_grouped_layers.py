@@ -133,8 +133,9 @@ def test_a_grouped_block_in_other_types_and_without_gradients(block: str, dtype:
         with mode():
             wanted, found = (each((x, mask))[0] for each in (module, Grouped(module, THRESHOLDS)))
         assert found.dtype == dtype
-        near = max(4 * torch.finfo(dtype).eps, 1e-7)  # products of fewer rows may add in another order
-        torch.testing.assert_close(found[mask], wanted[mask], rtol=near, atol=near)
+        # Products of fewer rows may add in another order, and halves then differ by a last place.
+        near = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float16 else {}
+        torch.testing.assert_close(found[mask], wanted[mask], **near)
     with torch.autocast("cpu", torch.bfloat16):
         plain = module.float()
         wanted, found = (each((x.float(), mask))[0] for each in (plain, Grouped(plain, THRESHOLDS)))
