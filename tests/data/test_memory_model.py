@@ -300,6 +300,14 @@ def _alone(measure):
         return fresh.submit(measure).result()
 
 
+def _falling_peaks():
+    def work(megabytes):
+        np.ones(megabytes * MB // 8)
+        return megabytes
+
+    return collect_peaks([160, 80, 40, 0], work, ResidentPeak())
+
+
 def _fall_after_many_small_blocks():
     def work(megabytes):
         blocks = [bytes(20_000) for _ in range(megabytes * 50)]
@@ -319,6 +327,19 @@ def _model_of_scores_of_pairs():
     return probe_memory(step, shapes, meter=ResidentPeak())
 
 
+def _rows_of_a_training_step_in_60_megabytes():
+    layers = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
+
+    def step(cost):
+        layers(torch.ones(cost, 64)).square().mean().backward()
+
+    meter = ResidentPeak()
+    meter.start()
+    step(1)
+    options = {"share": 1, "total_bytes": meter.peak_bytes() + 60 * MB, "low": 256, "tolerance": 0.05}
+    return max_batch_cost(step, **options, cleanup=layers.zero_grad)
+
+
 class TestResidentPeak:
     @pytest.fixture
     def meter(self):
@@ -329,15 +350,10 @@ class TestResidentPeak:
 
     def test_a_step_has_its_own_peak_also_after_a_larger_one(self, meter):
         """Without the reset, all three would be as large as the first."""
-
-        def work(megabytes):
-            np.ones(megabytes * MB // 8)
-            return megabytes
-
-        features, peaks = collect_peaks([160, 80, 20, 0], work, meter)
-        assert features == [160, 80, 20, 0]
+        features, peaks = _alone(_falling_peaks)
+        assert features == [160, 80, 40, 0]
         base = peaks[-1]
-        assert [(peak - base) / MB for peak in peaks[:3]] == pytest.approx([160, 80, 20], abs=6)
+        assert [(peak - base) / MB for peak in peaks[:3]] == pytest.approx([160, 80, 40], abs=6)
 
     def test_many_small_blocks_of_a_step_before_do_not_count(self, meter):
         assert _alone(_fall_after_many_small_blocks) > 60 * MB
@@ -350,16 +366,7 @@ class TestResidentPeak:
         assert model.rms_error < 4 * MB
 
     def test_the_search_on_a_real_training_step(self, meter):
-        layers = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
-
-        def step(cost):
-            layers(torch.ones(cost, 64)).square().mean().backward()
-
-        meter.start()
-        step(1)
-        base = meter.peak_bytes()
-        options = {"share": 1, "total_bytes": base + 60 * MB, "low": 256, "tolerance": 0.05}
-        found = max_batch_cost(step, **options, cleanup=layers.zero_grad)
+        found = _alone(_rows_of_a_training_step_in_60_megabytes)
         # Per row: 64 in, 512 twice, 64 out, and about as much again backwards.
         assert 60 * MB / (3 * 4 * (64 + 1024 + 64)) < found < 60 * MB / (4 * (64 + 1024 + 64))
 
