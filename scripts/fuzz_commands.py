@@ -1,6 +1,6 @@
 """Throws random command lines, configurations, data and damaged runs at the commands: each must run or be told off.
 
-    python scripts/fuzz_commands.py [--count 2000] [--seed 0] [--limit 60] [--only N] [--spoilt SHARE]
+    python scripts/fuzz_commands.py [--count 2000] [--seed 0] [--limit 120] [--only N] [--spoilt SHARE]
 
 What a case is, `fuzz_cases.py` says. Cases run one after the other in a process that has little memory and may not
 stand still; what ends that process is a failure, and another one goes on with the next case. A case may end with
@@ -291,7 +291,7 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=2_000, help="cases")
     parser.add_argument("--seed", type=int, default=0, help="of the cases")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds that a case may take")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds that a case may take")
     parser.add_argument("--only", type=int, metavar="N", help="just this case")
     parser.add_argument("--spoilt", type=float, help="share of values that are wrong; drawn for each case by default")
     parser.add_argument("--home", type=Path, help="keep everything in this folder")

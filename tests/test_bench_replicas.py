@@ -32,10 +32,11 @@ def verses(tmp_path: Path) -> str:
 
 
 def test_two_processes_come_to_the_weights_of_one(bench: dict[str, ModuleType], tmp_path: Path) -> None:
-    order = {"model": "charlm", "form": "bp", "precision": "fp32", "batches": [3], "steps": 2, "turns": 1}
-    (row,) = bench["replicas"].hold({**order, "root": verses(tmp_path)}, 2)
+    order = {"model": "charlm", "form": "bp", "precision": "fp32", "compile": "none", "batches": [3]}
+    (row,) = bench["replicas"].hold({**order, "steps": 2, "turns": 1, "root": verses(tmp_path)}, 2)
     assert row.batch == 3
-    assert len(row.alone) == len(row.many) == len(row.stolen) == len(row.gains) == 1
+    assert len(row.alone) == len(row.beside) == len(row.many) == len(row.stolen) == len(row.gains) == 1
+    assert row.ceiling == row.alone[0].step / row.beside[0]
     for turn in (*row.alone, *row.many):
         assert 0 < turn.forward + turn.backward + turn.update < turn.step
     assert row.alone[0].averaging == 0 < row.many[0].averaging

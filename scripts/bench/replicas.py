@@ -1,10 +1,11 @@
 """Data parallel training held against one process with one thread, on the same batches.
 
-    python scripts/bench/replicas.py charlm --data-root DIR [--batches 24 64 128 256]
+    python scripts/bench/replicas.py charlm --data-root DIR [--batches 24 64 128 256] [--compile static]
 
 torchrun starts a process with one thread for each core. In each turn, and for each size of a batch, the first of them
-trains alone on whole batches while the others rest, and then all train, each on its share of the same batches, from the
-same weights. So what is compared is seconds per sample at one global batch. The first turn is for warming up, and its
+trains alone on whole batches while the others rest. Then all train at once, each a model of its own on its share of
+the same batches: no faster can they be together on this machine. Then they train one model together, from the same
+weights. So what is compared is seconds per sample at one global batch. The first turn is for warming up, and its
 weights are compared: what averaging rounds should be little of how far they have moved.
 """
 
@@ -31,9 +32,10 @@ from rung_training import rise
 from rungs import FORMS, MODELS, Setting
 
 from pipeal.al import ALPackage
-from pipeal.data import Share
+from pipeal.data import WHOLE, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
+from pipeal.engine.compiling import COMPILES
 from pipeal.engine.device import Precision
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
 from pipeal.engine.measure import WARM_UP
@@ -76,6 +78,7 @@ class Held:
     Attributes:
         batch: Samples, of all processes together.
         alone: One process on whole batches, by turn.
+        beside: All processes at once, each for itself on its share: ms per batch of the slowest, by turn.
         many: All processes, by turn.
         stolen: The share of the cores that the host of this virtual machine kept meanwhile, by turn.
         apart: How far the weights are apart, of how far they have moved, as norms.
@@ -83,6 +86,7 @@ class Held:
 
     batch: int
     alone: list[Turn] = field(default_factory=list)
+    beside: list[float] = field(default_factory=list)
     many: list[Turn] = field(default_factory=list)
     stolen: list[float] = field(default_factory=list)
     apart: float = 0.0
@@ -91,6 +95,11 @@ class Held:
     def gains(self) -> list[float]:
         """How many times as many samples per second, by turn."""
         return [one.step / other.step for one, other in zip(self.alone, self.many, strict=True)]
+
+    @property
+    def ceiling(self) -> float:
+        """What the gain would be if they need not wait for each other; the median of the turns."""
+        return median(one.step / other for one, other in zip(self.alone, self.beside, strict=True))
 
 
 def hold(order: dict[str, Any], processes: int) -> list[Held]:
@@ -126,6 +135,8 @@ def be_rank(path: Path) -> None:
                 whole = task.package(setting, turn)
                 alone = _alone(whole, task, setting, turn, steps) if world.rank == 0 else None
                 world.gather(None)  # the others rest until then
+                package, share = task.package(setting, turn), Share(world.rank, world.size)
+                beside = max(world.gather(_alone(package, task, setting, turn, steps, share).step))
                 package = task.package(setting, turn)
                 many = _together(package, task, setting, turn, steps, world)
                 stolen = (stolen_s() - since[0]) / (perf_counter() - since[1]) / (os.cpu_count() or 1)
@@ -135,6 +146,7 @@ def be_rank(path: Path) -> None:
                     found.append(Held(batch, apart=apart(task.package(setting, turn), whole, package)))
                 else:
                     found[place].alone.append(alone)
+                    found[place].beside.append(beside)
                     found[place].many.append(many)
                     found[place].stolen.append(stolen)
                 print(f"turn {turn}/{order['turns']}, {batch}: {alone.step:.1f} and {many.step:.1f} ms", flush=True)
@@ -143,9 +155,9 @@ def be_rank(path: Path) -> None:
 
 
 def setting_of(order: dict[str, Any], batch: int) -> Setting:
-    """What both train: our fastest form, as it is without a compiler."""
+    """What both train: our fastest form."""
     fast = Setting(order["form"], "ours", by_length=True, channels_last=True, fused=True, engine=True)
-    return replace(fast, precision=order["precision"], batch=batch)
+    return replace(fast, precision=order["precision"], compile=order["compile"], batch=batch)
 
 
 def stolen_s() -> float:
@@ -162,9 +174,9 @@ def apart(start: ALPackage, one: ALPackage, other: ALPackage) -> float:
     return math.sqrt(between / moved)
 
 
-def _alone(package: ALPackage, task: Task, setting: Setting, seed: int, steps: int) -> Turn:
-    with Pipeline(package, ["cpu"], seed=seed, threads=1, precision=setting.precision) as pipe:
-        return _timed(pipe, task.batches(setting, seed), steps)
+def _alone(package: ALPackage, task: Task, setting: Setting, seed: int, steps: int, share: Share = WHOLE) -> Turn:
+    with Pipeline(package, ["cpu"], seed=seed, threads=1, **setting.of_pipeline) as pipe:
+        return _timed(pipe, task.batches(setting, seed, share), steps)
 
 
 def _together(package: ALPackage, task: Task, setting: Setting, seed: int, steps: int, world: World) -> Turn | None:
@@ -173,7 +185,7 @@ def _together(package: ALPackage, task: Task, setting: Setting, seed: int, steps
     def own(*_: int) -> Iterator[Any]:
         return task.batches(setting, seed, Share(world.rank, world.size))
 
-    options: dict[str, Any] = {"seed": seed, "threads": 1, "precision": setting.precision}
+    options: dict[str, Any] = {"seed": seed, "threads": 1, **setting.of_pipeline}
     if world.rank:
         serve(package, world, feed=own, **options)
         return None
@@ -199,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--form", choices=FORMS, default="bp")
     parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
+    parser.add_argument("--compile", choices=COMPILES, default="none")
     parser.add_argument("--batches", nargs="+", type=int, default=[24, 64, 128, 256], help="samples of a step, of all")
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--processes", type=int, default=cores())
@@ -206,12 +219,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=5, help="after one for warming up")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     options = parser.parse_args(arguments)
-    asked = {name: getattr(options, name) for name in ("model", "form", "precision", "batches", "steps", "turns")}
+    asked = {
+        name: getattr(options, name) for name in ("model", "form", "precision", "compile", "batches", "steps", "turns")
+    }
     facts = environment()
     print("  ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
     found = hold({**asked, "root": options.data_root}, options.processes)
     print_table(
-        f"{options.model}, {options.form.upper()}, {options.precision}, {options.processes} processes of one thread, "
+        f"{options.model}, {options.form.upper()}, {options.precision}, compile {options.compile}, "
+        f"{options.processes} processes of one thread, "
         f"{options.steps} batches, medians of {options.turns} turns; ms per batch",
         [
             "batch",
@@ -225,19 +241,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "work",
             "gain",
             "of the turns",
+            "ceiling",
             "stolen",
             "apart",
         ],
         [row for held in found for row in rows_of(held, options.processes)],
     )
     print(
-        "gain: in samples per second; F, B, U, averaging (the wait for it) and input (the wait for a batch) lie in the "
-        "step;\nwork: of all threads of the first process; stolen: what a virtual machine's host kept of the cores,\n"
+        "gain: in samples per second; ceiling: of processes that train at once, and each for itself;\n"
+        "F, B, U, averaging (the wait for it) and input (the wait for a batch) lie in the step;\n"
+        "work: of all threads of the first process; stolen: what a virtual machine's host kept of the cores,\n"
         "at most: beyond some percent figures say little; apart: the weights of both, of how far they have moved"
     )
     if options.json is not None:
         figures = {"machine": facts, **asked, "processes": options.processes}
-        rows = [{**asdict(held), "gains": held.gains, "gain": median(held.gains)} for held in found]
+        rows = [
+            {**asdict(held), "gains": held.gains, "gain": median(held.gains), "ceiling": held.ceiling} for held in found
+        ]
         write_json(options.json, {**figures, "held": rows})
 
 
@@ -250,13 +270,14 @@ def rows_of(held: Held, processes: int) -> list[list[Cell]]:
     gains = held.gains
     spread = f"{min(gains):.2f} to {max(gains):.2f}"
     return [
-        [held.batch, 1, *middle(held.alone), None, None, None, None],
+        [held.batch, 1, *middle(held.alone), None, None, None, None, None],
         [
             held.batch,
             processes,
             *middle(held.many),
             f"{median(gains):.2f}×",
             spread,
+            f"{held.ceiling:.2f}×",
             f"{max(held.stolen):.0%}",
             f"{held.apart:.1e}",
         ],
