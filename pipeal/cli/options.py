@@ -71,7 +71,11 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         ),
         click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
         click.option(
-            "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any configuration key, repeatable."
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Any configuration key, repeatable; config.yaml of a run lists all.",
         ),
     ]
 

@@ -57,7 +57,13 @@ _few = click.IntRange(min=1, max=2_000)
 )
 @click.option("--queue-depth", type=_count, help="Packets that may wait before a stage.  [default: as configured]")
 @click.option("--data-root", help="Folder that holds the data sets.  [default: data]")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any configuration key, repeatable.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any configuration key, repeatable; config.yaml of a run lists all.",
+)
 @click.option("--out", default="plan", help="Folder for costs.json, plan.json and plan.png.")
 def command(
     dataset: str | None,

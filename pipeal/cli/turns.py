@@ -18,6 +18,7 @@ from pipeal.cli.stopping import Stoppable, StopRequest, Unless, worker_failures
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline
 from pipeal.engine.blame import add_note
+from pipeal.engine.distributed import DistributedPipeline
 from pipeal.errors import Interrupted, NonFiniteError
 from pipeal.train.attempts import Attempts
 from pipeal.train.calibration import calibrate
@@ -157,8 +158,10 @@ class Turns:
         if policy == "skip":
             return Decision(False, "")  # what was learnt is broken, as the error says
         if policy == "raise":
+            where = ", in one process" if isinstance(pipe, DistributedPipeline) else ""
             return Decision(
-                False, f"or leave such batches out: --resume {self.run.path} --set train.on_non_finite=stop-and-rewind"
+                False,
+                f"or leave such batches out{where}: --resume {self.run.path} --set train.on_non_finite=stop-and-rewind",
             )
         if pipe.left_behind:
             return Decision(

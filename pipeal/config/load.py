@@ -73,11 +73,11 @@ def dump_config(config: RunConfig) -> str:
 
 
 def find_config(dataset: str, model: str) -> Path | None:
-    """The file ``<dataset>-<model>.yaml`` that comes with pipeal, if there is one."""
+    """The file ``<dataset>-<model>.yaml`` that comes with pipeal, if there is one; of any ``text``, Shakespeare's."""
     # A wheel carries the files inside the package; in a checkout they lie beside it.
     shipped = _PACKAGE / "_configs"
     folder = shipped if shipped.is_dir() else _PACKAGE.parent / "configs"
-    path = folder / f"{dataset}-{model}.yaml"
+    path = folder / f"{'shakespeare' if dataset == 'text' else dataset}-{model}.yaml"
     return path if path.is_file() else None
 
 

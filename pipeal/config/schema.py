@@ -154,8 +154,8 @@ class EngineConfig:
         matmul: The precision of matrix products of fp32 numbers: ``highest``; ``high``, TF32 on GPUs that have it; or
             ``medium``, which is bf16 on CPUs that have it.
         cuda_graphs: Whether a layer's forward, and its backward, are each given to a GPU as one piece of work, for
-            shapes that come again; with ``compile: none``, ``on_oom: raise``, and in one process. ``devices: auto``
-            measures without.
+            shapes that come again; with ``compile: none``, ``on_oom: raise``, no ``on_non_finite: skip``, and in one
+            process. ``devices: auto`` measures without.
         on_oom: What a batch that does not fit into a stage's memory does: ``raise`` ends the run; ``split`` learns
             from it in parts, with the same update up to rounding.
         threads: Threads inside each worker's operators; None lets the engine choose.

@@ -96,7 +96,9 @@ def does_not_fit(
         free = device.free_bytes()
     amounts = [f"{in_units(asked)} were asked for"] if asked is not None else []
     amounts += [f"{in_units(free)} were free"] if free is not None else []
-    else_ = "" if policy == "split" else ", or have such batches learnt from in parts (on_oom='split')"
+    else_ = (
+        "" if policy == "split" else ", or have such batches learnt from in parts (on_oom='split', without replicas)"
+    )
     return OutOfMemoryError(
         f"out of memory {where}: {' and '.join(amounts) or first_line(error)}, the input is {had}; give it smaller "
         "batches (batch_size, budget_tokens, max_samples), place fewer layers on the device (more stages), use "

@@ -85,8 +85,9 @@ class CompiledLayer:
     @contextmanager
     def forward(self, inputs: Tree, abandoned: threading.Event) -> Iterator[None]:
         """Within it, the layer's forward on ``inputs`` may run, and runs compiled."""
-        self._forward_like = self._like(inputs)
         parts = [part for region in self._regions for part in region.in_force()]
+        # What stands in for a region that was refused has not been compiled for the shapes before.
+        self._forward_like = self._like(inputs), tuple(map(id, parts))
         with self._admitted(("forward", self._forward_like), abandoned), installed(parts):
             yield
 

@@ -38,8 +38,9 @@ def go_forward(layer: TrainableLayer, x: Tree, y: Tree) -> Passed:
             "the forward changed its input in place, which the layer before still needs for its backward; "
             "use operators that do not (such as inplace=False) on what a layer receives"
         )
-    # A user's own loss() may hold a graph, or be numbers already.
-    return Passed(onward, None if losses is None else [torch.as_tensor(loss).detach() for loss in losses])
+    # A user's own loss() may hold a graph, be numbers already, or hold nothing.
+    detached = [torch.as_tensor(loss).detach() for loss in (() if losses is None else losses)]
+    return Passed(onward, detached or None)
 
 
 def _versions(tree: Tree) -> list[int]:

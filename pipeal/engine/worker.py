@@ -82,6 +82,11 @@ class Ledger:
                 raise Stopped
             return there
 
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stopped
+
     def moved(self) -> None:
         """Notes that something goes on that takes time, and is no task."""
         self.changed_at = perf_counter()
@@ -221,6 +226,8 @@ class Worker(threading.Thread):
     def _do(self, action: Action, sequence: int, parcel: Parcel | None = None) -> Parcel | None:
         task = Task(sequence, self.stage.number, action)
         before = self.schedule.after(task, self.ledger.stages)
+        if self.ledger.stopped:  # whoever stops the pipeline waits for one action, not for three
+            raise Stopped
         if not self.ledger.has_ended(before):
             with self._waiting("join"):
                 self.ledger.wait(before)

@@ -329,6 +329,7 @@ def test_each_shipped_file_is_valid_and_named_after_what_it_holds(path):
 def test_no_file_for_an_unknown_pair():
     assert CONFIGS
     assert find_config("agnews", "nothing") is None
+    assert find_config("text", "charlm") == find_config("shakespeare", "charlm") is not None
 
 
 def test_every_key_is_documented():

@@ -433,6 +433,27 @@ def test_beyond_the_limit_a_region_runs_uncompiled_and_says_so(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("tracing_only")
+def test_what_stands_in_for_a_refused_region_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: shapes that the layer had met before compiled beside others, under PyTorch's own limits."""
+    monkeypatch.setattr("pipeal.engine.regions.GRAPHS_MOST", 2)
+    alone: list[int] = []
+    monkeypatch.setattr(
+        "pipeal.engine.compiling.compiler_settings",
+        lambda **how: alone.append(1) or compiler_settings(**how),  # type: ignore[func-returns-value]
+    )
+    _check_compiler("cpu")  # compiles something, once per process
+    with Pipeline(small(), threads=1, compile="static") as pipe, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CompileWarning)
+        alone.clear()
+        before = []
+        for rows in (2, 3, 2, 4, 2, 2):
+            pipe.run(batches_of([rows]))
+            before.append(len(alone))
+    first, second, again, refused, anew, known = (b - a for a, b in zip([0, *before], before, strict=False))
+    assert first == second == refused == anew > again == known == 0
+
+
+@pytest.mark.usefixtures("tracing_only")
 def test_one_layers_shapes_do_not_use_up_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 1: PyTorch counts graphs for each code object, which all layers of one class share."""
     monkeypatch.setattr("pipeal.engine.regions.GRAPHS_MOST", 2)

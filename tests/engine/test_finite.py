@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -163,6 +163,8 @@ def test_skipped_it_is_as_if_the_batch_had_never_been(case: Case, data: st.DataO
         (x[0] if isinstance(x, tuple) else x)[-1, 0] = value
     model = case.build()
     losses, skipped = skipping_by_hand(model, batches, case.seed)
+    # An infinite input that tanh makes a one has a finite loss, and a gradient that is not: only losses are looked at.
+    assume(all(weight.isfinite().all() for weight in model.parameters()))
     wanted = outcome(model, losses, [])
     for schedule in SCHEDULES:
         stages = data.draw(st.integers(1, min(4, len(case.layers))), label=f"{schedule} stages")

@@ -31,7 +31,7 @@ from pipeal.packet import Tree
 
 @dataclass(frozen=True)
 class Take:
-    """Tells the first stage of another replica to take the next batch of its own feed, or to begin with a feed."""
+    """Tells the first stage of another replica to take a batch of its own feed, to leave some out, or to begin one."""
 
     kind: str
     facts: Mapping[str, Any]
@@ -104,6 +104,10 @@ class DistributedExecutor:
     def begin_feed(self, epoch: int, first: int) -> None:
         """Has every other replica begin its feed of an epoch at a batch; raises as :meth:`submit`."""
         self._to_heads(Take("feed", {"epoch": epoch, "first": first}))
+
+    def leave_out(self, count: int) -> None:
+        """Has every other replica leave out as many batches of its feed; raises as :meth:`submit`."""
+        self._to_heads(Take("leave out", {"count": count}))
 
     def fence(self, fence: Fence) -> None:
         """Puts the fence into the line; raises as :meth:`submit`."""

@@ -49,11 +49,6 @@ class FarLedger(Ledger):
         """Notes that a task of another stage has ended."""
         super().end(task)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether :meth:`stop` was called."""
-        return self._stopped
-
 
 def listeners(schedule: Schedule, stage: int, stages: int, action: Action) -> list[int]:
     """The other stages that must be told when this one has ended an action.

@@ -116,7 +116,7 @@ class Trips:
         for x in batches:
             self._send(x)
             self._next = next(following)
-            while len(self._sent) >= most or (self._sent and self._has(self._sent[0], 0.0)):
+            while len(self._sent) >= most or (self._sent and self._is_there(self._sent[0])):
                 yield self._result()
         while self._sent:
             yield self._result()
@@ -129,8 +129,9 @@ class Trips:
 
     def _send(self, x: Tree) -> None:
         depth = self._journey.depth if self._journey.policy is None else self._journey.policy.tried[0]
-        self._sent.append(self._next)
-        self._executor.push(Leg("up", self._next, depth, True, x, ready_now(x), self._guide))
+        leg = Leg("up", self._next, depth, True, x, ready_now(x), self._guide)  # raises on what is no packet
+        self._sent.append(self._next)  # before its answer can come
+        self._executor.push(leg)
 
     def _result(self) -> Arrived:
         due = self._sent[0]
@@ -141,6 +142,10 @@ class Trips:
         if isinstance(found, BaseException):
             raise found
         return found
+
+    def _is_there(self, trip: int) -> bool:
+        with self._changed:
+            return trip in self._arrived
 
     def _has(self, trip: int, timeout_s: float) -> bool:
         ledger = self._executor.node.ledger

@@ -190,6 +190,17 @@ class DistributedPipeline(_Line):
         """
         self._line().begin_feed(epoch, first)
 
+    def skip(self, count: int = 1) -> None:
+        """As :meth:`pipeal.Pipeline.skip`; the other replicas leave out as many batches of their feeds.
+
+        Raises:
+            ValueError: ``count`` is negative.
+            Exception: As :meth:`submit`.
+        """
+        super().skip(count)
+        if self.is_open and self.world.mesh.replicas > 1:
+            self._line().leave_out(count)
+
     def fence(self, note: Any = None) -> Fence:
         """As :meth:`pipeal.Pipeline.fence`; the states, or what other ranks say of keeping theirs, come from all ranks.
 

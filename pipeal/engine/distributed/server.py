@@ -99,6 +99,7 @@ class Server:
             handlers = {
                 "feed": self._begin_feed,
                 "take": self._take,
+                "leave out": self._leave_out,
                 **node.errands.handlers(orders),
                 CLOSE: node.hear_close,
             }
@@ -227,6 +228,12 @@ class Server:
         x, y = pair_of(found)
         self.node.errands.samples += batch_size(x)
         self.node.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready_now((x, y))))
+
+    def _leave_out(self, message: Message) -> None:
+        with self._fed():
+            for _ in range(message.facts["count"]):
+                if self._batches is not None:
+                    next(self._batches, None)
 
     @contextmanager
     def _fed(self) -> Iterator[None]:

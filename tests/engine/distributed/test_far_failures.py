@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from typing import Any
 
 import pytest
 
@@ -48,6 +50,14 @@ def test_known_exceptions_come_back_as_themselves(error: BaseException) -> None:
     first, second = found.__notes__
     assert first == "in the forward"
     assert second.startswith("on rank 2:\n")
+
+
+def test_losses_that_are_not_numbers_come_back() -> None:
+    """Symptom: on rank 0 the error had no losses, and looking for them raised another one. NaN equals nothing."""
+    found: Any = rebuilt(json.loads(json.dumps(told(NonFiniteError("broken", 2, 7, (1.0, math.nan))))), "rank 2")
+    assert (type(found), str(found), found.layer, found.batch) == (NonFiniteError, "broken", 2, 7)
+    assert found.losses[0] == 1.0
+    assert math.isnan(found.losses[1])
 
 
 class OwnError(PipealError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,6 +111,31 @@ def test_a_batch_that_fails_is_told_and_the_pipeline_lives_on() -> None:
     with thread_ranks(2) as worlds:
         found = with_pipe(worlds, [package() for _ in worlds], work)
     assert all(torch.equal(one, exits[-1]) for one, exits in zip(found, by_hand(CASE), strict=True))
+
+
+def test_what_is_no_packet_is_refused_at_once() -> None:
+    """Symptom: a stage that stood still was blamed after the limit for that, as the batch was waited for."""
+
+    def work(pipe: DistributedPipeline) -> Tensor:
+        with pytest.raises(TypeError, match="UserDict"):
+            pipe.predict(UserDict(x=torch.ones(1)))
+        return pipe.predict(CASE.batches()[0][0])
+
+    with thread_ranks(2) as worlds:
+        assert with_pipe(worlds, [CASE.build() for _ in worlds], work).shape == (7, 3)
+
+
+def test_a_pipeline_that_fails_between_two_answers_says_what_failed() -> None:
+    """Symptom: a signal of the threads among themselves came instead, to the caller."""
+
+    def work(pipe: DistributedPipeline) -> None:
+        answers = pipe.predict_each([x for x, _ in CASE.batches()])
+        next(answers)
+        pipe._line().node.ledger.fail(RuntimeError("gone"))
+        list(answers)
+
+    with thread_ranks(2) as worlds, pytest.raises(RuntimeError, match="gone"):
+        with_pipe(worlds, [CASE.build() for _ in worlds], work)
 
 
 def test_an_iterator_may_be_left_early_and_only_one_is_open() -> None:

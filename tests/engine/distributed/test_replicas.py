@@ -97,6 +97,31 @@ def test_two_replicas_learn_what_one_process_learns_from_whole_batches(size: int
                     torch.testing.assert_close(value, wanted_now[name], rtol=1e-3, atol=1e-5)
 
 
+def test_a_batch_that_is_left_out_is_left_out_by_all_replicas() -> None:
+    """Symptom: the others learnt from the batch before, for the rest of the epoch."""
+    parts, whole = shares(EXACT, 4), EXACT.build()
+
+    def without_one(pipe: Pipeline, batches: Share) -> None:
+        for number, (x, y) in enumerate(batches):
+            pipe.skip() if number == 1 else pipe.submit(x, y)
+
+    def work(world: World) -> None:
+        if world.rank:
+            serve(packages[1], world, "cpu", feed=lambda *_: iter(parts[1]), seed=4, threads=1)
+            return
+        with DistributedPipeline(packages[0], world, "cpu", seed=4, threads=1) as pipe:
+            pipe.begin_feed(0)
+            without_one(pipe, parts[0])
+
+    with Pipeline(whole, seed=4, threads=1) as pipe:
+        without_one(pipe, EXACT.batches())
+    with thread_ranks(2, replicas=2) as worlds:
+        packages = [EXACT.build() for _ in worlds]
+        on_each(worlds, work)
+    for mine, wanted in zip(packages[0].parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-3, atol=1e-5)
+
+
 def test_runs_repeat_bit_for_bit_and_replicas_stay_alike_with_batch_norm_and_dropout() -> None:
     parts, found = shares(DRAWS, 3), []
     for _ in range(2):
