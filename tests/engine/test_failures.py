@@ -95,6 +95,28 @@ def test_an_exception_of_any_action_reaches_the_caller(
     )
 
 
+def test_after_a_failure_a_worker_ends_with_the_action_that_it_is_in() -> None:
+    """Symptom: stopping waited for a forward, a backward and an update, and took a slow batch for a standstill."""
+    gate = Gate()
+    slow = Trap("F", 0, gate.stand_still_here)
+
+    def fail_meanwhile() -> None:
+        assert gate.reached.wait(30)
+        raise ValueError("the trap")
+
+    def learn() -> None:
+        with Pipeline([Trap("F", 1, fail_meanwhile), slow], ["cpu"] * 2, threads=1) as pipe:
+            try:
+                pipe.run(nothing(2))
+            finally:
+                gate.open()
+
+    with pytest.raises(ValueError, match="the trap") as caught:
+        learn()
+    assert slow.done == {"F": 1, "B": 0, "U": 0}
+    assert "stands still" not in notes_of(caught.value)
+
+
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
 def test_it_arrives_as_the_very_same_exception(schedule: str, error: BaseException) -> None:

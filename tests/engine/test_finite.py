@@ -377,6 +377,15 @@ def test_losses_as_plain_numbers_are_seen_too() -> None:
         run(ALPackage([layer]), data(1), "sequential")
 
 
+def test_a_layer_may_say_of_a_batch_that_it_has_no_losses() -> None:
+    class Silent(AL):
+        def loss(self) -> tuple[Tensor, ...]:
+            return ()
+
+    layer = Silent(ENC(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)), AE(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)))
+    assert run(ALPackage([layer]), data(2), "sequential").losses == []
+
+
 def test_a_pipeline_is_sound_again_after_it_was_left() -> None:
     pipe = Pipeline(package(), threads=1)
     with pytest.raises(NonFiniteError), pipe:

@@ -50,6 +50,8 @@ class Courier(threading.Thread):
         """Does its work."""
         try:
             self._work()
+        except Stopped:
+            pass
         except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
             self._failed(error)
 

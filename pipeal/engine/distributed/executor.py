@@ -25,7 +25,7 @@ from pipeal.engine.gate import GATE
 from pipeal.engine.link import Item, Link, Stopped
 from pipeal.engine.stage import Parcel, Stage
 from pipeal.engine.worker import TICK_S
-from pipeal.errors import PeerLostError, StallError
+from pipeal.errors import PeerLostError, ScheduleError, StallError
 from pipeal.packet import Tree
 
 
@@ -217,9 +217,7 @@ class DistributedExecutor:
         raise self._failure()
 
     def _failure(self) -> BaseException:
-        failure = self.node.ledger.failure
-        assert failure is not None  # else nobody would have stopped us
-        return failure
+        return self.node.ledger.failure or ScheduleError("the pipeline has ended; open another one")
 
     def _await_farewells(self, timeout_s: float, known: BaseException | None = None) -> list[int]:
         """Waits until all others have ended, or for so long, or a failure comes that is not known yet; the ranks that

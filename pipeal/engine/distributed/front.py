@@ -183,7 +183,9 @@ class DistributedPipeline(_Line):
         return self._executor is not None
 
     def begin_feed(self, epoch: int, first: int = 0) -> None:
-        """Has the other replicas begin with the batches of an epoch, from one on; each batch submitted takes theirs.
+        """Has the other replicas begin with the batches of an epoch, from one on.
+
+        Each batch submitted or passed over from then on takes one of theirs.
 
         Raises:
             Exception: As :meth:`submit`.
@@ -191,7 +193,7 @@ class DistributedPipeline(_Line):
         self._line().begin_feed(epoch, first)
 
     def skip(self, count: int = 1) -> None:
-        """As :meth:`pipeal.Pipeline.skip`; the other replicas leave out as many batches of their feeds.
+        """As :meth:`pipeal.Pipeline.skip`; the other replicas leave out as many batches of the feeds they have begun.
 
         Raises:
             ValueError: ``count`` is negative.

@@ -144,7 +144,7 @@ class Server:
         node = self.node
         node.close()
         node.news.post(0, CLOSE, {})
-        node.results.post(0, CLOSE, {})
+        node.results.post(0, CLOSE, {}, last=True)
 
     def _is_dismissed(self, within_s: float, known: BaseException | None = None) -> bool:
         """Whether rank 0 lets this rank go in time; raises a failure that is not known yet."""
@@ -230,10 +230,11 @@ class Server:
         self.node.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready_now((x, y))))
 
     def _leave_out(self, message: Message) -> None:
-        with self._fed():
-            for _ in range(message.facts["count"]):
+        for _ in range(message.facts["count"]):
+            with self._fed():
                 if self._batches is not None:
                     next(self._batches, None)
+            self.node.ledger.moved()
 
     @contextmanager
     def _fed(self) -> Iterator[None]:

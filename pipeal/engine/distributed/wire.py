@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pipeal.engine.distributed.flat import Layout, bytes_of, flat, row_for, unflat
 from pipeal.engine.distributed.trees import Form, put_together, taken_apart
+from pipeal.engine.link import Stopped
 from pipeal.errors import first_line
 from pipeal.packet import Tree
 
@@ -88,6 +89,7 @@ class Wire:
         self._pinned = pinned
         self._scrap = torch.empty(_PIECE, dtype=torch.uint8)  # now: when it is needed there may be no memory left
         self._sending = threading.Lock()
+        self._farewelled: set[int] = set()
         self._posted: deque[tuple[Any, int, Tensor]] = deque()
 
     def send(self, peer: int, kind: str, facts: Mapping[str, Any], tree: Tree = None) -> None:
@@ -101,6 +103,7 @@ class Wire:
 
         Raises:
             DataError: The tree holds what cannot be sent; nothing was.
+            Stopped: The peer has had the last message, and receives no more.
             BrokenWireError: The peer is gone.
         """
         form, tensors = taken_apart(tree)
@@ -112,6 +115,8 @@ class Wire:
         """As :meth:`send`, of a tree that was taken apart and whose tensors are rows on the CPU already."""
         frame, text = _framed(kind, facts, form, [layout for layout, _ in rows])
         with self._sending:
+            if peer in self._farewelled:
+                raise Stopped
             works = [self._isend(frame, peer, 0)]
             if text is not None:
                 works.append(self._isend(text, peer, 1))
@@ -119,8 +124,14 @@ class Wire:
             for work in works:
                 _wait(work, peer)
 
-    def post(self, peer: int, kind: str, facts: Mapping[str, Any]) -> None:
+    def post(self, peer: int, kind: str, facts: Mapping[str, Any], *, last: bool = False) -> None:
         """Sends a message without a tree, and does not wait for it. For a peer that always receives.
+
+        Args:
+            peer: As for :meth:`send`, as are ``kind`` and ``facts``.
+            kind: What it is about.
+            facts: Plain values.
+            last: Whether the peer receives no more after it: any later :meth:`send` would wait for ever.
 
         Raises:
             BrokenWireError: The peer is gone, or does not take what came before.
@@ -128,6 +139,8 @@ class Wire:
         if not self._sending.acquire(timeout=_PATIENCE_S):
             raise BrokenWireError(f"a message before it was not taken within {_PATIENCE_S:g} s", peer)
         try:
+            if last:
+                self._farewelled.add(peer)
             for part, row in enumerate(_framed(kind, facts, None, [])):
                 if row is not None:
                     self._posted.append((self._isend(row, peer, part), peer, row))

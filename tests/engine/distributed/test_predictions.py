@@ -138,6 +138,18 @@ def test_a_pipeline_that_fails_between_two_answers_says_what_failed() -> None:
         with_pipe(worlds, [CASE.build() for _ in worlds], work)
 
 
+def test_an_iterator_that_outlives_its_pipeline_says_so() -> None:
+    def work(pipe: DistributedPipeline) -> Iterator[Tensor]:
+        answers = pipe.predict_each([x for x, _ in CASE.batches()])
+        next(answers)
+        return answers
+
+    with thread_ranks(2) as worlds:
+        answers = with_pipe(worlds, [CASE.build() for _ in worlds], work)
+    with pytest.raises(ScheduleError, match="the pipeline has ended"):
+        list(answers)
+
+
 def test_an_iterator_may_be_left_early_and_only_one_is_open() -> None:
     inputs = [x for x, _ in CASE.batches()]
 
