@@ -211,8 +211,11 @@ def detach(tree: T) -> T:
 
 
 def move(tree: T, device: torch.device) -> T:
-    """The same tree with every tensor on ``device``; does not wait for the copies."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), tree)
+    """The same tree with every tensor on ``device``; does not wait for copies onto a GPU.
+
+    Of those that come from one it does: the CPU would read them before they are there.
+    """
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), tree)
 
 
 Shapes: TypeAlias = list[tuple[torch.Size, torch.dtype]]

@@ -35,7 +35,8 @@ def test_as_many_steps_are_trained_as_were_asked_for(charlm: ModuleType, steps: 
 
 
 def made(seed: int, loss: float) -> dict[str, Any]:
-    return {"seed": seed, "validation": [loss + 0.1, loss], "train": loss - 0.1, "parameters": [10, 2]}
+    told = {"machine": {"cores": 2}, "precision": "bf16", "threads": 1}
+    return told | {"seed": seed, "validation": [loss + 0.1, loss], "train": loss - 0.1, "parameters": [10, 2]}
 
 
 def test_an_idea_of_more_seeds_than_its_rival_is_shown_by_those_they_share(
@@ -43,13 +44,14 @@ def test_an_idea_of_more_seeds_than_its_rival_is_shown_by_those_they_share(
 ) -> None:
     """The default was shown as the mean over two seeds, beside rivals of one."""
     ideas = {"bp": [made(0, 1.5)], "wide": [made(0, 1.7), made(1, 1.2)], "lower": [made(1, 1.4), made(2, 1.6)]}
-    charlm.show({"machine": {"cores": 2}, "steps": 20, "ideas": ideas})
+    charlm.show({"steps": 20, "ideas": ideas})
     out = capsys.readouterr().out
     (wide,) = re.findall(r"^.*\bwide\b.*the default.*$", out, re.MULTILINE)
     assert re.search(r"\b1\.700\b.*\+0\.200.*1\.800 1\.700.*1\.600.*\b0\b", wide)
     (lower,) = re.findall(r"^.*half the learning rate.*$", out, re.MULTILINE)
     assert re.search(r"\b1\.500\b.*\b1 2\b", lower)  # there is no rival: all it has
     assert "wide, seed 1: val loss 1.200" in out
+    assert out.count("cores 2  bf16, 1 threads") == 1
 
 
 def test_the_readme_has_the_numbers_that_the_script_prints(

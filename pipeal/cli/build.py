@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from pipeal.al import ALPackage, LearningRates
+from pipeal.cli.stopping import StopRequest
 from pipeal.config import LrConfig, RunConfig
 from pipeal.data import WHOLE, Share
 from pipeal.engine import Pipeline
@@ -82,8 +83,8 @@ class Experiment(Models, Protocol):
         """Test samples to take the accuracy on."""
         ...
 
-    def afterword(self, pipe: Pipeline) -> Sequence[str]:
-        """What else there is to show of a trained model, in lines."""
+    def afterword(self, pipe: Pipeline, stop: StopRequest) -> Sequence[str]:
+        """What else there is to show of a trained model, in lines; :class:`Leave` where the run is to end meanwhile."""
         ...
 
 

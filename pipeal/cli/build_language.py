@@ -14,11 +14,12 @@ from pipeal.al import ALPackage, OptimizerFactory
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, from_seed, rates
 from pipeal.cli.say import Say
+from pipeal.cli.stopping import StopRequest, Unless
 from pipeal.config import LanguageConfig, LanguageModelConfig
-from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, Share, find_shakespeare, read_characters
+from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, ReadAhead, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError, DataError, unknown_name
-from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate
+from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate_each
 from pipeal.random import key_seed
 from pipeal.train.evaluation import Criterion, accuracy_and_loss
 
@@ -91,9 +92,10 @@ class LanguageExperiment:
         """How many characters there are; see :meth:`LanguageModels.of`."""
         return {"characters": len(self.text.alphabet)}
 
-    def train_batches(self, seed: int, share: Share = WHOLE) -> RandomBlocks:
+    def train_batches(self, seed: int, share: Share = WHOLE) -> ReadAhead:
         """Random blocks, others in each epoch."""
-        return self._blocks(self.text.train, self.config.data.steps, seed, share=share)
+        data = self.config.data
+        return ReadAhead(self._blocks(self.text.train, data.steps, seed, share=share), data.prefetch)
 
     def save(self, folder: Path) -> None:
         """Leaves ``alphabet.json``."""
@@ -111,21 +113,21 @@ class LanguageExperiment:
         """Random blocks of what is not trained on, always the same."""
         return self._estimate(self.text.validation, SPLIT_SEED)
 
-    def afterword(self, pipe: Pipeline) -> list[str]:
+    def afterword(self, pipe: Pipeline, stop: StopRequest) -> list[str]:
         """The loss at each exit, if there are several, and something that the model writes."""
         lines = []
         exits = sum(len(stage.layers) for stage in pipe.stages)
         if exits > 1:
-            found = [accuracy_and_loss(pipe, self.test_evaluation(), self.criterion, k + 1)[1] for k in range(exits)]
+            blocks = Unless(stop, self.test_evaluation())
+            found = [accuracy_and_loss(pipe, blocks, self.criterion, k + 1)[1] for k in range(exits)]
             lines.append(f"exits:    validation loss {' '.join(f'{loss:.4f}' for loss in found)}")
         alphabet = self.text.alphabet
         prompt = alphabet.encode(first_prompt(alphabet))
         # With the pipeline's own precision and processes: the same text, wherever its stages are. Compiled with
         # ``static``, its one shape is compiled once more.
-        written = generate(
-            pipe.predict, prompt, length=SAMPLE, block=self.config.model.block, seed=self.config.train.seed
-        )
-        return [*lines, "sample:", alphabet.decode(written).strip()]
+        block, seed = self.config.model.block, self.config.train.seed
+        written = list(Unless(stop, generate_each(pipe.predict, prompt, length=SAMPLE, block=block, seed=seed)))
+        return [*lines, "sample:", alphabet.decode(torch.tensor([*prompt.tolist(), *written])).strip()]
 
     def _estimate(self, text: torch.Tensor, seed: int) -> RandomBlocks:
         return self._blocks(text, self.config.data.estimate_batches, seed, same=True)

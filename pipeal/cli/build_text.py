@@ -15,12 +15,14 @@ from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, rates
 from pipeal.cli.build_batches import batch_sampler
 from pipeal.cli.say import Say
+from pipeal.cli.stopping import StopRequest
 from pipeal.config import GroupingConfig, TextConfig, TextModelConfig
 from pipeal.data import (
     WHOLE,
     BatchLoader,
     Corpus,
     PlannedBatchSampler,
+    ReadAhead,
     Share,
     Vocab,
     canonical_text_name,
@@ -133,7 +135,7 @@ class TextExperiment:
         """Shuffled batches as configured."""
         data = self.config.data
         sampler = batch_sampler(self.train.lengths, data.batching, data.max_len or int(self.train.lengths.max()), seed)
-        return BatchLoader(self.train, sampler, pin_memory=True, share=share)
+        return ReadAhead(BatchLoader(self.train, sampler, pin_memory=True, share=share), data.prefetch)
 
     def save(self, folder: Path) -> None:
         """Leaves ``vocab.json``."""
@@ -152,7 +154,7 @@ class TextExperiment:
         """The test set."""
         return _in_order(self.test)
 
-    def afterword(self, pipe: Pipeline) -> tuple[str, ...]:  # noqa: ARG002
+    def afterword(self, pipe: Pipeline, stop: StopRequest) -> tuple[str, ...]:  # noqa: ARG002
         """Nothing."""
         return ()
 

@@ -12,6 +12,7 @@ from pipeal.al import ALPackage, encode_each_class
 from pipeal.cli import bars
 from pipeal.cli.build import data_root, evaluated_part, from_seed, hold_out, rates
 from pipeal.cli.say import Say
+from pipeal.cli.stopping import StopRequest
 from pipeal.config import VisionConfig, VisionModelConfig
 from pipeal.data import (
     WHOLE,
@@ -116,7 +117,7 @@ class VisionExperiment:
         """The test set."""
         return self._batches(self.dataset.test)
 
-    def afterword(self, pipe: Pipeline) -> tuple[str, ...]:  # noqa: ARG002
+    def afterword(self, pipe: Pipeline, stop: StopRequest) -> tuple[str, ...]:  # noqa: ARG002
         """Nothing."""
         return ()
 

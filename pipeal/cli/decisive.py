@@ -10,7 +10,8 @@ from pipeal.config import RunConfig
 
 _FREE = (
     *("engine", "out", "train.epochs", "train.checkpoint", "train.on_non_finite", "train.tensorboard"),
-    *("train.exit_tolerance", "data.root", "data.download", "data.workers", "data.cache"),
+    *("train.exit_tolerance", "data.root", "data.text", "data.download", "data.workers"),
+    *("data.prefetch", "data.cache"),
 )
 """How a run is executed, where its data is, how long it goes: what may differ when it is taken up again."""
 

@@ -99,7 +99,7 @@ class Stoppable:
 
 
 class Unless:
-    """Batches to predict, unless the run is to end: then :class:`Leave` is raised before the next one."""
+    """Batches to predict, or other steps; where the run is to end, :class:`Leave` is raised before the next one."""
 
     def __init__(self, stop: StopRequest, batches: Iterable[Any]) -> None:
         self._stop = stop

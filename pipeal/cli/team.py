@@ -18,6 +18,7 @@ from pipeal.cli.choices import TRIAL_BATCHES, Form, sample_batches
 from pipeal.cli.opening import open_pipeline
 from pipeal.cli.options import device_names
 from pipeal.cli.say import Say
+from pipeal.cli.stopping import StopRequest
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.data import WHOLE, Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
@@ -278,8 +279,8 @@ class _Shared:
     def criterion(self) -> Criterion | None:
         return self.experiment.criterion
 
-    def afterword(self, pipe: Pipeline) -> Sequence[str]:
-        return self.experiment.afterword(pipe)
+    def afterword(self, pipe: Pipeline, stop: StopRequest) -> Sequence[str]:
+        return self.experiment.afterword(pipe, stop)
 
 
 class _Announced:

@@ -149,7 +149,7 @@ class Turns:
                 raise Leave
             if position.turn == self.config.train.repeat:
                 self.exits = self._measure_exits(pipe, stop)
-                self.afterword = self.experiment.afterword(pipe)
+                self.afterword = self.experiment.afterword(pipe, stop)
         except Leave:  # or the batches failed when the end had been asked for
             keeper.leave(pipe, position)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeal.config.schema import Count, DataConfig, ModelConfig, RunConfig, Share, Text
+from pipeal.config.schema import Count, DataConfig, ModelConfig, RunConfig, Share, Text, Whole
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class LanguageModelConfig(ModelConfig):
         layers: Blocks.
         dropout: The share of activations that training drops.
         per_layer: Blocks that share an AL layer.
-        code: The width of the label codes; None for four times as many as there are characters.
+        code: The width of the label codes; None for four times as many as there are characters, and at most 512 or
+            four times ``width``.
         labels: How label sides and associated losses are built: ``codes``, or as ``published``.
         bridges: What the bridges of all AL layers but the last have before their linear map: another ``block``, or
             nothing (``linear``).
@@ -45,12 +46,14 @@ class LanguageDataConfig(DataConfig):
     Attributes:
         text: A UTF-8 file, for the data set ``text``; None for ``shakespeare``.
         batch_size: Blocks of a batch.
+        prefetch: As for classified texts.
         steps: Batches of an epoch; after each epoch the losses are estimated and the training is saved.
         estimate_batches: Random batches of either part of the text, the same each time, that a loss is the mean of.
     """
 
     text: Text | None = None
     batch_size: Count = 16
+    prefetch: Whole | None = None
     steps: Count = 250
     estimate_batches: Count = 100
 

@@ -81,7 +81,8 @@ class BatchingConfig:
             it a ``single`` batch; ``size-aware``, ``plan``.
         largest_first: Begin each epoch with the costliest batch, so that what does not fit into memory fails at once;
             ``bucket``, ``size-aware``, ``plan``.
-        shapes: Pad to at most so many different lengths, for compiled kernels; None for any; ``plan``.
+        shapes: Pad to at most so many different lengths, and fill batches as far as they go, for kernels that are
+            compiled for each shape; None for any; ``plan``.
         spare_batches: So many batches more than the fewest, for less padding; ``plan``.
         bounds: The number of different lengths to pad to; ``stream``.
         pad_to: The ``bound`` of the longest sample of a batch, or the ``longest`` sample; ``stream``.
@@ -116,6 +117,8 @@ class TextDataConfig(DataConfig):
         min_frequency: A word seen less often is unknown.
         drop_stop_words: Whether "the", "and" and their like are dropped.
         batching: How samples are joined into batches.
+        prefetch: Training batches that a thread makes ready ahead; 0 makes each in the thread that feeds the training,
+            None chooses: 2 where there is a GPU, else 0.
     """
 
     max_len: Count | None = None
@@ -123,6 +126,7 @@ class TextDataConfig(DataConfig):
     min_frequency: Count = 1
     drop_stop_words: Flag = True
     batching: BatchingConfig = field(default_factory=BatchingConfig)
+    prefetch: Whole | None = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Data sets, words, vectors and batches; works with a plain PyTorch ``DataLoader`` and no engine."""
 
+from pipeal.data.ahead import ReadAhead
 from pipeal.data.augment import Augment, Augmentation
 from pipeal.data.binned import BinnedBatchSampler
 from pipeal.data.bounds import find_thresholds, length_bounds, round_up
@@ -146,6 +147,7 @@ __all__ = [
     "Progress",
     "RandomBlocks",
     "RandomIterator",
+    "ReadAhead",
     "RecurrentIterator",
     "ResidentPeak",
     "SamplingRandomMapIterator",

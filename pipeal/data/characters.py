@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -34,6 +35,8 @@ TRAINED_TENTHS = 9
 """So many tenths of a text, from its beginning, are trained on; the rest validates."""
 
 _FORMAT = "pipeal-alphabet-1"
+_UNICODE = 0x110000
+_PIECE = 1 << 20
 _FOLDER, _FILE = "tinyshakespeare", "input.txt"
 
 
@@ -61,11 +64,12 @@ class Alphabet:
         return len(self.characters)
 
     def encode(self, text: str) -> Tensor:
-        """``(N,)`` int64 numbers of the characters of a text.
+        """``(N,)`` int64 numbers of the characters of a text; where it has Windows' line ends, of plain ones.
 
         Raises:
             DataError: A character is not of this alphabet.
         """
+        text = _with_plain_ends(text)
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         places = np.searchsorted(self._codes, codes).clip(max=len(self) - 1)
         strange = np.flatnonzero(self._codes[places] != codes)
@@ -127,17 +131,54 @@ def read_characters(path: Path) -> Characters:
     Raises:
         DataError: It cannot be read, is not UTF-8, or is empty.
     """
-    text = "".join(read_lines(path)).replace("\r\n", "\n").replace("\r", "\n")
-    if len(text) < 2:
-        raise DataError(f"{path}: a text of {len(text)} characters; expected some to train on and some to validate on")
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    known, numbers = np.unique(codes, return_inverse=True)
-    small: npt.NDArray[np.uint8] | npt.NDArray[np.int32]
-    small = numbers.astype(np.uint8) if len(known) <= 256 else numbers.astype(np.int32)
-    ids = torch.from_numpy(small)
-    middle = len(ids) * TRAINED_TENTHS // 10
-    alphabet = Alphabet(known.tobytes().decode("utf-32-le"))
-    return Characters(alphabet, ids[:middle], ids[middle:], f"{crc32(codes.tobytes()):08x}")
+    # A byte or four for each character, and nothing more that grows with the text: until all of it was seen, characters
+    # are numbered as they come.
+    numbers = np.full(_UNICODE, -1, np.int32)
+    known: list[int] = []
+    parts: list[npt.NDArray[Any]] = []
+    fingerprint = 0
+    for text in _pieces(path):
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        fingerprint = crc32(codes.data, fingerprint)
+        new = np.unique(codes[numbers[codes] < 0])
+        numbers[new] = np.arange(len(known), len(known) + len(new))
+        known += new.tolist()
+        parts.append(numbers[codes].astype(_narrow(len(known))))
+    characters = sum(map(len, parts))
+    if characters < 2:
+        raise DataError(f"{path}: a text of {characters} characters; expected some to train on and some to validate on")
+    order = np.argsort(known)
+    places = np.empty(len(known), _narrow(len(known)))
+    places[order] = np.arange(len(known))
+    for number, part in enumerate(parts):
+        parts[number] = places[part]
+    ids = torch.from_numpy(np.concatenate(parts))
+    middle = characters * TRAINED_TENTHS // 10
+    alphabet = Alphabet("".join(chr(known[place]) for place in order))
+    return Characters(alphabet, ids[:middle], ids[middle:], f"{fingerprint:08x}")
+
+
+def _pieces(path: Path) -> Iterator[str]:
+    """A text in pieces of whole lines, whose ends are ``\\n``."""
+    waiting: list[str] = []
+    size = 0
+    for line in read_lines(path):
+        waiting.append(line)
+        size += len(line)
+        if size >= _PIECE:
+            yield _with_plain_ends("".join(waiting))
+            waiting, size = [], 0
+    if waiting:
+        yield _with_plain_ends("".join(waiting))
+
+
+def _narrow(characters: int) -> type[np.uint8] | type[np.int32]:
+    """The type of so many numbers."""
+    return np.uint8 if characters <= 256 else np.int32
+
+
+def _with_plain_ends(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def find_shakespeare(root: Path, *, download: bool = True, progress: Progress | None = None) -> Path:

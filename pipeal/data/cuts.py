@@ -98,13 +98,21 @@ class SortedSamples:
             windows: One window more than there are batches.
             batches: No more than ``N``.
         """
-        cuts = self._least(windows)
-        while len(cuts) <= batches:
-            # Nothing more was to be gained by cutting, so any cut will do: no cut makes padding.
-            sizes = np.diff(cuts)
-            biggest = int(sizes.argmax())
-            cuts = np.insert(cuts, biggest + 1, cuts[biggest] + sizes[biggest] // 2)
-        return cuts
+        # Nothing more was to be gained by cutting, so any cut will do: no cut makes padding.
+        return _halved(self._least(windows), batches)
+
+    def full(self, batches: int) -> _Ints:
+        """The cuts of batches that hold all that fits, longest first, but for the last: ``(batches + 1,)``.
+
+        Of lengths that few bounds were put for, these are of as few shapes.
+
+        Args:
+            batches: At least the fewest; more are had by halving the largest.
+        """
+        reach, cuts = self._reach, [0]
+        while cuts[-1] < len(self.lengths):
+            cuts.append(int(reach[cuts[-1]]))
+        return _halved(np.array(cuts), batches)
 
     def _least(self, windows: Windows) -> _Ints:
         """From the last cut to the first: the least padded sum behind each place, and the next cut that gives it.
@@ -165,3 +173,12 @@ class SortedSamples:
         """``(N + 1,)``: where a batch with that end begins at the earliest: so many begin too early for it."""
         ends = np.bincount(self._reach[:-1], minlength=len(self._reach))
         return np.cumsum(ends) - ends
+
+
+def _halved(cuts: _Ints, batches: int) -> _Ints:
+    """Of batches that are too few, the largest is halved until there are enough."""
+    while len(cuts) <= batches:
+        sizes = np.diff(cuts)
+        biggest = int(sizes.argmax())
+        cuts = np.insert(cuts, biggest + 1, cuts[biggest] + sizes[biggest] // 2)
+    return cuts

@@ -22,7 +22,7 @@ def read_lines(path: Path) -> Generator[str, None, None]:
     """
     number = 0
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as stream:
             for number, raw in enumerate(stream, start=1):
                 line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
                 try:

@@ -24,16 +24,16 @@ from pipeal.data.samplers import EpochSampler, Lengths, Plan, at_least
 from pipeal.errors import ConfigError, DataError
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
-_VERSION = 1
+_VERSION = 2
 
 
 class PlannedBatchSampler(EpochSampler):
     """The fewest batches that fit a budget, with the least padding at that number; exact and resumable.
 
-    Without shuffling, the plan is the same in every epoch: the fewest batches, and no other plan with so many has less
-    padding. With it three things are drawn anew for every epoch: the order of equal lengths, an offset of all cuts
-    within the room that the fewest batches leave (least padding is then sought near that offset), and the order of the
-    batches.
+    Without shuffling, the plan is the same in every epoch: the fewest batches, and (without ``shapes``) no other plan
+    with so many has less padding. With it three things are drawn anew for every epoch: the order of equal lengths, an
+    offset of all cuts within the room that the fewest batches leave (least padding is then sought near that offset),
+    and the order of the batches.
 
     On several ranks every rank takes as many steps, step ``t`` of rank ``r`` being batch ``t · world_size + r``: the
     number of batches is rounded up to a multiple of the world size, by cutting smaller ones. Only where there are fewer
@@ -45,7 +45,10 @@ class PlannedBatchSampler(EpochSampler):
         cost: ``cost(n, longest)``, which falls with neither. Called a few times for each distinct length.
         max_samples: The most samples in a batch.
         shapes: Round lengths up to at most so many bounds, for kernels that are compiled for each shape; see
-            :attr:`padded_lengths` and :func:`pipeal.data.bounds.length_bounds`.
+            :attr:`padded_lengths` and :func:`pipeal.data.bounds.length_bounds`. Batches are then as full as the budget
+            allows, so that there are as many shapes and one for what is left over, the same in every epoch; what is
+            drawn anew is which samples of a bound share a batch. (A ``world_size`` and ``spare_batches`` may need some
+            batches halved, and over-size samples have their own lengths.)
         oversize: What to do with samples that cost more than the budget by themselves: ``raise`` an error, ``drop``
             them (:attr:`dropped`), or make each a ``single`` batch over the budget.
         spare_batches: So many batches more than the fewest: less padding, and more room for the drawn offset.
@@ -128,8 +131,8 @@ class PlannedBatchSampler(EpochSampler):
         self._kept = np.flatnonzero(~alone[which]) if dropping else np.arange(len(which))
         self.dropped = len(which) - len(self._kept)
         # Sorted by counting; the narrow type lets numpy sort by radix when a plan is made.
-        falling = (len(distinct) - 1 - which).astype(np.uint16 if len(distinct) < 1 << 16 else np.int64)
-        self._places = falling
+        rising = np.arange(len(distinct)) if self.shapes is None else np.unique(padded, return_inverse=True)[1]
+        self._places = (rising[-1] - rising).astype(np.uint16 if len(distinct) < 1 << 16 else np.int64)[which]
         counts = np.bincount(which[self._kept], minlength=len(distinct))[::-1]
         fits = np.maximum(fits, 1)
         self._samples = SortedSamples(np.repeat(padded[::-1], counts), np.repeat(fits[::-1], counts))
@@ -233,7 +236,8 @@ class PlannedBatchSampler(EpochSampler):
     @cached_property
     def _fingerprint(self) -> str:
         """Of all that decides the plans, seed and epoch aside; 16 bytes in hexadecimal."""
-        flags = [self.oversize, self.spare_batches, self.largest_first, self.shuffle, self.world_size]
+        full = self.shapes is not None
+        flags = [full, self.oversize, self.spare_batches, self.largest_first, self.shuffle, self.world_size]
         digest = hashlib.blake2b(json.dumps(flags).encode(), digest_size=16)
         for array in (self.lengths, self.padded_lengths, self._fits):
             digest.update(array.astype("<i8").tobytes())
@@ -246,7 +250,8 @@ class PlannedBatchSampler(EpochSampler):
             windows = self._samples.drawn(windows, random)
         # A stable sort keeps the order of equal lengths.
         order = order[np.argsort(self._places[order], kind="stable")]
-        cuts = self._samples.least_padding(windows, self._batches)
+        samples, batches = self._samples, self._batches
+        cuts = samples.full(batches) if self.shapes else samples.least_padding(windows, batches)
         plan = Plan(order, cuts[:-1], cuts[1:])
         if self.shuffle:
             plan = plan.shuffled(random)

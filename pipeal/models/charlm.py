@@ -72,6 +72,10 @@ class CharDims:
 LESSON = CharDims()
 
 _CODE_OVER_ALPHABET = 4
+_CODE_OVER_WIDTH = 4
+_WIDE_CODE = 512
+"""What a large alphabet, such as that of Chinese, has at most, or four times the width: the weights between two layers'
+codes grow with the square."""
 
 
 class CharLMAL(ALPackage):
@@ -96,7 +100,8 @@ class CharLMAL(ALPackage):
         lr: LearningRates = 1e-3,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
-        code = dims.code or _CODE_OVER_ALPHABET * characters
+        widest = max(_WIDE_CODE, _CODE_OVER_WIDTH * dims.width)
+        code = dims.code or min(_CODE_OVER_ALPHABET * characters, widest)
         layers = []
         for first in range(0, dims.layers, dims.per_layer):
             last = min(first + dims.per_layer, dims.layers)

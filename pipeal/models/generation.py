@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.errors import ConfigError
+from pipeal.errors import ConfigError, DataError
 from pipeal.packet import device_of
 
 _FILLING = 0
@@ -76,6 +76,7 @@ def generate_each(
 
     Raises:
         ConfigError: The prompt is empty, or a number out of range; at once, before the first is asked for.
+        DataError: The model's answers are not finite.
     """
     if not len(prompt):
         raise ConfigError("the prompt is empty; give at least one character to go on from")
@@ -104,6 +105,10 @@ def _written(
 
 def _draw(logits: Tensor, temperature: float, top_k: int | None, draws: torch.Generator) -> Tensor:
     """One character, ``()``."""
+    if not logits.isfinite().all():
+        raise DataError(
+            "the model's answers are not finite: it has diverged; take an earlier checkpoint, or train again"
+        )
     if temperature == 0:
         return logits.argmax()
     if top_k is not None and top_k < len(logits):

@@ -124,7 +124,10 @@ def show(found: dict[str, Any]) -> None:
                 if run not in runs
             ]
     heads = ["idea", "what", "layers", "val loss", "over BP", "each exit", "train loss", "weights", "seeds"]
-    print("  ".join(f"{key} {value}" for key, value in found["machine"].items()))
+    runs = [run for made in found["ideas"].values() for run in made]
+    for how in {json.dumps([run["machine"], run["precision"], run["threads"]]): run for run in runs}.values():
+        machine = "  ".join(f"{key} {value}" for key, value in how["machine"].items())
+        print(f"{machine}  {how['precision']}, {how['threads']} threads")
     print_table(f"charlm, cpu preset, {found['steps']:,} steps", heads, rows)
     for line in others:
         print(line)
@@ -154,7 +157,7 @@ def main() -> None:
     if options.steps < 1:
         parser.error(f"--steps: found {options.steps}, expected at least 1")
 
-    found: dict[str, Any] = {"machine": environment(), "steps": options.steps, "ideas": {}}
+    found: dict[str, Any] = {"steps": options.steps, "ideas": {}}
     if options.json.is_file():
         found = json.loads(options.json.read_text(encoding="utf-8"))
         if found["steps"] != options.steps:
@@ -174,7 +177,8 @@ def main() -> None:
         )
         experiment = language_experiment(config, lambda _: None)
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            run = trained(experiment, seed)
+            how = {"precision": config.train.precision, "threads": options.threads, "machine": environment()}
+            run = trained(experiment, seed) | how
             print(name, json.dumps(run), file=sys.stderr)
             made = [other for other in found["ideas"].get(name, []) if other["seed"] != seed]
             found["ideas"][name] = sorted([*made, run], key=lambda other: other["seed"])

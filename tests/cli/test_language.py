@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,51 @@ def test_a_run_that_was_ended_goes_on_and_leaves_what_an_untouched_one_leaves(
     assert code == 0, err
     assert "going on with" in err
     assert_same(whole, corpus.parent / "ended" / "text-charlm-al-001")
+
+
+@pytest.mark.parametrize("shape", [(4, 8), (1, 8)], ids=["exits", "sample"])
+def test_what_comes_after_the_last_epoch_ends_where_the_run_is_asked_to(
+    shape: tuple[int, int], corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: after the last epoch Ctrl-C waited for the losses of all exits and the whole sample."""
+    seen: list[tuple[int, ...]] = []
+    infer = Stage.infer
+    before = 2 * 2 * 3 if shape == (4, 8) else 0  # the estimates of two epochs, of two parts of the text
+
+    def watch(stage: Stage, index: int, layer: Any, path: Any, x: torch.Tensor, **options: Any) -> Any:
+        if index == 0:
+            seen.append(tuple(x.shape[:2]))
+        if index == 0 and seen.count(shape) == before + 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return infer(stage, index, layer, path, x, **options)
+
+    def run(out: Path, *arguments: str) -> tuple[int, str]:
+        code, said, err = leaves(capsys, "text", "charlm", f"--text={corpus}", f"--out={out}", *SMALL, *arguments)
+        return code, said + err
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stage, "infer", watch)
+        code, said = run(corpus.parent / "runs", "--mode=bp" if shape == (1, 8) else "--mode=al")
+    assert code == 130, said
+    assert seen.count((1, 8)) <= 3
+    code, said = run(corpus.parent / "runs", "--mode=bp" if shape == (1, 8) else "--mode=al")
+    assert code == 0, said
+    assert "going on with" in said
+    assert "sample:" in said
+
+
+def test_a_run_goes_on_where_its_text_has_moved_to(
+    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = train(capsys, corpus)
+    moved = corpus.rename(corpus.with_name("moved.txt"))
+    resume = ("text", "charlm", f"--text={moved}", f"--resume={folder}", *SMALL, "--epochs=3")
+    code, _, err = leaves(capsys, *resume)
+    assert code == 0, err
+    moved.write_text(moved.read_text(encoding="utf-8").replace("goes", "gose"), encoding="utf-8")
+    code, _, err = leaves(capsys, *resume, "--epochs=4")
+    assert code == 2
+    assert "fingerprint" in err
 
 
 def test_a_trained_model_writes_from_every_exit(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

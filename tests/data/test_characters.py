@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.data import Alphabet, RandomBlocks, Share, find_shakespeare, read_characters
+from pipeal.data import Alphabet, RandomBlocks, Share, characters, find_shakespeare, read_characters
 from pipeal.errors import ConfigError, DataError
 
 TEXT = torch.arange(100, dtype=torch.uint8)
@@ -47,6 +47,27 @@ def test_an_alphabet_of_more_than_256_characters_keeps_its_numbers_apart(tmp_pat
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     read = read_characters(tmp_path / "text.txt")
     assert read.alphabet.decode(read.train) == text[:900]
+
+
+def test_a_text_in_many_pieces_is_that_in_one(tmp_path, monkeypatch):
+    """Characters are numbered as they come, and by their order in the end."""
+    text = "zz\r\ny\n" + "".join(chr(0x4E00 + 400 - n) + "\n" * (n % 3) for n in range(400)) + "\r\nend\r"
+    (tmp_path / "text.txt").write_bytes(text.encode())
+    whole = read_characters(tmp_path / "text.txt")
+    assert whole.alphabet.decode(torch.cat((whole.train, whole.validation))) == text.replace("\r\n", "\n").replace(
+        "\r", "\n"
+    )
+    for size in (1, 2, 7, 100):
+        monkeypatch.setattr(characters, "_PIECE", size)
+        read = read_characters(tmp_path / "text.txt")
+        assert read.alphabet.characters == whole.alphabet.characters
+        assert torch.equal(read.train, whole.train)
+        assert torch.equal(read.validation, whole.validation)
+        assert read.fingerprint == whole.fingerprint
+
+
+def test_a_prompt_from_windows_is_read_as_its_text_was():
+    assert Alphabet("\nab").encode("a\r\nb").tolist() == [1, 0, 2]
 
 
 def test_a_character_that_was_never_seen_is_named():

@@ -286,14 +286,14 @@ def test_every_schedule_leaves_the_same_bits_compiled(
 ) -> None:
     """With the real kernels; a smaller last batch; the result is the uncompiled one up to rounding.
 
-    Not with the dropout of PyTorch, of which its compiler makes its own masks.
+    Not with the dropout of PyTorch, of which its compiler makes its own masks: there one schedule is enough.
 
     PyTorch's caches are empty for the first training, and not for the others: what they hold changes nothing.
     """
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     build = partial(pair, dropout)
     wanted = train("sequential", [2], rows, build, compile=how)
-    for schedule in SCHEDULES:
+    for schedule in SCHEDULES if dropout is Dropout else ("pipelined",):
         assert train(schedule, [1, 1], rows, build, compile=how).differences(wanted) == []
     plain = train("sequential", [2], rows, build)
     if dropout is Dropout:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -69,6 +69,7 @@ def rows(batches: int, inputs: Census | None = None) -> Iterator[tuple[Tensor, T
     batches=st.sampled_from([8, 30, 60]),
     each=st.integers(1, 2),
 )
+@settings(max_examples=10)  # each looks through all objects of the process
 def test_packets_and_activations_alive_do_not_grow_with_batches(
     schedule: str, stages: int, queue_depth: int, batches: int, each: int
 ) -> None:

@@ -17,6 +17,7 @@ from pipeal.models import (
     UNLABELLED,
     CausalAttention,
     CharDims,
+    CharLMAL,
     TokenCrossEntropy,
     build_language,
     canonical_language_model,
@@ -380,6 +381,18 @@ def test_a_wish_out_of_range_is_one_line(options: dict[str, object], message: st
     for write in (generate, generate_each):
         with pytest.raises(ConfigError, match=message):
             write(Counting(), **{"prompt": torch.tensor([0]), "length": 2, "block": 4} | options)  # type: ignore[operator]
+
+
+def test_answers_that_are_not_finite_are_one_line() -> None:
+    with pytest.raises(DataError, match="not finite: it has diverged"):
+        generate(lambda x: torch.full((*x.shape, 9), torch.nan), torch.tensor([0]), length=1, block=4)
+
+
+@pytest.mark.parametrize(("characters", "width", "code"), [(65, 32, 260), (3000, 32, 512), (3000, 400, 1600)])
+def test_codes_of_a_large_alphabet_stay_small(characters: int, width: int, code: int) -> None:
+    """Symptom: with 6,000 characters, a layer had 576 million weights between its codes."""
+    package = CharLMAL(characters, dims=CharDims(width=width, heads=2))
+    assert package[0].enc.b[-1].out_features == code
 
 
 @pytest.mark.cuda

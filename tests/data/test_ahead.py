@@ -1,0 +1,102 @@
+"""Batches that a thread makes ready: the same ones, and none of the thread's life left to chance."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from pipeal.data import RandomBlocks, ReadAhead
+from pipeal.data.loader import Batch
+from pipeal.errors import ScheduleError
+
+TEXT = torch.arange(100, dtype=torch.uint8)
+
+
+def blocks() -> RandomBlocks:
+    return RandomBlocks(TEXT, block=8, batch_size=4, batches=6, seed=1)
+
+
+class Watched:
+    """Knows on which threads its batches were made, and fails at one of them."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.blocks = blocks()
+        self.fails_at = fails_at
+        self.made: list[str] = []
+        self.changed = threading.Condition()
+        self.closed = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number, batch in enumerate(self.blocks):
+            if number == self.fails_at:
+                raise LookupError("no such batch")
+            with self.changed:
+                self.made.append(threading.current_thread().name)
+                self.changed.notify_all()
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        self.blocks.set_epoch(epoch, first)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3, 50])
+def test_they_are_the_same_whoever_makes_them(ahead: int) -> None:
+    loader = ReadAhead(blocks(), ahead)
+    assert len(loader) == 6
+    for epoch, first in ((0, 0), (1, 0), (1, 4), (2, 6)):
+        plain = blocks()
+        plain.set_epoch(epoch, first)
+        loader.set_epoch(epoch, first)
+        found, wanted = list(loader), list(plain)
+        assert [batch.indices for batch in found] == [batch.indices for batch in wanted]
+        assert all(torch.equal(one.x, other.x) for one, other in zip(found, wanted, strict=True))
+    loader.close()
+
+
+def test_so_many_are_ready_before_they_are_wanted_and_made_by_another_thread() -> None:
+    source = Watched()
+    loader = ReadAhead(source, 2)
+    batches = iter(loader)
+    next(batches)
+    with source.changed:  # two wait, and a third has been made for which there is no room
+        assert source.changed.wait_for(lambda: len(source.made) == 4, 10)
+    assert set(source.made) == {"pipeal-prefetch"}
+    assert len(list(batches)) == 5
+    loader.close()
+    assert source.closed
+
+
+def test_none_are_made_ahead_on_a_cpu_where_nobody_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, wanted in ((False, 0), (True, 2)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert ReadAhead(blocks(), None).batches == wanted
+    source = Watched()
+    assert len(list(ReadAhead(source, 0))) == 6
+    assert set(source.made) == {threading.current_thread().name}
+
+
+def test_a_failure_comes_in_its_turn_as_its_own_type() -> None:
+    batches = iter(ReadAhead(Watched(fails_at=2), 4))
+    assert [len(next(batches)) for _ in range(2)] == [4, 4]
+    with pytest.raises(LookupError, match="no such batch"):
+        next(batches)
+
+
+def test_another_epoch_another_iterator_and_the_end_end_the_thread() -> None:
+    loader = ReadAhead(Watched(), 1)
+    for end in (lambda: loader.set_epoch(1), lambda: next(iter(loader)), loader.close):
+        batches = iter(loader)
+        next(batches)
+        end()
+        with pytest.raises(ScheduleError, match="closed"):
+            list(batches)
+    assert not [thread for thread in threading.enumerate() if thread.name == "pipeal-prefetch"]
