@@ -198,6 +198,16 @@ def test_what_one_does_without_is_in_no_rung(
     assert not any(word in rung.name for rung in found)
 
 
+@pytest.mark.parametrize(("name", "top"), [("charlm", "+ compiled"), ("lstm", "+ engine, in one stage")])
+@pytest.mark.parametrize("form", ["al", "bp"])
+def test_the_ends_are_the_plain_form_and_all_that_one_stage_does(
+    bench: dict[str, ModuleType], name: str, top: str, form: str
+) -> None:
+    rungs = bench["rungs"]
+    ends = rungs.ends_of(rungs.rungs_of(name, form, torch.device("cpu")))
+    assert [rung.name for rung in ends] == ["plain", top]
+
+
 def test_nobody_does_without_what_all_are_held_against(
     bench: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:

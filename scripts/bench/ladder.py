@@ -11,6 +11,9 @@ and the next ones do without it. Real tokens count, padding does not. The share 
 or images need in operations of matrix products, per second, over the most that this machine was seen to do in one large
 product of any type.
 
+A rung's turn is short: some models answer as before it, with the loss of chance. ``--ends`` is for losses: the lowest
+rung and the highest of one process and stage alone, for as many ``--steps`` as it takes to tell them from chance.
+
 The last rungs are stages (AL): those that ``--devices auto`` takes, and, after all turns, of a process each, which
 torchrun starts. Both are measured while all stages have work: a line of them fills at first and runs empty in the end,
 which is most of so short a turn and nothing of a training. Their loss is of a training of its own, of as many batches
@@ -32,7 +35,7 @@ from ladder_ranks import in_processes
 from ladder_report import COLUMNS, Results
 from rung_data import task_of
 from rung_training import Clock, Measured, train
-from rungs import FORMS, MODELS, PLAIN, TEXTS, Form, Rung, rungs_of
+from rungs import FORMS, MODELS, PLAIN, TEXTS, Form, Rung, ends_of, rungs_of
 
 from pipeal.engine.device import parse_device
 from pipeal.engine.measure import WARM_UP
@@ -55,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=3, help="each with another seed")
     parser.add_argument("--steps", type=int, help=f"batches of a turn; the first {WARM_UP} are not timed")
     parser.add_argument("--batch", type=int, help="samples of every batch; charlm and resnet; default: as configured")
+    parser.add_argument("--ends", action="store_true", help="the lowest and the highest rung alone, for long turns")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args(arguments)
     if any(word in PLAIN for word in options.without):
@@ -73,10 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("  ".join(f"{name} {rate / 1e9:,.0f} G operations/s" for name, rate in rates.items()), flush=True)
     task = task_of(options.model, device, options.data_root)
     ladders = [rungs_of(options.model, form, device, options.without, options.batch) for form in forms]
+    if options.ends:
+        ladders = [ends_of(ladder) for ladder in ladders]
     results = Results(task, ladders, {rung.setting: [] for ladder in ladders for rung in ladder}, max(rates.values()))
     options.out.mkdir(parents=True, exist_ok=True)
     of = "" if options.batch is None else f"-{options.batch}"
-    name = options.out / f"ladder-{options.model}{of}-{device.type}"
+    ends = "-ends" if options.ends else ""
+    name = options.out / f"ladder-{options.model}{of}{ends}-{device.type}"
     figures, picture = name.with_suffix(".json"), name.with_suffix(".png")
     facts = {"machine": machine, "matrix_rates": rates, "steps": steps}
 

@@ -159,3 +159,9 @@ def rungs_of(
             add(f"{ONE_THREAD}{batches}", aside=True, threads=1, **changes)
         add(f"data parallel × {processes}{batches}", **changes | {"processes": processes})
     return ladder
+
+
+def ends_of(ladder: Sequence[Rung]) -> list[Rung]:
+    """The lowest rung, and the highest that trains all layers in one stage of one process."""
+    alone = [rung for rung in ladder if not (rung.aside or rung.setting.staged or rung.setting.processes > 1)]
+    return [alone[0], alone[-1]]
