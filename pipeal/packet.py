@@ -211,9 +211,9 @@ def detach(tree: T) -> T:
 
 
 def move(tree: T, device: torch.device) -> T:
-    """The same tree with every tensor on ``device``; does not wait for copies onto a GPU.
+    """The same tree with every tensor on ``device``.
 
-    Of those that come from one it does: the CPU would read them before they are there.
+    Does not wait for copies onto a GPU. It does for those onto the CPU, which would read them before they are there.
     """
     return map_tensors(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), tree)
 

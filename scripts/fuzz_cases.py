@@ -90,6 +90,7 @@ KEYS = {
         "data.drop_stop_words": ["true", "false"],
         "data.max_len": ["1", "20", "null"],
         "data.min_frequency": ["1", "3"],
+        "data.prefetch": ["0", "2", "null"],
         "data.vocab_size": ["1", "2", "50"],
         "model.dropout": ["0", "0.999"],
         "model.embedding_dim": ["6", "2"],

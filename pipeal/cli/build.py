@@ -14,12 +14,11 @@ import torch
 from pipeal.al import ALPackage, LearningRates
 from pipeal.cli.stopping import StopRequest
 from pipeal.config import LrConfig, RunConfig
-from pipeal.data import WHOLE, Share
+from pipeal.data import WHOLE, EpochBatches, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.threads import intra_op_threads
 from pipeal.errors import ConfigError
 from pipeal.train.evaluation import Criterion
-from pipeal.train.trainer import EpochBatches
 
 T = TypeVar("T")
 
@@ -84,7 +83,11 @@ class Experiment(Models, Protocol):
         ...
 
     def afterword(self, pipe: Pipeline, stop: StopRequest) -> Sequence[str]:
-        """What else there is to show of a trained model, in lines; :class:`Leave` where the run is to end meanwhile."""
+        """What else there is to show of a trained model, in lines.
+
+        Raises:
+            Leave: The run is to end meanwhile.
+        """
         ...
 
 

@@ -126,7 +126,10 @@ class LanguageExperiment:
         # With the pipeline's own precision and processes: the same text, wherever its stages are. Compiled with
         # ``static``, its one shape is compiled once more.
         block, seed = self.config.model.block, self.config.train.seed
-        written = list(Unless(stop, generate_each(pipe.predict, prompt, length=SAMPLE, block=block, seed=seed)))
+        try:
+            written = list(Unless(stop, generate_each(pipe.predict, prompt, length=SAMPLE, block=block, seed=seed)))
+        except DataError as error:
+            return [*lines, f"sample:   none, {error}"]
         return [*lines, "sample:", alphabet.decode(torch.tensor([*prompt.tolist(), *written])).strip()]
 
     def _estimate(self, text: torch.Tensor, seed: int) -> RandomBlocks:

@@ -21,6 +21,7 @@ from pipeal.data import (
     WHOLE,
     BatchLoader,
     Corpus,
+    EpochBatches,
     PlannedBatchSampler,
     ReadAhead,
     Share,
@@ -35,7 +36,6 @@ from pipeal.data import (
 from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError
 from pipeal.models import TextDims, build_text, canonical_text_model, group_layers
-from pipeal.train.trainer import EpochBatches
 
 PUBLISHED_MAX_LEN = {"agnews": 128, "dbpedia": 128, "imdb": 256}
 EVALUATION_BUDGET = 32_768

@@ -17,6 +17,7 @@ from pipeal.config import VisionConfig, VisionModelConfig
 from pipeal.data import (
     WHOLE,
     Augmentation,
+    EpochBatches,
     ImageBatches,
     ImageDataset,
     ImageSplit,
@@ -29,7 +30,6 @@ from pipeal.engine.threads import cores
 from pipeal.errors import ConfigError
 from pipeal.models import VisionDims, build_vision, canonical_vision_model
 from pipeal.train.recorders import write_json
-from pipeal.train.trainer import EpochBatches
 
 EVALUATION_BATCH = 512
 """Images per batch where nothing has to be kept for a backward, as published."""

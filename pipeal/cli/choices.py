@@ -15,6 +15,7 @@ from pipeal.cli.build import Experiment
 from pipeal.cli.options import device_names
 from pipeal.cli.say import Say
 from pipeal.config import RunConfig
+from pipeal.data import EpochBatches
 from pipeal.engine import balance, parse_device, schedule_named
 from pipeal.engine.compiling import check_compile
 from pipeal.engine.costs import Placement, all_devices, place
@@ -26,7 +27,6 @@ from pipeal.engine.settings import check_precision, matmul_precision
 from pipeal.engine.threads import cores, threads_each
 from pipeal.errors import ConfigError, PlacementError, first_line
 from pipeal.train.tables import print_table
-from pipeal.train.trainer import EpochBatches
 
 Form = Literal["al", "bp"]
 

@@ -35,7 +35,7 @@ from pipeal.train.environment import environment
 
 Config = TypeVar("Config", bound=RunConfig)
 
-_OWN = ("data.root", "data.text", "data.download", "data.workers", "data.prefetch", "data.cache")
+_OWN = ("data.root", "data.download", "data.workers", "data.cache")
 """What may differ from machine to machine."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pipeal.cli.build import Experiment
@@ -14,7 +15,7 @@ from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summar
 from pipeal.cli.run_folder import RunFolder, Status
 from pipeal.cli.say import Say, say
 from pipeal.cli.site import ONE_PROCESS, Site
-from pipeal.cli.training import train_form
+from pipeal.cli.training import require_same_data, train_form
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import write_whole
 from pipeal.engine import parse_device
@@ -53,13 +54,17 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
                 say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
         heard: list[str] = []  # what was tried to make the choices: the run keeps it
         chosen = [_choice(experiment, form, found, site, _also_to(heard), compared=len(forms) > 1) for form in forms]
+        own = partial(_own, compared=len(forms) > 1)
+        if found is not None:
+            for form in forms:
+                require_same_data(experiment, own(found.path, form))
         run = found or open_now.enter_context(new_run(config))
         if resume != "auto":
             run.way_back = f"--resume {run.path}"
         run.begin()
         folder = run.path
-        own = [_own(folder, choice.train.mode, compared=len(forms) > 1) for choice in chosen]
-        for choice, path in zip(chosen, own, strict=True):
+        folders = [own(folder, form) for form in forms]
+        for choice, path in zip(chosen, folders, strict=True):
             write_whole(path / "config.yaml", dump_config(choice))
         run.keep_asked()
         experiment.save(folder)
@@ -69,7 +74,7 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
             attempts.make(folder / "placement.txt", lambda: write_whole(folder / "placement.txt", text))
         outcomes = [
             train_form(experiment, choice, path, run, attempts, say, site.open_pipeline)
-            for choice, path in zip(chosen, own, strict=True)
+            for choice, path in zip(chosen, folders, strict=True)
         ]
         if len(forms) > 1:
             write_curves(outcomes, folder, attempts)

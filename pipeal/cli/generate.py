@@ -11,6 +11,7 @@ from pipeal.cli.build_language import ALPHABET, LanguageModels, first_prompt
 from pipeal.cli.say import say
 from pipeal.config import LanguageConfig, load_config
 from pipeal.data import Alphabet
+from pipeal.data.characters import with_plain_ends
 from pipeal.engine.settings import make_ready
 from pipeal.errors import ConfigError, DataError
 from pipeal.models import generate_each
@@ -37,7 +38,7 @@ def command(
     """
     folder = Path(run)
     config, alphabet, package = load_trained(folder)
-    prompt = first_prompt(alphabet) if prompt is None else prompt
+    prompt = first_prompt(alphabet) if prompt is None else with_plain_ends(prompt)
     numbers = alphabet.encode(prompt)
     if exit_at is not None and exit_at > len(package):
         raise ConfigError(f"--exit: found {exit_at}, but the model in {folder} has {len(package)}, counted from 1")

@@ -9,10 +9,11 @@ from typing import TypeVar
 from pipeal.al import ALPackage
 from pipeal.cli.build import Models
 from pipeal.config import RunConfig
+from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.settings import make_ready
 from pipeal.train.position import Position
-from pipeal.train.trainer import Course, EpochBatches
+from pipeal.train.trainer import Course
 
 TRACE_FROM = 10
 """The batch from which the timeline is recorded: the pipeline is full by then."""

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
-from pipeal.data import Batch
+from pipeal.data import Batch, EpochBatches
 from pipeal.data.workers import worker_failure
 from pipeal.errors import Interrupted
-from pipeal.train.trainer import EpochBatches, Leave
+from pipeal.train.trainer import Leave
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -20,7 +20,7 @@ from pipeal.cli.options import device_names
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
 from pipeal.config import EngineConfig, RunConfig, dump_config
-from pipeal.data import WHOLE, Batch, Share
+from pipeal.data import WHOLE, Batch, EpochBatches, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.compiling import check_compile
 from pipeal.engine.device import fastest_precision
@@ -33,7 +33,6 @@ from pipeal.engine.placement import check_sizes
 from pipeal.engine.settings import check_precision, matmul_precision
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.train.evaluation import Criterion
-from pipeal.train.trainer import EpochBatches
 
 
 class Team:

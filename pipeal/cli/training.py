@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.opening import new_package, open_pipeline
@@ -60,7 +59,6 @@ def train_form(
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
         if saved is not None and taken_up is not None:
-            _check_same(experiment.facts, taken_up.facts)
             if position.turn > train.repeat:
                 raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
             if (position.epoch, position.part.batches) > (train.epochs, 0):
@@ -157,15 +155,21 @@ def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
         yield TensorBoardRecorder(folder / "tensorboard")
 
 
-def _check_same(facts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """A run goes on with the data it began with.
+def require_same_data(experiment: Experiment, folder: Path) -> None:
+    """A run goes on with the data it began with: asked before anything is written in it.
+
+    Args:
+        experiment: Has read the data.
+        folder: Of one form of the run.
 
     Raises:
         DataError: The data is not that of the checkpoint.
     """
-    for name, found in facts.items():
-        if saved.get(name, found) != found:
+    saved = CheckpointStore(folder / "checkpoints").newest(lambda _: None)  # what is wrong with it is told later
+    known = {} if saved is None else saved.state.get("data", {})
+    for name, found in experiment.facts.items():
+        if known.get(name, found) != found:
             raise DataError(
-                f"the data has {name} {found}, but had {saved[name]} when the checkpoint was taken; "
+                f"the data has {name} {found}, but had {known[name]} when the checkpoint was taken; "
                 "put the data back, or begin anew with --resume never"
             )

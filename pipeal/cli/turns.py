@@ -16,6 +16,7 @@ from pipeal.cli.run_folder import RunFolder
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import Stoppable, StopRequest, Unless, worker_failures
 from pipeal.config import RunConfig
+from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.blame import add_note
 from pipeal.engine.distributed import DistributedPipeline
@@ -35,7 +36,7 @@ from pipeal.train.recorders import EpochRow, Recorder, write_json
 from pipeal.train.rewind import Decision, Rewinds, go_back
 from pipeal.train.saver import PATIENCE_S, Saver
 from pipeal.train.timeline import draw_timeline
-from pipeal.train.trainer import EpochBatches, Leave, Scores, fit
+from pipeal.train.trainer import Leave, Scores, fit
 
 
 @dataclass(kw_only=True)

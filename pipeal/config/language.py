@@ -21,7 +21,7 @@ class LanguageModelConfig(ModelConfig):
         dropout: The share of activations that training drops.
         per_layer: Blocks that share an AL layer.
         code: The width of the label codes; None for four times as many as there are characters, and at most 512 or
-            four times ``width``.
+            four times ``width``, whichever is more.
         labels: How label sides and associated losses are built: ``codes``, or as ``published``.
         bridges: What the bridges of all AL layers but the last have before their linear map: another ``block``, or
             nothing (``linear``).

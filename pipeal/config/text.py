@@ -81,8 +81,8 @@ class BatchingConfig:
             it a ``single`` batch; ``size-aware``, ``plan``.
         largest_first: Begin each epoch with the costliest batch, so that what does not fit into memory fails at once;
             ``bucket``, ``size-aware``, ``plan``.
-        shapes: Pad to at most so many different lengths, and fill batches as far as they go, for kernels that are
-            compiled for each shape; None for any; ``plan``.
+        shapes: Pad to at most so many different lengths, and fill batches as far as the budget goes, so that each epoch
+            has the same few shapes, for kernels that are compiled for each; None for any; ``plan``.
         spare_batches: So many batches more than the fewest, for less padding; ``plan``.
         bounds: The number of different lengths to pad to; ``stream``.
         pad_to: The ``bound`` of the longest sample of a batch, or the ``longest`` sample; ``stream``.

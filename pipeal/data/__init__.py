@@ -55,7 +55,7 @@ from pipeal.data.iterators import (
     chunked_dataset_iterator,
     create_source_iterator,
 )
-from pipeal.data.loader import Batch, BatchLoader, BatchSampler
+from pipeal.data.loader import Batch, BatchLoader, BatchSampler, EpochBatches
 from pipeal.data.memory import MemoryModel, fit_memory_model, max_batch_cost, probe_memory
 from pipeal.data.packing import SizeTypeError
 from pipeal.data.passes import PassSampler
@@ -118,6 +118,7 @@ __all__ = [
     "CudaPeak",
     "DataCollection",
     "EmptyBucketsError",
+    "EpochBatches",
     "EpochSampler",
     "EvenBatches",
     "FixedBatchIterator",

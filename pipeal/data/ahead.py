@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 
-from pipeal.data.iterators import NativeCheckpointableIterator, PrefetchIterator
-from pipeal.data.loader import Batch
+from pipeal.data.iterators.channel import Channel
+from pipeal.data.loader import Batch, EpochBatches
 
 _ON_GPU = 2
 """Batches ahead of a training that waits for its GPU, where nobody says how many."""
 
-
-class Loader(Protocol):
-    """What is read ahead: :class:`pipeal.data.BatchLoader`, :class:`pipeal.data.RandomBlocks` and their like."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of the chosen epoch."""
-        ...
-
-    def __len__(self) -> int:
-        """How many they are."""
-        ...
-
-    def set_epoch(self, epoch: int, first: int = 0) -> None:
-        """Chooses the epoch, and the batch that iterators begin with."""
-        ...
-
-    def close(self) -> None:
-        """Ends what prepares batches, if anything does."""
-        ...
+_PATIENCE_S = 5.0
+"""How long an end waits for the batch that is being made; then the thread, a daemon, ends after it by itself."""
 
 
 class ReadAhead:
     """The same batches in the same order, made (and pinned) by a thread of their own.
 
-    The thread begins with the first batch of an epoch and ends with its last, with the next iterator and with
-    :meth:`close`. What fails in it is raised in its turn, as its own type.
+    The thread begins with an iterator's first batch and ends with the last of the epoch, with the next iterator, with
+    another epoch and with :meth:`close`, which any thread may call. What fails in it is raised in its turn, as it is.
 
     Args:
         loader: Makes them; from now on nobody else iterates over it.
@@ -46,33 +31,79 @@ class ReadAhead:
             is a GPU, whose copies and kernels the thread's work hides behind; none on a CPU, which has its cores full.
     """
 
-    def __init__(self, loader: Loader, batches: int | None) -> None:
-        self.loader = loader
-        self.batches = (_ON_GPU if torch.cuda.is_available() else 0) if batches is None else batches
-        self._under_way: PrefetchIterator[Batch] | None = None
+    def __init__(self, loader: EpochBatches, batches: int | None) -> None:
+        self._loader = loader
+        self._size = (_ON_GPU if torch.cuda.is_available() else 0) if batches is None else batches
+        self._under_way: _Pass | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        if not self.batches:
-            return iter(self.loader)
+        if not self._size:
+            return iter(self._loader)
         self._end()
-        self._under_way = PrefetchIterator(NativeCheckpointableIterator(self.loader), self.batches)
+        self._under_way = _Pass(self._loader, self._size)
         return self._under_way
 
     def __len__(self) -> int:
         """How many batches the chosen epoch has."""
-        return len(self.loader)
+        return len(self._loader)
 
     def set_epoch(self, epoch: int, first: int = 0) -> None:
         """Chooses the epoch, and the batch that iterators begin with; ends the iterator that is under way."""
         self._end()
-        self.loader.set_epoch(epoch, first)
+        self._loader.set_epoch(epoch, first)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, and what the loader has started."""
         self._end()
-        self.loader.close()
+        self._loader.close()
 
     def _end(self) -> None:
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.close()
+
+
+@dataclass(frozen=True)
+class _End:
+    """What comes after the last batch: why there are no more."""
+
+    why: BaseException
+
+
+class _Pass(Iterator[Batch]):
+    """One iterator over a loader's epoch. Who drops it ends the thread, which therefore does not know it."""
+
+    def __init__(self, loader: EpochBatches, size: int) -> None:
+        self._channel: Channel[Batch | _End] = Channel(size)
+        self._thread = threading.Thread(target=_make, args=(loader, self._channel), name="pipeal-prefetch", daemon=True)
+        self._ended: BaseException | None = None
+        self.close = weakref.finalize(self, _close, self._channel, self._thread)
+
+    def __next__(self) -> Batch:
+        if self._ended is None:
+            if self._thread.ident is None:
+                self._thread.start()
+            found = self._channel.get()
+            if not isinstance(found, _End):
+                return found
+            self._ended = found.why
+        raise self._ended
+
+
+def _make(loader: EpochBatches, channel: Channel[Batch | _End]) -> None:
+    """What the thread does until the epoch ends, the loader fails, or nobody wants more."""
+    try:
+        for batch in loader:
+            if not channel.put(batch):
+                return
+        end: BaseException = StopIteration()
+    except BaseException as error:  # noqa: BLE001  handed to whoever takes the batches, and raised there
+        end = error
+    channel.put(_End(end))
+
+
+def _close(channel: Channel[Batch | _End], thread: threading.Thread) -> None:
+    channel.close()
+    # Garbage may be collected anywhere, on that very thread too.
+    if thread.is_alive() and thread is not threading.current_thread():
+        thread.join(_PATIENCE_S)

@@ -64,12 +64,11 @@ class Alphabet:
         return len(self.characters)
 
     def encode(self, text: str) -> Tensor:
-        """``(N,)`` int64 numbers of the characters of a text; where it has Windows' line ends, of plain ones.
+        """``(N,)`` int64 numbers of the characters of a text.
 
         Raises:
             DataError: A character is not of this alphabet.
         """
-        text = _with_plain_ends(text)
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         places = np.searchsorted(self._codes, codes).clip(max=len(self) - 1)
         strange = np.flatnonzero(self._codes[places] != codes)
@@ -131,8 +130,7 @@ def read_characters(path: Path) -> Characters:
     Raises:
         DataError: It cannot be read, is not UTF-8, or is empty.
     """
-    # A byte or four for each character, and nothing more that grows with the text: until all of it was seen, characters
-    # are numbered as they come.
+    # Little is kept but a byte, or four, for each character: until all were seen they are numbered as they come.
     numbers = np.full(_UNICODE, -1, np.int32)
     known: list[int] = []
     parts: list[npt.NDArray[Any]] = []
@@ -150,9 +148,13 @@ def read_characters(path: Path) -> Characters:
     order = np.argsort(known)
     places = np.empty(len(known), _narrow(len(known)))
     places[order] = np.arange(len(known))
-    for number, part in enumerate(parts):
-        parts[number] = places[part]
-    ids = torch.from_numpy(np.concatenate(parts))
+    numbered = np.empty(characters, places.dtype)
+    end = characters
+    while parts:
+        part = parts.pop()
+        numbered[end - len(part) : end] = places[part]
+        end -= len(part)
+    ids = torch.from_numpy(numbered)
     middle = characters * TRAINED_TENTHS // 10
     alphabet = Alphabet("".join(chr(known[place]) for place in order))
     return Characters(alphabet, ids[:middle], ids[middle:], f"{fingerprint:08x}")
@@ -166,10 +168,10 @@ def _pieces(path: Path) -> Iterator[str]:
         waiting.append(line)
         size += len(line)
         if size >= _PIECE:
-            yield _with_plain_ends("".join(waiting))
+            yield with_plain_ends("".join(waiting))
             waiting, size = [], 0
     if waiting:
-        yield _with_plain_ends("".join(waiting))
+        yield with_plain_ends("".join(waiting))
 
 
 def _narrow(characters: int) -> type[np.uint8] | type[np.int32]:
@@ -177,7 +179,8 @@ def _narrow(characters: int) -> type[np.uint8] | type[np.int32]:
     return np.uint8 if characters <= 256 else np.int32
 
 
-def _with_plain_ends(text: str) -> str:
+def with_plain_ends(text: str) -> str:
+    """A text whose lines end as those of :func:`read_characters` do."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

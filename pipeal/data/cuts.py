@@ -101,18 +101,11 @@ class SortedSamples:
         # Nothing more was to be gained by cutting, so any cut will do: no cut makes padding.
         return _halved(self._least(windows), batches)
 
-    def full(self, batches: int) -> _Ints:
-        """The cuts of batches that hold all that fits, longest first, but for the last: ``(batches + 1,)``.
-
-        Of lengths that few bounds were put for, these are of as few shapes.
-
-        Args:
-            batches: At least the fewest; more are had by halving the largest.
-        """
-        reach, cuts = self._reach, [0]
-        while cuts[-1] < len(self.lengths):
-            cuts.append(int(reach[cuts[-1]]))
-        return _halved(np.array(cuts), batches)
+    @staticmethod
+    def full(windows: Windows, batches: int) -> _Ints:
+        """The cuts of batches that hold all that fits, longest first, but for the last; arguments and result are those
+        of :meth:`least_padding`. Of few different lengths, these batches are of few shapes."""
+        return _halved(np.unique(windows.high), batches)
 
     def _least(self, windows: Windows) -> _Ints:
         """From the last cut to the first: the least padded sum behind each place, and the next cut that gives it.

@@ -39,6 +39,26 @@ class Batch:
         return len(self.indices)
 
 
+class EpochBatches(Protocol):
+    """What is trained and evaluated on: batches that know which epoch they are for."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the chosen epoch."""
+        ...
+
+    def __len__(self) -> int:
+        """How many they are."""
+        ...
+
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Chooses the epoch, and the batch that iterators begin with."""
+        ...
+
+    def close(self) -> None:
+        """Ends what prepares batches, if anything does."""
+        ...
+
+
 class BatchSampler(Protocol):
     """What a loader needs of a sampler; all batch samplers of :mod:`pipeal.data` have it."""
 

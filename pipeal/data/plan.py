@@ -31,9 +31,9 @@ class PlannedBatchSampler(EpochSampler):
     """The fewest batches that fit a budget, with the least padding at that number; exact and resumable.
 
     Without shuffling, the plan is the same in every epoch: the fewest batches, and (without ``shapes``) no other plan
-    with so many has less padding. With it three things are drawn anew for every epoch: the order of equal lengths, an
-    offset of all cuts within the room that the fewest batches leave (least padding is then sought near that offset),
-    and the order of the batches.
+    with so many has less padding. With it three things are drawn anew for every epoch: the order of equal lengths, the
+    order of the batches and, without ``shapes``, an offset of all cuts within the room that the fewest batches leave
+    (least padding is then sought near that offset).
 
     On several ranks every rank takes as many steps, step ``t`` of rank ``r`` being batch ``t · world_size + r``: the
     number of batches is rounded up to a multiple of the world size, by cutting smaller ones. Only where there are fewer
@@ -45,13 +45,13 @@ class PlannedBatchSampler(EpochSampler):
         cost: ``cost(n, longest)``, which falls with neither. Called a few times for each distinct length.
         max_samples: The most samples in a batch.
         shapes: Round lengths up to at most so many bounds, for kernels that are compiled for each shape; see
-            :attr:`padded_lengths` and :func:`pipeal.data.bounds.length_bounds`. Batches are then as full as the budget
-            allows, so that there are as many shapes and one for what is left over, the same in every epoch; what is
-            drawn anew is which samples of a bound share a batch. (A ``world_size`` and ``spare_batches`` may need some
-            batches halved, and over-size samples have their own lengths.)
+            :attr:`padded_lengths` and :func:`pipeal.data.bounds.length_bounds`. Batches are then of the same shapes in
+            every epoch, and as full as the budget allows: one shape for each bound, and one of what is left over (more
+            with ``spare_batches``, which pad less, with a ``world_size`` that takes some batches more, and with
+            over-size samples, each of its own length). Drawn anew is which samples of a bound share a batch.
         oversize: What to do with samples that cost more than the budget by themselves: ``raise`` an error, ``drop``
             them (:attr:`dropped`), or make each a ``single`` batch over the budget.
-        spare_batches: So many batches more than the fewest: less padding, and more room for the drawn offset.
+        spare_batches: So many batches more than the fewest: less padding, and more room for an offset.
         largest_first: Begin with the batches (one for each rank) that cost most: what does not fit into memory then
             fails at once.
         shuffle: See above.
@@ -141,6 +141,10 @@ class PlannedBatchSampler(EpochSampler):
         self._steps = -(-wanted // self.world_size)
         self._batches = min(self._total, len(self._kept))
         self._windows = self._samples.windows(self._batches)
+        self._cuts: _Ints | None = None  # of every epoch
+        if self.shapes is not None:
+            least = self._samples.least_padding if self.spare_batches else self._samples.full
+            self._cuts = least(self._windows, self._batches)
 
     @property
     def repeated(self) -> list[int]:
@@ -244,14 +248,14 @@ class PlannedBatchSampler(EpochSampler):
         return digest.hexdigest()
 
     def _plan(self, random: np.random.Generator) -> Plan:
-        order, windows = self._kept, self._windows
+        order, cuts, windows = self._kept, self._cuts, self._windows
         if self.shuffle:
             order = random.permutation(order)
-            windows = self._samples.drawn(windows, random)
         # A stable sort keeps the order of equal lengths.
         order = order[np.argsort(self._places[order], kind="stable")]
-        samples, batches = self._samples, self._batches
-        cuts = samples.full(batches) if self.shapes else samples.least_padding(windows, batches)
+        if cuts is None:
+            windows = self._samples.drawn(windows, random) if self.shuffle else windows
+            cuts = self._samples.least_padding(windows, self._batches)
         plan = Plan(order, cuts[:-1], cuts[1:])
         if self.shuffle:
             plan = plan.shuffled(random)

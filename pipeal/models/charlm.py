@@ -33,9 +33,10 @@ class CharDims:
         layers: Blocks.
         dropout: On the embedding, and on what attention and feed-forward add.
         per_layer: Blocks that share an AL layer; the last may have fewer. The embedding is in the first.
-        code: The width of the label codes; None for four times as many as there are characters. In codes narrower than
-            the alphabet, not everything can be said of what comes next: with 32 features, codes of 32 stood at 2.44
-            validation loss after 1,000 steps, of 64 at 2.30, of 256 at 2.26.
+        code: The width of the label codes; None for four times as many as there are characters, and at most 512 or four
+            times ``width``, whichever is more. In codes narrower than the alphabet, not everything can be said of what
+            comes next: with 32 features, codes of 32 stood at 2.44 validation loss after 1,000 steps, of 64 at 2.30, of
+            256 at 2.26.
         labels: The style of the label sides; see :mod:`pipeal.models.nextchar`.
         bridges: What the bridges of all layers but the last are made of, before a norm and a linear map: another
             ``block``, so that the features of a layer are asked for what a deeper network can make of them, or nothing

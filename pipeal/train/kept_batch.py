@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from pipeal.data import EpochBatches
 from pipeal.data.atomic import replacing
 from pipeal.engine.blame import add_note
 from pipeal.errors import NonFiniteError, PipealError, first_line
 from pipeal.train.position import Position
-from pipeal.train.trainer import EpochBatches
 
 
 def keep_batch(error: NonFiniteError, batches: EpochBatches, position: Position, folder: Path) -> None:

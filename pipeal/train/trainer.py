@@ -7,32 +7,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple, NoReturn, Protocol
 
-from pipeal.data import Batch
+from pipeal.data import Batch, EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.errors import DataError
 from pipeal.train.learning_rate import Decay, Per, epoch_scale
 from pipeal.train.position import Part, Position, joined
 from pipeal.train.recorders import EpochRow
-
-
-class EpochBatches(Protocol):
-    """What is trained and evaluated on: batches that know which epoch they are for."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of the chosen epoch."""
-        ...
-
-    def __len__(self) -> int:
-        """How many they are."""
-        ...
-
-    def set_epoch(self, epoch: int, first: int = 0) -> None:
-        """Chooses the epoch, and the batch that iterators begin with."""
-        ...
-
-    def close(self) -> None:
-        """Ends what prepares batches, if anything does."""
-        ...
 
 
 class Scores(NamedTuple):

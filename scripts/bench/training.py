@@ -23,6 +23,7 @@ from pipeal.cli.build_text import TextExperiment, text_experiment
 from pipeal.cli.choices import choose
 from pipeal.cli.opening import course_of, open_pipeline
 from pipeal.config import BatchingConfig, RunConfig, TextConfig, find_config, load_config
+from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.train.environment import environment
@@ -30,7 +31,7 @@ from pipeal.train.evaluation import accuracy
 from pipeal.train.position import Position
 from pipeal.train.progress import Progress
 from pipeal.train.tables import print_table
-from pipeal.train.trainer import EpochBatches, Scores, fit
+from pipeal.train.trainer import Scores, fit
 
 COUNTING = ("fixed", "bucket")
 """The kinds that count samples."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from pipeal.data import RandomBlocks, ReadAhead
+from pipeal.data import RandomBlocks, ReadAhead, ahead
 from pipeal.data.loader import Batch
 from pipeal.errors import ScheduleError
 
@@ -76,9 +77,11 @@ def test_so_many_are_ready_before_they_are_wanted_and_made_by_another_thread() -
 
 
 def test_none_are_made_ahead_on_a_cpu_where_nobody_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    for there, wanted in ((False, 0), (True, 2)):
+    for there in (False, True):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        assert ReadAhead(blocks(), None).batches == wanted
+        made = Watched()
+        assert len(list(ReadAhead(made, None))) == 6
+        assert ("pipeal-prefetch" in made.made) == there
     source = Watched()
     assert len(list(ReadAhead(source, 0))) == 6
     assert set(source.made) == {threading.current_thread().name}
@@ -87,8 +90,49 @@ def test_none_are_made_ahead_on_a_cpu_where_nobody_says_how_many(monkeypatch: py
 def test_a_failure_comes_in_its_turn_as_its_own_type() -> None:
     batches = iter(ReadAhead(Watched(fails_at=2), 4))
     assert [len(next(batches)) for _ in range(2)] == [4, 4]
-    with pytest.raises(LookupError, match="no such batch"):
-        next(batches)
+    for _ in range(2):
+        with pytest.raises(LookupError, match=r"^no such batch$") as caught:
+            next(batches)
+    assert not hasattr(caught.value, "__notes__"), "who reads ahead is nobody's concern"
+
+
+def test_an_end_wakes_whoever_waits_on_another_thread_and_waits_for_no_slow_loader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Symptom: both stood still for ever."""
+    monkeypatch.setattr(ahead, "_PATIENCE_S", 0.1)
+    gate, begun, seen = threading.Event(), threading.Event(), []
+
+    class Slow(Watched):
+        def __iter__(self) -> Iterator[Batch]:
+            begun.set()
+            gate.wait(30)
+            yield from super().__iter__()
+
+    loader = ReadAhead(Slow(), 1)
+
+    def take() -> None:
+        try:
+            next(iter(loader))
+        except ScheduleError as error:
+            seen.append(error)
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    assert begun.wait(10)
+    loader.close()
+    taker.join(10)
+    gate.set()
+    assert seen
+    assert not taker.is_alive()
+
+
+def test_who_drops_an_iterator_ends_its_thread() -> None:
+    batches = iter(ReadAhead(Watched(), 1))
+    next(batches)
+    del batches
+    gc.collect()
+    assert not [thread for thread in threading.enumerate() if thread.name == "pipeal-prefetch"]
 
 
 def test_another_epoch_another_iterator_and_the_end_end_the_thread() -> None:

@@ -141,6 +141,13 @@ def test_with_bounds_other_samples_share_a_batch_in_each_epoch():
     assert len(members) > 2.5 * len(sampler)
 
 
+def test_spare_batches_pad_less_with_bounds_too():
+    """Symptom: they were made of halves of others, and saved nothing."""
+    few, more = (PlannedBatchSampler(VARIED, 400, shapes=8, spare_batches=spare) for spare in (0, 8))
+    assert len(more) == len(few) + 8
+    assert more.batch_shapes().prod(1).sum() < few.batch_shapes().prod(1).sum()
+
+
 def test_seed_and_epoch_decide_and_membership_changes():
     sampler = PlannedBatchSampler(VARIED, 400, seed=3)
     epochs = []

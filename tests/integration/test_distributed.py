@@ -71,7 +71,7 @@ def test_images_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_replicas_share_batches_and_any_other_mesh_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exact = ("--set=model.dropout=0.0", "--set=train.precision=fp32", "--set=train.checkpoint.every=50")
-    arguments = (*texts(tmp_path, "lstm"), *exact, "--epochs=1")
+    arguments = (*texts(tmp_path, "lstm"), *exact, "--set=data.prefetch=2", "--epochs=1")
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
     many(tmp_path, 4, "nlpmain.py", *arguments, "--replicas=2", f"--out={tmp_path / 'many'}")
     (layers, rows), (shared_layers, shared_rows) = left_behind(alone), left_behind(tmp_path / "many" / alone.name)

@@ -108,7 +108,7 @@ def test_texts(
     size = ["--set=data.batching.batch_size=16"] if kind in ("fixed", "bucket") else []
     arguments = (
         "agnews", model, "--data-root", str(varied(tmp_path / "data")), "--devices=cpu*2", "-r", "2", *SMALL, *size,
-        f"--set=data.batching.kind={kind}",
+        f"--set=data.batching.kind={kind}", f"--set=data.prefetch={2 * (kind in ('plan', 'stream'))}",
     )  # fmt: skip
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
     stopping.at = list(stops)

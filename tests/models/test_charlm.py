@@ -386,6 +386,8 @@ def test_a_wish_out_of_range_is_one_line(options: dict[str, object], message: st
 def test_answers_that_are_not_finite_are_one_line() -> None:
     with pytest.raises(DataError, match="not finite: it has diverged"):
         generate(lambda x: torch.full((*x.shape, 9), torch.nan), torch.tensor([0]), length=1, block=4)
+    masked = torch.tensor([0.0, -torch.inf, 0.0])
+    assert 1 not in generate(lambda x: masked.expand(*x.shape, 3), torch.tensor([0]), length=50, block=4)
 
 
 @pytest.mark.parametrize(("characters", "width", "code"), [(65, 32, 260), (3000, 32, 512), (3000, 400, 1600)])

@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
+from pipeal.errors import ScheduleError
+
 T = TypeVar("T")
 
 
@@ -29,9 +31,15 @@ class Channel(Generic[T]):
             return True
 
     def get(self) -> T:
-        """Waits for an item. The giving side must end with one that says so."""
+        """Waits for an item. The giving side must end with one that says so.
+
+        Raises:
+            ScheduleError: It was closed, meanwhile or before.
+        """
         with self._moved:
-            self._moved.wait_for(lambda: bool(self._items))
+            self._moved.wait_for(lambda: self._closed or bool(self._items))
+            if self._closed:
+                raise ScheduleError("these items are no longer read ahead: whoever read them was closed")
             self._moved.notify_all()
             return self._items.popleft()
 

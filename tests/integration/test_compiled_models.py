@@ -1,0 +1,54 @@
+"""Law 1 for every model as it is compiled: the graphs are traced as ever, and run operator by operator.
+
+That takes seconds where kernels take minutes; kernels are for tests/engine/test_compiling.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from pipeal import ALPackage
+from tests.engine.test_compiling import tracing_only
+from tests.integration import law, test_charlm_exactness, test_text_exactness, test_vision_exactness
+
+__all__ = ["tracing_only"]
+
+MODELS = {
+    "charlm": lambda mode, schedule, stages: test_charlm_exactness.trained(mode, "codes", schedule, stages, 2, "fp32"),
+    "lstm": lambda mode, schedule, stages: test_text_exactness.trained("lstm", mode, schedule, stages, 2, "fp32"),
+    "transformer": lambda mode, schedule, stages: test_text_exactness.trained(
+        "transformer", mode, schedule, stages, 2, "fp32"
+    ),
+    "resnet": partial(test_vision_exactness.trained, "resnet"),
+    "vgg": partial(test_vision_exactness.trained, "vgg"),
+}
+
+
+def of_two_shapes(package: ALPackage, data: law.Batches, *arguments: Any, **options: Any) -> list[torch.Tensor]:
+    """The last two batches are of different sizes."""
+    return law.left_behind(package, data[-2:], *arguments, **options)
+
+
+@pytest.mark.usefixtures("tracing_only")
+@pytest.mark.filterwarnings("ignore::pipeal.engine.regions.CompileWarning")
+@pytest.mark.parametrize(("model", "mode"), [*((model, "al") for model in MODELS), ("charlm", "bp"), ("lstm", "bp")])
+def test_stages_leave_what_sequential_leaves(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+    traced = torch.compile
+
+    def count(*arguments: Any, **keywords: Any) -> Any:
+        graphs.append(arguments)
+        return traced(*arguments, **keywords)
+
+    monkeypatch.setattr(torch, "compile", count)
+    monkeypatch.setattr(law, "Pipeline", partial(law.Pipeline, compile="static"))
+    for module in (test_charlm_exactness, test_text_exactness, test_vision_exactness):
+        monkeypatch.setattr(module, "left_behind", of_two_shapes)
+    expected = MODELS[model](mode, "sequential", 1)
+    found = MODELS[model](mode, "pipelined", 3 if mode == "al" else 1)
+    assert all(map(torch.equal, found, expected))
+    assert graphs, "nothing was compiled"
