@@ -70,7 +70,13 @@ def test_the_readme_has_the_numbers_that_the_script_prints(
             "bp": "BP, four blocks",
             "bp-1": "BP, one block",
             "wide": "AL, one block per layer (default)",
+            "wide-halves": "AL, two blocks per layer",
             "deep": "AL, a block in each bridge but the last",
+            "deep-halves": "AL, two blocks per layer, a block in the first's bridge",
+            "codes": "AL, codes as wide as the features",
+            "narrow": "AL, codes of 32",
+            "slow-labels": "AL, the label side a tenth as fast",
+            "lower": "AL, half the learning rate",
             "published": "AL, the published form",
         }
         for idea, title in rows.items():
