@@ -54,6 +54,16 @@ def test_an_idea_of_more_seeds_than_its_rival_is_shown_by_those_they_share(
     assert out.count("cores 2  bf16, 1 threads") == 1
 
 
+def test_all_ideas_are_shown_by_the_seeds_that_all_have(charlm: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """Symptom: two rows were means over two seeds, and others of one stood between them."""
+    ideas = {"bp": [made(0, 1.5), made(1, 1.4)], "wide": [made(0, 1.7), made(1, 1.2)], "codes": [made(0, 1.6)]}
+    charlm.show({"steps": 20, "ideas": ideas})
+    out = capsys.readouterr().out
+    for name, loss in (("bp", "1.500"), ("wide", "1.700"), ("codes", "1.600")):
+        assert re.search(rf"^\| {name} .*\| +{loss} \|.*\| +0 +\|$", out, re.MULTILINE), out
+    assert "bp, seed 1: val loss 1.400" in out
+
+
 def test_the_readme_has_the_numbers_that_the_script_prints(
     charlm: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from pipeal.cli.experiment import run_experiment
-from pipeal.cli.followers import Follower, Kind
+from pipeal.cli.followers import OWN, Follower, Kind
 from pipeal.cli.options import device_names
 from pipeal.cli.say import say
 from pipeal.cli.stopping import StopRequest
@@ -34,9 +34,6 @@ from pipeal.errors import PeerLostError
 from pipeal.train.environment import environment
 
 Config = TypeVar("Config", bound=RunConfig)
-
-_OWN = ("data.root", "data.download", "data.workers", "data.cache")
-"""What may differ from machine to machine."""
 
 
 def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
@@ -63,18 +60,19 @@ def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
         "resume": resume,
         "kind": type(config).__name__,
     }
+    own = {f"data.{key}" for key in OWN}
     device = _device_kind(config, launch)
     # Left open, the ranks must come to the same kind; else they must have been told the same.
     facts["engine.devices"] = ",".join(_named_devices(config) or [device])
     with open_world(
         launch,
-        {name: fact for name, fact in facts.items() if name not in _OWN},
+        {name: fact for name, fact in facts.items() if name not in own},
         replicas=config.engine.replicas,
         timeout_s=config.engine.peer_timeout_s,
     ) as world:
         require_devices(world, config.engine, device)
         if world.rank:
-            Follower(world, kind, type(config), device).follow()
+            Follower(world, kind, config, device).follow()
         else:
             with _blaming(world):
                 world.on_signal(_signal_here)

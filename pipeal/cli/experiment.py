@@ -52,12 +52,12 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
             say(f"going on with {found.path}")
             if found.passed is not None:
                 say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
-        heard: list[str] = []  # what was tried to make the choices: the run keeps it
-        chosen = [_choice(experiment, form, found, site, _also_to(heard), compared=len(forms) > 1) for form in forms]
         own = partial(_own, compared=len(forms) > 1)
         if found is not None:
             for form in forms:
                 require_same_data(experiment, own(found.path, form))
+        heard: list[str] = []  # what was tried to make the choices: the run keeps it
+        chosen = [_choice(experiment, form, found, site, _also_to(heard), compared=len(forms) > 1) for form in forms]
         run = found or open_now.enter_context(new_run(config))
         if resume != "auto":
             run.way_back = f"--resume {run.path}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -25,6 +25,9 @@ from pipeal.engine.settings import make_ready
 from pipeal.train.rankfiles import RankFiles
 
 Config = TypeVar("Config", bound=RunConfig)
+
+OWN = ("root", "text", "download", "workers", "prefetch", "cache")
+"""Keys of ``data`` that may differ from machine to machine."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,14 @@ class Follower(Generic[Config]):
     Args:
         world: The processes.
         kind: The run's kind of data.
-        schema: What its configuration is made of.
+        asked: What was asked for here.
         device: ``cpu`` or ``cuda``, for all.
     """
 
-    def __init__(self, world: World, kind: Kind[Config], schema: type[Config], device: str) -> None:
+    def __init__(self, world: World, kind: Kind[Config], asked: Config, device: str) -> None:
         self.world = world
         self.kind = kind
-        self.schema = schema
+        self.asked = asked
         self.device = device
         self._models: Models | None = None
         self._experiment: Experiment | None = None
@@ -70,7 +73,8 @@ class Follower(Generic[Config]):
                 order = self.world.hear()
                 if order["do"] == "leave":
                     return
-                config = load_config(self.schema, values=document.parse(order["config"], source="rank 0"))
+                told = load_config(type(self.asked), values=document.parse(order["config"], source="rank 0"))
+                config = with_own_data(told, self.asked)
                 if order["do"] == "get ready":
                     self._get_ready(config, order["blueprint"])
                 else:
@@ -121,6 +125,12 @@ class Follower(Generic[Config]):
                 return iter(batches)
 
             yield feed
+
+
+def with_own_data(told: Config, asked: Config) -> Config:
+    """What rank 0 said, but for where the data lies here and how it is read."""
+    own = {key: getattr(asked.data, key) for key in OWN if hasattr(asked.data, key)}
+    return replace(told, data=replace(told.data, **own))
 
 
 def _silent(_: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.opening import new_package, open_pipeline
@@ -59,6 +60,7 @@ def train_form(
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
         if saved is not None and taken_up is not None:
+            _check_same(experiment.facts, taken_up.facts)
             if position.turn > train.repeat:
                 raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
             if (position.epoch, position.part.batches) > (train.epochs, 0):
@@ -156,20 +158,25 @@ def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
 
 
 def require_same_data(experiment: Experiment, folder: Path) -> None:
-    """A run goes on with the data it began with: asked before anything is written in it.
+    """Asks, before anything is done or written, whether a run would go on with the data that it began with.
 
     Args:
         experiment: Has read the data.
         folder: Of one form of the run.
 
     Raises:
-        DataError: The data is not that of the checkpoint.
+        DataError: The data is not that of the newest checkpoint.
     """
     saved = CheckpointStore(folder / "checkpoints").newest(lambda _: None)  # what is wrong with it is told later
-    known = {} if saved is None else saved.state.get("data", {})
-    for name, found in experiment.facts.items():
-        if known.get(name, found) != found:
+    known = None if saved is None else saved.state.get("data")
+    if isinstance(known, Mapping):
+        _check_same(experiment.facts, known)
+
+
+def _check_same(facts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    for name, found in facts.items():
+        if saved.get(name, found) != found:
             raise DataError(
-                f"the data has {name} {found}, but had {known[name]} when the checkpoint was taken; "
+                f"the data has {name} {found}, but had {saved[name]} when the checkpoint was taken; "
                 "put the data back, or begin anew with --resume never"
             )

@@ -16,7 +16,7 @@ _ON_GPU = 2
 """Batches ahead of a training that waits for its GPU, where nobody says how many."""
 
 _PATIENCE_S = 5.0
-"""How long an end waits for the batch that is being made; then the thread, a daemon, ends after it by itself."""
+"""How long a close waits for the batch that is being made; then the thread, a daemon, ends after it by itself."""
 
 
 class ReadAhead:
@@ -53,21 +53,21 @@ class ReadAhead:
         self._loader.set_epoch(epoch, first)
 
     def close(self) -> None:
-        """Ends the thread, and what the loader has started."""
-        self._end()
+        """Ends the thread, and what the loader has started. A batch that takes long is not waited for."""
+        self._end(_PATIENCE_S)
         self._loader.close()
 
-    def _end(self) -> None:
+    def _end(self, patience_s: float | None = None) -> None:
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
-            under_way.close()
+            under_way.close(patience_s)
 
 
 @dataclass(frozen=True)
 class _End:
-    """What comes after the last batch: why there are no more."""
+    """What comes after the last batch: why there are no more, unless they are all there."""
 
-    why: BaseException
+    failure: BaseException | None
 
 
 class _Pass(Iterator[Batch]):
@@ -76,34 +76,42 @@ class _Pass(Iterator[Batch]):
     def __init__(self, loader: EpochBatches, size: int) -> None:
         self._channel: Channel[Batch | _End] = Channel(size)
         self._thread = threading.Thread(target=_make, args=(loader, self._channel), name="pipeal-prefetch", daemon=True)
-        self._ended: BaseException | None = None
-        self.close = weakref.finalize(self, _close, self._channel, self._thread)
+        self._end: _End | None = None
+        weakref.finalize(self, _close, self._channel, self._thread, _PATIENCE_S)
 
     def __next__(self) -> Batch:
-        if self._ended is None:
+        if self._end is None:
             if self._thread.ident is None:
                 self._thread.start()
             found = self._channel.get()
             if not isinstance(found, _End):
                 return found
-            self._ended = found.why
-        raise self._ended
+            self._end = found
+        if self._end.failure is not None:
+            raise self._end.failure
+        raise StopIteration
+
+    def close(self, patience_s: float | None) -> None:
+        """Ends the thread, and waits for it, or for so long."""
+        _close(self._channel, self._thread, patience_s)
 
 
 def _make(loader: EpochBatches, channel: Channel[Batch | _End]) -> None:
     """What the thread does until the epoch ends, the loader fails, or nobody wants more."""
+    if channel.closed:
+        return
+    failure = None
     try:
         for batch in loader:
             if not channel.put(batch):
                 return
-        end: BaseException = StopIteration()
     except BaseException as error:  # noqa: BLE001  handed to whoever takes the batches, and raised there
-        end = error
-    channel.put(_End(end))
+        failure = error
+    channel.put(_End(failure))
 
 
-def _close(channel: Channel[Batch | _End], thread: threading.Thread) -> None:
+def _close(channel: Channel[Batch | _End], thread: threading.Thread, patience_s: float | None) -> None:
     channel.close()
     # Garbage may be collected anywhere, on that very thread too.
     if thread.is_alive() and thread is not threading.current_thread():
-        thread.join(_PATIENCE_S)
+        thread.join(patience_s)

@@ -92,19 +92,21 @@ def trained(experiment: LanguageExperiment, seed: int) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
-    """Prints the table."""
+    """Prints the table: of the seeds that all ideas have, or else of those that an idea shares with its rival."""
     by_seed: dict[str, dict[int, dict[str, Any]]] = {
         name: {run["seed"]: run for run in made} for name, made in found["ideas"].items()
     }
     rows: list[list[Cell]] = []
     others = []
+    common = set.intersection(*map(set, by_seed.values())) if by_seed else set()
     for name, (what, _) in IDEAS.items():
         if name in by_seed:
             rival = by_seed.get("bp-lower" if name == "lower" else "bp", {})
-            shared = [seed for seed in by_seed[name] if seed in rival]
-            runs = [by_seed[name][seed] for seed in shared or by_seed[name]]
+            seeds = sorted(common) or [seed for seed in by_seed[name] if seed in rival] or list(by_seed[name])
+            runs = [by_seed[name][seed] for seed in seeds]
             exits = [mean(losses) for losses in zip(*(run["validation"] for run in runs), strict=True)]
-            over = exits[-1] - mean(rival[seed]["validation"][-1] for seed in shared) if shared else None
+            comparable = all(seed in rival for seed in seeds)
+            over = exits[-1] - mean(rival[seed]["validation"][-1] for seed in seeds) if comparable else None
             rows.append(
                 [
                     name,

@@ -167,12 +167,26 @@ def test_a_run_goes_on_where_its_text_has_moved_to(corpus: Path, capsys: pytest.
     resume = ("text", "charlm", f"--text={moved}", f"--resume={folder}", *SMALL, "--epochs=3")
     code, _, err = leaves(capsys, *resume)
     assert code == 0, err
-    moved.write_text(moved.read_text(encoding="utf-8").replace("goes", "gums"), encoding="utf-8")
-    before = contents(folder)
-    code, _, err = leaves(capsys, *resume, "--epochs=4")
-    assert code == 2
-    assert "the data has characters" in err
-    assert contents(folder) == before, "another alphabet was left, and the text that is the wrong one"
+    verses, before = moved.read_text(encoding="utf-8"), contents(folder)
+    for instead, fact in (("gose", "fingerprint"), ("gums", "characters")):
+        moved.write_text(verses.replace("goes", instead), encoding="utf-8")
+        code, _, err = leaves(capsys, *resume, "--epochs=4")
+        assert code == 2
+        assert f"the data has {fact}" in err
+        assert contents(folder) == before, "another alphabet was left, and the name of the wrong text"
+
+
+def test_a_model_that_has_no_answers_leaves_its_run_without_a_sample(
+    corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infer = Stage.infer
+
+    def spoil(stage: Stage, index: int, layer: Any, path: Any, x: torch.Tensor, **options: Any) -> Any:
+        return infer(stage, index, layer, path, x, **options) * (torch.nan if len(x) == 1 else 1)
+
+    monkeypatch.setattr(Stage, "infer", spoil)
+    _, out = train(capsys, corpus, "--mode=bp")
+    assert "sample:   none, the model's answers are not finite" in out
 
 
 def test_a_trained_model_writes_from_every_exit(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

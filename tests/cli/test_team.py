@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 
 from pipeal.cli import team
+from pipeal.cli.followers import with_own_data
 from pipeal.cli.team import Team, require_devices
-from pipeal.config import EngineConfig, TextConfig, load_config
+from pipeal.config import EngineConfig, LanguageConfig, TextConfig, load_config
 from pipeal.engine.distributed.world import World
 from pipeal.errors import PlacementError
 from tests.engine.distributed.ranks import each, ranks
@@ -51,3 +53,14 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
     )
     chosen = Team(world, "cpu", lambda _: None).choose(experiment, "al", lambda _: None)
     assert (chosen.engine.sizes, found) == ((2, 1), ["medium"])
+
+
+def test_every_machine_reads_its_own_data_as_it_was_told_there() -> None:
+    """Symptom: where the data lay on another machine was accepted, and then looked for where it lay on the first."""
+    asked, told = LanguageConfig(), LanguageConfig()
+    asked = replace(asked, data=replace(asked.data, root="/here", text="/here/verses.txt", prefetch=3, steps=7))
+    told = replace(told, data=replace(told.data, root="/there", text="/there/verses.txt", steps=9), out="runs")
+    found = with_own_data(told, asked)
+    assert (found.data.root, found.data.text, found.data.prefetch) == ("/here", "/here/verses.txt", 3)
+    assert replace(found, data=told.data) == told
+    assert found.data.steps == 9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -120,11 +121,50 @@ def test_an_end_wakes_whoever_waits_on_another_thread_and_waits_for_no_slow_load
     taker = threading.Thread(target=take)
     taker.start()
     assert begun.wait(10)
+    (making,) = (thread for thread in threading.enumerate() if thread.name == "pipeal-prefetch")
+    try:
+        loader.close()
+        taker.join(10)
+        assert seen
+        assert making.is_alive(), "nobody had to wait for its batch"
+    finally:
+        gate.set()
+        making.join(10)
+
+
+def test_a_loader_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another epoch waits for the batch that is being made, however long that takes."""
+    monkeypatch.setattr(ahead, "_PATIENCE_S", 0.01)
+    inside: list[str] = []
+
+    class Guarded(Watched):
+        def __iter__(self) -> Iterator[Batch]:
+            for batch in super().__iter__():
+                inside.append("in")
+                time.sleep(0.1)
+                assert inside.pop() == "in"
+                yield batch
+
+        def set_epoch(self, epoch: int, first: int = 0) -> None:
+            assert not inside
+            super().set_epoch(epoch, first)
+
+    loader = ReadAhead(Guarded(), 2)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        next(iter(loader))
     loader.close()
-    taker.join(10)
-    gate.set()
-    assert seen
-    assert not taker.is_alive()
+
+
+def test_what_was_closed_before_its_first_batch_makes_none() -> None:
+    source = Watched()
+    loader = ReadAhead(source, 1)
+    first = iter(loader)
+    iter(loader)
+    with pytest.raises(ScheduleError, match="take a new iterator"):
+        next(first)
+    loader.close()
+    assert source.made == []
 
 
 def test_who_drops_an_iterator_ends_its_thread() -> None:

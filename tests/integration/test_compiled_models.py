@@ -12,10 +12,7 @@ import pytest
 import torch
 
 from pipeal import ALPackage
-from tests.engine.test_compiling import tracing_only
 from tests.integration import law, test_charlm_exactness, test_text_exactness, test_vision_exactness
-
-__all__ = ["tracing_only"]
 
 MODELS = {
     "charlm": lambda mode, schedule, stages: test_charlm_exactness.trained(mode, "codes", schedule, stages, 2, "fp32"),
@@ -29,26 +26,31 @@ MODELS = {
 
 
 def of_two_shapes(package: ALPackage, data: law.Batches, *arguments: Any, **options: Any) -> list[torch.Tensor]:
-    """The last two batches are of different sizes."""
-    return law.left_behind(package, data[-2:], *arguments, **options)
+    """A batch, and half of it."""
+    x, y = data[0]
+    half = len(y) // 2
+    return law.left_behind(package, [(x, y), (x[:half], y[:half])], *arguments, **options)
 
 
-@pytest.mark.usefixtures("tracing_only")
 @pytest.mark.filterwarnings("ignore::pipeal.engine.regions.CompileWarning")
 @pytest.mark.parametrize(("model", "mode"), [*((model, "al") for model in MODELS), ("charlm", "bp"), ("lstm", "bp")])
 def test_stages_leave_what_sequential_leaves(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = []
-    traced = torch.compile
+    graphs: list[Any] = []
+    compile = torch.compile
 
-    def count(*arguments: Any, **keywords: Any) -> Any:
-        graphs.append(arguments)
-        return traced(*arguments, **keywords)
+    def traced(function: Any, *, options: object, **keywords: Any) -> Any:
+        def keep(graph: Any, _: object) -> Any:
+            graphs.append(graph)
+            return graph
 
-    monkeypatch.setattr(torch, "compile", count)
+        return compile(function, backend=keep, **keywords)
+
+    monkeypatch.setattr(torch, "compile", traced)
     monkeypatch.setattr(law, "Pipeline", partial(law.Pipeline, compile="static"))
     for module in (test_charlm_exactness, test_text_exactness, test_vision_exactness):
         monkeypatch.setattr(module, "left_behind", of_two_shapes)
     expected = MODELS[model](mode, "sequential", 1)
+    alone = len(graphs)
     found = MODELS[model](mode, "pipelined", 3 if mode == "al" else 1)
     assert all(map(torch.equal, found, expected))
-    assert graphs, "nothing was compiled"
+    assert len(graphs) - alone == alone >= 2, "one for each of the shapes, of a part at least"

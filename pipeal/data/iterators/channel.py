@@ -39,9 +39,14 @@ class Channel(Generic[T]):
         with self._moved:
             self._moved.wait_for(lambda: self._closed or bool(self._items))
             if self._closed:
-                raise ScheduleError("these items are no longer read ahead: whoever read them was closed")
+                raise ScheduleError("whoever read ahead was closed; take a new iterator")
             self._moved.notify_all()
             return self._items.popleft()
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
 
     def close(self) -> None:
         """Says, from the taking side, that nothing more is wanted."""
