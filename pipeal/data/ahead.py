@@ -91,8 +91,8 @@ class _Pass(Iterator[Batch]):
             raise self._end.failure
         raise StopIteration
 
-    def close(self, patience_s: float | None) -> None:
-        """Ends the thread, and waits for it, or for so long."""
+    def close(self, patience_s: float | None = _PATIENCE_S) -> None:
+        """Ends the thread, and waits for it, at most so long; None for no limit."""
         _close(self._channel, self._thread, patience_s)
 
 

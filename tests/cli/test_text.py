@@ -414,7 +414,7 @@ def test_devices_as_typed() -> None:
 @pytest.mark.data
 def test_real_news_are_learnt(real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = leaves(
-        capsys, "ag_news", "TransformerAL", "--data-root", str(real_data), "--epochs", "1", "--devices", "cpu*2",
+        capsys, "ag_news", "TransformerAL", "--data-root", str(real_data), "--epochs", "2", "--devices", "cpu*2",
         "--out", str(tmp_path), "--set=train.train_accuracy_samples=500",
     )  # fmt: skip
     assert code == 0, err

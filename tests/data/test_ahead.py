@@ -167,6 +167,15 @@ def test_what_was_closed_before_its_first_batch_makes_none() -> None:
     assert source.made == []
 
 
+def test_an_iterator_is_closed_as_a_generator_is() -> None:
+    """Symptom: a replica failed at the end of its training, when it dropped what it had not taken of its feed."""
+    batches = iter(ReadAhead(Watched(), 1))
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    with pytest.raises(ScheduleError):
+        next(batches)
+
+
 def test_who_drops_an_iterator_ends_its_thread() -> None:
     batches = iter(ReadAhead(Watched(), 1))
     next(batches)
