@@ -415,7 +415,8 @@ def test_devices_as_typed() -> None:
 def test_real_news_are_learnt(real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = leaves(
         capsys, "ag_news", "TransformerAL", "--data-root", str(real_data), "--epochs", "2", "--devices", "cpu*2",
-        "--out", str(tmp_path), "--set=train.train_accuracy_samples=500",
+        "--out", str(tmp_path), "--set=train.train_accuracy_samples=500", "--set=model.embedding_dim=96",
+        "--set=model.x_hid=96", "--set=model.y_hid=64", "--set=train.lr.base=4e-3",
     )  # fmt: skip
     assert code == 0, err
     rows = list(csv.DictReader((tmp_path / "agnews-transformer-al-001" / "epochs.csv").open()))

@@ -5,6 +5,7 @@ That takes seconds where kernels take minutes; kernels are for tests/engine/test
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,9 @@ MODELS = {
 }
 
 
+ALWAYS = [("charlm", "al"), ("lstm", "bp")]
+
+
 def of_two_shapes(package: ALPackage, data: law.Batches, *arguments: Any, **options: Any) -> list[torch.Tensor]:
     """A batch, and half of it."""
     x, y = data[0]
@@ -33,8 +37,11 @@ def of_two_shapes(package: ALPackage, data: law.Batches, *arguments: Any, **opti
 
 
 @pytest.mark.filterwarnings("ignore::pipeal.engine.regions.CompileWarning")
-@pytest.mark.parametrize(("model", "mode"), [*((model, "al") for model in MODELS), ("charlm", "bp"), ("lstm", "bp")])
+@pytest.mark.parametrize("mode", ["al", "bp"])
+@pytest.mark.parametrize("model", MODELS)
 def test_stages_leave_what_sequential_leaves(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (model, mode) not in ALWAYS and os.environ.get("HYPOTHESIS_PROFILE") != "thorough":
+        pytest.skip("takes half a minute: HYPOTHESIS_PROFILE=thorough runs it")
     graphs: list[Any] = []
     compile = torch.compile
 
@@ -53,4 +60,4 @@ def test_stages_leave_what_sequential_leaves(model: str, mode: str, monkeypatch:
     alone = len(graphs)
     found = MODELS[model](mode, "pipelined", 3 if mode == "al" else 1)
     assert all(map(torch.equal, found, expected))
-    assert len(graphs) - alone == alone >= 2, "one for each of the shapes, of a part at least"
+    assert min(alone, len(graphs) - alone) >= 2, "one for each of the shapes, of a part at least"
