@@ -9,7 +9,7 @@ demo: $(READY)  ## train on a data set that needs no download, compare AL with b
 	$(BIN)/python nlpmain.py toynews transformer --mode compare
 
 test: check  ## everything that must hold: format, lint, types, import rules, tests, doctests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -4,19 +4,20 @@
 
 Each case is one command. It runs once without disturbance; then, in another folder, the same command is started again
 and again and its process (with the processes it started) killed with SIGKILL, a quarter of the times at any moment of
-its beginning, else soon after it has saved, until it has been killed as often as asked and is left alone. Weights,
-buffers, optimizer states, and all that epochs.csv says (its times aside, which are those of a clock) must be equal,
-bit for bit.
+its beginning, else soon after it has saved, until it has been killed as often as asked, or has come to its end, and is
+left alone. Weights, buffers, optimizer states, and all that epochs.csv says (its times aside, which are those of a
+clock) must be equal, bit for bit. Counted are kills of the run that is compared; those after it had its folder are told
+as often as it was taken up again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import tempfile
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Any
 
 from left_behind import kill, left_behind, same, start, written
 from rich.progress import track
@@ -65,9 +66,8 @@ def finish(arguments: list[str], out: Path) -> float:
 
 
 def disturb(name: str, arguments: list[str], out: Path, kills: int, seconds: float, draw: random.Random) -> int:
-    """Kills a run so often; how often it had already finished when it was to be killed."""
-    early = 0
-    for _ in track(range(kills), description=name, transient=True):
+    """Kills a run so often, unless it comes to its end before; how often it was."""
+    for done in track(range(kills), description=name, transient=True):
         before = written(out)
         process = start(arguments, out)
         if draw.random() < 0.25:  # while it reads and chooses, or begins
@@ -78,13 +78,19 @@ def disturb(name: str, arguments: list[str], out: Path, kills: int, seconds: flo
             moment = perf_counter() + draw.uniform(0.0, 1.0) * seconds / kills
         while process.poll() is None and perf_counter() < moment:
             sleep(0.005)
-        early += process.poll() is not None
+        ended = process.poll()
         kill(process)
-    return early
+        if ended is not None:
+            if ended:
+                raise SystemExit(f"{name} ended by itself, with {ended}:\n{(out / 'log.txt').read_text()[-3000:]}")
+            return done
+    return kills
 
 
-def _of_the_run_in(out: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
-    return left_behind(min(path for path in out.iterdir() if path.is_dir()))
+def _the_run_in(out: Path) -> Path:
+    """The one run of a folder; two would mean that the same command began anew."""
+    (run,) = (path for path in out.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return run
 
 
 def main() -> None:
@@ -103,17 +109,20 @@ def main() -> None:
             command = [*CASES[name], *(QUICK if options.quick else ())]
             seconds = finish(command, untouched)
             draw = random.Random(f"{options.seed} {name}")
-            early = disturb(name, command, disturbed, options.kills, seconds, draw)
-            finish(command, disturbed)
-            (layers, rows), (layers_again, rows_again) = map(_of_the_run_in, (untouched, disturbed))
+            kills = disturb(name, command, disturbed, options.kills, seconds, draw)
+            if kills == options.kills:
+                finish(command, disturbed)
+            run = _the_run_in(disturbed)
+            (layers, rows), (layers_again, rows_again) = map(left_behind, (_the_run_in(untouched), run))
             equal = same(layers, layers_again), rows == rows_again
-            table.append(
-                [name, f"{seconds:.1f}", options.kills - early, *("equal" if e else "DIFFERENT" for e in equal)]
-            )
-            wrong += [] if all(equal) else [name]
-    print_table("runs killed at random moments", ["case", "s untouched", "kills", "weights, optimizers", "csv"], table)
+            resumes = json.loads((run / "status.json").read_text())["resumes"]
+            table.append([name, f"{seconds:.1f}", kills, resumes, *("equal" if e else "DIFFERENT" for e in equal)])
+            wrong += [] if all(equal) else [f"{name}: not the same"]
+            wrong += [] if resumes else [f"{name}: never killed once it had its folder"]
+    columns = ["case", "s untouched", "kills", "taken up again", "weights, optimizers", "csv"]
+    print_table("runs killed at random moments", columns, table)
     if wrong:
-        raise SystemExit(f"not the same: {', '.join(wrong)}")
+        raise SystemExit("; ".join(wrong))
 
 
 if __name__ == "__main__":

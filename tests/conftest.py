@@ -1,8 +1,10 @@
-"""How much hypothesis tries, and the law that no test leaves a thread of the engine behind."""
+"""How much hypothesis tries, and the law that no test leaves a thread of the engine or a temporary file behind."""
 
 from __future__ import annotations
 
+import getpass
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +46,31 @@ def leaves_no_thread() -> Iterator[None]:
         sleep(0.01)
     left = sorted(thread.name for thread in engine_threads() - before)
     assert not left, f"threads left behind: {left}"
+
+
+ORPHANS = ("pymp-", "torchelastic_")
+"""What begins the name of a folder that processes leave when they are killed, or torchrun whenever it ends."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def leaves_no_temporary_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Temporary files, of all processes that are started, go into a folder that is removed in the end.
+
+    Fails if there is any in it but what a killed process cannot take with it.
+    """
+    tmp_path_factory.getbasetemp()  # that of pytest stays where it is
+    compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    with (
+        tempfile.TemporaryDirectory(prefix="pipeal-tests-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+            patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))  # for the next session, too
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
+        left = sorted(path.name for path in Path(folder).iterdir() if not path.name.startswith(ORPHANS))
+    assert not left, f"temporary files left behind: {left}"
 
 
 @pytest.fixture

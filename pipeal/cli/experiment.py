@@ -64,6 +64,7 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
         run.begin()
         folder = run.path
         folders = [own(folder, form) for form in forms]
+        moved = [_is_laid_out_anew(choice, path / "config.yaml") for choice, path in zip(chosen, folders, strict=True)]
         for choice, path in zip(chosen, folders, strict=True):
             write_whole(path / "config.yaml", dump_config(choice))
         run.keep_asked()
@@ -73,8 +74,8 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
             text = "\n".join([*heard, ""])
             attempts.make(folder / "placement.txt", lambda: write_whole(folder / "placement.txt", text))
         outcomes = [
-            train_form(experiment, choice, path, run, attempts, say, site.open_pipeline)
-            for choice, path in zip(chosen, folders, strict=True)
+            train_form(experiment, choice, path, run, attempts, say, site.open_pipeline, redraw=redraw)
+            for choice, path, redraw in zip(chosen, folders, moved, strict=True)
         ]
         if len(forms) > 1:
             write_curves(outcomes, folder, attempts)
@@ -91,17 +92,27 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
             f"{checkpoints and f'; {checkpoints}'}"
         )
     if unsaved:
-        raise SaveError(f"training came to its end, but {checkpoints}")
+        raise SaveError(f"training came to its end, but {checkpoints}; {run.way_back} completes the run")
     return folder
 
 
 def _end(run: RunFolder, outcomes: Sequence[Outcome], attempts: Attempts) -> None:
-    """A run is finished when all of it is on the disk; else the same command takes it up again."""
-    unsaved = [str(outcome.unsaved) for outcome in outcomes if outcome.ended_unsaved]
+    """A run whose command ends well is finished; any other is taken up again, and not trained anew, by the same one."""
+    unsaved = [outcome.unsaved for outcome in outcomes if outcome.unsaved is not None]
     if attempts.missing:
         unsaved.append(f"cannot write {attempts}")
     status: Status = "failed" if unsaved else "finished"
     attempts.make(run.status_path, lambda: run.tell(status, "; ".join(unsaved)))
+
+
+def _is_laid_out_anew(config: RunConfig, before: Path) -> bool:
+    """Whether a form goes on in other stages, or another schedule, than those of the configuration in a file."""
+    try:
+        engine = load_config(type(config), before).engine
+    except ConfigError:  # there is none, or it is replaced
+        return True
+    now = config.engine
+    return (engine.devices, engine.sizes, engine.schedule) != (now.devices, now.sizes, now.schedule)
 
 
 def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:

@@ -98,7 +98,7 @@ def _sweep(config: RunConfig) -> None:
     """Removes folders that a kill left in the making, of runs of this name."""
     for left in Path(config.out).glob(f".{_name(config)}.*.aside"):
         with suppress(OSError):  # or another process has just done so
-            if lock_is_held(left / "run.lock") is False and time() - left.stat().st_mtime > _ABANDONED_S:
+            if time() - left.stat().st_mtime > _ABANDONED_S and lock_is_held(left / "run.lock") is False:
                 rmtree(left)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipeal.errors import ConfigError
+from pipeal.errors import ConfigError, DataError
 from pipeal.train.report import Run, read_runs, runs_in
 from pipeal.train.tables import print_table
 
@@ -21,7 +21,12 @@ def command(folder: str) -> None:
     """
     if not folder or "\0" in folder:
         raise ConfigError(f"found {folder!r}, expected the name of a folder")
-    runs = [run for child in runs_in(Path(folder)) for run in read_runs(child)]
+    runs: list[Run] = []
+    for child in runs_in(Path(folder)):
+        try:
+            runs += read_runs(child)
+        except DataError as error:  # another user's, perhaps: the others are listed
+            click.echo(f"pipeal: {error}", err=True)
     found = sorted(runs, key=lambda run: (run.when, run.name))
     if not found:
         click.echo(f"no runs in {folder}")

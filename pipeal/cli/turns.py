@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -55,6 +55,7 @@ class Turns:
         recorders: Told of every epoch.
         progress: Shows it.
         open_pipe: Opens the pipeline of a turn, as :func:`pipeal.cli.opening.open_pipeline` does.
+        redraw: Whether a timeline that is there is of other stages, and gives way to the next batches that are traced.
         exits: Of the last turn, once it has ended: its early exits, measured.
         afterword: Likewise: what else there is to show, in lines.
     """
@@ -70,6 +71,7 @@ class Turns:
     recorders: Sequence[Recorder]
     progress: Progress
     open_pipe: Callable[..., Pipeline]
+    redraw: bool = False
     exits: ExitTable | None = None
     afterword: Sequence[str] = ()
 
@@ -110,9 +112,10 @@ class Turns:
             look_until=rewinds.look_until,
             way_back=self.run.way_back,
             begun=position.batches,
+            config=asdict(self.config),
         )
         with worker_failures(stop, self.run.way_back), closing(self.experiment.train_batches(seed)) as batches:
-            drawn = all(path.exists() for path in self._pictures)
+            drawn = not self.redraw and all(path.exists() for path in self._pictures)
             traced = None if drawn else window_of(self.config, batches, position)
             pipe = self.open_pipe(package, self.config, seed, position.batches, traced, self.folder)
             try:
@@ -218,6 +221,7 @@ class Turns:
             self.attempts.make(timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices)),
             self.attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices)),
         )
+        self.redraw = self.redraw and not all(written)
         return all(written)
 
     def _measure_exits(self, pipe: Pipeline, stop: StopRequest) -> ExitTable | None:

@@ -7,10 +7,14 @@ import fcntl
 import os
 import threading
 from pathlib import Path
+from time import sleep
 
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """What a file system without locks says."""
+
+_TRIES = 10
+_BETWEEN_TRIES_S = 0.02
 
 _Key = tuple[int, int, int]
 
@@ -45,7 +49,7 @@ class FileLock:
                 return None
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     os.close(file)
@@ -83,6 +87,18 @@ def lock_is_held(path: Path) -> bool | None:
         finally:
             os.close(file)  # gives the lock back, if it was had
         return False
+
+
+def _lock(file: int) -> None:
+    """Asks again for a moment: whoever looks whether a lock is held (:func:`lock_is_held`) has it meanwhile."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in _TAKEN or not tries_left:
+                raise
+        sleep(_BETWEEN_TRIES_S)
 
 
 def _is_ours(path: str | Path) -> bool:

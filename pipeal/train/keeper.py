@@ -38,6 +38,7 @@ class CheckpointKeeper:
             which the pipeline is waited for.
         way_back: What goes on with a training that was asked to end, in words.
         begun: The position's ``batches`` as the training goes on.
+        config: Of the run; kept likewise, for whoever finds a checkpoint elsewhere.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class CheckpointKeeper:
         look_until: int = 0,
         way_back: str = "the same command",
         begun: int = 0,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self.saver = saver
         self.every = every
         self.asked_to_end = asked_to_end
         self.facts = facts
+        self.config = config
         self.ends_on_broken = ends_on_broken
         self.look_until = look_until
         self.way_back = way_back
@@ -90,8 +93,7 @@ class CheckpointKeeper:
 
     def after_epoch(self, pipe: Pipeline, position: Position) -> None:
         """Saves, and marks the best epoch so far."""
-        *before, row = position.rows
-        self._save(pipe, position, best=all(row.score > other.score for other in before))
+        self._save(pipe, position)
 
     def leave(self, pipe: Pipeline, position: Position) -> NoReturn:
         """Saves, waits until it is written, though not without end, and ends.
@@ -105,6 +107,10 @@ class CheckpointKeeper:
             raise Interrupted(
                 f"interrupted after {after}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1
             )
+        if position.rows and not position.batches:
+            # The checkpoint at the end of the turn before says as much; in its place, it would be the best no more.
+            before = f"interrupted before turn {position.turn}"
+            raise Interrupted(f"{before}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1)
         failures = self.saver.failures
         fence, job = self._save(pipe, position)
         where = position.where
@@ -130,12 +136,12 @@ class CheckpointKeeper:
         self.saver.say("saving; another signal ends the run at once, without its last batches")
         return self.saver.flush(PATIENCE_S - QUIET_S)
 
-    def _save(self, pipe: Pipeline, position: Position, *, best: bool = False) -> tuple[Fence, Job]:
+    def _save(self, pipe: Pipeline, position: Position) -> tuple[Fence, Job]:
         fence, self._looked_at = self._looked_at or pipe.fence(), None
         collect = partial(self._layers, fence, list(position.losses), position.step)
         where = {"turn": position.turn, "epoch": position.epoch, "batch": position.part.batches}
-        state = {"training": position.state(), "data": self.facts}
-        return fence, self.saver.submit(position.step, collect, where, state, best=best)
+        state = {"training": position.state(), "data": self.facts, "config": self.config}
+        return fence, self.saver.submit(position.step, collect, where, state, best=_is_best(position))
 
     def _look(self, pipe: Pipeline, position: Position) -> Fence | None:
         """A fence whose states are finite; None where they could not be had, which is told and ends no training."""
@@ -198,6 +204,14 @@ class CheckpointKeeper:
                 is_to_blame=is_to_blame,
             )
         self._sound = max(fence.batch, self._sound or 0)
+
+
+def _is_best(position: Position) -> bool:
+    """Whether it is the end of the best epoch so far."""
+    if position.part.batches or not position.epoch:
+        return False
+    *before, row = position.rows
+    return all(row.score > other.score for other in before)
 
 
 def _content(number: int, found: LayerState) -> dict[str, Any] | KeptLayer:

@@ -50,7 +50,8 @@ class EpochRow:
     @property
     def score(self) -> float:
         """The higher, the better: the loss, turned round, where there is one, else the test accuracy."""
-        return self.test_acc if self.test_loss is None else -self.test_loss
+        score = self.test_acc if self.test_loss is None else -self.test_loss
+        return -math.inf if math.isnan(score) else score
 
 
 class Recorder(Protocol):

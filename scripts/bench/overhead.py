@@ -35,6 +35,8 @@ from pipeal.engine.trace import StageClock
 from pipeal.models import build_text
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.environment import environment
+from pipeal.train.keeper import CheckpointKeeper
+from pipeal.train.position import Position
 from pipeal.train.saver import Saver
 from pipeal.train.tables import print_table
 
@@ -78,13 +80,11 @@ class Ways:
 
     def saved(self, batches: list[Batch]) -> None:
         with self.store, Saver(self.store, print) as saver, self.open() as pipe:
+            keeper, position = CheckpointKeeper(saver, self.every, lambda: None, {}), Position()
 
             def save(number: int) -> None:
-                if (number + 1) % self.every == 0:
-                    fence = pipe.fence()
-                    saver.submit(
-                        number, lambda: {layer: {"state": s.state} for layer, s in fence.wait().items()}, {}, {}
-                    )
+                position.batches = position.part.batches = number + 1
+                keeper.after_batch(pipe, position)
 
             pipe.run(batches, on_batch=save)
         if saver.failures or saver.replaced:

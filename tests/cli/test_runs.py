@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -75,3 +77,22 @@ def test_a_mistake_is_told_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     told_one_line(line, *run_command(runs.command, capsys, folder))
+
+
+def test_a_run_that_cannot_be_looked_into_is_named_and_the_others_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine", "theirs"):
+        tell(make_run(tmp_path / name), "finished")
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "theirs":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    code, out, err = run_command(runs.command, capsys, str(tmp_path))
+    assert (code, err) == (0, f"pipeal: {tmp_path / 'theirs'}: cannot be read: Permission denied\n")
+    assert "| mine" in out
+    assert "theirs" not in out

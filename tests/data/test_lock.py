@@ -59,3 +59,22 @@ def test_where_the_file_system_has_no_locks_everybody_gets_it(
     lock = FileLock.take(tmp_path / "lock")
     assert lock is not None
     lock.release()
+
+
+def test_who_looks_does_not_keep_others_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking has the lock for a moment. Symptom: a killed run was "left alone" while someone listed it, and another
+    was begun."""
+    path, asked = tmp_path / "lock", []
+    lock_file = fcntl.lockf
+
+    def looked_at(file: int, how: int) -> None:
+        asked.append(how)
+        if len(asked) < 4:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        lock_file(file, how)
+
+    monkeypatch.setattr(fcntl, "lockf", looked_at)
+    lock = FileLock.take(path)
+    assert lock is not None
+    assert len(asked) == 4
+    lock.release()

@@ -10,10 +10,12 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeal.cli import text
+from pipeal.train import checkpoint
 from tests.cli.running import run_command
 from tests.cli.test_text import varied
 from tests.integration.test_resume import ROOT, SMALL
@@ -103,3 +105,34 @@ def test_a_timeline_that_could_not_be_drawn_is_lost_and_told_so(
     assert "timeline:" not in out
     code, out, err = run_command(text.command, capsys, *arguments)
     assert (code, "timeline:" in out, "curves:" in out) == (0, False, True), err
+
+
+def test_a_run_of_which_one_checkpoint_failed_is_not_trained_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: the exit code was 1, and whoever gives the command again for that trained all of it once more."""
+    arguments = (
+        "agnews", "lstm", f"--data-root={varied(tmp_path / 'data')}", *SMALL, "--devices=cpu", "--epochs=2",
+        f"--out={tmp_path / 'runs'}",
+    )  # fmt: skip
+    write, asked = checkpoint.write_layer, []
+
+    def full_at_first(path: Path, layer: Any) -> tuple[int, int]:
+        asked.append(path)
+        if len(asked) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, layer)
+
+    monkeypatch.setattr(checkpoint, "write_layer", full_at_first)
+    code, _, err = run_command(text.command, capsys, *arguments)
+    assert code == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("pipeal: training came to its end, but not every checkpoint was written: ")
+    assert last.endswith("; the same command completes the run")
+    folder = tmp_path / "runs" / "agnews-lstm-al-001"
+    rows = (folder / "epochs.csv").read_text()
+    code, _, err = run_command(text.command, capsys, *arguments)
+    assert (code, "AL goes on after epoch 2" in err) == (0, True), err
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert (folder / "epochs.csv").read_text() == rows
+    assert json.loads((folder / "status.json").read_text())["status"] == "finished"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -169,6 +170,26 @@ def test_a_checkpoint_goes_on_on_any_number_of_stages_in_any_schedule(
         )  # fmt: skip
         assert "goes on after batch" in err
         assert_same(tmp_path / "untouched" / name, out / name)
+
+
+def test_the_timeline_is_of_the_stages_that_a_run_goes_on_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    """Symptom: a report showed four stages, and the picture of the two that there were before."""
+    arguments = ("agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, f"--out={tmp_path}")
+    folder = tmp_path / "agnews-lstm-al-001"
+    for code, stages in ((130, 1), (0, 2)):
+        stopping.at = [(1, 18)] if code else []
+        run(
+            text.command,
+            capsys,
+            code,
+            *arguments,
+            f"--devices=cpu*{stages}",
+            f"--resume={folder if not code else 'auto'}",
+        )
+        events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+        assert len({event["pid"] for event in events if event["ph"] == "X"}) == stages
 
 
 @pytest.mark.parametrize(("name", "fact"), [("train.csv", "fingerprint"), ("test.csv", "test_fingerprint")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from pipeal.train import keeper as keeping
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Part, Position
-from pipeal.train.saver import Saver
+from pipeal.train.recorders import EpochRow
+from pipeal.train.saver import Job, Saver
 
 
 class Hanging:
@@ -137,3 +139,55 @@ def test_a_stage_that_fails_on_the_last_batches_is_told_and_nothing_is_called_sa
             pipe.fence = then_fails  # type: ignore[method-assign]
             keeper.leave(pipe, Position(batches=3, part=Part(batches=3)))
     assert store.newest(pytest.fail) is None
+
+
+def row(turn: int, epoch: int, test_acc: float) -> EpochRow:
+    return EpochRow(turn, epoch, 0.5, test_acc, 1.0, 1.0, 1.0, 1.0)
+
+
+class Asked:
+    """A saver that notes what it is asked for."""
+
+    failures = 0
+    last_failure = None
+
+    def __init__(self) -> None:
+        self.best: list[bool] = []
+
+    def submit(self, *_: Any, best: bool) -> Job:
+        self.best.append(best)
+        return Job(0, dict, {}, {}, best, written=True)
+
+    def flush(self, _: float) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("last", "batches", "best"), [(0.7, 0, True), (0.4, 0, False), (float("nan"), 0, False), (0.7, 2, False)]
+)
+def test_what_is_saved_again_at_the_end_of_the_best_epoch_is_still_the_best(
+    last: float, batches: int, best: bool
+) -> None:
+    """Symptom: a signal after the last epoch, which was the best, took its mark away, and later its weights."""
+    saver, position = Asked(), Position(epoch=2, batches=8 + batches, part=Part(batches=batches))
+    position.rows = [row(1, 1, 0.5), row(1, 2, last)]
+    keeper = CheckpointKeeper(saver, None, lambda: 143, {})  # type: ignore[arg-type]
+    if not batches:
+        keeper.after_epoch(Passed(), position)  # type: ignore[arg-type]
+    with pytest.raises(Interrupted, match="and saved"):
+        keeper.leave(Passed(), position)  # type: ignore[arg-type]
+    assert saver.best == ([best] if batches else [best, best])
+
+
+def test_a_later_turn_that_has_not_begun_takes_nothing_away_from_the_one_before() -> None:
+    """Its checkpoint has the step of that one's last, which is kept as the best."""
+    saver, position = Asked(), Position(turn=2, rows=[row(1, 1, 0.5)])
+    with pytest.raises(Interrupted, match="interrupted before turn 2; the same command goes on"):
+        CheckpointKeeper(saver, None, lambda: 143, {}).leave(Passed(), position)  # type: ignore[arg-type]
+    assert saver.best == []
+
+
+def test_an_epoch_whose_loss_is_no_number_is_worse_than_any() -> None:
+    """Symptom: no later one was better than the first, which was kept for ever."""
+    broken, fine = (replace(row(1, 1, 0.5), test_loss=loss) for loss in (float("nan"), 9.0))
+    assert broken.score < fine.score

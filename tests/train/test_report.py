@@ -288,6 +288,14 @@ def test_a_run_is_as_it_says(tmp_path, told, state):
     assert (run.status.state, run.status.message) == (state, "a word")
 
 
+@pytest.mark.parametrize("state", ["interrupted", "failed"])
+def test_a_run_that_ended_badly_after_its_last_epoch_is_not_finished(tmp_path, state):
+    """Symptom: "finished", and nothing of the last checkpoint, for which the disk was full."""
+    tell(make_run(tmp_path / "run", done=3), state, "a word")
+    (run,) = read_runs(tmp_path / "run")
+    assert (run.status.state, run.status.message) == (state, "a word")
+
+
 def test_a_run_whose_process_was_killed_has_died(tmp_path):
     folder = make_run(tmp_path / "run", done=1)
     tell(folder, "running")

@@ -137,8 +137,11 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def _is_listed(folder: Path) -> bool:
-    """Not what is being made, and what a killed process left of it."""
-    return not folder.name.startswith(".") and is_run(folder)
+    """Not what is being made, and what a killed process left of it; what cannot be looked into is for its reader."""
+    try:
+        return not folder.name.startswith(".") and is_run(folder)
+    except PermissionError:
+        return True
 
 
 def _is_marked(folder: Path) -> bool:
@@ -164,10 +167,11 @@ def _read_forms(folder: Path) -> list[Run]:
     whole = _read_status(absolute)
     forms = [form for form in _FORMS if is_run(absolute / form)]
     if forms:
-        return [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
+        return [_read(absolute / form, f"{absolute.name}/{form}", whole, of_several=True) for form in forms]
     if absolute.name in _FORMS and is_run(absolute.parent):
-        return [_read(absolute, f"{absolute.parent.name}/{absolute.name}", whole or _read_status(absolute.parent))]
-    return [_read(absolute, absolute.name, whole)]
+        name, whole = f"{absolute.parent.name}/{absolute.name}", whole or _read_status(absolute.parent)
+        return [_read(absolute, name, whole, of_several=True)]
+    return [_read(absolute, absolute.name, whole, of_several=False)]
 
 
 def value_at(mapping: Any, path: str) -> Any:
@@ -191,8 +195,8 @@ def number_at(mapping: Any, path: str) -> float | None:
     return float(value)
 
 
-def _read(folder: Path, name: str, whole: Status | None) -> Run:
-    """Reads one form; ``whole`` is the status of the run that it is a part of, or None."""
+def _read(folder: Path, name: str, whole: Status | None, *, of_several: bool) -> Run:
+    """Reads one form; ``whole`` is the status of its run, or None, which may be of ``of_several`` forms."""
     missing: list[str] = []
     begun = (folder / "config.yaml").exists() or not (folder / "asked.yaml").exists()
     config = _config(folder / ("config.yaml" if begun else "asked.yaml"), missing)
@@ -211,7 +215,7 @@ def _read(folder: Path, name: str, whole: Status | None) -> Run:
     ended = asked is not None and len(rows) >= asked and bool(summary)
     if whole is None:
         status = inferred_status(done=len(rows), asked=asked, summarised=bool(summary))
-    elif ended and whole.state != "finished":  # this form is done, whatever became of the other
+    elif of_several and ended and whole.state != "finished":  # this form is done, whatever became of the other
         status = Status("finished", started=whole.started, updated=whole.updated)
     else:
         status = whole
