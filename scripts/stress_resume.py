@@ -18,6 +18,7 @@ import random
 import tempfile
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import Any
 
 from left_behind import kill, left_behind, same, start, written
 from rich.progress import track
@@ -66,7 +67,7 @@ def finish(arguments: list[str], out: Path) -> float:
 
 
 def disturb(name: str, arguments: list[str], out: Path, kills: int, seconds: float, draw: random.Random) -> int:
-    """Kills a run so often, unless it comes to its end before; how often it was."""
+    """Kills a run so often, unless it comes to its end before, and then lets it; how often it was killed."""
     for done in track(range(kills), description=name, transient=True):
         before = written(out)
         process = start(arguments, out)
@@ -80,17 +81,24 @@ def disturb(name: str, arguments: list[str], out: Path, kills: int, seconds: flo
             sleep(0.005)
         ended = process.poll()
         kill(process)
-        if ended is not None:
-            if ended:
-                raise SystemExit(f"{name} ended by itself, with {ended}:\n{(out / 'log.txt').read_text()[-3000:]}")
-            return done
+        if ended:
+            raise SystemExit(f"{name} ended by itself, with {ended}:\n{(out / 'log.txt').read_text()[-3000:]}")
+        if ended == 0 or _status_in(out).get("status") == "finished":  # or was killed as it left
+            return done + (ended is None)
+    finish(arguments, out)
     return kills
 
 
-def _the_run_in(out: Path) -> Path:
-    """The one run of a folder; two would mean that the same command began anew."""
-    (run,) = (path for path in out.iterdir() if path.is_dir() and not path.name.startswith("."))
-    return run
+def _left_in(out: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
+    runs = [path for path in out.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    if len(runs) != 1:
+        raise SystemExit(f"the same command began anew: {', '.join(sorted(path.name for path in runs))}")
+    return left_behind(runs[0])
+
+
+def _status_in(out: Path) -> dict[str, Any]:
+    """How the run stands; nothing before it has a folder."""
+    return next((json.loads(path.read_text()) for path in out.glob("[!.]*/status.json")), {})
 
 
 def main() -> None:
@@ -110,12 +118,9 @@ def main() -> None:
             seconds = finish(command, untouched)
             draw = random.Random(f"{options.seed} {name}")
             kills = disturb(name, command, disturbed, options.kills, seconds, draw)
-            if kills == options.kills:
-                finish(command, disturbed)
-            run = _the_run_in(disturbed)
-            (layers, rows), (layers_again, rows_again) = map(left_behind, (_the_run_in(untouched), run))
+            (layers, rows), (layers_again, rows_again) = map(_left_in, (untouched, disturbed))
             equal = same(layers, layers_again), rows == rows_again
-            resumes = json.loads((run / "status.json").read_text())["resumes"]
+            resumes = _status_in(disturbed)["resumes"]
             table.append([name, f"{seconds:.1f}", kills, resumes, *("equal" if e else "DIFFERENT" for e in equal)])
             wrong += [] if all(equal) else [f"{name}: not the same"]
             wrong += [] if resumes else [f"{name}: never killed once it had its folder"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import tempfile
 import threading
@@ -59,7 +58,7 @@ def leaves_no_temporary_file(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     Fails if there is any in it but what a killed process cannot take with it.
     """
     tmp_path_factory.getbasetemp()  # that of pytest stays where it is
-    compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    compiled = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
     with (
         tempfile.TemporaryDirectory(prefix="pipeal-tests-", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as patch,

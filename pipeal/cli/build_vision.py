@@ -144,7 +144,6 @@ class VisionExperiment:
             pin_memory=True,
             channels_last=self.config.model.channels_last,
             share=share,
-            timeout_s=self.config.engine.stall_timeout_s,
         )
 
 

@@ -64,8 +64,10 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
         run.begin()
         folder = run.path
         folders = [own(folder, form) for form in forms]
-        moved = [_is_laid_out_anew(choice, path / "config.yaml") for choice, path in zip(chosen, folders, strict=True)]
         for choice, path in zip(chosen, folders, strict=True):
+            if _is_laid_out_anew(choice, path / "config.yaml"):
+                for picture in TRACED:
+                    (path / picture).unlink(missing_ok=True)  # it shows other stages
             write_whole(path / "config.yaml", dump_config(choice))
         run.keep_asked()
         experiment.save(folder)
@@ -74,8 +76,8 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
             text = "\n".join([*heard, ""])
             attempts.make(folder / "placement.txt", lambda: write_whole(folder / "placement.txt", text))
         outcomes = [
-            train_form(experiment, choice, path, run, attempts, say, site.open_pipeline, redraw=redraw)
-            for choice, path, redraw in zip(chosen, folders, moved, strict=True)
+            train_form(experiment, choice, path, run, attempts, say, site.open_pipeline)
+            for choice, path in zip(chosen, folders, strict=True)
         ]
         if len(forms) > 1:
             write_curves(outcomes, folder, attempts)

@@ -37,8 +37,6 @@ def train_form(
     attempts: Attempts,
     say: Say,
     open_pipe: Callable[..., Pipeline] | None = None,
-    *,
-    redraw: bool = False,
 ) -> Outcome:
     """All turns of one form. What there is by then is written even if the last epoch does not come.
 
@@ -50,7 +48,6 @@ def train_form(
         attempts: What is written beside the checkpoints goes through it.
         say: Told what is being done.
         open_pipe: Opens the pipeline of a turn, as :func:`open_pipeline` does.
-        redraw: Whether a timeline that is there is of other stages.
 
     Raises:
         DataError: What was saved of the run does not fit it.
@@ -96,7 +93,6 @@ def train_form(
                     recorders=recorders,
                     progress=progress,
                     open_pipe=open_pipe or open_pipeline,
-                    redraw=redraw,
                 )
                 training.record_again(position.rows)
                 training.tell(position.epoch)

@@ -55,7 +55,6 @@ class Turns:
         recorders: Told of every epoch.
         progress: Shows it.
         open_pipe: Opens the pipeline of a turn, as :func:`pipeal.cli.opening.open_pipeline` does.
-        redraw: Whether a timeline that is there is of other stages, and gives way to the next batches that are traced.
         exits: Of the last turn, once it has ended: its early exits, measured.
         afterword: Likewise: what else there is to show, in lines.
     """
@@ -71,7 +70,6 @@ class Turns:
     recorders: Sequence[Recorder]
     progress: Progress
     open_pipe: Callable[..., Pipeline]
-    redraw: bool = False
     exits: ExitTable | None = None
     afterword: Sequence[str] = ()
 
@@ -115,7 +113,7 @@ class Turns:
             config=asdict(self.config),
         )
         with worker_failures(stop, self.run.way_back), closing(self.experiment.train_batches(seed)) as batches:
-            drawn = not self.redraw and all(path.exists() for path in self._pictures)
+            drawn = all(path.exists() for path in self._pictures)
             traced = None if drawn else window_of(self.config, batches, position)
             pipe = self.open_pipe(package, self.config, seed, position.batches, traced, self.folder)
             try:
@@ -221,7 +219,6 @@ class Turns:
             self.attempts.make(timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices)),
             self.attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices)),
         )
-        self.redraw = self.redraw and not all(written)
         return all(written)
 
     def _measure_exits(self, pipe: Pipeline, stop: StopRequest) -> ExitTable | None:

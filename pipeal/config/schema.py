@@ -159,8 +159,8 @@ class EngineConfig:
         on_oom: What a batch that does not fit into a stage's memory does: ``raise`` ends the run; ``split`` learns
             from it in parts, with the same update up to rounding.
         threads: Threads inside each worker's operators; None lets the engine choose.
-        stall_timeout_s: Seconds without progress of a stage, or of a loader's workers, after which the run ends. What
-            the process does in its own thread, as all stages in ``sequential``, is not watched.
+        stall_timeout_s: Seconds without progress of a stage after which the watchdog ends the run. What is done in the
+            caller's own thread is not watched: all stages in ``sequential``, and making batches.
         peer_timeout_s: Of a run under ``torchrun``: seconds without a sign of life after which a process is given up.
         trace_batches: Batches recorded for the timeline.
     """

@@ -48,7 +48,6 @@ class ImageBatches:
         channels_last: Lay ``x`` out channel by channel (``torch.channels_last``).
         share: Which of the samples of each batch become tensors here.
         start_method: How workers start (``fork``, ``spawn``, ``forkserver``); None for Python's default.
-        timeout_s: How long a batch of the workers is waited for; 0 for ever.
 
     Raises:
         ConfigError: A value out of range.
@@ -70,7 +69,6 @@ class ImageBatches:
         channels_last: bool = False,
         share: Share = WHOLE,
         start_method: str | None = None,
-        timeout_s: float = 0.0,
     ) -> None:
         if augmentation not in get_args(Augmentation):
             raise ConfigError(unknown_name("augmentation", augmentation, get_args(Augmentation)))
@@ -84,7 +82,6 @@ class ImageBatches:
         self.share = share
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.start_method = start_method
-        self.timeout_s = timeout_s
         self._sampler = FixedBatchSampler(np.ones(len(split), np.int64), batch_size, shuffle, seed)
         self._maker = _Maker(split, augment)
         self._crew: _Crew | None = None
@@ -125,7 +122,7 @@ class ImageBatches:
             yield Batch(x, y, indices, 0, 0)
 
     def _by_workers(self, epoch: int, batches: Sequence[list[int]]) -> Iterator[Batch]:
-        crew = self._crew = self._crew or _Crew(self)
+        crew = self._crew = self._crew or _Crew(self._maker, self.workers, self.pin_memory, self.start_method)
         turn = crew.begin([(epoch, self.share.of(indices)) for indices in batches])
         for indices in batches:
             crew.check(turn)
@@ -166,20 +163,19 @@ class _Orders(Sampler[_Order]):
 class _Crew:
     """The worker processes, and the one pass over them that is under way."""
 
-    def __init__(self, images: ImageBatches) -> None:
+    def __init__(self, maker: _Maker, workers: int, pin_memory: bool, start_method: str | None) -> None:
         self._orders = _Orders()
-        self._start_method = images.start_method
+        self._start_method = start_method
         self._loader: DataLoader[tuple[Tensor, Tensor]] | None = DataLoader(
-            images._maker,
+            maker,
             batch_size=None,
             sampler=self._orders,
-            num_workers=images.workers,
+            num_workers=workers,
             collate_fn=_as_it_is,
-            pin_memory=images.pin_memory,
-            timeout=images.timeout_s,
+            pin_memory=pin_memory,
             prefetch_factor=2,
             persistent_workers=True,
-            multiprocessing_context=images.start_method,
+            multiprocessing_context=start_method,
             worker_init_fn=serve_parent,
             # Of its own: the loader would draw its workers' seeds from the default generator.
             generator=torch.Generator(),
@@ -212,7 +208,7 @@ class _Crew:
         """The next batch of the pass under way.
 
         Raises:
-            WorkerError: A worker died, or made no batch in time.
+            WorkerError: A worker died.
         """
         assert self._batches is not None
         try:

@@ -72,7 +72,7 @@ def _same_handler_of_deaths() -> Iterator[None]:
 
 
 def worker_failure(error: BaseException) -> WorkerError | None:
-    """What PyTorch, or Python, says of a worker process that died or is late, in one line; None for other errors."""
+    """What PyTorch, or Python, says of a worker process that died, in one line; None for any other error."""
     said = " ".join(str(error).split())
     died = (
         "a worker process that prepares batches died, perhaps for want of memory; lower data.workers, or set it to "
@@ -92,11 +92,6 @@ def worker_failure(error: BaseException) -> WorkerError | None:
             "no open files are left to hand batches over in; raise their number (ulimit -n), or lower data.workers "
             f"({said[:300]})"
         )
-    if (late := _LATE.search(said)) is not None:
-        return WorkerError(
-            f"the worker processes that prepare batches gave none for {float(late[1]):g} s; look at where the data "
-            "lies, or raise engine.stall_timeout_s if they need as long"
-        )
     if _DIED.search(said):
         return WorkerError(died)
     return None
@@ -111,7 +106,6 @@ def _handing_over(error: BaseException) -> bool:
 
 
 _DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|killed by signal)|Pin memory thread exited unexpectedly")
-_LATE = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
 _NO_FILES = re.compile(r"Too many open files|received \d+ items of ancdata")
 _NO_SHARED_MEMORY = re.compile(
     r"out of shared memory|unable to (write to file|open shared memory object|resize file|allocate shared memory)"

@@ -107,7 +107,7 @@ class CheckpointKeeper:
             raise Interrupted(
                 f"interrupted after {after}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1
             )
-        if position.rows and not position.batches:
+        if position.rows and not position.batches and self._written() and not self.saver.failing:
             # The checkpoint at the end of the turn before says as much; in its place, it would be the best no more.
             before = f"interrupted before turn {position.turn}"
             raise Interrupted(f"{before}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1)

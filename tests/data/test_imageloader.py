@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipeal.data import ImageBatches, ImageSplit, Share
-from pipeal.errors import ConfigError, DataError, ScheduleError, WorkerError
+from pipeal.errors import ConfigError, DataError, ScheduleError
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
@@ -206,31 +206,3 @@ def test_no_images():
     empty = ImageSplit(np.empty((0, 8, 8, 3), np.uint8), np.empty(0, np.int64), ("a.png",))
     with pytest.raises(DataError, match=r"no images \(1 broken"):
         batches(empty)
-
-
-class Hanging:
-    """Images of a server that does not answer."""
-
-    labels = np.zeros(8, np.int64)
-    skipped = ()
-
-    def __len__(self) -> int:
-        return 8
-
-    def images(self, indices: list[int]) -> np.ndarray:
-        if 5 in indices:
-            sleep(600)
-        return np.zeros((len(indices), 4, 4, 3), np.uint8)
-
-
-def test_workers_that_give_no_batch_in_time_are_told_of():
-    """Symptom: a training waited for ever."""
-    found = []
-    with (
-        pytest.raises(WorkerError, match=r"gave none for 2 s; look at where the data lies, or raise engine\.stall"),
-        batches(Hanging(), batch_size=2, shuffle=False, workers=1, timeout_s=2.0) as loader,
-    ):
-        found += loader
-    assert len(found) == 2
-    gc.collect()  # the error's frames hold the workers
-    assert no_children()

@@ -322,3 +322,12 @@ def test_of_an_interrupted_comparison_the_form_that_ended_is_finished(tmp_path):
     for folder in (tmp_path / "run", tmp_path / "run" / "al"):
         assert (read_runs(folder)[0].name, read_runs(folder)[0].status.state) == ("run/al", "finished")
     assert read_runs(tmp_path / "run")[1].status.state == "interrupted"
+
+
+def test_of_a_comparison_that_ended_badly_when_both_forms_had_ended_neither_is_finished(tmp_path):
+    """Nobody knows of which of them the last checkpoint was not written."""
+    make_run(tmp_path / "run" / "al")
+    make_run(tmp_path / "run" / "bp", mode="bp")
+    tell(tmp_path / "run", "failed", "No space left")
+    for folder in (tmp_path / "run", tmp_path / "run" / "bp"):
+        assert {(run.status.state, run.status.message) for run in read_runs(folder)} == {("failed", "No space left")}

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -167,11 +167,24 @@ def _read_forms(folder: Path) -> list[Run]:
     whole = _read_status(absolute)
     forms = [form for form in _FORMS if is_run(absolute / form)]
     if forms:
-        return [_read(absolute / form, f"{absolute.name}/{form}", whole, of_several=True) for form in forms]
+        found = [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
+        return found if all(map(_has_ended, found)) else [_apart(run) for run in found]
     if absolute.name in _FORMS and is_run(absolute.parent):
-        name, whole = f"{absolute.parent.name}/{absolute.name}", whole or _read_status(absolute.parent)
-        return [_read(absolute, name, whole, of_several=True)]
-    return [_read(absolute, absolute.name, whole, of_several=False)]
+        return [run for run in _read_forms(absolute.parent) if run.folder == absolute]
+    return [_read(absolute, absolute.name, whole)]
+
+
+def _apart(run: Run) -> Run:
+    """One form of a run whose other has not ended: it is done, whatever became of that."""
+    if not _has_ended(run) or run.status.state == "finished":
+        return run
+    return replace(run, status=Status("finished", started=run.status.started, updated=run.status.updated))
+
+
+def _has_ended(run: Run) -> bool:
+    """Whether all of its epochs are there, and what it writes in the end."""
+    done, asked = run.epochs
+    return asked is not None and done >= asked and bool(run.summary)
 
 
 def value_at(mapping: Any, path: str) -> Any:
@@ -195,8 +208,8 @@ def number_at(mapping: Any, path: str) -> float | None:
     return float(value)
 
 
-def _read(folder: Path, name: str, whole: Status | None, *, of_several: bool) -> Run:
-    """Reads one form; ``whole`` is the status of its run, or None, which may be of ``of_several`` forms."""
+def _read(folder: Path, name: str, whole: Status | None) -> Run:
+    """Reads one form; ``whole`` is the status of the run that it is a part of, or None."""
     missing: list[str] = []
     begun = (folder / "config.yaml").exists() or not (folder / "asked.yaml").exists()
     config = _config(folder / ("config.yaml" if begun else "asked.yaml"), missing)
@@ -211,15 +224,9 @@ def _read(folder: Path, name: str, whole: Status | None, *, of_several: bool) ->
         missing.append("epochs.csv: not there; a run adds a row after each epoch")
     except OSError as error:
         missing.append(f"epochs.csv: {error.strerror or error}")
-    asked = _asked(config)
-    ended = asked is not None and len(rows) >= asked and bool(summary)
     if whole is None:
-        status = inferred_status(done=len(rows), asked=asked, summarised=bool(summary))
-    elif of_several and ended and whole.state != "finished":  # this form is done, whatever became of the other
-        status = Status("finished", started=whole.started, updated=whole.updated)
-    else:
-        status = whole
-    return Run(folder, name, status, config, summary, rows, exits, tuple(missing))
+        whole = inferred_status(done=len(rows), asked=_asked(config), summarised=bool(summary))
+    return Run(folder, name, whole, config, summary, rows, exits, tuple(missing))
 
 
 def _read_status(folder: Path) -> Status | None:
