@@ -13,6 +13,7 @@ as often as it was taken up again.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import random
 import tempfile
@@ -66,8 +67,13 @@ def finish(arguments: list[str], out: Path) -> float:
     return perf_counter() - begin
 
 
-def disturb(name: str, arguments: list[str], out: Path, kills: int, seconds: float, draw: random.Random) -> int:
-    """Kills a run so often, unless it comes to its end before, and then lets it; how often it was killed."""
+def disturb(
+    name: str, arguments: list[str], out: Path, kills: int, seconds: float, trained: float, draw: random.Random
+) -> int:
+    """Kills a run so often, unless it comes to its end before, and then lets it; how often it was killed.
+
+    Untouched, it takes ``seconds``, ``trained`` of them to train.
+    """
     for done in track(range(kills), description=name, transient=True):
         before = written(out)
         process = start(arguments, out)
@@ -76,7 +82,7 @@ def disturb(name: str, arguments: list[str], out: Path, kills: int, seconds: flo
         else:  # while it trains: so soon after a checkpoint that many kills fall into one run
             while process.poll() is None and not written(out) - before:
                 sleep(0.01)
-            moment = perf_counter() + draw.uniform(0.0, 1.0) * seconds / kills
+            moment = perf_counter() + draw.uniform(0.0, 0.5) * trained / kills
         while process.poll() is None and perf_counter() < moment:
             sleep(0.005)
         ended = process.poll()
@@ -101,6 +107,12 @@ def _status_in(out: Path) -> dict[str, Any]:
     return next((json.loads(path.read_text()) for path in out.glob("[!.]*/status.json")), {})
 
 
+def _trained(out: Path) -> float:
+    (path,) = out.glob("*/epochs.csv")
+    with path.open() as file:
+        return max(float(row["train_time"]) for row in csv.DictReader(file))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="of each case")
@@ -117,7 +129,7 @@ def main() -> None:
             command = [*CASES[name], *(QUICK if options.quick else ())]
             seconds = finish(command, untouched)
             draw = random.Random(f"{options.seed} {name}")
-            kills = disturb(name, command, disturbed, options.kills, seconds, draw)
+            kills = disturb(name, command, disturbed, options.kills, seconds, _trained(untouched), draw)
             (layers, rows), (layers_again, rows_again) = map(_left_in, (untouched, disturbed))
             equal = same(layers, layers_again), rows == rows_again
             resumes = _status_in(disturbed)["resumes"]
