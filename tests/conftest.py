@@ -47,15 +47,16 @@ def leaves_no_thread() -> Iterator[None]:
     assert not left, f"threads left behind: {left}"
 
 
-ORPHANS = ("pymp-", "torchelastic_")
-"""What begins the name of a folder that processes leave when they are killed, or torchrun whenever it ends."""
+NOT_OURS = ("pymp-", "torchelastic_", "torchinductor_")
+"""How names of folders begin that processes leave when they are killed, torchrun whenever it ends, and PyTorch where it
+does not look at its variable for what it compiles."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def leaves_no_temporary_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Temporary files, of all processes that are started, go into a folder that is removed in the end.
 
-    Fails if there is any in it but what a killed process cannot take with it.
+    Fails if there is any in it of our own.
     """
     tmp_path_factory.getbasetemp()  # that of pytest stays where it is
     compiled = Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
@@ -68,7 +69,7 @@ def leaves_no_temporary_file(tmp_path_factory: pytest.TempPathFactory) -> Iterat
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
-        left = sorted(path.name for path in Path(folder).iterdir() if not path.name.startswith(ORPHANS))
+        left = sorted(path.name for path in Path(folder).iterdir() if not path.name.startswith(NOT_OURS))
     assert not left, f"temporary files left behind: {left}"
 
 

@@ -46,7 +46,7 @@ def choose(experiment: Experiment, form: Form, say: Say, config: RunConfig | Non
     Raises:
         PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
     """
-    # Against several AL stages with some threads each, backpropagation gets all cores; once in a run's life.
+    # Against AL stages with some threads each, backpropagation gets as many as are best for it; once in a run's life.
     rival = config is None and form == "bp" and experiment.config.train.mode == "compare"
     config = config or experiment.config
     _check_threads(config.engine.threads)

@@ -67,7 +67,8 @@ def place(
     On several GPUs the candidates are one stage on the first of them, and the layout that a plan would choose, which
     may be one stage on another, for what the layers cost on each kind of them, for their memory and the links between
     them (:mod:`pipeal.engine.gpus`); on a single GPU one stage, and one per layer, as streams. On a CPU they are one
-    stage on all cores, and from two stages up to twice as many as there are cores, the cores shared out among them.
+    stage on all cores, on half of them, and so on down to one, since threads that share little work wait for each other
+    longer than they work; and from two stages up to twice as many as there are cores, which are shared out among them.
     Stages are balanced by the measured costs of the layers, or by their number where all of them together do not fit
     into the memory of one device.
 
@@ -76,7 +77,7 @@ def place(
         batches: A few real batches, as :meth:`Pipeline.run` takes.
         schedule: The schedule it is for.
         devices: Which may be used, of one kind: ``["cpu"]``, or some GPUs; None for all GPUs, or the CPU without any.
-        threads: Intra-op threads of each CPU worker; None to share the cores out.
+        threads: Intra-op threads of each CPU worker; None to try and to share the cores out.
         queue_depth: As for :class:`Pipeline`.
         precision: As for :class:`Pipeline`.
         compile: As for :class:`Pipeline`. Each trial compiles anew, before its time is taken.
@@ -94,8 +95,9 @@ def place(
     usable = _usable(devices)
     home = usable[0]
     choices = _candidate_devices(len(layers), usable)
-    if len(choices) == 1 and _are_alike(usable):
-        return Placement(choices[0], [len(layers)], threads or threads_each(choices[0], schedule))
+    counts = _halves(cores()) if home == "cpu" and threads is None else [threads or threads_each([home], schedule)]
+    if len(choices) == len(counts) == 1 and _are_alike(usable):
+        return Placement(choices[0], [len(layers)], counts[0])
     counted_of(batches)
     totals: list[float] | None = None
     wide: Placement | None = None
@@ -114,7 +116,7 @@ def place(
             names = [usable[stage.devices[0]] for stage in layout.stages]
             alone = tuple(stage.seconds for stage in layout.stages)
             wide = Placement(names, layout.sizes, threads or threads_each(names, schedule), stage_s=alone)
-        else:
+        elif len(choices) > 1:
             costs = layer_costs(
                 deepcopy(layers),
                 batches,
@@ -132,7 +134,9 @@ def place(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-    left = [_balanced(names, totals, len(layers), threads or threads_each(names, schedule)) for names in choices]
+    one, *several = choices
+    left = [_balanced(one, totals, len(layers), count) for count in counts]
+    left += [_balanced(names, totals, len(layers), threads or threads_each(names, schedule)) for names in several]
     if wide is not None:
         left = left[:1] if wide.devices == [home] else [left[0], wide]
     elif not _are_alike(usable):  # perhaps since one of them is too small
@@ -164,6 +168,15 @@ def _balanced(devices: list[str], totals: Sequence[float] | None, layers: int, t
     if totals is not None:
         alone = tuple(sum(totals[layer] for layer in own) for own in layers_of_stages(sizes))
     return Placement(devices, sizes, threads, stage_s=alone)
+
+
+def _halves(most: int) -> list[int]:
+    """A number, half of it, and so on.
+
+    >>> _halves(12)
+    [12, 6, 3, 1]
+    """
+    return [most] if most == 1 else [most, *_halves(most // 2)]
 
 
 def all_devices() -> list[str]:

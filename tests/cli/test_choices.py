@@ -14,6 +14,9 @@ from pipeal.cli.choices import choose
 from pipeal.config import TextConfig, load_config
 from pipeal.engine.costs import Placement
 
+TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
+"""Stages, and threads of each."""
+
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,8 +30,8 @@ def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.
     table = next(text for text in said if "tried" in text).splitlines()
     assert len({len(line) for line in table[1:]}) == 1
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[3:]]
-    assert [row[0] for row in rows] == ["cpu", "cpu*2", "cpu*3", "cpu*4"]
-    assert all(len(row[3].split("+")) == number for number, row in enumerate(rows, 1))
+    assert [(row[0], row[2]) for row in rows] == [("cpu" if n == 1 else f"cpu*{n}", threads) for n, threads in TRIED]
+    assert all(len(row[3].split("+")) == stages for row, (stages, _) in zip(rows, TRIED, strict=True))
     taken = [row for row in rows if row[5] == "taken"]
     assert len(taken) == 1
     assert taken[0][4] == min((row[4] for row in rows), key=float)
@@ -36,7 +39,7 @@ def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were left out of the trials. Backpropagation beside several AL stages has all cores, in its trial, too."""
+    """They were left out of the trials. Backpropagation beside several AL stages is free in its threads."""
     told: list[tuple[int | None, int]] = []
 
     def place(*_: Any, threads: int | None, queue_depth: int, **__: Any) -> Placement:

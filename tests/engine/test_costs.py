@@ -16,7 +16,6 @@ from pipeal.engine.costs import Placement, place
 from pipeal.engine.measure import WARM_UP, layer_costs
 from pipeal.engine.placement import layers_of_stages
 from pipeal.engine.rescue import SplitWarning
-from pipeal.engine.threads import cores
 from pipeal.engine.virtual import VirtualLayer
 from pipeal.errors import OutOfMemoryError, first_line
 
@@ -59,9 +58,9 @@ def test_layers_that_overlap_get_several_stages_and_lopsided_ones_are_balanced(m
     layers = [VirtualLayer(*own) for own in times]
     tried: list[Placement] = []
     chosen = place(layers, [(None, None)] * 8, "pipelined", on_trial=tried.append)
-    assert [len(trial.devices) for trial in tried] == [1, 2, 3, 4]
+    assert [(len(trial.devices), trial.threads) for trial in tried] == [(1, 2), (1, 1), (2, 1), (3, 1), (4, 1)]
     assert len(chosen.devices) > 1
-    assert tried[1].sizes == [3, 1]
+    assert tried[2].sizes == [3, 1]
     assert chosen.seconds_per_batch == min(trial.seconds_per_batch or 0 for trial in tried)
 
 
@@ -89,7 +88,20 @@ def test_what_is_tried_is_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert (opened, measured, chosen.threads) == ([(1, 3, 5), (2, 3, 5)], [3], 3)
     opened.clear()
     place(layers, batches, "pipelined", rounds=1)
-    assert opened == [(1, cores(), 2), (2, max(1, cores() // 2), 2)]
+    assert opened == [(1, 2, 2), (1, 1, 2), (2, 1, 2)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
+def test_one_layer_is_tried_on_fewer_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had all cores, unasked: a small model on many of them mostly waits for threads."""
+    monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 12)
+    took = {12: 3.0, 6: 2.0, 3: 1.0, 1: 1.5}
+    monkeypatch.setattr("pipeal.engine.costs._trial", lambda *arguments: took[arguments[3].threads])
+    tried: list[Placement] = []
+    chosen = place([VirtualLayer(0, 0)], [(None, None)] * 4, "sequential", on_trial=tried.append)
+    assert {trial.threads: trial.seconds_per_batch for trial in tried} == took
+    assert (chosen.devices, chosen.threads) == (["cpu"], 3)
+    assert place([VirtualLayer(0, 0)], [], "sequential", threads=4).threads == 4
 
 
 def test_devices_that_are_not_here_are_told() -> None:
@@ -137,8 +149,9 @@ def test_a_candidate_that_does_not_fit_is_left_out_and_told(monkeypatch: pytest.
     )
     assert [len(trial.devices) for trial in tried] == [2, 3, 4]
     assert chosen in tried
-    assert len(without) == 1
-    assert without[0].startswith("1: OutOfMemoryError: out of memory in the forward of stage 0, layer 2")
+    assert len(without) == 2  # one stage, with as many threads as there are cores, and with one
+    told = "1: OutOfMemoryError: out of memory in the forward of stage 0, layer 2"
+    assert all(text.startswith(told) for text in without)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
