@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pipeal import ALPackage, Pipeline
 from pipeal.al import TouchedAdam
+from pipeal.config import LanguageConfig, VisionConfig, load_config
 from pipeal.engine.costs import Placement
 from pipeal.engine.schedule import SCHEDULES, Action
 from pipeal.engine.simulate import simulate
@@ -138,14 +139,17 @@ def test_optimizers_hold_all_weights_of_a_rung(
             assert isinstance(optimizer, TouchedAdam) is touched
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("form", ["al", "bp"])
 @pytest.mark.parametrize("name", ["charlm", "transformer", "lstm", "resnet"])
 def test_each_rung_changes_one_thing(
-    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str, form: str
+    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str, form: str, device: str
 ) -> None:
     """What was compiled had left the plain loop for the engine as well."""
     monkeypatch.setattr(bench["rungs"], "cores", lambda: 2)
-    ladder = bench["rungs"].rungs_of(name, form, torch.device("cpu"))
+    monkeypatch.setattr(bench["rungs"], "fastest_precision", lambda _: "bf16")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    ladder = bench["rungs"].rungs_of(name, form, torch.device(device))
     assert ladder[0].setting == bench["rungs"].Setting(form)
     below = asdict(ladder[0].setting)
     for rung in ladder[1:]:
@@ -161,7 +165,29 @@ def test_each_rung_changes_one_thing(
         if not rung.aside:
             below = setting
     assert len({rung.setting for rung in ladder}) == len(ladder)
-    assert {"processes", "threads", "engine"} <= {key for key in below if any(getattr(r.setting, key) for r in ladder)}
+    used = {key for key in below if any(getattr(rung.setting, key) for rung in ladder)}
+    assert used >= {"processes", "engine"} | ({"threads"} if device == "cpu" else {"ahead", "tf32"})
+    assert ("cuda_graphs" in used) is (device != "cpu" and name in ("charlm", "resnet"))
+
+
+def test_the_plain_form_makes_batches_when_they_are_wanted(bench: dict[str, ModuleType]) -> None:
+    """On a GPU it had the thread, or the processes, that make them ahead."""
+    for name, schema, dataset, key in (
+        ("charlm", LanguageConfig, "shakespeare", "prefetch"),
+        ("resnet", VisionConfig, "cifar10", "workers"),
+    ):
+        config = load_config(schema, None, overrides=[f"dataset={dataset}", f"data.{key}=3"], values={})
+        task = bench["rung_data"].Task(name, torch.device("cpu"), Configured(config), [])
+        for ahead, expected in ((False, 0), (True, 3)):
+            setting = bench["rungs"].Setting("al", ahead=ahead)
+            assert getattr(task.of(setting).config.data, key) == expected
+
+
+@dataclass
+class Configured:
+    """As much of an experiment as settings change."""
+
+    config: Any
 
 
 @pytest.mark.parametrize("name", ["charlm", "resnet"])

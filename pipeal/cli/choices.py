@@ -51,6 +51,8 @@ def choose(experiment: Experiment, form: Form, say: Say, config: RunConfig | Non
     config = config or experiment.config
     _check_threads(config.engine.threads)
     if form == "bp":  # one layer: there is nothing to overlap, and nothing to hand to a thread
+        if experiment.config.train.mode == "bp" and config.engine.sizes not in (None, (1,)):
+            raise ConfigError(f"engine.sizes: found {list(config.engine.sizes or ())}; the BP form is one layer, [1]")
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":

@@ -171,5 +171,7 @@ def _choice(
                 f"{path}: {error}; to go on elsewhere, give --resume {run.path} and --devices"
             ) from error
         return replace(config, engine=before.engine, train=replace(train, mode=form))
-    engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
+    alone = compared and form == "bp"  # whose threads are its own, see choose
+    asked = None if alone else config.engine.threads
+    engine = replace(config.engine, threads=asked or before.engine.threads)
     return site.choose(experiment, form, say, replace(config, engine=engine, train=train))

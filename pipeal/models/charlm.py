@@ -41,7 +41,7 @@ class CharDims:
         bridges: What the bridges of all layers but the last are made of, before a norm and a linear map: another
             ``block``, so that the features of a layer are asked for what a deeper network can make of them, or nothing
             (``linear``). In 2,000 steps of 12 x 64 characters one block alone is about as good as four, and it brought
-            nothing; after 4,000 it stood at 1.669, plain bridges at 1.688, backpropagation at 1.641
+            nothing; after 4,000 it stood at 1.674, plain bridges at 1.684, backpropagation at 1.647
             (``scripts/bench/charlm.py``).
 
     Raises:

@@ -100,7 +100,7 @@ def train(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
     batches = Counted(task.batches(setting, seed))
     threads = setting.threads or cores()
     if setting.engine or setting.compile != "none":
-        options = setting.of_pipeline
+        options = {**setting.of_pipeline, "cuda_graphs": setting.cuda_graphs}
         with Pipeline(package, [str(task.device)], "sequential", threads=threads, seed=seed, **options) as pipe:
             found = timed(task.device, batches, steps, lambda some: pipe.run(some, rise), memory)
     else:

@@ -53,6 +53,9 @@ class Setting:
         threads: Of a process that has all stages in one; None for as many as there are cores.
         staged: In the stages that ``--devices auto`` takes on such devices, or in a stage for each process; needs a
             pipeline, too.
+        ahead: The next batches are made ready, in pinned memory, while the GPU works: of texts by a thread, of images
+            by processes.
+        cuda_graphs: As for :class:`pipeal.Pipeline`, with all layers in one stage.
         processes: Under torchrun: of a stage each, or replicas.
         batch: Samples of a batch, of all processes together; None for as many as the configuration has.
     """
@@ -71,6 +74,8 @@ class Setting:
     compile: Compile = "none"
     threads: int | None = None
     staged: bool = False
+    ahead: bool = False
+    cuda_graphs: bool = False
     processes: int = 1
     batch: int | None = None
 
@@ -132,6 +137,7 @@ def rungs_of(
     if device.type == "cpu" and sys.platform.startswith("linux"):
         add("freed memory kept", keeps_memory=True)
     if device.type == "cuda":
+        add("batches made ahead", ahead=True)
         add("tf32", tf32=True)
     if fastest_precision(device) == "bf16":
         add("bf16", precision="bf16")
@@ -143,6 +149,8 @@ def rungs_of(
     add("engine, in one stage", engine=True)
     if model not in TEXTS:  # where each batch has another shape
         add("compiled", aside=device.type != "cpu", compile="static")
+        if device.type == "cuda":
+            add("CUDA graphs", aside=True, cuda_graphs=True)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if form == "al":
         add("stages", staged=True)

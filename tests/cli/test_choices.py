@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pipeal.cli.build_text import text_experiment
 from pipeal.cli.choices import choose
 from pipeal.config import TextConfig, load_config
 from pipeal.engine.costs import Placement
+from pipeal.errors import ConfigError
 
 TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
 """Stages, and threads of each."""
@@ -52,3 +54,15 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
     experiment = text_experiment(replace(config, out=str(tmp_path)), lambda _: None)
     threads = [choose(experiment, form, lambda _: None).engine.threads for form in ("al", "bp")]
     assert (told, threads) == ([(3, 5), (None, 5)], [3, 7])
+
+
+def test_sizes_of_a_form_that_is_one_layer_are_refused(tmp_path: Path) -> None:
+    """They were passed over; those that its own run has written are right."""
+    keys = ["dataset=toynews", "engine.devices=cpu", "train.mode=bp", f"out={tmp_path}"]
+    for sizes, refused in (("[2,2]", True), ("[1]", False)):
+        config = load_config(TextConfig, None, overrides=[*keys, f"engine.sizes={sizes}"], values={})
+        experiment = text_experiment(config, lambda _: None)
+        with (
+            pytest.raises(ConfigError, match=r"found \[2, 2\]; the BP form is one layer") if refused else nullcontext()
+        ):
+            assert choose(experiment, "bp", lambda _: None).engine.sizes == (1,)

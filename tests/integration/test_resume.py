@@ -17,6 +17,8 @@ from fuzz_cases import write_images
 from left_behind import ROOT, left_behind, same
 
 from pipeal.cli import text, vision
+from pipeal.config import TextConfig, load_config
+from pipeal.engine.threads import cores
 from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Position
 from pipeal.train.recorders import EpochRow, JsonLinesRecorder
@@ -266,7 +268,10 @@ def test_a_comparison_is_taken_up_on_other_devices(
     stopping.at = [(1, 7), (1, 7)]  # in the AL form, then in the BP form
     for code in (130, 130):
         run(text.command, capsys, code, *arguments, "--devices=cpu", f"--out={folder.parent}")
+    chosen = load_config(TextConfig, folder / "bp" / "config.yaml").engine
     run(text.command, capsys, 0, *arguments, "--devices=cpu*2", f"--resume={folder}", f"--out={folder.parent}")
+    # Symptom: backpropagation, whose threads are its own, went on with those asked for, and rounded otherwise.
+    assert load_config(TextConfig, folder / "bp" / "config.yaml").engine.threads == chosen.threads == cores()
     for form in ("al", "bp"):
         assert_same(tmp_path / "untouched" / folder.name / form, folder / form)
 
