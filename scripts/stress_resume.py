@@ -32,7 +32,7 @@ TEXT = (
     "--set=model.x_hid=32",
     "--set=model.y_hid=16",
     "--set=data.batching.budget_tokens=2048",
-    "--set=train.checkpoint.every=7",
+    "--set=train.checkpoint.every=5",
     "--set=train.train_accuracy_samples=200",
 )
 IMAGES = (
