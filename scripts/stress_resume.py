@@ -13,8 +13,6 @@ as often as it was taken up again.
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import random
 import tempfile
 from pathlib import Path
@@ -24,6 +22,8 @@ from typing import Any
 from left_behind import kill, left_behind, same, start, written
 from rich.progress import track
 
+from pipeal.cli.run_folder import last_told
+from pipeal.train.report.rows import read_rows
 from pipeal.train.tables import print_table
 
 TEXT = (
@@ -104,13 +104,13 @@ def _left_in(out: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
 
 def _status_in(out: Path) -> dict[str, Any]:
     """How the run stands; nothing before it has a folder."""
-    return next((json.loads(path.read_text()) for path in out.glob("[!.]*/status.json")), {})
+    return next((last_told(path.parent) for path in out.glob("[!.]*/status.json")), {})
 
 
 def _trained(out: Path) -> float:
     (path,) = out.glob("*/epochs.csv")
-    with path.open() as file:
-        return max(float(row["train_time"]) for row in csv.DictReader(file))
+    rows, _ = read_rows(path)
+    return rows[-1].train_time
 
 
 def main() -> None:

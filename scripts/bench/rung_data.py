@@ -59,9 +59,8 @@ class Task:
         if setting.batch is not None:
             config = replace(config, data=_of_samples(config.data, setting.batch))
         if not setting.ahead:
-            config = replace(
-                config, data=replace(config.data, **{"workers" if self.model == "resnet" else "prefetch": 0})
-            )
+            helpers = "workers" if self.model == "resnet" else "prefetch"
+            config = replace(config, data=replace(config.data, **{helpers: 0}))
         codes = "per-class" if setting.by_class else "per-sample"
         if self.model == "resnet":
             model = replace(config.model, channels_last=setting.channels_last, label_codes=codes)

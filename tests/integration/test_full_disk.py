@@ -25,6 +25,12 @@ pytestmark = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="this s
 FILES = ("epochs.csv", "epochs.jsonl", "status.json", "summary.json", "curves.png", "batches.png")
 
 
+def short_run(tmp_path: Path, epochs: int) -> list[str]:
+    """A command of so many epochs, which leaves its run in ``runs``."""
+    data = f"--data-root={varied(tmp_path / 'data')}"
+    return ["agnews", "lstm", data, *SMALL, f"--epochs={epochs}", "--devices=cpu", f"--out={tmp_path / 'runs'}"]
+
+
 def lines_of(folder: Path) -> int:
     with (folder / "epochs.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -49,10 +55,7 @@ entry.run(text.command)
 
 def test_files_that_cannot_grow_any_more_after_the_first_epoch(tmp_path: Path) -> None:
     """The run ended in a traceback at the end of its second epoch, its third was not trained."""
-    arguments = [
-        "agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--epochs=3", "--devices=cpu",
-        f"--out={tmp_path / 'runs'}",
-    ]  # fmt: skip
+    arguments = short_run(tmp_path, epochs=3)
     folder = tmp_path / "runs" / "agnews-lstm-al-001"
     full = command("-c", LIMITED, *arguments)
     said = full.stderr
@@ -88,10 +91,7 @@ def test_a_timeline_that_could_not_be_drawn_is_lost_and_told_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same command was said to write what is missing, and named it, but had no batch to trace."""
-    arguments = (
-        "agnews", "lstm", f"--data-root={varied(tmp_path / 'data')}", *SMALL, "--devices=cpu", "--epochs=1",
-        f"--out={tmp_path / 'runs'}",
-    )  # fmt: skip
+    arguments = short_run(tmp_path, epochs=1)
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -111,10 +111,7 @@ def test_a_run_of_which_one_checkpoint_failed_is_not_trained_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Symptom: the exit code was 1, and whoever gives the command again for that trained all of it once more."""
-    arguments = (
-        "agnews", "lstm", f"--data-root={varied(tmp_path / 'data')}", *SMALL, "--devices=cpu", "--epochs=2",
-        f"--out={tmp_path / 'runs'}",
-    )  # fmt: skip
+    arguments = short_run(tmp_path, epochs=2)
     write, asked = checkpoint.write_layer, []
 
     def full_at_first(path: Path, layer: Any) -> tuple[int, int]:
