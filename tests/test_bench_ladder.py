@@ -90,6 +90,7 @@ def test_the_plain_loop_learns_what_the_engine_learns(bench: dict[str, ModuleTyp
     ours = model("charlm", form)
     plain = deepcopy(ours)
     bench["plain"].write_plainly(plain)
+    bench["plain"].answer_everywhere(plain)
     for package in (ours, plain):
         package.double()
     start = deepcopy(ours)

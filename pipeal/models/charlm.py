@@ -12,11 +12,11 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from pipeal.al import AL, ENC, ALPackage, LearningRates, OptimizerFactory
+from pipeal.al import AL, ALPackage, LearningRates, OptimizerFactory
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.models.causal import CausalBlock, CharacterEmbedding, start_small
 from pipeal.models.features import Blocks
-from pipeal.models.nextchar import CODE_STYLES, CodeStyle, InFloat32, associated_loss, label_side
+from pipeal.models.nextchar import CODE_STYLES, CodeStyle, encoder_side, label_side
 
 BridgeKind: TypeAlias = Literal["linear", "block"]
 BRIDGE_KINDS = ("linear", "block")
@@ -109,7 +109,9 @@ class CharLMAL(ALPackage):
             blocks: list[nn.Module] = [_block(dims) for _ in range(first, last)]
             if not first:
                 blocks.insert(0, _embedding(characters, dims))
-            enc = ENC(Blocks(*blocks), _bridge(dims, code, final=last == dims.layers), associated_loss(dims.labels))
+            answer = nn.Linear(dims.width, code)
+            start_small(answer)
+            enc = encoder_side(dims.labels, Blocks(*blocks), _bridge(dims, final=last == dims.layers), answer)
             layers.append(AL(enc, label_side(dims.labels, characters, code, onward=first > 0), lr, optimizer))
         super().__init__(layers)
 
@@ -138,11 +140,8 @@ def _block(dims: CharDims) -> CausalBlock:
     return CausalBlock(dims.width, dims.heads, dropout=dims.dropout, depth=dims.layers)
 
 
-def _bridge(dims: CharDims, code: int, *, final: bool) -> nn.Module:
-    """From features to codes. The final one, which the full path of an inference takes, is never deep: that path is
-    as deep as the BP form."""
-    head = nn.Linear(dims.width, code)
-    start_small(head)
+def _bridge(dims: CharDims, *, final: bool) -> list[nn.Module]:
+    """From features to what answers. The final one, which the full path of an inference takes, is never deep: that
+    path is as deep as the BP form."""
     before = [_block(dims)] if dims.bridges == "block" and not final else []
-    ending = [InFloat32(nn.Sigmoid())] if dims.labels == "published" else []
-    return nn.Sequential(*before, nn.LayerNorm(dims.width), head, *ending)
+    return [*before, nn.LayerNorm(dims.width)]

@@ -20,6 +20,7 @@ from pipeal.engine.device import Precision
 from pipeal.models.causal import CausalAttention
 from pipeal.models.features import Features
 from pipeal.models.lstm import LSTMBlock
+from pipeal.models.nextchar import WhichCode
 from pipeal.models.transformer import SelfAttention
 from pipeal.packet import move, pair_of
 
@@ -94,6 +95,20 @@ class PackedLSTM(nn.Module):
         return out, mask
 
 
+class Answers(nn.Module):
+    """What WhichCode asks for, place by place: the bridge's answer, then that times the code of each character."""
+
+    def __init__(self, fast: WhichCode) -> None:
+        super().__init__()
+        self.f, self.b, self.cri = fast.f, fast.b, fast.cri
+
+    def forward(self, x: Any, labels: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        y, codes = labels
+        out = self.f(x)
+        logits = self.b(out) @ codes[0].t() / codes.shape[-1] ** 0.5
+        return self.cri(logits, y), out
+
+
 _JOINED: dict[type[nn.Module], Callable[[Any], nn.Module]] = {
     Dropout: lambda fast: nn.Dropout(fast.p),
     SelfAttention: ExplicitAttention,
@@ -110,6 +125,11 @@ def write_plainly(package: ALPackage, *, joined: bool = False) -> None:
         joined: Whether the heads of a language model's attention keep their one projection.
     """
     _replace(package, _JOINED if joined else {**_JOINED, CausalAttention: Heads})
+
+
+def answer_everywhere(package: ALPackage) -> None:
+    """Has a language model's bridges answer at every place before the codes are asked; the weights are the same."""
+    _replace(package, {WhichCode: Answers})
 
 
 def adam_anew(package: ALPackage, *, fused: bool = False) -> None:

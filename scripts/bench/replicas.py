@@ -156,7 +156,7 @@ def be_rank(path: Path) -> None:
 
 def setting_of(order: dict[str, Any], batch: int) -> Setting:
     """What both train: our fastest form."""
-    fast = Setting(order["form"], "ours", by_length=True, channels_last=True, fused=True, engine=True)
+    fast = Setting(order["form"], "ours", folded=True, by_length=True, channels_last=True, fused=True, engine=True)
     return replace(fast, precision=order["precision"], compile=order["compile"], batch=batch)
 
 

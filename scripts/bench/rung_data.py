@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain import adam_anew, write_plainly
+from plain import adam_anew, answer_everywhere, write_plainly
 from rungs import FORMS, TEXTS, Form, Setting
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -76,6 +76,8 @@ class Task:
         package: ALPackage = self.of(setting).package(setting.form, seed)
         if setting.operators != "ours":
             write_plainly(package, joined=setting.operators == "joined")
+        if not setting.folded:
+            answer_everywhere(package)
         adam_anew(package, fused=setting.fused)
         return package
 
@@ -110,7 +112,7 @@ class Task:
         found: dict[Form, float] = {}
         for form in FORMS:
             # Of texts of one length an LSTM does work that PyTorch does not count; of others it packs them.
-            setting = Setting(form, by_length=self.model != "lstm")
+            setting = Setting(form, folded=True, by_length=self.model != "lstm")
             package, batch = self.package(setting, 0), next(self.batches(setting, 0))
             x, y = pair_of(batch)
             with FlopCounterMode(display=False) as counted:

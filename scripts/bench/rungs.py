@@ -40,6 +40,7 @@ class Setting:
     Attributes:
         form: ``al`` or ``bp``.
         operators: ``plain``: those of plain.py. ``joined``: those, but heads share a projection. ``ours``.
+        folded: A language model's codes are multiplied into its bridges, once for all places.
         by_length: Texts of similar length in a batch, as many batches as of random ones.
         keeps_memory: The C library keeps what is freed.
         channels_last: Images and convolutions.
@@ -62,6 +63,7 @@ class Setting:
 
     form: Form
     operators: Literal["plain", "joined", "ours"] = "plain"
+    folded: bool = False
     by_length: bool = False
     keeps_memory: bool = False
     channels_last: bool = False
@@ -134,6 +136,8 @@ def rungs_of(
     operators = {"charlm": "fused attention", "lstm": "LSTM unpacked, dropout", "transformer": "attention, dropout"}
     if model in operators:
         add(operators[model], operators="ours")
+    if model == "charlm" and form == "al":
+        add("codes folded into bridges", folded=True)
     if device.type == "cpu" and sys.platform.startswith("linux"):
         add("freed memory kept", keeps_memory=True)
     if device.type == "cuda":
