@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeal.engine.gate import GATE
 from pipeal.engine.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
 from pipeal.errors import ConfigError, first_line, unknown_name
-from pipeal.packet import Path, TrainableLayer, Tree, device_of, module_of
+from pipeal.packet import Path, TrainableLayer, Tree, module_of
 
 Compile: TypeAlias = Literal["none", "static", "dynamic"]
 """Not at all; a graph for each set of shapes; or one graph for all sizes of a dimension."""
@@ -54,7 +54,7 @@ class CompiledLayer:
     """One layer's regions, and what of it has been compiled already.
 
     Args:
-        layer: The layer, on its device; it is altered only while a forward runs.
+        layer: The layer; it is altered only while a forward runs.
         name: For messages.
         how: ``static`` or ``dynamic``.
         draws: Whether its forward may draw from PyTorch's default generators.
@@ -64,7 +64,6 @@ class CompiledLayer:
         module = module_of(layer)
         self._layer = layer
         self._dynamic = dynamic = how == "dynamic"
-        self._on_cpu = device_of(module).type == "cpu"
         self._parts = list(module.modules())
         self._parameters = list(module.parameters())
         self._seen: set[Hashable] = set()
@@ -112,7 +111,7 @@ class CompiledLayer:
             with GATE.shared(abandoned):
                 yield
         else:
-            with GATE.alone(abandoned), compiler_settings(dynamic=self._dynamic, on_cpu=self._on_cpu):
+            with GATE.alone(abandoned), compiler_settings(dynamic=self._dynamic):
                 yield
             self._seen.add(what)
 
@@ -158,7 +157,7 @@ def _compiles_under_keys() -> bool:
 @cache
 def _check_compiler(kind: str) -> None:
     """Compiles a trivial function for that kind of device; once per process."""
-    with GATE.alone(), compiler_settings(dynamic=False, on_cpu=kind == "cpu"):
+    with GATE.alone(), compiler_settings(dynamic=False):
         try:
             compiled(_trivial, torch.get_num_threads(), dynamic=False)(torch.zeros(8, device=kind))
         except Exception as error:

@@ -34,10 +34,6 @@ GRAPHS_MOST = 64
 """The graphs of one region: beyond it, shapes are not bounded, and compiling would never end."""
 
 
-CALLED_BY_CPP = torch.__version__ >= "2.8"  # compared as versions
-"""Whether this PyTorch can call a graph's kernels from C++: asked of the versions that it was tried with."""
-
-
 class CompileWarning(UserWarning):
     """A part of a model runs uncompiled, although compilation was asked for."""
 
@@ -175,13 +171,11 @@ def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Ca
 
 
 @contextmanager
-def compiler_settings(*, dynamic: bool, on_cpu: bool) -> Iterator[None]:
+def compiler_settings(*, dynamic: bool) -> Iterator[None]:
     """What holds while an action runs alone. Newer versions of PyTorch keep it per thread.
 
     A backward computes views of what the forward keeps anew. Else it keeps them beside it, and what follows from them:
     of a feed-forward the truth values where ReLU was above zero, which a CPU writes slowly.
-
-    On a CPU, kernels are called by C++. Python would hold its lock while they run, and stages wait for each other.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch
@@ -194,8 +188,6 @@ def compiler_settings(*, dynamic: bool, on_cpu: bool) -> Iterator[None]:
         stack.enter_context(inductor.patch(compile_threads=1))
         stack.enter_context(dynamo_settings.patch({limit: GRAPHS_MOST, "automatic_dynamic_shapes": False}))
         stack.enter_context(functorch.patch(recompute_views=True))
-        if on_cpu and CALLED_BY_CPP:
-            stack.enter_context(inductor.patch(cpp_wrapper=True))
         if dynamic:
             stack.enter_context(inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False))
             stack.enter_context(functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False))

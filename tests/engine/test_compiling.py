@@ -412,7 +412,7 @@ def test_a_block_that_cannot_be_one_graph_runs_in_parts_and_says_so() -> None:
 def test_more_shapes_than_the_compiler_remembers_by_itself() -> None:
     """PyTorch stops compiling a function after 8 graphs."""
     region = Region("sum", lambda x: x.sum() * x.numel(), dynamic=False)
-    with compiler_settings(dynamic=False, on_cpu=True):
+    with compiler_settings(dynamic=False):
         for size in range(2, 13):
             assert region(torch.ones(size)) == size * size
     assert list(region.in_force()) == [region]
@@ -422,7 +422,7 @@ def test_more_shapes_than_the_compiler_remembers_by_itself() -> None:
 def test_beyond_the_limit_a_region_runs_uncompiled_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeal.engine.regions.GRAPHS_MOST", 3)
     region = Region("layer 0.f", lambda x: x.sum() * x.numel(), dynamic=False)
-    with compiler_settings(dynamic=False, on_cpu=True):
+    with compiler_settings(dynamic=False):
         for size in (2, 3, 4):
             region(torch.ones(size))
         with pytest.warns(CompileWarning, match=r"^layer 0\.f runs uncompiled: more kinds of input than 3 graphs"):
@@ -458,7 +458,7 @@ def test_one_layers_shapes_do_not_use_up_anothers(monkeypatch: pytest.MonkeyPatc
     """Law 1: PyTorch counts graphs for each code object, which all layers of one class share."""
     monkeypatch.setattr("pipeal.engine.regions.GRAPHS_MOST", 2)
     modules = [nn.Sequential(nn.Linear(3, wide), nn.Tanh()) for wide in range(2, 7)]
-    with compiler_settings(dynamic=False, on_cpu=True), warnings.catch_warnings():
+    with compiler_settings(dynamic=False), warnings.catch_warnings():
         warnings.simplefilter("error", CompileWarning)
         for module in modules:
             region = Region("f", module.forward, dynamic=False, module=module)
@@ -479,7 +479,7 @@ def test_no_truth_values_are_kept_for_a_backward(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "compile", partitioned)
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     region = Region("f", module.forward, dynamic=False, module=module)
-    with compiler_settings(dynamic=False, on_cpu=True), installed([region]):
+    with compiler_settings(dynamic=False), installed([region]):
         node: Any = module(torch.ones(2, 3, 4)).grad_fn
     assert {kept.dtype for kept in node.saved_tensors} == {torch.float32}
 
