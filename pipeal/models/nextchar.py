@@ -60,7 +60,9 @@ class WhichCode(ENC):
 
     The answer itself, ``K`` wide at every place, is never computed in training. Codes take no gradient here, so the
     bridge's last map is multiplied by them first, once for all places: ``V D`` operations for each of them instead of
-    ``K (D + V)``; with 65 characters, codes of 260 and features of 128, a sixth.
+    ``K (D + V)``; with 65 characters, codes of 260 and features of 128, a sixth. Only codes narrower than
+    ``V D / (D + V)``, here 43, would be cheaper the other way. In training the last map is not called, so that hooks on
+    it are not, either.
 
     Args:
         f: Characters, or features, to features ``(B, T, D)``.
@@ -81,9 +83,10 @@ class WhichCode(ENC):
             DataError: There is not one label for each place.
         """
         out = features = self.f(x)
-        for module in self.b[:-1]:
+        *bridge, last = self.b
+        for module in bridge:
             features = module(features)
-        answer = cast(nn.Linear, self.b[-1])
+        answer = cast(nn.Linear, last)
         y, codes = labels
         every = codes[0] / codes.shape[-1] ** 0.5
         return self.cri(F.linear(features, every @ answer.weight, every @ answer.bias), y), out

@@ -98,6 +98,8 @@ class PackedLSTM(nn.Module):
 class Answers(nn.Module):
     """What WhichCode asks for, place by place: the bridge's answer, then that times the code of each character."""
 
+    draws_from_default = False
+
     def __init__(self, fast: WhichCode) -> None:
         super().__init__()
         self.f, self.b, self.cri = fast.f, fast.b, fast.cri
