@@ -14,13 +14,14 @@ product of any type.
 A rung's turn is short: some models answer as before it, with the loss of chance. ``--ends`` is for losses: the lowest
 rung and the highest of one process and stage alone, for as many ``--steps`` as it takes to tell them from chance.
 
-The last rungs are stages (AL): those that ``--devices auto`` takes, and, after all turns, of a process each, which
-torchrun starts. Both are measured while all stages have work: a line of them fills at first and runs empty in the end,
+The last rungs are stages (AL): those that ``--devices auto`` takes, and of a process each, which torchrun starts anew
+in each turn. Both are measured while all stages have work: a line of them fills at first and runs empty in the end,
 which is most of so short a turn and nothing of a training. Their loss is of a training of its own, of as many batches
 as all others. Then data parallel, also under torchrun, one process for each core or GPU. Memory is that of all devices,
 or of all processes on the CPU, together.
 
-Figures and a picture are kept in ``results/`` beside this file, first after each turn: what fails later loses nothing.
+Figures are kept in ``results/`` beside this file as they come, and in the end a picture. Processes that fail lose their
+rung alone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ladder_ranks import in_processes
 from ladder_report import COLUMNS, Results
 from rung_data import task_of
 from rung_training import Clock, Measured, train
-from rungs import FORMS, MODELS, PLAIN, TEXTS, Form, Rung, ends_of, rungs_of
+from rungs import FORMS, MODELS, PLAIN, TEXTS, Form, Rung, Setting, ends_of, rungs_of
 
 from pipeal.engine.device import parse_device
 from pipeal.engine.measure import WARM_UP
@@ -45,7 +46,7 @@ from pipeal.train.environment import environment
 from pipeal.train.tables import print_table
 
 STEPS = {"charlm": 150, "transformer": 12, "lstm": 6, "resnet": 8}
-"""Batches of a turn: as many as let a model's whole ladder end within some six minutes on two cores."""
+"""Batches of a turn: as many as let a model's whole ladder end within some ten minutes on two cores."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,24 +88,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     figures, picture = name.with_suffix(".json"), name.with_suffix(".png")
     facts = {"machine": machine, "matrix_rates": rates, "steps": steps}
 
+    failed: dict[Setting, str] = {}
     for turn in range(turns):
         for rung in results.rungs:
-            if rung.setting.processes == 1:
-                results.found[rung.setting].append(train(task, rung.setting, turn, steps))
-                say(f"turn {turn + 1}/{turns}", rung, results.found[rung.setting][-1])
-        results.write(figures, facts)
-    failed = []
-    for rung in results.rungs:
-        if rung.setting.processes > 1:
+            if rung.setting in failed:
+                continue
             try:
-                results.found[rung.setting] += in_processes(task, rung.setting, turns, steps)
-            except CalledProcessError as error:
-                failed.append(f"{rung.setting.form} {rung.name}: exit code {error.returncode}; its processes said why")
-                continue
-            except PipealError as error:
-                failed.append(f"{rung.setting.form} {rung.name}: {error}")
-                continue
-            for turn, one in enumerate(results.found[rung.setting]):
+                one = (in_processes if rung.setting.processes > 1 else train)(task, rung.setting, turn, steps)
+            except (CalledProcessError, PipealError) as error:
+                if rung.setting.processes == 1:
+                    raise
+                failed[rung.setting] = f"{rung.setting.form} {rung.name}, turn {turn + 1}: {_why(error)}"
+                results.found[rung.setting].clear()  # its median would be of other seeds than those beside it
+            else:
+                results.found[rung.setting].append(one)
                 say(f"turn {turn + 1}/{turns}", rung, one)
             results.write(figures, facts)
 
@@ -116,11 +113,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results.draw(picture, title)
     print(f"figures: {figures}, picture: {picture}")
     if failed:
-        raise SystemExit("\n".join(failed))
+        raise SystemExit("\n".join(failed.values()))
 
 
 def say(turn: str, rung: Rung, measured: Measured) -> None:
     print(f"  {turn}: {rung.setting.form} {rung.name}: {measured}", flush=True)
+
+
+def _why(error: CalledProcessError | PipealError) -> str:
+    if isinstance(error, PipealError):
+        return str(error)
+    return f"exit code {error.returncode}; its processes said why"
 
 
 def matrix_rates(device: torch.device) -> dict[str, float]:

@@ -21,11 +21,12 @@ from pipeal.al import ALPackage
 from pipeal.data import Share
 from pipeal.engine.costs import Placement
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
+from pipeal.engine.measure import WARM_UP
 from pipeal.train.recorders import write_json
 
 
-def in_processes(task: Task, setting: Setting, turns: int, steps: int) -> list[Measured]:
-    """All turns of a rung, in processes that torchrun starts; the memory is that of all of them together.
+def in_processes(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
+    """A turn of a rung, in processes that torchrun starts; the memory is that of all of them together.
 
     Raises:
         CalledProcessError: One of them failed, and has said with what.
@@ -39,17 +40,19 @@ def in_processes(task: Task, setting: Setting, turns: int, steps: int) -> list[M
             "placement": asdict(task.placement(setting)) if setting.staged else None,
             "setting": asdict(setting),
         }
-        write_json(order, {**what, "turns": turns, "steps": steps})
+        write_json(order, {**what, "seed": seed, "steps": steps})
         command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={setting.processes}"]
         subprocess.run([sys.executable, *command, __file__, str(order)], check=True)
         said = [json.loads(_answer(order, rank).read_text(encoding="utf-8")) for rank in range(setting.processes)]
-    peaks = [None if None in ranks else sum(ranks) for ranks in zip(*(one["peaks"] for one in said), strict=True)]
-    found = [Measured(**one) for one in said[0]["turns"]]
-    return [replace(one, peak_bytes=peak) for one, peak in zip(found, peaks, strict=True)]
+    peaks = [one["peak_bytes"] for one in said]
+    return replace(Measured(**said[0]["measured"]), peak_bytes=None if None in peaks else sum(peaks))
 
 
 def be_rank(path: Path) -> None:
-    """One of those processes: rank 0 leads and measures, the others serve it, and all say what memory they took."""
+    """One of those processes: rank 0 leads and measures, the others serve it, and all say what memory they took.
+
+    A few batches are trained before, by other models: what is loaded and compiled for the first time is no rung's.
+    """
     order = json.loads(path.read_text(encoding="utf-8"))
     launch = Launch.found()
     assert launch is not None
@@ -58,18 +61,16 @@ def be_rank(path: Path) -> None:
     if setting.staged:
         task.placements[setting] = Placement(**order["placement"])
     torch.set_float32_matmul_precision("high" if setting.tf32 else "highest")
-    found: list[Measured] = []
-    peaks: list[int | None] = []
     with open_world(launch, {}, replicas=1 if setting.staged else launch.size) as world:
         lead, follow = (_lead_line, _follow_line) if setting.staged else (_lead, _follow)
-        for seed in range(order["turns"]):
+        for steps in (WARM_UP + 1, order["steps"]):
             memory = Memory([device], keep=setting.keeps_memory)
             if world.rank == 0:
-                found.append(lead(task, setting, world, seed, order["steps"], memory))
-                peaks.append(found[-1].peak_bytes)
+                found = lead(task, setting, world, order["seed"], steps, memory)
+                said = {"measured": asdict(found), "peak_bytes": found.peak_bytes}
             else:
-                peaks.append(follow(task, setting, world, seed, order["steps"], memory))
-    write_json(_answer(path, launch.rank), {"peaks": peaks, "turns": [asdict(one) for one in found]})
+                said = {"peak_bytes": follow(task, setting, world, order["seed"], steps, memory)}
+    write_json(_answer(path, launch.rank), said)
 
 
 def _lead(task: Task, setting: Setting, world: World, seed: int, steps: int, memory: Memory) -> Measured:

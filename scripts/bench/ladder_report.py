@@ -51,8 +51,9 @@ class Results:
 
     @property
     def measured(self) -> list[list[Rung]]:
-        """Those with turns, by form."""
-        return [[rung for rung in ladder if self.found[rung.setting]] for ladder in self.ladders]
+        """Those with turns, of each form that has some."""
+        ladders = ([rung for rung in ladder if self.found[rung.setting]] for ladder in self.ladders)
+        return [ladder for ladder in ladders if ladder]
 
     @property
     def table(self) -> list[list[Cell]]:

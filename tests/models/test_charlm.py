@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils.prune import l1_unstructured
 
 from pipeal.al import ALPackage
 from pipeal.engine.parts import cut, samples_in
@@ -138,6 +139,57 @@ def test_an_exit_answers_with_the_loss_that_its_layer_was_trained_on(code: int, 
     package(x, y)
     for depth, (associated, _) in enumerate(package.losses(), start=1):
         assert TokenCrossEntropy()(package.infer(x, depth), y).item() == pytest.approx(associated, abs=1e-5)
+
+
+class _Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def _ends_otherwise(bridge: nn.Sequential, kind: str) -> nn.Module:
+    last = bridge[-1]
+    assert isinstance(last, nn.Linear)
+    if kind == "pruned":
+        l1_unstructured(last, "weight", amount=0.5)
+    elif kind == "hook on the map":
+        last.register_forward_hook(lambda _, __, answer: answer.tanh())
+    elif kind == "hook on the bridge":
+        bridge.register_forward_hook(lambda _, __, answer: answer.tanh())
+    elif kind == "wrapped":
+        return nn.Sequential(nn.Identity(), bridge)
+    elif kind == "activation":
+        bridge.append(nn.Tanh())
+    elif kind == "without bias":
+        last.bias = None
+    elif kind == "own kind":
+        bridge[-1] = doubled = _Doubled(last.in_features, last.out_features)
+        doubled.load_state_dict(last.state_dict())
+    elif kind == "one map":
+        return last
+    return bridge
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("as it is", "pruned", "hook on the map", "hook on the bridge", "wrapped", "activation", "without bias"),
+        *("own kind", "one map"),
+    ],
+)
+def test_codes_are_folded_into_a_bridge_as_if_it_answered(kind: str) -> None:
+    """Gradients, too; and a bridge that cannot be folded does answer."""
+    layer = trained(model(code=12))[1]
+    layer.enc.b = _ends_otherwise(layer.enc.b, kind)
+    layer.enc.eval().double()
+    x = torch.randn(4, 8, SMALL.width, dtype=torch.float64)
+    y, codes = batch()[1], torch.randn(CHARACTERS, 12, dtype=torch.float64)
+    parameters = list(layer.enc.parameters())
+    loss, out = layer.enc(x, (y, codes.expand(4, -1, -1)))
+    found = torch.autograd.grad(loss, parameters)
+    logits = layer.enc.b(layer.enc.f(x)) @ codes.t() / 12**0.5
+    wanted = TokenCrossEntropy()(logits, y)
+    torch.testing.assert_close((loss, out), (wanted, layer.enc.f(x)))
+    torch.testing.assert_close(found, torch.autograd.grad(wanted, parameters), atol=1e-6, rtol=1e-5)
 
 
 @STYLES
