@@ -235,6 +235,13 @@ def describe(shapes: Shapes) -> str:
     return ", ".join(f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in shapes) or "no tensor"
 
 
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The type of a module's first parameter, or PyTorch's default if it has none."""
+    for parameter in module.parameters():  # next(…, default) cannot be compiled by PyTorch 2.8
+        return parameter.dtype
+    return torch.get_default_dtype()
+
+
 def device_of(module: nn.Module) -> torch.device:
     """Where the first parameter or buffer of a module lives; the CPU if it has none."""
     for tensor in (*module.parameters(), *module.buffers()):

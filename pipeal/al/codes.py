@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from pipeal.al.layers import AE, LabelAE
 from pipeal.errors import ConfigError, DataError, unknown_name
-from pipeal.packet import describe, shapes_of
+from pipeal.packet import describe, dtype_of, shapes_of
 
 Task: TypeAlias = Literal["classification", "multilabel", "regression"]
 LabelStyle: TypeAlias = Literal["inverse", "published"]
@@ -166,9 +166,8 @@ class TargetAE(AE):
                 f"targets are {describe(shapes_of(y))}; expected (B, {self.outputs})"
                 f"{' or (B,)' if self.outputs == 1 else ''}: {self.outputs} per input"
             )
-        like = next(self.parameters(), None)
         # Without the reshape a (B,) target would broadcast against (B, 1) answers into a (B, B) loss.
-        target = y.reshape(-1, self.outputs).to(torch.get_default_dtype() if like is None else like.dtype)
+        target = y.reshape(-1, self.outputs).to(dtype_of(self))
         code = self.g(target)
         return self.cri(self.h(code), target), code
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pipeal.al.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
 from pipeal.al.scaling import LossScaler, require_own, step_all
 from pipeal.errors import ConfigError, DataError, ScheduleError
-from pipeal.packet import Path, Tree, describe, detach, device_of, shapes_of
+from pipeal.packet import Path, Tree, describe, detach, device_of, dtype_of, shapes_of
 
 LearningRates: TypeAlias = float | Mapping[str, float]
 """One learning rate for both sides, or ``{"enc": …, "ae": …}``."""
@@ -120,8 +120,7 @@ class LabelAE(AE):
             )
         y = y.long() if numbers else y
         soft = nn.functional.one_hot(y, self.classes) if numbers else y
-        like = next(self.parameters(), None)
-        soft = soft.to(torch.get_default_dtype() if like is None else like.dtype)
+        soft = soft.to(dtype_of(self))
         code = self.g(soft)
         return self.cri(self.h(code), y), code
 
