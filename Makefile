@@ -21,7 +21,7 @@ format: $(READY)  ## put the code in order
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## the benchmarks; each prints the machine it ran on
+bench: $(READY)  ## some of the benchmarks in scripts/bench; each prints the machine it ran on
 	$(BIN)/python scripts/bench/schedules.py
 	$(BIN)/python scripts/bench/text.py transformer --data-root "$${PIPEAL_DATA:-data}"
 	$(BIN)/python scripts/bench/text.py lstm --data-root "$${PIPEAL_DATA:-data}" --table ladder

@@ -246,18 +246,56 @@ def test_nobody_does_without_what_all_are_held_against(
         bench["rungs"].rungs_of("charlm", "al", torch.device("cpu"), ["plain"])
 
 
-def test_what_all_gpus_do_is_held_against_what_all_could(bench: dict[str, ModuleType]) -> None:
+def test_what_all_gpus_do_is_held_against_what_all_could(bench: dict[str, ModuleType], tmp_path: Path) -> None:
     """Data parallel on four of them was held against one, and came to more than a matrix product."""
     rungs = bench["rungs"]
     alone, staged = rungs.Setting("bp"), rungs.Setting("bp", staged=True)
     parallel = rungs.Setting("bp", processes=4)
     turn = bench["rung_training"].Measured(1.0, 10.0, 100.0, None, 1.0)
     placement = Placement(["cuda:0", "cuda:1", "cuda:1"], [1, 2, 1], 1)
+    ladder = [rungs.Rung("plain", alone), rungs.Rung("+ stages", staged), rungs.Rung("+ data parallel", parallel)]
+    facts = {"title": "", "matrix_rates": {"fp32": 500.0, "bf16": 1000.0}}
     for device, wanted in (("cuda:0", ["20.0%", "10.0%", "5.0%"]), ("cpu", ["20.0%"] * 3)):
         task = bench["rung_data"].Task("charlm", torch.device(device), None, [], {staged: placement})
-        ladder = [rungs.Rung("plain", alone), rungs.Rung("+ stages", staged), rungs.Rung("+ data parallel", parallel)]
-        rows = bench["ladder_report"].rows_of(task, ladder, {rung.setting: [turn] for rung in ladder}, 2.0, 1000.0)
-        assert [row[8] for row in rows] == wanted
+        task.__dict__["work"] = {"bp": 2.0}
+        found = {rung.setting: [turn] for rung in ladder}
+        kept = bench["ladder_report"].Results(task, [ladder], found, facts).write(tmp_path / "ladder.json")
+        assert [row[8] for row in kept["table"]] == wanted
+
+
+def test_a_rung_is_held_against_what_was_measured_beside_it(
+    bench: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A median of one turn was held against that of another, between which the machine had slowed down by half."""
+    rates = {
+        "plain": (100, 50, 50),
+        "+ fused Adam": (200, 125, 100),
+        "(compiled)": (100, 100, 200),
+        "+ stages": (400, 250),
+    }
+    rungs = [
+        {
+            "name": name,
+            "aside": name.startswith("("),
+            "setting": {"form": "al", "processes": 1, "staged": name == "+ stages"},
+            "devices": 1,
+            "turns": [asdict(bench["rung_training"].Measured(1.0, 10.0, float(rate), None, 1.0)) for rate in turns],
+        }
+        for name, turns in rates.items()
+    ]
+    kept = {"title": "charlm", "matrix_rates": {"fp32": 1e3}, "work_per_token_or_image": {"al": 1.0}, "rungs": rungs}
+    figures = tmp_path / "ladder-charlm-cpu.json"
+    kept = bench["ladder_report"].keep(figures, kept)
+    assert [(row[5], row[6], row[7]) for row in kept["table"]] == [
+        ("1.00×", "1.00–1.00", "1.00×"),
+        ("2.00×", "2.00–2.50", "2.00×"),
+        ("2.00×", "1.00–4.00", "0.80×"),
+        ("4.50×", "4.00–5.00", "2.00×"),  # of the turns that both have; brackets are not stood on
+    ]
+    monkeypatch.setattr(sys, "argv", ["ladder_report.py", str(figures)])
+    bench["ladder_report"].main()
+    assert "4.00–5.00" in capsys.readouterr().out
+    assert figures.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_work_of_an_lstm_is_counted(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +343,29 @@ def test_stages_are_on_what_the_other_rungs_compute_on(
     bench["rung_data"].Task("charlm", torch.device(device), None, []).placement(setting)
     assert [options["devices"] for options in asked] == [wanted]
     assert [options["compile"] for options in asked] == ["static"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"compile": "static"}, {"cuda_graphs": True}, {"precision": "fp16"}, {"accumulate": 4}]
+)
+def test_what_the_plain_loop_cannot_do_is_done_without_the_engine_rung_too(
+    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """With ``--without engine``, CUDA graphs were the rung before them under another name."""
+
+    class Opened(Exception):
+        pass
+
+    def opened(*_: object, **options: Any) -> None:
+        assert all(options[key] == value for key, value in changes.items() if key != "accumulate")
+        raise Opened
+
+    monkeypatch.setattr(bench["rung_data"].Task, "package", lambda *_: None)
+    monkeypatch.setattr(bench["rung_data"].Task, "batches", lambda *_: iter([]))
+    monkeypatch.setattr(bench["rung_training"], "Pipeline", opened)
+    task = bench["rung_data"].Task("charlm", torch.device("cpu"), None, [])
+    with pytest.raises(Opened):
+        bench["rung_training"].train(task, bench["rungs"].Setting("al", **changes), 0, 4)
 
 
 @pytest.mark.parametrize("stage_s", [(1.0, 1.0, 1.0), (1.0, 1.0, 3.0), (3.0, 0.5, 0.5), (0.5, 2.0, 1.0)])
@@ -407,6 +468,7 @@ def test_a_ladder_is_climbed_and_kept(
         assert rung["turns"][0]["loss"] != rung["turns"][1]["loss"]  # of another seed
     losses = {rung["name"]: rung["turns"][0]["loss"] for rung in kept["rungs"]}
     assert losses["plain"] == pytest.approx(losses["+ fused attention"], abs=1e-2)
+    assert losses["(4 batches to an update)"] > losses["+ engine, in one stage"]  # after one update of four
     assert losses["+ engine, in one stage"] == losses[names[-1]]  # of as many batches, though it trained on more
     assert (tmp_path / "ladder-charlm-cpu.png").read_bytes().startswith(b"\x89PNG")
     assert "× plain" in capsys.readouterr().out

@@ -10,8 +10,8 @@ A label side that draws nothing gives all samples of a class the same code, so t
 one by one, up to rounding. Weights, their names and inferences are the same.
 
 What it saves grows with the width of the codes and with the samples of each class; of a ResNet's step,
-``scripts/bench/ladder.py --model resnet`` measures it (``labels by class``). Between two devices it carries more: the
-codes of all classes for each sample.
+``scripts/bench/ladder.py --model resnet`` measures it (``labels by class``). From device to device go the codes
+of all classes, once for a batch.
 """
 
 from __future__ import annotations

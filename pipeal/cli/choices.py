@@ -20,7 +20,7 @@ from pipeal.engine import balance, parse_device, schedule_named
 from pipeal.engine.compiling import check_compile
 from pipeal.engine.costs import Placement, all_devices, place
 from pipeal.engine.device import Precision, fastest_precision
-from pipeal.engine.graphed import check_cuda_graphs
+from pipeal.engine.graphed import STAGES_MOST, check_cuda_graphs
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.placement import check_sizes
 from pipeal.engine.settings import check_precision, matmul_precision
@@ -63,7 +63,7 @@ def choose(experiment: Experiment, form: Form, say: Say, config: RunConfig | Non
                 placement = _tried(experiment, config, form, batches, precision, threads, say)
         else:
             placement = _asked_for(config, form, layers=len(experiment.package(form, config.train.seed)))
-            precision = _precision(config, placement.devices[0])
+            precision = _precision(config, *placement.devices)
     devices = [parse_device(device) for device in placement.devices]
     check_precision(precision, devices)
     check_compile(config.engine.compile, devices)
@@ -98,8 +98,7 @@ def _check_threads(wanted: int | None) -> None:
 def _precision(config: RunConfig, *devices: str) -> Precision:
     """The one asked for, or the fastest on whichever of the devices is taken."""
     wanted = config.train.precision
-    fastest = {fastest_precision(device) for device in devices} if wanted == "auto" else {wanted}
-    return fastest.pop() if len(fastest) == 1 else "fp32"
+    return fastest_precision(*devices) if wanted == "auto" else wanted
 
 
 def _tried(
@@ -125,6 +124,7 @@ def _tried(
         precision=precision,
         compile=config.engine.compile,
         on_oom=config.engine.on_oom,
+        on_one_gpu=STAGES_MOST if config.engine.cuda_graphs else None,
         on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
         on_trial=trials.append,
     )

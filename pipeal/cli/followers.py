@@ -14,11 +14,11 @@ from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment, Models
 from pipeal.cli.opening import open_pipeline
 from pipeal.cli.say import Say
-from pipeal.cli.team import rank_device
+from pipeal.cli.team import own_means, rank_device
 from pipeal.config import RunConfig, document, load_config
 from pipeal.data import Batch, Share
 from pipeal.engine import Window
-from pipeal.engine.distributed.front import own_threads, serve
+from pipeal.engine.distributed.front import serve
 from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
 from pipeal.engine.settings import make_ready
@@ -88,7 +88,7 @@ class Follower(Generic[Config]):
             self._models, facts = self._experiment, self._experiment.facts
         else:
             self._models = self.kind.models(config, blueprint)
-        self.world.gather({"threads": own_threads(self.world), "facts": facts})
+        self.world.gather({**own_means(self.world, config.engine, self.device), "facts": facts})
 
     def _serve(self, config: Config, order: Mapping[str, Any]) -> None:
         assert self._models is not None

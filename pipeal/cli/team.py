@@ -23,7 +23,7 @@ from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.data import WHOLE, Batch, EpochBatches, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.compiling import check_compile
-from pipeal.engine.device import fastest_precision
+from pipeal.engine.device import Precision, fastest_precision
 from pipeal.engine.distributed.facts import require_same
 from pipeal.engine.distributed.front import DistributedPipeline, own_threads
 from pipeal.engine.distributed.states import hand_out_states
@@ -50,6 +50,7 @@ class Team:
         self._say = say
         self.pipe: DistributedPipeline | None = None
         self._threads = 1
+        self._precision: Precision = "fp32"
         self._opened = 0
 
     def gather(self, experiment: Experiment) -> Experiment:
@@ -61,10 +62,11 @@ class Team:
         self.world.tell(
             {"do": "get ready", "config": dump_config(experiment.config), "blueprint": experiment.blueprint}
         )
-        # Every rank says how many cores each of its machine's processes can have: what decides how numbers round is
-        # the same for all.
-        ready = self.world.gather({"threads": own_threads(self.world), "facts": dict(experiment.facts)})
+        own = own_means(self.world, experiment.config.engine, self.device)
+        ready = self.world.gather({**own, "facts": dict(experiment.facts)})
+        # What decides how numbers round is the same for all.
         self._threads = min(rank["threads"] for rank in ready)
+        self._precision = "bf16" if all(rank["precision"] == "bf16" for rank in ready) else "fp32"
         require_same([experiment.facts if rank["facts"] is None else rank["facts"] for rank in ready])
         return _Shared(experiment, self)
 
@@ -98,7 +100,7 @@ class Team:
         device = rank_device(self.world, engine, self.device)
         check_compile(engine.compile, [parse_device(device)])
         threads = engine.threads or self._threads
-        precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
+        precision = self._precision if config.train.precision == "auto" else config.train.precision
         check_precision(precision, [parse_device(device)])
         with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
             if engine.sizes is not None:
@@ -203,6 +205,11 @@ def rank_device(world: World, engine: EngineConfig, kind: str) -> str:
     """This rank's device; of a kind without a number, that of its place on its machine."""
     name = stage_devices(world, engine, kind)[world.mesh.stage_of(world.rank)]
     return f"cuda:{world.launch.local_rank}" if name == "cuda" else name
+
+
+def own_means(world: World, engine: EngineConfig, kind: str) -> dict[str, Any]:
+    """What this rank has to offer: cores for each of its machine's processes, and what precision is fastest here."""
+    return {"threads": own_threads(world), "precision": fastest_precision(rank_device(world, engine, kind))}
 
 
 def require_devices(world: World, engine: EngineConfig, kind: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pipeal.engine.compiling import signature
+from pipeal.engine.compiling import numerics, signature
 from pipeal.packet import Tree
 
 _PLAIN = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, torch.layout, type(None))
@@ -61,8 +61,7 @@ class Makeup:
             signature(inputs, plain),
             tuple(part.training for part in self._parts),
             tuple((one.requires_grad, 0 if is_lazy(one) else one.data_ptr()) for one in self.tensors),
-            _matmul(),
-            torch.are_deterministic_algorithms_enabled(),
+            numerics(),
         )
         if unknown:
             return None, f"its input holds a {unknown[0]}, which may change from batch to batch unseen"
@@ -74,9 +73,3 @@ def _members(parts: Iterable[nn.Module]) -> Iterator[object]:
         yield from part._modules.values()
         yield from part._parameters.values()
         yield from part._buffers.values()
-
-
-def _matmul() -> str:
-    """How matrix products of float32 are computed. Asked by its older name, PyTorch raises where the newer was used."""
-    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)  # from 2.9 on
-    return torch.get_float32_matmul_precision() if newer is None else str(newer)

@@ -123,7 +123,20 @@ class CompiledLayer:
             tuple(parameter.requires_grad for parameter in self._parameters),
             torch.is_grad_enabled(),
             torch.get_num_threads(),
+            numerics(),
         )
+
+
+def numerics() -> Hashable:
+    """What of the process's settings decides how operators compute."""
+    # Asked for it by its older name, PyTorch raises where the newer, of 2.9 and later, was used.
+    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    return (
+        torch.get_float32_matmul_precision() if newer is None else str(newer),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_default_dtype(),
+    )
 
 
 def signature(tree: Tree, plain: Callable[[object], Hashable] | None = None) -> Hashable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -33,6 +34,15 @@ def one_of_each(tensor: Tensor) -> Tensor:
         if size > 1 and not stride:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
+
+
+def carried(tensor: Tensor, carry: Callable[[Tensor], Tensor]) -> Tensor:
+    """What arrives of a tensor, which repeats itself there as it does here: ``carry`` is given one of each."""
+    if tensor.layout is not torch.strided:
+        return carry(tensor)
+    once = one_of_each(tensor)
+    arrived = carry(once)
+    return arrived if once is tensor else arrived.expand(tensor.shape)
 
 
 def overlaps(tensor: Tensor) -> bool:

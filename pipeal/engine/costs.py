@@ -58,6 +58,7 @@ def place(
     precision: Precision = "fp32",
     compile: Compile = "none",
     on_oom: OnOom = "raise",
+    on_one_gpu: int | None = None,
     rounds: int = 2,
     on_trial: Callable[[Placement], None] | None = None,
     on_left_out: Callable[[Placement, Exception], None] | None = None,
@@ -82,6 +83,7 @@ def place(
         precision: As for :class:`Pipeline`.
         compile: As for :class:`Pipeline`. Each trial compiles anew, before its time is taken.
         on_oom: As for :class:`Pipeline`. A loss that is not finite ends no trial.
+        on_one_gpu: The most stages that may share a GPU; None for as many as there are layers.
         rounds: How often each candidate is tried, in turns; its best round counts.
         on_trial: Called with each candidate and its time.
         on_left_out: Called with each candidate for which memory does not suffice, and what was said of it.
@@ -94,7 +96,7 @@ def place(
     schedule = schedule_named(schedule)
     usable = _usable(devices)
     home = usable[0]
-    choices = _candidate_devices(len(layers), usable)
+    choices = _candidate_devices(len(layers), usable, on_one_gpu or len(layers))
     counts = _halves(cores()) if home == "cpu" and threads is None else [threads or threads_each([home], schedule)]
     if len(choices) == len(counts) == 1 and _are_alike(usable):
         return Placement(choices[0], [len(layers)], counts[0])
@@ -198,12 +200,12 @@ def _are_alike(devices: Sequence[str]) -> bool:
     return len(devices) == 1 or len({torch.cuda.get_device_name(device) for device in devices}) == 1
 
 
-def _candidate_devices(layers: int, usable: list[str]) -> list[list[str]]:
+def _candidate_devices(layers: int, usable: list[str], on_one_gpu: int) -> list[list[str]]:
     """One stage, and the numbers of stages that may help."""
     if len(usable) > 1:
         return [usable[:count] for count in sorted({1, min(len(usable), layers)})]
     if usable != ["cpu"]:
-        return [usable * count for count in sorted({1, layers})]
+        return [usable * count for count in sorted({1, min(layers, on_one_gpu)})]
     return [["cpu"] * count for count in range(1, min(layers, 2 * cores()) + 1)] if cores() > 1 else [["cpu"]]
 
 

@@ -20,8 +20,8 @@ which is most of so short a turn and nothing of a training. Their loss is of a t
 as all others. Then data parallel, also under torchrun, one process for each core or GPU. Memory is that of all devices,
 or of all processes on the CPU, together.
 
-Figures are kept in ``results/`` beside this file as they come, and in the end a picture. Processes that fail lose their
-rung alone.
+Figures are written to ``--out`` as they come, and in the end a picture; what was worth keeping of them is in
+``results/`` beside this file, which ladder_report.py prints again. Processes that fail lose their rung alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from subprocess import CalledProcessError
 
 import torch
 from ladder_ranks import in_processes
-from ladder_report import COLUMNS, Results
+from ladder_report import Results, report
 from rung_data import task_of
 from rung_training import Clock, Measured, train
 from rungs import FORMS, MODELS, PLAIN, TEXTS, Form, Rung, Setting, ends_of, rungs_of
@@ -43,7 +43,6 @@ from pipeal.engine.measure import WARM_UP
 from pipeal.engine.threads import cores
 from pipeal.errors import PipealError
 from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
 
 STEPS = {"charlm": 150, "transformer": 12, "lstm": 6, "resnet": 8}
 """Batches of a turn: as many as let a model's whole ladder end within some ten minutes on two cores."""
@@ -55,12 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
-    parser.add_argument("--without", nargs="*", default=[], help="does without rungs whose names have such a word")
+    parser.add_argument("--without", nargs="*", default=[], help="leaves out rungs whose names have such a word")
     parser.add_argument("--turns", type=int, default=3, help="each with another seed")
     parser.add_argument("--steps", type=int, help=f"batches of a turn; the first {WARM_UP} are not timed")
     parser.add_argument("--batch", type=int, help="samples of every batch; charlm and resnet; default: as configured")
     parser.add_argument("--ends", action="store_true", help="the lowest and the highest rung alone, for long turns")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=Path("runs", "ladder"), help="default: %(default)s")
     options = parser.parse_args(arguments)
     if any(word in PLAIN for word in options.without):
         parser.error(f"--without: expected no word that is in {PLAIN!r}, what all rungs are held against")
@@ -80,13 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ladders = [rungs_of(options.model, form, device, options.without, options.batch) for form in forms]
     if options.ends:
         ladders = [ends_of(ladder) for ladder in ladders]
-    results = Results(task, ladders, {rung.setting: [] for ladder in ladders for rung in ladder}, max(rates.values()))
     options.out.mkdir(parents=True, exist_ok=True)
     of = "" if options.batch is None else f"-{options.batch}"
     ends = "-ends" if options.ends else ""
-    name = options.out / f"ladder-{options.model}{of}{ends}-{device.type}"
-    figures, picture = name.with_suffix(".json"), name.with_suffix(".png")
-    facts = {"machine": machine, "matrix_rates": rates, "steps": steps}
+    figures = options.out / f"ladder-{options.model}{of}{ends}-{device.type}.json"
+    samples = "" if options.batch is None else f" of {options.batch}"
+    title = f"{options.model} on {device}, {steps} batches{samples}, {turns} turns"
+    facts = {"title": title, "machine": machine, "matrix_rates": rates, "steps": steps}
+    results = Results(task, ladders, {rung.setting: [] for ladder in ladders for rung in ladder}, facts)
 
     failed: dict[Setting, str] = {}
     for turn in range(turns):
@@ -103,15 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             else:
                 results.found[rung.setting].append(one)
                 say(f"turn {turn + 1}/{turns}", rung, one)
-            results.write(figures, facts)
+            kept = results.write(figures)
 
-    samples = "" if options.batch is None else f" of {options.batch}"
-    title = f"{options.model} on {device}, {steps} batches{samples}, {turns} turns"
-    print_table(title, COLUMNS, results.table)
-    for form, gain in results.gains_of_processes.items():
-        print(f"{form.upper()}: data parallel is {gain:.2f}× as fast per sample as one process with one thread")
-    results.draw(picture, title)
-    print(f"figures: {figures}, picture: {picture}")
+    report(kept, figures)
     if failed:
         raise SystemExit("\n".join(failed.values()))
 

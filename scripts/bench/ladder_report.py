@@ -1,9 +1,17 @@
-"""What a ladder leaves: a table, its figures as JSON, and a picture."""
+"""What a ladder leaves: its figures as JSON, a table, and a picture.
+
+    python scripts/bench/ladder_report.py scripts/bench/results/ladder-lstm-cpu.json
+
+prints the table of figures that were kept, and draws their picture beside them anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any, TypeAlias
@@ -14,13 +22,13 @@ from rung_training import Measured
 from rungs import ONE_THREAD, Form, Rung, Setting
 
 from pipeal.train.recorders import write_json
-from pipeal.train.tables import Cell
+from pipeal.train.tables import Cell, print_table
 
-Found: TypeAlias = Mapping[Setting, Sequence[Measured]]
-"""The turns of each rung."""
+Kept: TypeAlias = Mapping[str, Any]
+"""Everything about a ladder, as it stands in its JSON."""
 
 COLUMNS = [
-    "form", "technique", "ms/step", "samples/s", "tokens/s", "× plain", "× before", "spread", "of matrix rate",
+    "form", "technique", "ms/step", "samples/s", "tokens/s", "× plain", "each turn", "× before", "of matrix rate",
     "peak MiB", "loss", "± seeds",
 ]  # fmt: skip
 
@@ -36,124 +44,147 @@ class Results:
         task: What was trained.
         ladders: The rungs of each form.
         found: The turns of each rung; rungs without turns are left out of everything.
-        most: The most operations per second that a device was seen to do.
+        facts: What they were found under: ``title``, ``machine``, ``matrix_rates`` and ``steps``.
     """
 
     task: Task
     ladders: Sequence[Sequence[Rung]]
     found: dict[Setting, list[Measured]]
-    most: float
+    facts: Mapping[str, Any]
 
     @property
     def rungs(self) -> list[Rung]:
         """All of them, measured or not."""
         return [rung for ladder in self.ladders for rung in ladder]
 
-    @property
-    def measured(self) -> list[list[Rung]]:
-        """Those with turns, of each form that has some."""
-        ladders = ([rung for rung in ladder if self.found[rung.setting]] for ladder in self.ladders)
-        return [ladder for ladder in ladders if ladder]
-
-    @property
-    def table(self) -> list[list[Cell]]:
-        """Under :data:`COLUMNS`."""
-        work = self.task.work
-        return [
-            row
-            for ladder in self.measured
-            for row in rows_of(self.task, ladder, self.found, work[ladder[0].setting.form], self.most)
-        ]
-
-    @property
-    def gains_of_processes(self) -> dict[Form, float]:
-        """How much more samples per second data parallel learns from than one process with one thread, by form."""
-        gains: dict[Form, float] = {}
-        for ladder in self.measured:
-            alone = [rung.setting for rung in ladder if ONE_THREAD in rung.name]
-            many = [rung.setting for rung in ladder if rung.setting.processes > 1 and not rung.setting.staged]
-            for one, all_of_them in zip(alone, many, strict=False):
-                rates = [median(turn.samples_per_s for turn in self.found[setting]) for setting in (one, all_of_them)]
-                gains[one.form] = rates[1] / rates[0]
-        return gains
-
-    def write(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """Writes every figure as JSON, with what they were found under."""
+    def write(self, path: Path) -> Kept:
+        """Writes every figure as JSON, and returns it."""
         rungs = [
             {
                 "name": named(self.task, rung),
                 "aside": rung.aside,
                 "setting": asdict(rung.setting),
                 "placement": asdict(self.task.placement(rung.setting)) if rung.setting.staged else None,
+                "devices": self.task.devices(rung.setting),
                 "turns": [asdict(one) for one in self.found[rung.setting]],
             }
-            for ladder in self.measured
-            for rung in ladder
+            for rung in self.rungs
+            if self.found[rung.setting]
         ]
-        own = {"data_parallel_over_one_thread": self.gains_of_processes, "work_per_token_or_image": self.task.work}
-        write_json(path, {**own, **facts, "columns": COLUMNS, "table": self.table, "rungs": rungs})
-
-    def draw(self, path: Path, title: str) -> None:
-        """A bar for each rung, as long as its rate; the ends of a line are the turns' extremes."""
-        ladders = self.measured
-        figure = Figure(
-            figsize=(11, 0.9 + 0.34 * max(map(len, ladders))), dpi=130, facecolor="white", layout="constrained"
-        )
-        figure.suptitle(title, x=0.012, ha="left", fontsize=12, fontweight="bold", parse_math=False)
-        for axes, ladder in zip(figure.subplots(1, len(ladders), squeeze=False)[0], ladders, strict=True):
-            form = ladder[0].setting.form
-            plain = step_rate(self.found[ladder[0].setting])
-            for place, rung in enumerate(ladder):
-                rates = [each_rate(turn) / plain for turn in self.found[rung.setting]]
-                middle = median(rates)
-                axes.barh(place, middle, 0.65, color=_ASIDE if rung.aside else _COLOURS[form])
-                axes.plot([min(rates), max(rates)], [place, place], color="#222222", linewidth=1)
-                axes.annotate(
-                    f"{middle:.2f}×", (max(rates), place), (4, 0), textcoords="offset points", va="center", fontsize=8.5
-                )
-            axes.set_yticks(range(len(ladder)), [named(self.task, rung) for rung in ladder])
-            axes.invert_yaxis()
-            axes.margins(x=0.15)
-            axes.set_title(f"{form.upper()}, over plain PyTorch", loc="left", fontsize=10.5)
-            axes.tick_params(labelsize=9)
-            axes.grid(True, axis="x", color="#e6e6e6", linewidth=0.8)
-            axes.set_axisbelow(True)
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
-        figure.savefig(path, format="png")
+        return keep(path, {**self.facts, "work_per_token_or_image": self.task.work, "rungs": rungs})
 
 
-def rows_of(task: Task, ladder: Sequence[Rung], found: Found, work: float, most: float) -> list[list[Cell]]:
-    """A form's part of the table, from the work per token or image and the most operations per second of a device."""
-    plain = step_rate(found[ladder[0].setting])
-    before = plain
-    rows: list[list[Cell]] = []
-    for rung in ladder:
-        turns = found[rung.setting]
-        rate = step_rate(turns)
-        rates = [each_rate(turn) for turn in turns]
-        tokens = median(turn.tokens_per_s for turn in turns)
-        peaks = [turn.peak_bytes for turn in turns if turn.peak_bytes is not None]
-        losses = [turn.loss for turn in turns]
-        rows.append(
-            [
-                rung.setting.form,
-                named(task, rung),
-                f"{1e3 * median(turn.step_s for turn in turns):,.1f}",
-                f"{median(turn.samples_per_s for turn in turns):,.0f}",
-                f"{tokens:,.0f}" if tokens else None,
-                f"{rate / plain:.2f}×",
-                f"{rate / before:.2f}×",
-                f"{(max(rates) - min(rates)) / rate:.0%}",
-                f"{rate * work / (most * task.devices(rung.setting)):.1%}",
-                f"{median(peaks) / 2**20:,.0f}" if peaks else None,
-                f"{fmean(losses):.3f}",
-                f"{stdev(losses):.3f}" if len(losses) > 1 else None,
-            ]
-        )
-        if not rung.aside:
-            before = rate
-    return rows
+@dataclass(frozen=True)
+class Row:
+    """A rung, as it was kept, beside the rung before it, brackets aside, and the lowest of its form."""
+
+    rung: Mapping[str, Any]
+    turns: Sequence[Measured]
+    before: Sequence[Measured]
+    plain: Sequence[Measured]
+
+
+def keep(path: Path, kept: Kept) -> Kept:
+    """Writes what was measured, and what follows from it, and returns it."""
+    own = {"data_parallel_over_one_thread": gains_of_processes(kept), "columns": COLUMNS, "table": table_of(kept)}
+    kept = {**kept, **own}
+    write_json(path, kept)
+    return kept
+
+
+def ladders_of(kept: Kept) -> list[tuple[Form, list[Row]]]:
+    """The rungs of each form, the lowest first."""
+    ladders: list[tuple[Form, list[Row]]] = []
+    for form, rungs in groupby(kept["rungs"], lambda rung: rung["setting"]["form"]):
+        rows: list[Row] = []
+        before: list[Measured] = []
+        for rung in rungs:
+            turns = [Measured(**turn) for turn in rung["turns"]]
+            before = before or turns
+            rows.append(Row(rung, turns, before, rows[0].turns if rows else turns))
+            if not rung["aside"]:
+                before = turns
+        ladders.append((form, rows))
+    return ladders
+
+
+def table_of(kept: Kept) -> list[list[Cell]]:
+    """Under :data:`COLUMNS`. How many times as fast is the median of what it was in each turn."""
+    most = max(kept["matrix_rates"].values())
+    table: list[list[Cell]] = []
+    for form, rows in ladders_of(kept):
+        work = kept["work_per_token_or_image"][form]
+        for row in rows:
+            tokens = median(turn.tokens_per_s for turn in row.turns)
+            used = median(map(each_rate, row.turns)) * work / (most * row.rung["devices"])
+            peaks = [turn.peak_bytes for turn in row.turns if turn.peak_bytes is not None]
+            losses = [turn.loss for turn in row.turns]
+            gains = list(ratios(row.turns, row.plain))
+            table.append(
+                [
+                    form,
+                    row.rung["name"],
+                    f"{1e3 * median(turn.step_s for turn in row.turns):,.1f}",
+                    f"{median(turn.samples_per_s for turn in row.turns):,.0f}",
+                    f"{tokens:,.0f}" if tokens else None,
+                    f"{median(gains):.2f}×",
+                    f"{min(gains):.2f}–{max(gains):.2f}",
+                    f"{median(ratios(row.turns, row.before)):.2f}×",
+                    f"{used:.1%}",
+                    f"{median(peaks) / 2**20:,.0f}" if peaks else None,
+                    f"{fmean(losses):.3f}",
+                    f"{stdev(losses):.3f}" if len(losses) > 1 else None,
+                ]
+            )
+    return table
+
+
+def gains_of_processes(kept: Kept) -> dict[Form, float]:
+    """How much more samples per second data parallel learns from than one process with one thread, by form."""
+    gains: dict[Form, float] = {}
+    for form, rows in ladders_of(kept):
+        alone = [row for row in rows if ONE_THREAD in row.rung["name"]]
+        many = [row for row in rows if row.rung["setting"]["processes"] > 1 and not row.rung["setting"]["staged"]]
+        for one, all_of_them in zip(alone, many, strict=False):
+            gains[form] = median(ratios(all_of_them.turns, one.turns))
+    return gains
+
+
+def draw(kept: Kept, path: Path) -> None:
+    """A bar for each rung, as long as its rate; the ends of a line are the turns' extremes."""
+    ladders = ladders_of(kept)
+    longest = max(len(rows) for _, rows in ladders)
+    figure = Figure(figsize=(11, 0.9 + 0.34 * longest), dpi=130, facecolor="white", layout="constrained")
+    figure.suptitle(kept["title"], x=0.012, ha="left", fontsize=12, fontweight="bold", parse_math=False)
+    for axes, (form, rows) in zip(figure.subplots(1, len(ladders), squeeze=False)[0], ladders, strict=True):
+        for place, row in enumerate(rows):
+            gains = list(ratios(row.turns, row.plain))
+            middle = median(gains)
+            axes.barh(place, middle, 0.65, color=_ASIDE if row.rung["aside"] else _COLOURS[form])
+            axes.plot([min(gains), max(gains)], [place, place], color="#222222", linewidth=1)
+            axes.annotate(
+                f"{middle:.2f}×", (max(gains), place), (4, 0), textcoords="offset points", va="center", fontsize=8.5
+            )
+        axes.set_yticks(range(len(rows)), [row.rung["name"] for row in rows])
+        axes.invert_yaxis()
+        axes.margins(x=0.15)
+        axes.set_title(f"{form.upper()}, over plain PyTorch", loc="left", fontsize=10.5)
+        axes.tick_params(labelsize=9)
+        axes.grid(True, axis="x", color="#e6e6e6", linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.savefig(path, format="png")
+
+
+def report(kept: Kept, figures: Path) -> None:
+    """Prints the table, and draws the picture beside the figures."""
+    picture = figures.with_suffix(".png")
+    print_table(kept["title"], COLUMNS, table_of(kept))
+    for form, gain in gains_of_processes(kept).items():
+        print(f"{form.upper()}: data parallel is {gain:.2f}× as fast per sample as one process with one thread")
+    draw(kept, picture)
+    print(f"figures: {figures}, picture: {picture}")
 
 
 def named(task: Task, rung: Rung) -> str:
@@ -172,6 +203,17 @@ def each_rate(turn: Measured) -> float:
     return turn.tokens_per_s or turn.samples_per_s
 
 
-def step_rate(turns: Sequence[Measured]) -> float:
-    """The median of the turns."""
-    return median(map(each_rate, turns))
+def ratios(turns: Sequence[Measured], others: Sequence[Measured]) -> Iterator[float]:
+    """Of each turn that both have: a machine's hours differ more than a turn's minutes."""
+    return (each_rate(one) / each_rate(other) for one, other in zip(turns, others, strict=False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("figures", type=Path, nargs="+", metavar="FILE", help="that ladder.py has written")
+    for figures in parser.parse_args().figures:
+        report(json.loads(figures.read_text(encoding="utf-8")), figures)
+
+
+if __name__ == "__main__":
+    main()

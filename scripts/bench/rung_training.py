@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, islice
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -99,10 +100,14 @@ def train(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
     package = task.package(setting, seed)
     batches = Counted(task.batches(setting, seed))
     threads = setting.threads or cores()
-    if setting.engine or setting.compile != "none":
+    if setting.piped:
         options = {**setting.of_pipeline, "cuda_graphs": setting.cuda_graphs}
+
+        def updates(batch: int) -> bool:
+            return (batch + 1) % setting.accumulate == 0
+
         with Pipeline(package, [str(task.device)], "sequential", threads=threads, seed=seed, **options) as pipe:
-            found = timed(task.device, batches, steps, lambda some: pipe.run(some, rise), memory)
+            found = timed(task.device, batches, steps, partial(pipe.run, lr_scale=rise, updates=updates), memory)
     else:
         torch.set_num_threads(threads)
         package.to(task.device)

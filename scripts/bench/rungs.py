@@ -45,11 +45,12 @@ class Setting:
         keeps_memory: The C library keeps what is freed.
         channels_last: Images and convolutions.
         tf32: Products of float32 matrices on a GPU.
-        precision: ``bf16`` under autocast.
+        precision: ``bf16`` under autocast; ``fp16`` needs a pipeline.
         fused: Adam in one operator.
         touched: Of the word vectors, updates change those in the batch alone, which is another optimizer.
         by_class: Label sides work once for each class.
         engine: The loop is a :class:`pipeal.Pipeline`'s, with all layers in one stage.
+        accumulate: Batches to one update; needs a pipeline.
         compile: As for :class:`pipeal.Pipeline`, which it needs.
         threads: Of a process that has all stages in one; None for as many as there are cores.
         staged: In the stages that ``--devices auto`` takes on such devices, or in a stage for each process; needs a
@@ -73,6 +74,7 @@ class Setting:
     touched: bool = False
     by_class: bool = False
     engine: bool = False
+    accumulate: int = 1
     compile: Compile = "none"
     threads: int | None = None
     staged: bool = False
@@ -80,6 +82,12 @@ class Setting:
     cuda_graphs: bool = False
     processes: int = 1
     batch: int | None = None
+
+    @property
+    def piped(self) -> bool:
+        """Whether it is a pipeline that trains: as asked for, or for something that no plain loop does."""
+        needed = self.compile != "none" or self.cuda_graphs or self.precision == "fp16" or self.accumulate > 1
+        return self.engine or needed
 
     @property
     def of_pipeline(self) -> dict[str, Any]:
@@ -105,7 +113,10 @@ class Rung:
 def rungs_of(
     model: str, form: Form, device: torch.device, without: Sequence[str] = (), batch: int | None = None
 ) -> list[Rung]:
-    """What can be tried there, the lowest first; rungs whose names have one of the words, and all above, do without it.
+    """What can be tried there, the lowest first, without rungs whose names have one of the words.
+
+    What such a rung adds, those above it do without as well, unless it is part of what they add: the best operators are
+    joined, and what is compiled is so by a pipeline.
 
     Args:
         model: One of :data:`MODELS`.
@@ -151,6 +162,9 @@ def rungs_of(
     if model == "resnet" and form == "al":
         add("labels by class", by_class=True)
     add("engine, in one stage", engine=True)
+    add("4 batches to an update", aside=True, accumulate=4)
+    if device.type == "cuda" and ladder[-1].setting.fused:  # which alone can leave out an update
+        add("fp16", aside=True, precision="fp16")
     if model not in TEXTS:  # where each batch has another shape
         add("compiled", aside=device.type != "cpu", compile="static")
         if device.type == "cuda":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,17 @@ def test_rows_are_updated_as_pytorchs_own_sparse_adam_does(lookups: list[list[in
     train(one, TouchedAdam(one.parameters(), lr=0.1, eps=1e-14), batches)
     train(two, torch.optim.SparseAdam(list(two.parameters()), lr=0.1, eps=1e-14), batches)
     torch.testing.assert_close(one.weight, two.weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("option", [{"weight_decay": 0.01}, {"amsgrad": True}, {"maximize": True}])
+def test_what_no_row_would_have_is_refused(option: dict[str, Any]) -> None:
+    """A group of Adam's may say so: dense parameters went by it, and tables did not."""
+    group: dict[str, Any] = {"params": list(table(sparse=True).parameters()), **option}
+    with pytest.raises(ConfigError, match=f"found a group with {next(iter(option))}, which"):
+        TouchedAdam([group])
+    optimizer = TouchedAdam(table(sparse=True).parameters())
+    with pytest.raises(ConfigError, match="leave it out"):
+        optimizer.add_param_group(group)
 
 
 def test_a_row_that_is_not_looked_up_keeps_its_bits_and_its_moments() -> None:

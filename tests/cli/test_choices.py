@@ -14,6 +14,7 @@ from pipeal.cli.build_text import text_experiment
 from pipeal.cli.choices import choose
 from pipeal.config import TextConfig, load_config
 from pipeal.engine.costs import Placement
+from pipeal.engine.graphed import STAGES_MOST
 from pipeal.errors import ConfigError
 
 TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
@@ -54,6 +55,22 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
     experiment = text_experiment(replace(config, out=str(tmp_path)), lambda _: None)
     threads = [choose(experiment, form, lambda _: None).engine.threads for form in ("al", "bp")]
     assert (told, threads) == ([(3, 5), (None, 5)], [3, 7])
+
+
+def test_auto_tries_no_more_stages_than_graphs_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed: list[int | None] = []
+
+    def place(*_: Any, on_one_gpu: int | None, **__: Any) -> Placement:
+        allowed.append(on_one_gpu)
+        return Placement(["cpu"], [4], 1)
+
+    monkeypatch.setattr("pipeal.cli.choices.place", place)
+    monkeypatch.setattr("pipeal.cli.choices.check_cuda_graphs", lambda *_, **__: None)
+    for graphs in ("true", "false"):
+        keys = ["dataset=toynews", "engine.devices=auto", f"engine.cuda_graphs={graphs}"]
+        config = load_config(TextConfig, None, overrides=keys, values={})
+        choose(text_experiment(replace(config, out=str(tmp_path)), lambda _: None), "al", lambda _: None)
+    assert allowed == [STAGES_MOST, None]
 
 
 def test_sizes_of_a_form_that_is_one_layer_are_refused(tmp_path: Path) -> None:

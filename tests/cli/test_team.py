@@ -55,6 +55,31 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
     assert (chosen.engine.sizes, found) == ((2, 1), ["medium"])
 
 
+@pytest.mark.parametrize(("others", "wanted"), [("bf16", "bf16"), ("fp32", "fp32")])
+def test_all_ranks_have_what_is_fast_on_all(monkeypatch: pytest.MonkeyPatch, others: str, wanted: str) -> None:
+    """Rank 0 decided by its own device, for GPUs of older machines too."""
+    monkeypatch.setattr(team, "fastest_precision", lambda _: "bf16")
+    monkeypatch.setattr(team, "sample_batches", lambda *_: [])
+    mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda _: None, stage_of=lambda rank: rank)
+
+    def gather(own: dict[str, Any]) -> list[dict[str, Any]]:
+        return [own, {"threads": 1, "precision": others, "facts": None}]
+
+    launch = SimpleNamespace(local_size=1, local_rank=0)
+    world: Any = SimpleNamespace(mesh=mesh, rank=0, launch=launch, tell=lambda _: None, gather=gather)
+    experiment: Any = SimpleNamespace(
+        config=load_config(TextConfig, None, overrides=["engine.sizes=[2,1]", "train.mode=al"], values={}),
+        blueprint={},
+        facts={},
+        package=lambda *_: [0, 0, 0],
+        train_batches=lambda *_: SimpleNamespace(close=lambda: None),
+    )
+    lead = Team(world, "cpu", lambda _: None)
+    lead.gather(experiment)
+    chosen = lead.choose(experiment, "al", lambda _: None)
+    assert (chosen.train.precision, chosen.engine.threads) == (wanted, 1)
+
+
 def test_every_machine_reads_its_own_data_as_it_was_told_there() -> None:
     """Symptom: where the data lay on another machine was accepted, and then looked for where it lay on the first."""
     asked, told = LanguageConfig(), LanguageConfig()

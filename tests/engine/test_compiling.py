@@ -372,6 +372,25 @@ def test_a_stream_of_predictions_compiles_nothing_anew() -> None:
     assert [compiled._seen for stage in pipe.stages for compiled in stage._gated.values()] == seen
 
 
+@pytest.mark.usefixtures("tracing_only")
+def test_what_the_process_computes_otherwise_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: the compiler made another graph for it beside other actions, and under PyTorch's own limits."""
+    alone: list[int] = []
+    monkeypatch.setattr(
+        "pipeal.engine.compiling.compiler_settings",
+        lambda **how: alone.append(1) or compiler_settings(**how),  # type: ignore[func-returns-value]
+    )
+    x = batches_of([4])[0][0]
+    pipe = Pipeline(pair(), threads=1, compile="static", matmul="high")
+    with pipe:
+        pipe.predict(x)
+        before = len(alone)
+        pipe.predict(x)
+        assert len(alone) == before
+    pipe.predict(x)  # when products are exact again
+    assert len(alone) > before
+
+
 # What is compiled, and what is not
 
 

@@ -30,7 +30,7 @@ from pipeal.engine import SCHEDULES
 from pipeal.engine.alike import Makeup
 from pipeal.engine.before import cut_graphs, left_uncut
 from pipeal.engine.capturable import Watch
-from pipeal.engine.copies import copy_of, overlaps
+from pipeal.engine.copies import carried, copy_of, overlaps
 from pipeal.engine.cudagraph import CudaRecorder, Gradients, LayerGraph, own_stream
 from pipeal.engine.forward import go_forward
 from pipeal.engine.gate import GATE
@@ -495,6 +495,23 @@ def test_streams_for_captures_are_given_out_once() -> None:
 
 
 # Memory
+
+
+def test_what_is_repeated_travels_once() -> None:
+    """Between GPUs the codes of all classes were copied for each sample of a batch."""
+    codes, sparse = torch.arange(12.0).view(2, 6), torch.eye(3).to_sparse()
+    travelled: list[int] = []
+
+    def carry(tensor: Tensor) -> Tensor:
+        travelled.append(tensor.numel())
+        return tensor.clone()
+
+    for tensor, elements in ((codes.expand(5, 2, 6), 12), (codes[:, None].expand(2, 7, 6), 12), (codes.t(), 12)):
+        travelled.clear()
+        arrived = carried(tensor, carry)
+        assert torch.equal(arrived, tensor)
+        assert (travelled, arrived.stride()) == ([elements], tensor.stride())
+    assert carried(sparse, carry).layout == sparse.layout
 
 
 def test_a_copy_of_a_repeated_tensor_takes_no_more_memory_and_has_its_strides() -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from pipeal.engine.copies import carried
 from pipeal.engine.pinned import to_pinned
 from pipeal.packet import Tree, map_tensors, tensors
 
@@ -74,7 +75,7 @@ class Device:
         if ready is not None:
             stream.wait_event(ready)
         with torch.cuda.stream(stream):
-            arrived = map_tensors(lambda tensor: to_pinned(tensor) if tensor.device == source else tensor, tree)
+            arrived = map_tensors(lambda one: carried(one, to_pinned) if one.device == source else one, tree)
             done = torch.cuda.Event(blocking=True)
             done.record(stream)
         done.synchronize()  # so that the source may go as well

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from pipeal.engine.copies import carried
 from pipeal.engine.device.base import RUN_AHEAD, Device, Ready, Stamp
 from pipeal.engine.pinned import pinned, to_pinned
 from pipeal.errors import PlacementError
@@ -76,7 +77,7 @@ class CudaDevice(Device):
                 tensor.record_stream(self.compute)
             return tree
         with self._copying(tree, ready):
-            arrived = map_tensors(self._copy, tree)
+            arrived = map_tensors(lambda tensor: carried(tensor, self._copy), tree)
             done = torch.cuda.Event()
             done.record(self.copy)
         self.compute.wait_event(done)
