@@ -36,7 +36,7 @@ from ladder_ranks import in_processes
 from ladder_report import Results, report
 from rung_data import task_of
 from rung_training import Clock, Measured, train
-from rungs import FORMS, MODELS, PLAIN, TEXTS, Form, Rung, Setting, ends_of, rungs_of
+from rungs import FORMS, MODELS, TEXTS, Form, Rung, Setting, ends_of, rungs_of
 
 from pipeal.engine.device import parse_device
 from pipeal.engine.measure import WARM_UP
@@ -61,8 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ends", action="store_true", help="the lowest and the highest rung alone, for long turns")
     parser.add_argument("--out", type=Path, default=Path("runs", "ladder"), help="default: %(default)s")
     options = parser.parse_args(arguments)
-    if any(word in PLAIN for word in options.without):
-        parser.error(f"--without: expected no word that is in {PLAIN!r}, what all rungs are held against")
     if options.batch is not None and (options.model in TEXTS or options.batch < 1):
         parser.error(f"found --batch {options.batch}; expected at least 1, and a model whose samples are all as long")
     device = parse_device(options.device)
@@ -72,13 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps: int = usual if options.steps is None else options.steps
     if turns < 1 or steps <= WARM_UP:
         parser.error(f"found {turns} turns of {steps} batches; expected at least 1 turn of {WARM_UP + 1}")
+    try:
+        ladders = [rungs_of(options.model, form, device, options.without, options.batch) for form in forms]
+    except ValueError as error:
+        parser.error(f"--without: {error}")
+    if options.ends:
+        ladders = [ends_of(ladder) for ladder in ladders]
     machine, rates = environment(), matrix_rates(device)
     print("  ".join(f"{key} {value}" for key, value in machine.items()))
     print("  ".join(f"{name} {rate / 1e9:,.0f} G operations/s" for name, rate in rates.items()), flush=True)
     task = task_of(options.model, device, options.data_root)
-    ladders = [rungs_of(options.model, form, device, options.without, options.batch) for form in forms]
-    if options.ends:
-        ladders = [ends_of(ladder) for ladder in ladders]
     options.out.mkdir(parents=True, exist_ok=True)
     of = "" if options.batch is None else f"-{options.batch}"
     ends = "-ends" if options.ends else ""
