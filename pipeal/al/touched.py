@@ -37,26 +37,24 @@ class TouchedAdam(torch.optim.Adam):
     ) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, fused=True)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As every optimizer does.
-
-        Raises:
-            ConfigError: It has ``weight_decay``, ``amsgrad`` or ``maximize``, which updates of rows do not know.
-        """
-        super().add_param_group(param_group)
-        for name in ("weight_decay", "amsgrad", "maximize"):
-            if param_group[name]:
-                raise ConfigError(f"found a group with {name}, which TouchedAdam does not know of rows; leave it out")
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates dense parameters as Adam does, then the rows of the others."""
+        """Updates dense parameters as Adam does, then the rows of the others.
+
+        Raises:
+            ConfigError: The group of one of the others has ``weight_decay``, ``amsgrad`` or ``maximize``; nothing is
+                updated then.
+        """
         tables = [
             (group, parameter, parameter.grad)
             for group in self.param_groups
             for parameter in group["params"]
             if parameter.grad is not None and parameter.grad.is_sparse
         ]
+        for group, _, _ in tables:
+            for name in ("weight_decay", "amsgrad", "maximize"):
+                if group[name]:
+                    raise ConfigError(f"found {name} in a group with sparse gradients; leave it out of that group")
         for _, parameter, _ in tables:
             parameter.grad = None  # which Adam passes over
         loss = super().step(closure)

@@ -96,7 +96,7 @@ def _check_threads(wanted: int | None) -> None:
 
 
 def _precision(config: RunConfig, *devices: str) -> Precision:
-    """The one asked for, or the fastest on whichever of the devices is taken."""
+    """The one asked for, or what is fast on all of the devices, those that are taken or may be."""
     wanted = config.train.precision
     return fastest_precision(*devices) if wanted == "auto" else wanted
 

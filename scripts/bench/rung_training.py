@@ -104,7 +104,7 @@ def train(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
         options = {**setting.of_pipeline, "cuda_graphs": setting.cuda_graphs}
 
         def updates(batch: int) -> bool:
-            return (batch + 1) % setting.accumulate == 0
+            return (batch + 1) % setting.accumulate == 0 or batch + 1 == steps
 
         with Pipeline(package, [str(task.device)], "sequential", threads=threads, seed=seed, **options) as pipe:
             found = timed(task.device, batches, steps, partial(pipe.run, lr_scale=rise, updates=updates), memory)

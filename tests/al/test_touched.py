@@ -58,12 +58,16 @@ def test_rows_are_updated_as_pytorchs_own_sparse_adam_does(lookups: list[list[in
 @pytest.mark.parametrize("option", [{"weight_decay": 0.01}, {"amsgrad": True}, {"maximize": True}])
 def test_what_no_row_would_have_is_refused(option: dict[str, Any]) -> None:
     """A group of Adam's may say so: dense parameters went by it, and tables did not."""
-    group: dict[str, Any] = {"params": list(table(sparse=True).parameters()), **option}
-    with pytest.raises(ConfigError, match=f"found a group with {next(iter(option))}, which"):
-        TouchedAdam([group])
-    optimizer = TouchedAdam(table(sparse=True).parameters())
-    with pytest.raises(ConfigError, match="leave it out"):
-        optimizer.add_param_group(group)
+    embedding, dense = table(sparse=True), nn.Linear(WIDE, 2)
+    groups: list[dict[str, Any]] = [{"params": list(part.parameters()), **option} for part in (embedding, dense)]
+    optimizer = TouchedAdam(groups, lr=0.1)
+    before = [one.detach().clone() for one in (*embedding.parameters(), *dense.parameters())]
+    dense(embedding(torch.arange(3))).sum().backward()
+    with pytest.raises(ConfigError, match=f"found {next(iter(option))} in a group with sparse gradients"):
+        optimizer.step()
+    assert all(map(torch.equal, before, (*embedding.parameters(), *dense.parameters())))
+    TouchedAdam([groups[1], {"params": list(embedding.parameters())}], lr=0.1).step()
+    assert not any(map(torch.equal, before, (*embedding.parameters(), *dense.parameters())))
 
 
 def test_a_row_that_is_not_looked_up_keeps_its_bits_and_its_moments() -> None:
