@@ -383,6 +383,57 @@ def test_stages_are_measured_while_all_have_work(
     assert tokens == pytest.approx(100 / step_s)
 
 
+def test_of_micro_batches_each_update_counts_for_all_that_share_it(bench: dict[str, ModuleType]) -> None:
+    """One stage: a second forward and one backward for each, and two for the update after every second one."""
+    spans, now = [], 0.0
+    for batch in range(20):
+        for action, seconds in ((Action.FORWARD, 1.0), (Action.BACKWARD, 1.0), (Action.UPDATE, 2.0 * (batch % 2))):
+            if seconds:
+                spans.append(Span(0, 0, action, batch, now, now + seconds))
+                now += seconds
+    found = bench["rung_training"].in_flow(spans, [(8, 100)] * 20, 2)
+    assert found == pytest.approx((6.0, 16 / 6, 200 / 6))
+
+
+@pytest.mark.parametrize("form", ["al", "bp"])
+def test_micro_batches_are_those_of_a_large_batch(
+    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """And stay so in what comes after them."""
+    monkeypatch.setattr(bench["rungs"], "cores", lambda: 2)
+    parts = {}
+    for batch in (None, 64, 100, 256):
+        ladder = bench["rungs"].rungs_of("charlm", form, torch.device("cpu"), batch=batch)
+        parts[batch] = [rung.setting.parts for rung in ladder]
+        names = [rung.name for rung in ladder]
+    assert all(set(parts[batch]) == {1} for batch in (None, 64, 100))
+    first = names.index("+ micro-batches of 64")
+    assert parts[256] == [1] * first + [4] * (len(names) - first)
+    assert bench["rungs"].Setting("al", batch=256, micro=64).piped
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("staged", [False, True])
+def test_micro_batches_learn_what_their_batch_does(
+    bench: dict[str, ModuleType], real_data: Path, monkeypatch: pytest.MonkeyPatch, staged: bool
+) -> None:
+    """Their updates and learning rates are those of batches: after one micro-batch of a batch nothing is learnt."""
+    for module in ("rung_training", "rung_data"):
+        monkeypatch.setattr(bench[module], "cores", lambda: 1)
+    monkeypatch.setattr(bench["rung_data"], "_EVALUATED", 48)
+    monkeypatch.setattr(bench["rung_data"], "place", lambda *_, **__: Placement(["cpu", "cpu"], [1, 3], 1))
+    task = bench["rung_data"].task_of("charlm", torch.device("cpu"), str(real_data))
+    whole = bench["rungs"].Setting("al", operators="ours", engine=True, batch=24)
+    found = [
+        bench["rung_training"].train(task, setting, 0, 5)
+        for setting in (whole, replace(whole, micro=8, staged=staged), replace(whole, micro=8, accumulate=5))
+    ]
+    assert found[1].loss == pytest.approx(found[0].loss, abs=0.03)  # of other dropout
+    assert found[2].loss > found[0].loss + 0.1  # after one update
+    assert found[1].step_s > 0
+    assert found[1].samples_per_s == pytest.approx(24 / found[1].step_s, rel=0.05)
+
+
 def test_memory_is_that_of_all_gpus(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
     taken = {0: [10, 30], 1: [1, 6]}
     for number, name in enumerate(("memory_allocated", "max_memory_allocated")):

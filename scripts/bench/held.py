@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -28,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from processes import torchrun
 
 from pipeal.al import ALPackage
 from pipeal.engine import SCHEDULES, Pipeline, balance
@@ -143,10 +142,8 @@ def hold_processes(model: str, stages: int, batches: int, turns: int) -> Held:
     """Stages as processes that torchrun starts."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "held.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(stages)]
-        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", __file__, model]
-        command += ["--batches", str(batches), "--turns", str(turns), "--json", str(found)]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        counts = ("--batches", str(batches), "--turns", str(turns))
+        torchrun(stages, __file__, model, *counts, "--json", str(found))
         return read_held(json.loads(found.read_text(encoding="utf-8")))
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from memory_taken import Memory
+from processes import torchrun
 from rung_data import Task, task_of
-from rung_training import Counted, Measured, options_in_line, rise, timed, train_in_line
+from rung_training import Counted, Measured, options_in_line, pace, timed, train_in_line
 from rungs import Setting
 
 from pipeal.al import ALPackage
@@ -41,8 +42,7 @@ def in_processes(task: Task, setting: Setting, seed: int, steps: int) -> Measure
             "setting": asdict(setting),
         }
         write_json(order, {**what, "seed": seed, "steps": steps})
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={setting.processes}"]
-        subprocess.run([sys.executable, *command, __file__, str(order)], check=True)
+        torchrun(setting.processes, __file__, str(order))
         said = [json.loads(_answer(order, rank).read_text(encoding="utf-8")) for rank in range(setting.processes)]
     peaks = [one["peak_bytes"] for one in said]
     return replace(Measured(**said[0]["measured"]), peak_bytes=None if None in peaks else sum(peaks))
@@ -75,11 +75,11 @@ def be_rank(path: Path) -> None:
 
 def _lead(task: Task, setting: Setting, world: World, seed: int, steps: int, memory: Memory) -> Measured:
     package = task.package(setting, seed)
-    batches = Counted(task.batches(setting, seed, _share(world)))
+    batches = Counted(task.batches(setting, seed, _share(world)), setting.parts)
     pipe = DistributedPipeline(package, world, str(task.device), seed=seed, **setting.of_pipeline)
     with pipe:
         pipe.begin_feed(0)
-        found = timed(task.device, batches, steps, lambda some: pipe.run(some, rise), memory)
+        found = timed(task.device, batches, steps, partial(pipe.run, **pace(setting, steps)), memory)
     return replace(found, loss=task.loss(package))
 
 

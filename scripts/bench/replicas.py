@@ -15,7 +15,6 @@ import argparse
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -27,8 +26,9 @@ from time import perf_counter, process_time
 from typing import Any, get_args
 
 import torch
+from processes import torchrun
 from rung_data import Task, task_of
-from rung_training import rise
+from rung_training import pace
 from rungs import FORMS, MODELS, Setting
 
 from pipeal.al import ALPackage
@@ -111,8 +111,7 @@ def hold(order: dict[str, Any], processes: int) -> list[Held]:
     with TemporaryDirectory() as folder:
         path = Path(folder, "order.json")
         write_json(path, order)
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        subprocess.run([sys.executable, *command, __file__, str(path)], check=True)
+        torchrun(processes, __file__, str(path))
         found = json.loads(path.with_name("answer.json").read_text(encoding="utf-8"))
     turns = ("alone", "many")
     return [Held(**{**row, **{name: [Turn(**turn) for turn in row[name]] for name in turns}}) for row in found]
@@ -157,7 +156,7 @@ def be_rank(path: Path) -> None:
 def setting_of(order: dict[str, Any], batch: int) -> Setting:
     """What both train: our fastest form."""
     fast = Setting(order["form"], "ours", folded=True, by_length=True, channels_last=True, fused=True, engine=True)
-    return replace(fast, precision=order["precision"], compile=order["compile"], batch=batch)
+    return replace(fast, precision=order["precision"], compile=order["compile"], batch=batch, micro=order["micro"])
 
 
 def stolen_s() -> float:
@@ -176,7 +175,7 @@ def apart(start: ALPackage, one: ALPackage, other: ALPackage) -> float:
 
 def _alone(package: ALPackage, task: Task, setting: Setting, seed: int, steps: int, share: Share = WHOLE) -> Turn:
     with Pipeline(package, ["cpu"], seed=seed, threads=1, **setting.of_pipeline) as pipe:
-        return _timed(pipe, task.batches(setting, seed, share), steps)
+        return _timed(pipe, task.batches(setting, seed, share), setting, steps)
 
 
 def _together(package: ALPackage, task: Task, setting: Setting, seed: int, steps: int, world: World) -> Turn | None:
@@ -192,13 +191,13 @@ def _together(package: ALPackage, task: Task, setting: Setting, seed: int, steps
     pipe = DistributedPipeline(package, world, **options)
     with pipe:
         pipe.begin_feed(0)
-        return _timed(pipe, own(), steps)
+        return _timed(pipe, own(), setting, steps)
 
 
-def _timed(pipe: Pipeline, batches: Iterator[Any], steps: int) -> Turn:
-    pipe.run(islice(batches, WARM_UP), rise)
+def _timed(pipe: Pipeline, batches: Iterator[Any], setting: Setting, steps: int) -> Turn:
+    pipe.run(islice(batches, WARM_UP * setting.parts), **pace(setting, WARM_UP))
     begin = process_time()
-    report = pipe.run(islice(batches, steps), rise)
+    report = pipe.run(islice(batches, steps * setting.parts), **pace(setting, WARM_UP + steps))
     work = process_time() - begin
     (times,) = report.stages
     waiting = times.waiting
@@ -213,15 +212,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
     parser.add_argument("--compile", choices=COMPILES, default="none")
     parser.add_argument("--batches", nargs="+", type=int, default=[24, 64, 128, 256], help="samples of a step, of all")
+    parser.add_argument("--micro", type=int, help="in micro-batches of so many samples, of all")
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--processes", type=int, default=cores())
     parser.add_argument("--steps", type=int, default=40, help=f"batches of a training, after {WARM_UP} for warming up")
     parser.add_argument("--turns", type=int, default=5, help="after one for warming up")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     options = parser.parse_args(arguments)
-    asked = {
-        name: getattr(options, name) for name in ("model", "form", "precision", "compile", "batches", "steps", "turns")
-    }
+    micro: int | None = options.micro
+    if micro is not None and (micro < 1 or any(batch % micro for batch in options.batches)):
+        parser.error(f"found --micro {micro}; expected batches of {options.batches} to be made of whole ones")
+    names = ("model", "form", "precision", "compile", "batches", "micro", "steps", "turns")
+    asked = {name: getattr(options, name) for name in names}
     facts = environment()
     print("  ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
     found = hold({**asked, "root": options.data_root}, options.processes)

@@ -57,7 +57,7 @@ class Task:
             batching = replace(config.data.batching, kind="fixed", batch_size=samples)
             config = replace(config, data=replace(config.data, batching=batching))
         if setting.batch is not None:
-            config = replace(config, data=_of_samples(config.data, setting.batch))
+            config = replace(config, data=_of_samples(config.data, setting.batch // setting.parts))
         if not setting.ahead:
             helpers = "workers" if self.model == "resnet" else "prefetch"
             config = replace(config, data=replace(config.data, **{helpers: 0}))
@@ -82,7 +82,7 @@ class Task:
         return package
 
     def batches(self, setting: Setting, seed: int, share: Share = WHOLE, epoch: int | None = None) -> Iterator[Any]:
-        """Those of one epoch, or of all."""
+        """Those of one epoch, or of all; micro-batches where there are."""
         found = self.of(setting).train_batches(seed, share)
         for number in count() if epoch is None else [epoch]:
             found.set_epoch(number)

@@ -26,6 +26,9 @@ SHARED = {"charlm": 64}
 """Samples of a batch that processes on a CPU share, for models whose usual batch is too small for that: a few samples
 take as long as twice as many. The rung that they are held against has as many."""
 
+MICRO = {"charlm": 64}
+"""Samples of a micro-batch: of a large batch, a CPU's caches hold less."""
+
 _MOST_STAGES = 4
 """No model has fewer layers."""
 
@@ -51,6 +54,8 @@ class Setting:
         by_class: Label sides work once for each class.
         engine: The loop is a :class:`pipeal.Pipeline`'s, with all layers in one stage.
         accumulate: Batches to one update; needs a pipeline.
+        micro: Samples of a micro-batch, of all processes together: as many of them make an update as make a batch;
+            None for whole batches. Needs a pipeline, too, and a ``batch``.
         compile: As for :class:`pipeal.Pipeline`, which it needs.
         threads: Of a process that has all stages in one; None for as many as there are cores.
         staged: In the stages that ``--devices auto`` takes on such devices, or in a stage for each process; needs a
@@ -75,6 +80,7 @@ class Setting:
     by_class: bool = False
     engine: bool = False
     accumulate: int = 1
+    micro: int | None = None
     compile: Compile = "none"
     threads: int | None = None
     staged: bool = False
@@ -87,7 +93,14 @@ class Setting:
     def piped(self) -> bool:
         """Whether it is a pipeline that trains: as asked for, or for something that no plain loop does."""
         needed = self.compile != "none" or self.cuda_graphs or self.precision == "fp16" or self.accumulate > 1
-        return self.engine or needed
+        return self.engine or needed or self.parts > 1
+
+    @property
+    def parts(self) -> int:
+        """The micro-batches of a batch."""
+        if self.micro is None or self.batch is None:
+            return 1
+        return self.batch // self.micro
 
     @property
     def of_pipeline(self) -> dict[str, Any]:
@@ -170,6 +183,9 @@ def rungs_of(
         if device.type == "cuda":
             add("CUDA graphs", aside=True, cuda_graphs=True)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
+    micro = MICRO.get(model)
+    if device.type == "cpu" and micro and batch and batch > micro and batch % micro == 0:
+        add(f"micro-batches of {micro}", micro=micro)
     if form == "al":
         add("stages", staged=True)
         if processes > 1:
