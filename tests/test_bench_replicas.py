@@ -31,12 +31,14 @@ def verses(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-@pytest.mark.parametrize(("batch", "micro"), [(3, None), (12, 3)])
+@pytest.mark.parametrize(("batch", "micro", "parts"), [(3, None, 1), (12, 3, 4)])
 def test_two_processes_come_to_the_weights_of_one(
-    bench: dict[str, ModuleType], tmp_path: Path, batch: int, micro: int | None
+    bench: dict[str, ModuleType], tmp_path: Path, batch: int, micro: int | None, parts: int
 ) -> None:
     order = {"model": "charlm", "form": "bp", "precision": "fp32", "compile": "none", "batches": [batch]}
-    (row,) = bench["replicas"].hold({**order, "micro": micro, "steps": 2, "turns": 1, "root": verses(tmp_path)}, 2)
+    order["micro"] = micro
+    assert bench["replicas"].setting_of(order, batch).parts == parts
+    (row,) = bench["replicas"].hold({**order, "steps": 2, "turns": 1, "root": verses(tmp_path)}, 2)
     assert row.batch == batch
     assert len(row.alone) == len(row.beside) == len(row.many) == len(row.stolen) == len(row.gains) == 1
     assert row.ceiling == row.alone[0].step / row.beside[0]

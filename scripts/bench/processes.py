@@ -1,4 +1,4 @@
-"""Benchmarks in many processes."""
+"""Benchmarks start themselves under ``torchrun``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 
 
 def torchrun(processes: int, file: str, *arguments: str) -> None:
-    """Runs a script in so many processes of this machine, whose operators have a thread each until they say otherwise.
+    """Runs a script in so many processes of this machine.
+
+    Each begins with one intra-op thread, whatever ``OMP_NUM_THREADS`` says here.
 
     Raises:
         CalledProcessError: One of them failed, and has said with what.

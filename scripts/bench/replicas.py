@@ -1,9 +1,9 @@
 """Data parallel training held against one process with one thread, on the same batches.
 
-    python scripts/bench/replicas.py charlm --data-root DIR [--batches 24 64 128 256] [--compile static]
+    python scripts/bench/replicas.py charlm --data-root DIR [--batches 24 64 128 256] [--micro 32] [--compile static]
 
 torchrun starts a process with one thread for each core. In each turn, and for each size of a batch, the first of them
-trains alone on whole batches while the others rest. Then all train at once, each a model of its own on its share of
+trains alone on all of each batch while the others rest. Then all train at once, each a model of its own on its share of
 the same batches: no faster can they be together on this machine. Then they train one model together, from the same
 weights. So what is compared is seconds per sample at one global batch. The first turn is for warming up, and its
 weights are compared: what averaging rounds should be little of how far they have moved.
@@ -130,14 +130,15 @@ def be_rank(path: Path) -> None:
         for turn in range(order["turns"] + 1):
             for place, batch in enumerate(order["batches"]):
                 setting = setting_of(order, batch)
+                shared = replace(setting, processes=world.size)
                 since = stolen_s(), perf_counter()
                 whole = task.package(setting, turn)
                 alone = _alone(whole, task, setting, turn, steps) if world.rank == 0 else None
                 world.gather(None)  # the others rest until then
                 package, share = task.package(setting, turn), Share(world.rank, world.size)
-                beside = max(world.gather(_alone(package, task, setting, turn, steps, share).step))
+                beside = max(world.gather(_alone(package, task, shared, turn, steps, share).step))
                 package = task.package(setting, turn)
-                many = _together(package, task, setting, turn, steps, world)
+                many = _together(package, task, shared, turn, steps, world)
                 stolen = (stolen_s() - since[0]) / (perf_counter() - since[1]) / (os.cpu_count() or 1)
                 if alone is None or many is None:
                     continue
@@ -212,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
     parser.add_argument("--compile", choices=COMPILES, default="none")
     parser.add_argument("--batches", nargs="+", type=int, default=[24, 64, 128, 256], help="samples of a step, of all")
-    parser.add_argument("--micro", type=int, help="in micro-batches of so many samples, of all")
+    parser.add_argument("--micro", type=int, help="cuts what a process has of a batch into micro-batches of so many")
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--processes", type=int, default=cores())
     parser.add_argument("--steps", type=int, default=40, help=f"batches of a training, after {WARM_UP} for warming up")
@@ -220,8 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     options = parser.parse_args(arguments)
     micro: int | None = options.micro
-    if micro is not None and (micro < 1 or any(batch % micro for batch in options.batches)):
-        parser.error(f"found --micro {micro}; expected batches of {options.batches} to be made of whole ones")
+    if (micro is not None and micro < 1) or min(options.batches) < options.processes:
+        parser.error(f"found --micro {micro} --batches {options.batches}; expected at least a sample for each process")
     names = ("model", "form", "precision", "compile", "batches", "micro", "steps", "turns")
     asked = {name: getattr(options, name) for name in names}
     facts = environment()
@@ -229,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = hold({**asked, "root": options.data_root}, options.processes)
     print_table(
         f"{options.model}, {options.form.upper()}, {options.precision}, compile {options.compile}, "
+        f"{'whole batches' if micro is None else f'micro-batches of {micro}'}, "
         f"{options.processes} processes of one thread, "
         f"{options.steps} batches, medians of {options.turns} turns; ms per batch",
         [

@@ -209,7 +209,7 @@ def in_flow(spans: Sequence[Span], held: Sequence[tuple[int, int]], parts: int =
     Args:
         spans: Of all actions on all batches, or micro-batches.
         held: Of each of those, its samples and its tokens.
-        parts: The micro-batches of a batch.
+        parts: The micro-batches of a batch, which are as large as each other.
     """
     warm = WARM_UP * parts
     ended: dict[tuple[int, int], float] = defaultdict(float)

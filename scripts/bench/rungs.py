@@ -26,8 +26,8 @@ SHARED = {"charlm": 64}
 """Samples of a batch that processes on a CPU share, for models whose usual batch is too small for that: a few samples
 take as long as twice as many. The rung that they are held against has as many."""
 
-MICRO = {"charlm": 64}
-"""Samples of a micro-batch: of a large batch, a CPU's caches hold less."""
+MICRO = {"charlm": 32}
+"""Samples of a micro-batch on a CPU, whose caches do not hold what a layer works on of a large batch."""
 
 _MOST_STAGES = 4
 """No model has fewer layers."""
@@ -54,8 +54,8 @@ class Setting:
         by_class: Label sides work once for each class.
         engine: The loop is a :class:`pipeal.Pipeline`'s, with all layers in one stage.
         accumulate: Batches to one update; needs a pipeline.
-        micro: Samples of a micro-batch, of all processes together: as many of them make an update as make a batch;
-            None for whole batches. Needs a pipeline, too, and a ``batch``.
+        micro: Batches are cut into micro-batches of about so many samples in each process, with one update after all
+            of them; None for whole batches. Needs a pipeline, and a ``batch``.
         compile: As for :class:`pipeal.Pipeline`, which it needs.
         threads: Of a process that has all stages in one; None for as many as there are cores.
         staged: In the stages that ``--devices auto`` takes on such devices, or in a stage for each process; needs a
@@ -97,10 +97,10 @@ class Setting:
 
     @property
     def parts(self) -> int:
-        """The micro-batches of a batch."""
+        """Into how many micro-batches a batch is cut; as many in each process."""
         if self.micro is None or self.batch is None:
             return 1
-        return self.batch // self.micro
+        return max(1, self.batch // (self.micro * (1 if self.staged else self.processes)))
 
     @property
     def of_pipeline(self) -> dict[str, Any]:
@@ -182,10 +182,10 @@ def rungs_of(
         add("compiled", aside=device.type != "cpu", compile="static")
         if device.type == "cuda":
             add("CUDA graphs", aside=True, cuda_graphs=True)
-    processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     micro = MICRO.get(model)
-    if device.type == "cpu" and micro and batch and batch > micro and batch % micro == 0:
+    if device.type == "cpu" and micro and batch and batch >= 2 * micro:
         add(f"micro-batches of {micro}", micro=micro)
+    processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if form == "al":
         add("stages", staged=True)
         if processes > 1:
