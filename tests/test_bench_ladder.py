@@ -21,7 +21,6 @@ from torch import Tensor
 from pipeal import ALPackage, Pipeline
 from pipeal.al import TouchedAdam
 from pipeal.config import LanguageConfig, VisionConfig, load_config
-from pipeal.data import Batch
 from pipeal.engine.costs import Placement
 from pipeal.engine.schedule import SCHEDULES, Action
 from pipeal.engine.simulate import simulate
@@ -144,18 +143,16 @@ def test_optimizers_hold_all_weights_of_a_rung(
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize("form", ["al", "bp"])
-@pytest.mark.parametrize(
-    ("name", "batch"), [("charlm", None), ("charlm", 256), ("transformer", None), ("lstm", None), ("resnet", None)]
-)
+@pytest.mark.parametrize("name", ["charlm", "transformer", "lstm", "resnet"])
 def test_each_rung_changes_one_thing(
-    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str, batch: int | None, form: str, device: str
+    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, name: str, form: str, device: str
 ) -> None:
     """What was compiled had left the plain loop for the engine as well."""
     monkeypatch.setattr(bench["rungs"], "cores", lambda: 2)
     monkeypatch.setattr(bench["rungs"], "fastest_precision", lambda _: "bf16")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    ladder = bench["rungs"].rungs_of(name, form, torch.device(device), batch=batch)
-    assert ladder[0].setting == bench["rungs"].Setting(form, batch=batch)
+    ladder = bench["rungs"].rungs_of(name, form, torch.device(device))
+    assert ladder[0].setting == bench["rungs"].Setting(form)
     below = asdict(ladder[0].setting)
     for rung in ladder[1:]:
         setting = asdict(rung.setting)
@@ -349,14 +346,7 @@ def test_stages_are_on_what_the_other_rungs_compute_on(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"compile": "static"},
-        {"cuda_graphs": True},
-        {"precision": "fp16"},
-        {"accumulate": 4},
-        {"batch": 256, "micro": 32},
-    ],
+    "changes", [{"compile": "static"}, {"cuda_graphs": True}, {"precision": "fp16"}, {"accumulate": 4}]
 )
 def test_what_the_plain_loop_cannot_do_is_done_without_the_engine_rung_too(
     bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
@@ -367,7 +357,7 @@ def test_what_the_plain_loop_cannot_do_is_done_without_the_engine_rung_too(
         pass
 
     def opened(*_: object, **options: Any) -> None:
-        assert all(options[key] == value for key, value in changes.items() if key in options)
+        assert all(options[key] == value for key, value in changes.items() if key != "accumulate")
         raise Opened
 
     monkeypatch.setattr(bench["rung_data"].Task, "package", lambda *_: None)
@@ -391,73 +381,6 @@ def test_stages_are_measured_while_all_have_work(
     assert step_s == pytest.approx(max(stage_s), rel=0.05)
     assert samples == pytest.approx(8 / step_s)
     assert tokens == pytest.approx(100 / step_s)
-
-
-def test_of_micro_batches_each_update_counts_for_all_that_share_it(bench: dict[str, ModuleType]) -> None:
-    """One stage: a second forward and one backward for each, and two for the update after every second one."""
-    spans, now = [], 0.0
-    for batch in range(20):
-        for action, seconds in ((Action.FORWARD, 1.0), (Action.BACKWARD, 1.0), (Action.UPDATE, 2.0 * (batch % 2))):
-            if seconds:
-                spans.append(Span(0, 0, action, batch, now, now + seconds))
-                now += seconds
-    found = bench["rung_training"].in_flow(spans, [(8, 100)] * 20, 2)
-    assert found == pytest.approx((6.0, 16 / 6, 200 / 6))
-
-
-@pytest.mark.parametrize("form", ["al", "bp"])
-def test_large_batches_are_cut_and_stay_so(
-    bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
-    """Into micro-batches of about one size in each process."""
-    monkeypatch.setattr(bench["rungs"], "cores", lambda: 2)
-
-    def parts(batch: int | None) -> dict[str, int]:
-        ladder = bench["rungs"].rungs_of("charlm", form, torch.device("cpu"), batch=batch)
-        return {rung.name: rung.setting.parts for rung in ladder}
-
-    assert all(set(parts(batch).values()) == {1} for batch in (None, 32, 63))
-    found = parts(256)
-    names = list(found)
-    first = names.index("+ micro-batches of 32")
-    assert {found[name] for name in names[:first]} == {1}
-    stages = ["+ stages", "+ stages in 2 processes"] if form == "al" else []
-    assert {name: found[name] for name in names[first:]} == {
-        **dict.fromkeys([names[first], *stages, "(one thread)"], 8),
-        "+ data parallel × 2": 4,
-    }
-
-
-def test_micro_batches_are_all_of_a_batch(bench: dict[str, ModuleType]) -> None:
-    """Also of a share of one, whose counts are those of the whole batch."""
-    x = torch.arange(36).view(9, 4)
-    for mine in (slice(None), slice(0, 5)):
-        parts = list(bench["rung_data"].parted(Batch(x[mine], x[mine, 0], list(range(9)), 31, 36), 4))
-        assert torch.equal(torch.cat([part.x for part in parts]), x[mine])
-        assert torch.equal(torch.cat([part.y for part in parts]), x[mine, 0])
-        assert [index for part in parts for index in part.indices] == list(range(9))
-        assert [sum(part.tokens for part in parts), sum(part.padded for part in parts)] == [31, 36]
-        assert {len(part.x) for part in parts} <= {1, 2, 3}
-
-
-@pytest.mark.data
-def test_micro_batches_learn_what_their_batch_does(
-    bench: dict[str, ModuleType], real_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one stage, in stages, and in processes of either kind."""
-    for module, cores in (("rung_training", 1), ("rung_data", 2)):
-        monkeypatch.setattr(bench[module], "cores", lambda cores=cores: cores)
-    monkeypatch.setattr(bench["rung_data"], "place", lambda *_, **__: Placement(["cpu", "cpu"], [1, 3], 1))
-    task = bench["rung_data"].task_of("charlm", torch.device("cpu"), str(real_data))
-    whole = bench["rungs"].Setting("al", operators="ours", engine=True, batch=12)
-    wanted = bench["rung_training"].train(task, whole, 0, 5)
-    for changes in ({}, {"staged": True}, {"processes": 2}, {"staged": True, "processes": 2}):
-        setting = replace(whole, micro=3, **changes)
-        run = bench["ladder_ranks"].in_processes if setting.processes > 1 else bench["rung_training"].train
-        found = run(task, setting, 0, 5)
-        assert found.loss == pytest.approx(wanted.loss, abs=1e-4), changes
-        assert found.samples_per_s == pytest.approx(12 / found.step_s, rel=0.02), changes
-        assert found.tokens_per_s == pytest.approx(64 * found.samples_per_s), changes
 
 
 def test_memory_is_that_of_all_gpus(bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:

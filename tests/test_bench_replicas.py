@@ -31,15 +31,10 @@ def verses(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-@pytest.mark.parametrize(("batch", "micro", "parts"), [(3, None, 1), (12, 3, 4)])
-def test_two_processes_come_to_the_weights_of_one(
-    bench: dict[str, ModuleType], tmp_path: Path, batch: int, micro: int | None, parts: int
-) -> None:
-    order = {"model": "charlm", "form": "bp", "precision": "fp32", "compile": "none", "batches": [batch]}
-    order["micro"] = micro
-    assert bench["replicas"].setting_of(order, batch).parts == parts
+def test_two_processes_come_to_the_weights_of_one(bench: dict[str, ModuleType], tmp_path: Path) -> None:
+    order = {"model": "charlm", "form": "bp", "precision": "fp32", "compile": "none", "batches": [3]}
     (row,) = bench["replicas"].hold({**order, "steps": 2, "turns": 1, "root": verses(tmp_path)}, 2)
-    assert row.batch == batch
+    assert row.batch == 3
     assert len(row.alone) == len(row.beside) == len(row.many) == len(row.stolen) == len(row.gains) == 1
     assert row.ceiling == row.alone[0].step / row.beside[0]
     for turn in (*row.alone, *row.many):

@@ -11,9 +11,6 @@ and the next ones do without it. Real tokens count, padding does not. The share 
 or images need in operations of matrix products, per second, over the most that this machine was seen to do in one large
 product of any type.
 
-On a CPU a large ``--batch`` of charlm is also cut into micro-batches, with one update after all of them, which learns
-from as much as before; "4 batches to an update", of any model, learns from four times as much.
-
 A rung's turn is short: some models answer as before it, with the loss of chance. ``--ends`` is for losses: the lowest
 rung and the highest of one process and stage alone, for as many ``--steps`` as it takes to tell them from chance.
 

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from memory_taken import Memory
 from processes import torchrun
 from rung_data import Task, task_of
-from rung_training import Counted, Measured, options_in_line, pace, timed, train_in_line
+from rung_training import Counted, Measured, options_in_line, rise, timed, train_in_line
 from rungs import Setting
 
 from pipeal.al import ALPackage
@@ -75,11 +74,11 @@ def be_rank(path: Path) -> None:
 
 def _lead(task: Task, setting: Setting, world: World, seed: int, steps: int, memory: Memory) -> Measured:
     package = task.package(setting, seed)
-    batches = Counted(task.batches(setting, seed, _share(world)), setting.parts)
+    batches = Counted(task.batches(setting, seed, _share(world)))
     pipe = DistributedPipeline(package, world, str(task.device), seed=seed, **setting.of_pipeline)
     with pipe:
         pipe.begin_feed(0)
-        found = timed(task.device, batches, steps, partial(pipe.run, **pace(setting, steps)), memory)
+        found = timed(task.device, batches, steps, lambda some: pipe.run(some, rise), memory)
     return replace(found, loss=task.loss(package))
 
 

@@ -1,6 +1,6 @@
 """Data parallel training held against one process with one thread, on the same batches.
 
-    python scripts/bench/replicas.py charlm --data-root DIR [--batches 24 64 128 256] [--micro 32] [--compile static]
+    python scripts/bench/replicas.py charlm --data-root DIR [--batches 24 64 128 256] [--compile static]
 
 torchrun starts a process with one thread for each core. In each turn, and for each size of a batch, the first of them
 trains alone on all of each batch while the others rest. Then all train at once, each a model of its own on its share of
@@ -28,7 +28,7 @@ from typing import Any, get_args
 import torch
 from processes import torchrun
 from rung_data import Task, task_of
-from rung_training import pace
+from rung_training import rise
 from rungs import FORMS, MODELS, Setting
 
 from pipeal.al import ALPackage
@@ -130,15 +130,14 @@ def be_rank(path: Path) -> None:
         for turn in range(order["turns"] + 1):
             for place, batch in enumerate(order["batches"]):
                 setting = setting_of(order, batch)
-                shared = replace(setting, processes=world.size)
                 since = stolen_s(), perf_counter()
                 whole = task.package(setting, turn)
                 alone = _alone(whole, task, setting, turn, steps) if world.rank == 0 else None
                 world.gather(None)  # the others rest until then
                 package, share = task.package(setting, turn), Share(world.rank, world.size)
-                beside = max(world.gather(_alone(package, task, shared, turn, steps, share).step))
+                beside = max(world.gather(_alone(package, task, setting, turn, steps, share).step))
                 package = task.package(setting, turn)
-                many = _together(package, task, shared, turn, steps, world)
+                many = _together(package, task, setting, turn, steps, world)
                 stolen = (stolen_s() - since[0]) / (perf_counter() - since[1]) / (os.cpu_count() or 1)
                 if alone is None or many is None:
                     continue
@@ -157,7 +156,7 @@ def be_rank(path: Path) -> None:
 def setting_of(order: dict[str, Any], batch: int) -> Setting:
     """What both train: our fastest form."""
     fast = Setting(order["form"], "ours", folded=True, by_length=True, channels_last=True, fused=True, engine=True)
-    return replace(fast, precision=order["precision"], compile=order["compile"], batch=batch, micro=order["micro"])
+    return replace(fast, precision=order["precision"], compile=order["compile"], batch=batch)
 
 
 def stolen_s() -> float:
@@ -176,7 +175,7 @@ def apart(start: ALPackage, one: ALPackage, other: ALPackage) -> float:
 
 def _alone(package: ALPackage, task: Task, setting: Setting, seed: int, steps: int, share: Share = WHOLE) -> Turn:
     with Pipeline(package, ["cpu"], seed=seed, threads=1, **setting.of_pipeline) as pipe:
-        return _timed(pipe, task.batches(setting, seed, share), setting, steps)
+        return _timed(pipe, task.batches(setting, seed, share), steps)
 
 
 def _together(package: ALPackage, task: Task, setting: Setting, seed: int, steps: int, world: World) -> Turn | None:
@@ -192,13 +191,13 @@ def _together(package: ALPackage, task: Task, setting: Setting, seed: int, steps
     pipe = DistributedPipeline(package, world, **options)
     with pipe:
         pipe.begin_feed(0)
-        return _timed(pipe, own(), setting, steps)
+        return _timed(pipe, own(), steps)
 
 
-def _timed(pipe: Pipeline, batches: Iterator[Any], setting: Setting, steps: int) -> Turn:
-    pipe.run(islice(batches, WARM_UP * setting.parts), **pace(setting, WARM_UP))
+def _timed(pipe: Pipeline, batches: Iterator[Any], steps: int) -> Turn:
+    pipe.run(islice(batches, WARM_UP), rise)
     begin = process_time()
-    report = pipe.run(islice(batches, steps * setting.parts), **pace(setting, WARM_UP + steps))
+    report = pipe.run(islice(batches, steps), rise)
     work = process_time() - begin
     (times,) = report.stages
     waiting = times.waiting
@@ -213,24 +212,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
     parser.add_argument("--compile", choices=COMPILES, default="none")
     parser.add_argument("--batches", nargs="+", type=int, default=[24, 64, 128, 256], help="samples of a step, of all")
-    parser.add_argument("--micro", type=int, help="cuts what a process has of a batch into micro-batches of so many")
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--processes", type=int, default=cores())
     parser.add_argument("--steps", type=int, default=40, help=f"batches of a training, after {WARM_UP} for warming up")
     parser.add_argument("--turns", type=int, default=5, help="after one for warming up")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     options = parser.parse_args(arguments)
-    micro: int | None = options.micro
-    if (micro is not None and micro < 1) or min(options.batches) < options.processes:
-        parser.error(f"found --micro {micro} --batches {options.batches}; expected at least a sample for each process")
-    names = ("model", "form", "precision", "compile", "batches", "micro", "steps", "turns")
-    asked = {name: getattr(options, name) for name in names}
+    asked = {
+        name: getattr(options, name) for name in ("model", "form", "precision", "compile", "batches", "steps", "turns")
+    }
     facts = environment()
     print("  ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
     found = hold({**asked, "root": options.data_root}, options.processes)
     print_table(
         f"{options.model}, {options.form.upper()}, {options.precision}, compile {options.compile}, "
-        f"{'whole batches' if micro is None else f'micro-batches of {micro}'}, "
         f"{options.processes} processes of one thread, "
         f"{options.steps} batches, medians of {options.turns} turns; ms per batch",
         [

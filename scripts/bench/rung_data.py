@@ -20,7 +20,7 @@ from pipeal.cli.build_language import language_experiment
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.build_vision import vision_experiment
 from pipeal.config import LanguageConfig, TextConfig, TextDataConfig, VisionConfig, find_config, load_config
-from pipeal.data import WHOLE, Batch, BatchLoader, PlannedBatchSampler, Share
+from pipeal.data import WHOLE, BatchLoader, PlannedBatchSampler, Share
 from pipeal.engine.costs import Placement, place
 from pipeal.engine.measure import balanced_sizes
 from pipeal.engine.threads import cores
@@ -82,12 +82,11 @@ class Task:
         return package
 
     def batches(self, setting: Setting, seed: int, share: Share = WHOLE, epoch: int | None = None) -> Iterator[Any]:
-        """Those of one epoch, or of all; micro-batches where there are."""
+        """Those of one epoch, or of all."""
         found = self.of(setting).train_batches(seed, share)
         for number in count() if epoch is None else [epoch]:
             found.set_epoch(number)
-            for batch in found:
-                yield from parted(batch, setting.parts)
+            yield from found
 
     def loss(self, package: ALPackage) -> float:
         """The mean cross entropy of the evaluated samples, in float32."""
@@ -129,9 +128,7 @@ class Task:
         Of processes a stage for each, balanced by what the layers cost, as the commands do under torchrun.
         """
         if setting not in self.placements:
-            # Of whole batches, after each of which there is an update.
-            batches = list(islice(self.batches(replace(setting, micro=None), 0), 8))
-            package = self.package(setting, 0)
+            package, batches = self.package(setting, 0), list(islice(self.batches(setting, 0), 8))
             ranks = setting.processes
             on_cpu = self.device.type == "cpu"
             if ranks > 1:
@@ -178,17 +175,6 @@ def _of_samples(data: Any, samples: int) -> Any:
     if isinstance(data, TextDataConfig):
         return replace(data, batching=replace(data.batching, kind="bucket", batch_size=samples))
     return replace(data, batch_size=samples)
-
-
-def parted(batch: Batch, parts: int) -> Iterator[Batch]:
-    """The micro-batches of a batch, or of a rank's share of one, as even as can be, and what is counted as well."""
-    if parts == 1:
-        yield batch
-        return
-    ends = [[count * part // parts for part in range(parts + 1)] for count in (len(batch), batch.tokens, batch.padded)]
-    for part, (x, y) in enumerate(zip(batch.x.tensor_split(parts), batch.y.tensor_split(parts), strict=True)):
-        samples, tokens, padded = (slice(end[part], end[part + 1]) for end in ends)
-        yield Batch(x, y, batch.indices[samples], tokens.stop - tokens.start, padded.stop - padded.start)
 
 
 def spread(samples: int) -> Any:

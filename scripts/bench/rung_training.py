@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
-from statistics import fmean
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -78,17 +77,16 @@ class Counted:
     """Counts what the batches that pass by hold.
 
     Attributes:
-        parts: The micro-batches of a batch, which pass in its place.
-        held: Of each of those so far, its samples and its tokens.
+        held: Of each batch so far, its samples and its tokens.
     """
 
-    def __init__(self, batches: Iterable[Any], parts: int) -> None:
-        self.batches, self.parts = iter(batches), parts
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = iter(batches)
         self.held: list[tuple[int, int]] = []
 
     def take(self, number: int) -> Iterator[Any]:
         """The next ones."""
-        for batch in islice(self.batches, number * self.parts):
+        for batch in islice(self.batches, number):
             self.held.append((len(batch), batch.tokens))
             yield batch
 
@@ -100,12 +98,16 @@ def train(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
         return train_in_stages(task, setting, seed, steps)
     memory = Memory([task.device], keep=setting.keeps_memory)
     package = task.package(setting, seed)
-    batches = Counted(task.batches(setting, seed), setting.parts)
+    batches = Counted(task.batches(setting, seed))
     threads = setting.threads or cores()
     if setting.piped:
         options = {**setting.of_pipeline, "cuda_graphs": setting.cuda_graphs}
+
+        def updates(batch: int) -> bool:
+            return (batch + 1) % setting.accumulate == 0 or batch + 1 == steps
+
         with Pipeline(package, [str(task.device)], "sequential", threads=threads, seed=seed, **options) as pipe:
-            found = timed(task.device, batches, steps, partial(pipe.run, **pace(setting, steps)), memory)
+            found = timed(task.device, batches, steps, partial(pipe.run, lr_scale=rise, updates=updates), memory)
     else:
         torch.set_num_threads(threads)
         package.to(task.device)
@@ -126,7 +128,7 @@ def timed(
     clock = Clock(device)
     run(batches.take(steps - WARM_UP))
     seconds = clock.seconds()
-    samples, tokens = (sum(counts) / seconds for counts in zip(*batches.held[WARM_UP * batches.parts :], strict=True))
+    samples, tokens = (sum(counts) / seconds for counts in zip(*batches.held[WARM_UP:], strict=True))
     return Measured(seconds / (steps - WARM_UP), samples, tokens, memory.peak(), math.nan)
 
 
@@ -143,7 +145,7 @@ def train_in_stages(task: Task, setting: Setting, seed: int, steps: int) -> Meas
 
 def options_in_line(task: Task, setting: Setting, seed: int, steps: int) -> dict[str, Any]:
     """What every pipeline of such stages is opened with, on every rank."""
-    placement, trace = task.placement(setting), Window(0, _fed(task, setting, steps) * setting.parts)
+    placement, trace = task.placement(setting), Window(0, _fed(task, setting, steps))
     placed = {"sizes": placement.sizes, "threads": placement.threads}
     return {**placed, "trace": trace, "seed": seed, **setting.of_pipeline}
 
@@ -175,11 +177,11 @@ def train_in_line(
 def _on_the_clock(
     task: Task, setting: Setting, seed: int, steps: int, line: Callable[[ALPackage], Line], memory: Memory
 ) -> Measured:
-    batches, fed = Counted(task.batches(setting, seed), setting.parts), _fed(task, setting, steps)
+    batches = Counted(task.batches(setting, seed))
     with line(task.package(setting, seed)) as pipe:
-        pipe.run(batches.take(fed), **pace(setting, fed))
+        pipe.run(batches.take(_fed(task, setting, steps)), rise)
         spans = pipe.spans()
-    step_s, samples, tokens = in_flow(spans, batches.held, setting.parts)
+    step_s, samples, tokens = in_flow(spans, batches.held)
     return Measured(step_s, samples, tokens, memory.peak(), math.nan)
 
 
@@ -187,7 +189,7 @@ def _learnt(
     task: Task, setting: Setting, seed: int, steps: int, line: Callable[[ALPackage], Line]
 ) -> dict[int, LayerState]:
     with line(task.package(setting, seed)) as pipe:
-        pipe.run(islice(task.batches(setting, seed), steps * setting.parts), **pace(setting, steps))
+        pipe.run(islice(task.batches(setting, seed), steps), rise)
         return pipe.fence().wait()
 
 
@@ -196,7 +198,7 @@ def _fed(task: Task, setting: Setting, steps: int) -> int:
     return steps + 4 * len(task.placement(setting).devices)  # no more than three for each are on their way at once
 
 
-def in_flow(spans: Sequence[Span], held: Sequence[tuple[int, int]], parts: int = 1) -> tuple[float, float, float]:
+def in_flow(spans: Sequence[Span], held: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
     """Seconds per batch, samples and tokens per second of a pipeline while all of its stages have work.
 
     From when the first :data:`WARM_UP` batches have left the last stage until the first stage has done with the last
@@ -207,39 +209,27 @@ def in_flow(spans: Sequence[Span], held: Sequence[tuple[int, int]], parts: int =
                       └ here ┘
 
     Args:
-        spans: Of all actions on all batches, or micro-batches.
-        held: Of each of those, its samples and its tokens.
-        parts: The micro-batches of a batch, which are as large as each other.
+        spans: Of all actions on all batches.
+        held: Of each batch, its samples and its tokens.
     """
-    warm = WARM_UP * parts
     ended: dict[tuple[int, int], float] = defaultdict(float)
-    taken: dict[tuple[int, Action], list[float]] = defaultdict(list)
+    cost: dict[tuple[int, Action], float] = defaultdict(float)
     for span in spans:
         ended[span.stage, span.batch] = max(ended[span.stage, span.batch], span.end)
-        if span.batch >= warm:  # what is compiled is so with an action of the first ones
-            taken[span.layer, span.action].append(span.end - span.begin)
-    whole = sum(map(sum, taken.values())) / (len(held) - warm)  # of a micro-batch, with its part of the update
-    begin, end = ended[max(span.stage for span in spans), warm - 1], ended[0, len(held) - 1]
+        if span.batch >= WARM_UP:  # what is compiled is so with an action of the first ones
+            cost[span.layer, span.action] += span.end - span.begin
+    begin, end = ended[max(span.stage for span in spans), WARM_UP - 1], ended[0, len(held) - 1]
     done = [0.0] * len(held)
     for span in spans:
         inside = min(span.end, end) - max(span.begin, begin)
         if inside > 0:
-            done[span.batch] += inside / (span.end - span.begin) * fmean(taken[span.layer, span.action]) / whole
+            done[span.batch] += inside / (span.end - span.begin) * cost[span.layer, span.action]
+    batches = [share / sum(cost.values()) for share in done]
     samples, tokens = (
-        sum(share * count for share, count in zip(done, counts, strict=True)) for counts in zip(*held, strict=True)
+        sum(share * count for share, count in zip(batches, counts, strict=True)) for counts in zip(*held, strict=True)
     )
     seconds = end - begin
-    return seconds / sum(done) * parts, samples / seconds, tokens / seconds
-
-
-def pace(setting: Setting, steps: int) -> dict[str, Any]:
-    """What a pipeline is run with for so many batches: their learning rates, and which are updated after."""
-    parts, last = setting.parts, steps * setting.parts - 1
-
-    def updates(batch: int) -> bool:
-        return (batch + 1) % (setting.accumulate * parts) == 0 or batch == last
-
-    return {"lr_scale": lambda batch: rise(batch // parts), "updates": updates}
+    return seconds / sum(batches), samples / seconds, tokens / seconds
 
 
 def rise(batch: int) -> float:

@@ -26,9 +26,6 @@ SHARED = {"charlm": 64}
 """Samples of a batch that processes on a CPU share, for models whose usual batch is too small for that: a few samples
 take as long as twice as many. The rung that they are held against has as many."""
 
-MICRO = {"charlm": 32}
-"""Samples of a micro-batch on a CPU, whose caches do not hold what a layer works on of a large batch."""
-
 _MOST_STAGES = 4
 """No model has fewer layers."""
 
@@ -54,8 +51,6 @@ class Setting:
         by_class: Label sides work once for each class.
         engine: The loop is a :class:`pipeal.Pipeline`'s, with all layers in one stage.
         accumulate: Batches to one update; needs a pipeline.
-        micro: Batches are cut into micro-batches of about so many samples in each process, with one update after all
-            of them; None for whole batches. Needs a pipeline, and a ``batch``.
         compile: As for :class:`pipeal.Pipeline`, which it needs.
         threads: Of a process that has all stages in one; None for as many as there are cores.
         staged: In the stages that ``--devices auto`` takes on such devices, or in a stage for each process; needs a
@@ -80,7 +75,6 @@ class Setting:
     by_class: bool = False
     engine: bool = False
     accumulate: int = 1
-    micro: int | None = None
     compile: Compile = "none"
     threads: int | None = None
     staged: bool = False
@@ -93,14 +87,7 @@ class Setting:
     def piped(self) -> bool:
         """Whether it is a pipeline that trains: as asked for, or for something that no plain loop does."""
         needed = self.compile != "none" or self.cuda_graphs or self.precision == "fp16" or self.accumulate > 1
-        return self.engine or needed or self.parts > 1
-
-    @property
-    def parts(self) -> int:
-        """Into how many micro-batches a batch is cut; as many in each process."""
-        if self.micro is None or self.batch is None:
-            return 1
-        return max(1, self.batch // (self.micro * (1 if self.staged else self.processes)))
+        return self.engine or needed
 
     @property
     def of_pipeline(self) -> dict[str, Any]:
@@ -182,9 +169,6 @@ def rungs_of(
         add("compiled", aside=device.type != "cpu", compile="static")
         if device.type == "cuda":
             add("CUDA graphs", aside=True, cuda_graphs=True)
-    micro = MICRO.get(model)
-    if device.type == "cpu" and micro and batch and batch >= 2 * micro:
-        add(f"micro-batches of {micro}", micro=micro)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if form == "al":
         add("stages", staged=True)
