@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"found --after {after} --seeds {options.seeds}; expected growing numbers, and at least one seed")
     keep_freed_memory()
     torch.set_num_threads(1)
-    task = task_of(options.model, torch.device("cpu"), options.data_root)
+    machine, task = environment(), task_of(options.model, torch.device("cpu"), options.data_root)
     forms: list[Form] = options.forms
     found: dict[Form, dict[str, list[list[float]]]] = {form: {kind: [] for kind in KINDS} for form in forms}
     for seed in range(options.seeds):
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 losses.append(losses_of(task, setting_of(form, kind), seed, after))
                 print(f"seed {seed}, {form}, {kind}: {losses[-1]}", flush=True)
                 if options.json is not None:
-                    write_json(options.json, {"machine": environment(), "after": after, "losses": found})
+                    write_json(options.json, {"machine": machine, "after": after, "losses": found})
     rows: list[list[Cell]] = []
     for form, kinds in found.items():
         for kind, losses in kinds.items():
