@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pipeal.al.codes import CODE_ACTIVATIONS, LabelStyle
 from pipeal.al.probe import probing
@@ -120,9 +121,38 @@ class ImageBridge(nn.Sequential):
         rows, columns = min(height, cells), min(width, cells)
         flat = channels * rows * columns
         super().__init__(
-            nn.AdaptiveAvgPool2d((rows, columns)), nn.Flatten(), *_hidden(flat, hidden, nn.ReLU),
+            CellMeans(rows, columns), nn.Flatten(), *_hidden(flat, hidden, nn.ReLU),
             nn.Linear(hidden or flat, code), ending(),
         )  # fmt: skip
+
+
+class CellMeans(nn.Module):
+    """Averages over the cells of an image: ``(B, C, H, W)`` to ``(B, C, rows, columns)``.
+
+    As ``nn.AdaptiveAvgPool2d``. Where all cells are of one size, as they mostly are, by an operator whose backward
+    keeps images channel by channel when compiled, and on a GPU passes ``torch.use_deterministic_algorithms``.
+
+    Args:
+        rows: Cells of a column.
+        columns: Cells of a row.
+    """
+
+    draws_from_default = False
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.rows, self.columns = rows, columns
+
+    def forward(self, x: Tensor) -> Tensor:
+        """An image smaller than the cells lends its places to several of them."""
+        height, width = x.shape[-2:]
+        if height % self.rows or width % self.columns:
+            return F.adaptive_avg_pool2d(x, (self.rows, self.columns))
+        return F.avg_pool2d(x, (height // self.rows, width // self.columns))
+
+    def extra_repr(self) -> str:
+        """Shown by ``print(module)``."""
+        return f"{self.rows}, {self.columns}"
 
 
 class VectorBridge(nn.Sequential):

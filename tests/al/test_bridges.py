@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pipeal import ConfigError
-from pipeal.al.bridges import ImageBridge, MaskedMean, bridge_for
+from pipeal.al.bridges import CellMeans, ImageBridge, MaskedMean, bridge_for
 from pipeal.al.codes import CODE_ACTIVATIONS
 from pipeal.random import may_draw
 
@@ -54,6 +55,18 @@ def test_an_image_bridge_divides_a_side_into_fewer_cells() -> None:
     bridge = ImageBridge(3, 8, 8, 4, 6, cells=2)
     assert [part.in_features for part in bridge if isinstance(part, nn.Linear)] == [12, 6]
     assert bridge(torch.zeros(5, 3, 8, 8)).shape == (5, 4)
+
+
+@given(rows=st.integers(1, 4), columns=st.integers(1, 4), height=st.integers(1, 12), width=st.integers(1, 12))
+def test_cells_are_averaged_as_pytorch_does(rows: int, columns: int, height: int, width: int) -> None:
+    """Forward and backward, whether or not all cells are of one size."""
+    image = torch.randn(2, 3, height, width, dtype=torch.float64, requires_grad=True)
+    means, expected = CellMeans(rows, columns)(image), F.adaptive_avg_pool2d(image, (rows, columns))
+    torch.testing.assert_close(means, expected)
+    upstream = torch.randn_like(expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(means, image, upstream), torch.autograd.grad(expected, image, upstream)
+    )
 
 
 @given(words=st.integers(1, 6), padding=st.integers(0, 5), seed=st.integers(0, 99))
