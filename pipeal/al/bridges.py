@@ -129,8 +129,10 @@ class ImageBridge(nn.Sequential):
 class CellMeans(nn.Module):
     """Averages over the cells of an image: ``(B, C, H, W)`` to ``(B, C, rows, columns)``.
 
-    As ``nn.AdaptiveAvgPool2d``. Where all cells are of one size, as they mostly are, by an operator whose backward
-    keeps images channel by channel when compiled, and on a GPU passes ``torch.use_deterministic_algorithms``.
+    As ``nn.AdaptiveAvgPool2d``. In training, where all cells are of one size, as they mostly are, ``avg_pool2d`` takes
+    its place: that one's backward is compiled into the kernels around it and stays in their layout, and
+    ``torch.use_deterministic_algorithms`` lets it pass on a GPU. Answers keep the operator that no size decides on, so
+    that they can be exported for images of any size.
 
     Args:
         rows: Cells of a column.
@@ -146,7 +148,7 @@ class CellMeans(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """An image smaller than the cells lends its places to several of them."""
         height, width = x.shape[-2:]
-        if height % self.rows or width % self.columns:
+        if not self.training or height % self.rows or width % self.columns:
             return F.adaptive_avg_pool2d(x, (self.rows, self.columns))
         return F.avg_pool2d(x, (height // self.rows, width // self.columns))
 

@@ -57,16 +57,42 @@ def test_an_image_bridge_divides_a_side_into_fewer_cells() -> None:
     assert bridge(torch.zeros(5, 3, 8, 8)).shape == (5, 4)
 
 
-@given(rows=st.integers(1, 4), columns=st.integers(1, 4), height=st.integers(1, 12), width=st.integers(1, 12))
-def test_cells_are_averaged_as_pytorch_does(rows: int, columns: int, height: int, width: int) -> None:
-    """Forward and backward, whether or not all cells are of one size."""
-    image = torch.randn(2, 3, height, width, dtype=torch.float64, requires_grad=True)
+SIDES = st.integers(1, 4)
+LAYOUTS = st.sampled_from([torch.contiguous_format, torch.channels_last])
+
+
+@given(rows=SIDES, columns=SIDES, height=st.integers(1, 12), width=st.integers(1, 12), layout=LAYOUTS)
+def test_cells_are_averaged_as_pytorch_does(rows: int, columns: int, height: int, width: int, layout: Any) -> None:
+    """Forward and backward; cells of one size by the operator whose backward compiles."""
+    image = torch.randn(2, 3, height, width, dtype=torch.float64).to(memory_format=layout).requires_grad_()
     means, expected = CellMeans(rows, columns)(image), F.adaptive_avg_pool2d(image, (rows, columns))
+    alike = not (height % rows or width % columns)
+    assert means.grad_fn is not None
+    assert means.grad_fn.name().startswith("AvgPool2D") == alike
     torch.testing.assert_close(means, expected)
     upstream = torch.randn_like(expected)
     torch.testing.assert_close(
         torch.autograd.grad(means, image, upstream), torch.autograd.grad(expected, image, upstream)
     )
+
+
+def test_an_image_bridge_is_exported_for_images_of_any_size() -> None:
+    bridge = ImageBridge(3, 8, 8, 4).eval()
+    size = {2: torch.export.Dim("height", min=4, max=64), 3: torch.export.Dim("width", min=4, max=64)}
+    exported = torch.export.export(bridge, (torch.randn(2, 3, 8, 8),), dynamic_shapes={"input": size}).module()
+    image = torch.randn(2, 3, 24, 17)
+    torch.testing.assert_close(exported(image), bridge(image))
+
+
+@pytest.mark.cuda
+def test_the_backward_of_equal_cells_is_deterministic_on_a_gpu() -> None:
+    image = torch.randn(2, 3, 8, 8, device="cuda", requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        CellMeans(4, 4)(image).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(image.grad, torch.full_like(image, 1 / 4))
 
 
 @given(words=st.integers(1, 6), padding=st.integers(0, 5), seed=st.integers(0, 99))
