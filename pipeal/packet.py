@@ -81,6 +81,15 @@ class TrainableLayer(Protocol):
 
 
 @runtime_checkable
+class CutsOutputs(Protocol):
+    """A layer that tells whether compiled graphs of its parts may end where it goes back through nothing more."""
+
+    def cuts_outputs(self) -> bool:
+        """Whether its forward takes ``(loss, output)`` from each part that it calls, and detaches the output."""
+        ...
+
+
+@runtime_checkable
 class ScalesUpdates(Protocol):
     """What scales a layer's losses in fp16, and leaves out updates that overflow; an ``nn.Module``.
 

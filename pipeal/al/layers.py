@@ -182,6 +182,10 @@ class AL(nn.Module):
         self._losses = (enc_loss.detach(), ae_loss.detach())
         return detach(out), code
 
+    def cuts_outputs(self) -> bool:
+        """Whether forward goes back through the losses of both sides alone: so it is unless a layer has its own."""
+        return type(self).forward is AL.forward and "forward" not in vars(self)
+
     def backward(self) -> None:
         """Computes the gradients of both local losses; they stay inside this layer.
 

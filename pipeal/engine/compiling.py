@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeal.engine.gate import GATE
 from pipeal.engine.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
 from pipeal.errors import ConfigError, first_line, unknown_name
-from pipeal.packet import Path, TrainableLayer, Tree, module_of
+from pipeal.packet import CutsOutputs, Path, TrainableLayer, Tree, module_of
 
 Compile: TypeAlias = Literal["none", "static", "dynamic"]
 """Not at all; a graph for each set of shapes; or one graph for all sizes of a dimension."""
@@ -71,7 +71,8 @@ class CompiledLayer:
         self._paths: dict[Path, Region] = {}
         for path in ("f", "b", "h"):
             self._paths[path] = Region(f"{name}, inference {path!r}", partial(_infer, layer, path), dynamic=dynamic)
-        self._regions = list(regions(module, name, dynamic=dynamic))
+        cut = isinstance(layer, CutsOutputs) and layer.cuts_outputs()
+        self._regions = list(regions(module, name, dynamic=dynamic, cut=cut))
         if draws and not _compiles_under_keys():
             self._regions = []
             warnings.warn(

@@ -1,6 +1,6 @@
 """A region: a function of a model that runs as one compiled graph, or not at all compiled.
 
-Three things would let the past change the result, and are kept away:
+Four things would let the past, or chance, change the result, and are kept away:
 
 * Dynamo remembers compilations, their limit and which sizes changed per *code object*, which layers of one class
   share: what one layer compiles would depend on which layer came first. So each region has a code object of its own,
@@ -8,6 +8,8 @@ Three things would let the past change the result, and are kept away:
   dynamo learns on the way. A region's past is then its layer's past.
 * Inductor's CPU kernels hold the number of threads they were compiled for, which decides how reductions round. Each
   region is compiled once for every number of threads that it is run with.
+* In its kernels for what many places add to, as to the gradient of an embedding, threads add as they come. Such
+  operators are left to PyTorch's own kernels.
 * A graph for all sizes is found again, in PyTorch's caches on disk or elsewhere, by any sizes that it serves, and what
   was compiled for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is
   not).
@@ -22,13 +24,14 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipeal.errors import first_line
+from pipeal.packet import Tree
 
 GRAPHS_MOST = 64
 """The graphs of one region: beyond it, shapes are not bounded, and compiling would never end."""
@@ -124,17 +127,41 @@ class Region:
                 yield from part.uncompiled()
 
 
-def regions(module: nn.Module, name: str, *, dynamic: bool, within: bool = False) -> Iterator[Region]:
+def regions(
+    module: nn.Module, name: str, *, dynamic: bool, within: bool = False, cut: bool = False
+) -> Iterator[Region]:
     """The regions of a module whose own forward is not one: its children, through containers that are not called.
 
     Operators of ``torch.nn`` are left out: alone, they are one kernel already.
+
+    Args:
+        module: The module.
+        name: For messages.
+        dynamic: Whether sizes are symbols in the graphs.
+        within: Whether it is a part of a region that was refused.
+        cut: Whether each child gives ``(loss, output)``, and its output is gone back through by no one: the graph then
+            detaches it. What comes out of a graph attached has its gradient taken for zeros, which are made, and
+            carried back, however large it is.
     """
     for child_name, child in module.named_children():
         path = f"{name}.{child_name}"
         if type(child).forward is nn.Module.forward:  # nn.ModuleList and its like
-            yield from regions(child, path, dynamic=dynamic, within=within)
+            yield from regions(child, path, dynamic=dynamic, within=within, cut=cut)
         elif next(child.children(), None) is not None or not type(child).__module__.startswith("torch.nn."):
-            yield Region(path, child.forward, dynamic=dynamic, module=child, within=within)
+            forward = partial(_cut, child.forward) if cut else child.forward
+            yield Region(path, forward, dynamic=dynamic, module=child, within=within)
+
+
+def _cut(forward: Callable[..., tuple[Tensor, Tree]], *args: Any, **kwargs: Any) -> tuple[Tensor, Tree]:
+    loss, output = forward(*args, **kwargs)
+    return loss, _detached(output)
+
+
+def _detached(tree: Tree) -> Tree:
+    """Of plain tuples; trees of other kinds, which the compiler may not see through, are left as they are."""
+    if isinstance(tree, Tensor):
+        return tree.detach() if tree.requires_grad else tree
+    return tuple(map(_detached, tree)) if type(tree) is tuple else tree
 
 
 @contextmanager
@@ -166,8 +193,41 @@ def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Ca
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
+    def inductor(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        from torch._inductor.compile_fx import compile_fx
+
+        settings = {"cpp.threads": threads}
+        return compile_fx(
+            graph, inputs, inner_compile=_in_one_order, config_patches=settings, decompositions=_decompositions()
+        )
+
     own = types.FunctionType(call.__code__.replace(), call.__globals__, "region", None, call.__closure__)
-    return torch.compile(own, fullgraph=True, dynamic=dynamic, options={"cpp.threads": threads})
+    return torch.compile(own, backend=inductor, fullgraph=True, dynamic=dynamic)
+
+
+def _in_one_order(*args: Any, **kwargs: Any) -> Any:
+    """Inductor's own compiler of one graph, told to have no threads add to one place as they come."""
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        return compile_fx_inner(*args, **kwargs)
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """What inductor takes apart, without operators that are sums in one order and would be made of one that is not."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.lowering import make_fallback
+
+    table = dict(select_decomp_table())
+    for whole in (torch.ops.aten.embedding_dense_backward.default, torch.ops.aten.index_add.default):
+        if table.pop(whole, None) is not None:
+            make_fallback(whole, warn=False, override_decomp=True)
+    return table
 
 
 @contextmanager
@@ -188,9 +248,10 @@ def compiler_settings(*, dynamic: bool) -> Iterator[None]:
         stack.enter_context(inductor.patch(compile_threads=1))
         stack.enter_context(dynamo_settings.patch({limit: GRAPHS_MOST, "automatic_dynamic_shapes": False}))
         stack.enter_context(functorch.patch(recompute_views=True))
+        # It would find graphs again by what they compute, but not by the order in which they add.
+        stack.enter_context(functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False))
         if dynamic:
             stack.enter_context(inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False))
-            stack.enter_context(functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False))
         yield
 
 

@@ -29,7 +29,7 @@ from pipeal.engine.compiling import _check_compiler
 from pipeal.engine.costs import place
 from pipeal.engine.gate import Abandoned, CompileGate
 from pipeal.engine.measure import WARM_UP, layer_costs
-from pipeal.engine.regions import CompileWarning, Region, compiler_settings, installed
+from pipeal.engine.regions import CompileWarning, Region, compiler_settings, installed, regions
 from pipeal.engine.virtual import VirtualLayer
 
 from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
@@ -43,8 +43,8 @@ def tracing_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the compiler but its back end: graphs run operator by operator."""
     compile = torch.compile
 
-    def traced(function: Callable[..., Any], *, options: object, **keywords: Any) -> Callable[..., Any]:
-        return compile(function, backend="eager", **keywords)
+    def traced(function: Callable[..., Any], *, backend: object, **keywords: Any) -> Callable[..., Any]:
+        return compile(function, **keywords, backend="eager")
 
     monkeypatch.setattr(torch, "compile", traced)
 
@@ -351,6 +351,73 @@ def test_bf16_and_channels_last_compiled() -> None:
     assert int(package[1].enc.f[1].num_batches_tracked) == len(batches)
 
 
+FEW = 5
+
+
+class Looks(nn.Module):
+    """Rows of two tables, few of them, and so many times over that threads add to the gradient of each."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.other = nn.Embedding(FEW, 64), nn.Embedding(FEW, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        selected = self.other.weight.index_select(0, x.flatten()).view(*x.shape, 64)
+        return (torch.tanh(self.table(x)) * selected).sum(1)
+
+
+@pytest.mark.parametrize("how", ["static", "dynamic"])
+def test_threads_add_to_one_place_in_one_order(how: Any) -> None:
+    """Symptom: no two trainings alike. Cause: threads added to the gradient of an embedding as they came."""
+    draw = torch.Generator().manual_seed(3)
+    texts = [torch.randint(FEW, (64, 64), generator=draw) for _ in range(2)]
+    batches = [(text, text[:, 0] % CLASSES) for text in texts]
+    left = []
+    for _ in range(4):
+        torch.manual_seed(5)
+        layer = AL(ENC(Looks(), nn.Linear(64, CLASSES)), LabelAE(nn.Identity(), nn.Identity(), CLASSES))
+        with Pipeline(ALPackage([layer]), ["cpu"], threads=2, compile=how) as pipe:
+            losses = pipe.run(batches).losses
+        left.append(outcome(ALPackage([layer]), losses, []))
+    assert [found.differences(left[0]) for found in left[1:]] == [[]] * 3
+
+
+class Adds(AL):
+    """A user's layer that goes back through what its encoder side gives, too."""
+
+    def forward(self, x: Any, y: Any) -> tuple[Any, Any]:
+        ae_loss, code = self.ae(y)
+        enc_loss, out = self.enc(x, code.detach())
+        self._graph = (enc_loss + out.square().mean(), ae_loss)
+        self._losses = tuple(loss.detach() for loss in self._graph)
+        return out.detach(), code.detach()
+
+
+@pytest.mark.usefixtures("tracing_only")
+@pytest.mark.parametrize("kind", [AL, Adds, PublishedAL])
+def test_graphs_end_where_a_layer_goes_back_no_further(kind: type[AL]) -> None:
+    """A layer that detaches what its sides give has graphs that do; one that may go back through it learns of it."""
+    torch.manual_seed(2)
+    layer = kind(
+        ENC(nn.Linear(4, 6), nn.Linear(6, CLASSES)), LabelAE(*(nn.Linear(CLASSES, CLASSES) for _ in "gh"), CLASSES)
+    )
+    parts = {part.name: part for part in regions(layer, "layer", dynamic=False, cut=layer.cuts_outputs())}
+    ae_loss, code = parts["layer.ae"](torch.arange(8) % CLASSES)
+    enc_loss, out = parts["layer.enc"](torch.randn(8, 4), code.detach())
+    assert (ae_loss.requires_grad, enc_loss.requires_grad) == (True, True)
+    assert (code.requires_grad, out.requires_grad) == (kind is not AL,) * 2
+    batches = [(torch.randn(8, 4), torch.arange(8) % CLASSES) for _ in range(2)]
+    left = []
+    for how in ("none", "static"):
+        package = ALPackage([copy.deepcopy(layer)])
+        with Pipeline(package, ["cpu"], threads=1, compile=how) as pipe:
+            losses = pipe.run(batches).losses
+        left.append(outcome(package, losses, []))
+    assert left[1].differences(left[0]) == []
+
+
 def test_predictions_are_the_uncompiled_ones() -> None:
     """From any exit, and in a stream."""
     (x, _), (fewer, _) = batches_of([4, 3])
@@ -492,8 +559,8 @@ def test_no_truth_values_are_kept_for_a_backward(monkeypatch: pytest.MonkeyPatch
     kept where that is above zero, which a CPU writes slowly. No kernels are needed to see what is kept."""
     compile = torch.compile
 
-    def partitioned(function: Callable[..., Any], *, options: object, **keywords: Any) -> Callable[..., Any]:
-        return compile(function, backend="aot_eager_decomp_partition", **keywords)
+    def partitioned(function: Callable[..., Any], *, backend: object, **keywords: Any) -> Callable[..., Any]:
+        return compile(function, **keywords, backend="aot_eager_decomp_partition")
 
     monkeypatch.setattr(torch, "compile", partitioned)
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))

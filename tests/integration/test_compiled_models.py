@@ -45,12 +45,12 @@ def test_stages_leave_what_sequential_leaves(model: str, mode: str, monkeypatch:
     graphs: list[Any] = []
     compile = torch.compile
 
-    def traced(function: Any, *, options: object, **keywords: Any) -> Any:
+    def traced(function: Any, *, backend: object, **keywords: Any) -> Any:
         def keep(graph: Any, _: object) -> Any:
             graphs.append(graph)
             return graph
 
-        return compile(function, backend=keep, **keywords)
+        return compile(function, **keywords, backend=keep)
 
     monkeypatch.setattr(torch, "compile", traced)
     monkeypatch.setattr(law, "Pipeline", partial(law.Pipeline, compile="static"))
