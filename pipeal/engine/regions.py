@@ -209,12 +209,12 @@ def _in_one_order(*args: Any, **kwargs: Any) -> Any:
     """Inductor's own compiler of one graph, told to have no threads add to one place as they come."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms forbids the compiler to measure, too
     try:
         return compile_fx_inner(*args, **kwargs)
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.set_deterministic_debug_mode(before)
 
 
 @cache
