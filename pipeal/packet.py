@@ -7,7 +7,7 @@ actions: forward, backward, update) and hands on a detached packet. The engine k
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -84,8 +84,8 @@ class TrainableLayer(Protocol):
 class CutsOutputs(Protocol):
     """A layer that tells whether compiled graphs of its parts may end where it goes back through nothing more."""
 
-    def cuts_outputs(self) -> bool:
-        """Whether its forward takes ``(loss, output)`` from each part that it calls, and detaches the output."""
+    def cut_parts(self) -> Collection[nn.Module]:
+        """The parts of which its forward takes ``(loss, output)``, and detaches the output."""
         ...
 
 

@@ -182,9 +182,11 @@ class AL(nn.Module):
         self._losses = (enc_loss.detach(), ae_loss.detach())
         return detach(out), code
 
-    def cuts_outputs(self) -> bool:
-        """Whether forward goes back through the losses of both sides alone: so it is unless a layer has its own."""
-        return type(self).forward is AL.forward and "forward" not in vars(self)
+    def cut_parts(self) -> tuple[nn.Module, ...]:
+        """Both sides, as forward goes back through their losses alone; none where its own or a hook may differ."""
+        own = type(self).forward is AL.forward and "forward" not in vars(self)
+        sides = (self.enc, self.ae)
+        return sides if own and not any(side._forward_hooks for side in sides) else ()
 
     def backward(self) -> None:
         """Computes the gradients of both local losses; they stay inside this layer.

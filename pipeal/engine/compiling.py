@@ -71,7 +71,7 @@ class CompiledLayer:
         self._paths: dict[Path, Region] = {}
         for path in ("f", "b", "h"):
             self._paths[path] = Region(f"{name}, inference {path!r}", partial(_infer, layer, path), dynamic=dynamic)
-        cut = isinstance(layer, CutsOutputs) and layer.cuts_outputs()
+        cut = layer.cut_parts() if isinstance(layer, CutsOutputs) else ()
         self._regions = list(regions(module, name, dynamic=dynamic, cut=cut))
         if draws and not _compiles_under_keys():
             self._regions = []

@@ -51,7 +51,8 @@ class Pipeline:
     Whatever the schedule, the number of stages and the queue depth, the weights, optimizer states and losses are
     those of training the layers one after the other: bit for bit on a CPU with the same ``threads``. It takes
     layers whose operators repeat their bits: with several threads the gradient of ``x[index]`` with repeated rows does
-    not, that of ``index_select`` and of an embedding does, and ``torch.use_deterministic_algorithms`` makes all. What a
+    not, nor, compiled, those of interpolation and of ``nn.Unfold``, that of ``index_select`` and of an embedding does,
+    and ``torch.use_deterministic_algorithms`` makes all. What a
     layer draws in a prediction comes from the default generators. ``torch.set_flush_denormal`` is of the thread that
     calls it, and not of the workers.
 

@@ -8,7 +8,7 @@ Four things would let the past, or chance, change the result, and are kept away:
   dynamo learns on the way. A region's past is then its layer's past.
 * Inductor's CPU kernels hold the number of threads they were compiled for, which decides how reductions round. Each
   region is compiled once for every number of threads that it is run with.
-* In its kernels for what many places add to, as to the gradient of an embedding, threads add as they come. Such
+* In its CPU kernels for what many places add to, as to the gradient of an embedding, threads add as they come. Such
   operators are left to PyTorch's own kernels.
 * A graph for all sizes is found again, in PyTorch's caches on disk or elsewhere, by any sizes that it serves, and what
   was compiled for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
@@ -128,7 +128,7 @@ class Region:
 
 
 def regions(
-    module: nn.Module, name: str, *, dynamic: bool, within: bool = False, cut: bool = False
+    module: nn.Module, name: str, *, dynamic: bool, within: bool = False, cut: Collection[nn.Module] = ()
 ) -> Iterator[Region]:
     """The regions of a module whose own forward is not one: its children, through containers that are not called.
 
@@ -139,8 +139,8 @@ def regions(
         name: For messages.
         dynamic: Whether sizes are symbols in the graphs.
         within: Whether it is a part of a region that was refused.
-        cut: Whether each child gives ``(loss, output)``, and its output is gone back through by no one: the graph then
-            detaches it. What comes out of a graph attached has its gradient taken for zeros, which are made, and
+        cut: Children that give ``(loss, output)``, whose output is gone back through by no one: their graphs detach it.
+            What comes out of a graph attached has its gradient taken for zeros, which are made, and
             carried back, however large it is.
     """
     for child_name, child in module.named_children():
@@ -148,7 +148,7 @@ def regions(
         if type(child).forward is nn.Module.forward:  # nn.ModuleList and its like
             yield from regions(child, path, dynamic=dynamic, within=within, cut=cut)
         elif next(child.children(), None) is not None or not type(child).__module__.startswith("torch.nn."):
-            forward = partial(_cut, child.forward) if cut else child.forward
+            forward = partial(_cut, child.forward) if child in cut else child.forward
             yield Region(path, forward, dynamic=dynamic, module=child, within=within)
 
 
@@ -197,6 +197,8 @@ def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Ca
         from torch._inductor.compile_fx import compile_fx
 
         settings = {"cpp.threads": threads}
+        if any(isinstance(value, Tensor) and value.device.type != "cpu" for value in inputs):
+            return compile_fx(graph, inputs, config_patches=settings)
         return compile_fx(
             graph, inputs, inner_compile=_in_one_order, config_patches=settings, decompositions=_decompositions()
         )
@@ -210,24 +212,30 @@ def _in_one_order(*args: Any, **kwargs: Any) -> Any:
     from torch._inductor.compile_fx import compile_fx_inner
 
     before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms forbids the compiler to measure, too
+    torch.set_deterministic_debug_mode("warn")  # not of use_deterministic_algorithms, which alters more
     try:
         return compile_fx_inner(*args, **kwargs)
     finally:
         torch.set_deterministic_debug_mode(before)
 
 
-@cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """What inductor takes apart, without operators that are sums in one order and would be made of one that is not."""
     from torch._inductor.decomposition import select_decomp_table
+
+    whole = _left_whole()
+    return {operator: parts for operator, parts in select_decomp_table().items() if operator not in whole}
+
+
+@cache
+def _left_whole() -> tuple[Any, ...]:
+    """Those operators, which inductor now calls where it meets them."""
     from torch._inductor.lowering import make_fallback
 
-    table = dict(select_decomp_table())
-    for whole in (torch.ops.aten.embedding_dense_backward.default, torch.ops.aten.index_add.default):
-        if table.pop(whole, None) is not None:
-            make_fallback(whole, warn=False, override_decomp=True)
-    return table
+    whole = (torch.ops.aten.embedding_dense_backward.default, torch.ops.aten.index_add.default)
+    for operator in whole:
+        make_fallback(operator, warn=False, override_decomp=True)
+    return whole
 
 
 @contextmanager

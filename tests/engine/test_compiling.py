@@ -403,7 +403,7 @@ def test_graphs_end_where_a_layer_goes_back_no_further(kind: type[AL]) -> None:
     layer = kind(
         ENC(nn.Linear(4, 6), nn.Linear(6, CLASSES)), LabelAE(*(nn.Linear(CLASSES, CLASSES) for _ in "gh"), CLASSES)
     )
-    parts = {part.name: part for part in regions(layer, "layer", dynamic=False, cut=layer.cuts_outputs())}
+    parts = {part.name: part for part in regions(layer, "layer", dynamic=False, cut=layer.cut_parts())}
     ae_loss, code = parts["layer.ae"](torch.arange(8) % CLASSES)
     enc_loss, out = parts["layer.enc"](torch.randn(8, 4), code.detach())
     assert (ae_loss.requires_grad, enc_loss.requires_grad) == (True, True)
