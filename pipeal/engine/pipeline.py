@@ -52,9 +52,8 @@ class Pipeline:
     those of training the layers one after the other: bit for bit on a CPU with the same ``threads``. It takes
     layers whose operators repeat their bits: with several threads the gradient of ``x[index]`` with repeated rows does
     not, nor, compiled, those of interpolation and of ``nn.Unfold``, that of ``index_select`` and of an embedding does,
-    and ``torch.use_deterministic_algorithms`` makes all. What a
-    layer draws in a prediction comes from the default generators. ``torch.set_flush_denormal`` is of the thread that
-    calls it, and not of the workers.
+    and ``torch.use_deterministic_algorithms`` makes all. What a layer draws in a prediction comes from the default
+    generators. ``torch.set_flush_denormal`` is of the thread that calls it, and not of the workers.
 
     Args:
         model: An :class:`pipeal.ALPackage`, or any module or sequence of layers that train themselves.

@@ -140,13 +140,12 @@ def regions(
         dynamic: Whether sizes are symbols in the graphs.
         within: Whether it is a part of a region that was refused.
         cut: Children that give ``(loss, output)``, whose output is gone back through by no one: their graphs detach it.
-            What comes out of a graph attached has its gradient taken for zeros, which are made, and
-            carried back, however large it is.
+            What comes out of a graph attached has its gradient taken for zeros, which are made and carried back.
     """
     for child_name, child in module.named_children():
         path = f"{name}.{child_name}"
         if type(child).forward is nn.Module.forward:  # nn.ModuleList and its like
-            yield from regions(child, path, dynamic=dynamic, within=within, cut=cut)
+            yield from regions(child, path, dynamic=dynamic, within=within)
         elif next(child.children(), None) is not None or not type(child).__module__.startswith("torch.nn."):
             forward = partial(_cut, child.forward) if child in cut else child.forward
             yield Region(path, forward, dynamic=dynamic, module=child, within=within)
@@ -255,9 +254,10 @@ def compiler_settings(*, dynamic: bool) -> Iterator[None]:
         # One kernel at a time: more are compiled by processes that outlive the pipeline.
         stack.enter_context(inductor.patch(compile_threads=1))
         stack.enter_context(dynamo_settings.patch({limit: GRAPHS_MOST, "automatic_dynamic_shapes": False}))
-        stack.enter_context(functorch.patch(recompute_views=True))
-        # It would find graphs again by what they compute, but not by the order in which they add.
-        stack.enter_context(functorch.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False))
+        # Its cache would find graphs again by what they compute, but not by the order in which they add.
+        stack.enter_context(
+            functorch.patch(recompute_views=True, enable_autograd_cache=False, enable_remote_autograd_cache=False)
+        )
         if dynamic:
             stack.enter_context(inductor.patch(fx_graph_cache=False, fx_graph_remote_cache=False))
         yield
