@@ -151,7 +151,7 @@ def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     near = difflib.get_close_matches(found.lower(), names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {found!r}{hint} (known: {', '.join(names)})"
 
 

@@ -183,7 +183,10 @@ class AL(nn.Module):
         return detach(out), code
 
     def cut_parts(self) -> tuple[nn.Module, ...]:
-        """Both sides, as forward goes back through their losses alone; none where its own or a hook may differ."""
+        """Both sides, as forward goes back through their losses alone; none where its own or a hook may differ.
+
+        It is asked for once, by a pipeline that compiles: register hooks on a side before you make one.
+        """
         own = type(self).forward is AL.forward and "forward" not in vars(self)
         sides = (self.enc, self.ae)
         return sides if own and not any(side._forward_hooks for side in sides) else ()

@@ -10,7 +10,7 @@ from pipeal.config.schema import Count, DataConfig, ModelConfig, RunConfig, Shar
 
 @dataclass(frozen=True)
 class LanguageModelConfig(ModelConfig):
-    """Which language model, and how wide.
+    """Which language model, and how wide; the last four are of the AL form alone.
 
     Attributes:
         name: ``charlm``.

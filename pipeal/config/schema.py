@@ -75,7 +75,7 @@ class LrConfig:
     Attributes:
         base: The rate at the start.
         end: The rate at the end of a decay; None for 0.
-        ae: The rate of the label side at the start; None for ``base``. It decays by the same factor.
+        ae: The rate of the label side of the AL form at the start; None for ``base``. It decays by the same factor.
         decay: ``none`` keeps the rate; ``cosine`` goes from ``base`` to ``end`` along half a cosine.
         per: When the rate changes: after each ``batch`` or each ``epoch``.
         warmup: Batches over which the rate rises to its course from nothing.

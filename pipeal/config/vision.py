@@ -10,7 +10,7 @@ from pipeal.config.schema import Count, DataConfig, Flag, ModelConfig, Pixels, P
 
 @dataclass(frozen=True)
 class VisionModelConfig(ModelConfig):
-    """Which vision model, and how wide.
+    """Which vision model, and how wide; hidden widths, bridges and labels are of the AL form alone.
 
     Attributes:
         name: ``vgg`` or ``resnet``.

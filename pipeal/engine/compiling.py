@@ -88,7 +88,7 @@ class CompiledLayer:
         """Within it, the layer's forward on ``inputs`` may run, and runs compiled."""
         parts = [part for region in self._regions for part in region.in_force()]
         # What stands in for a region that was refused has not been compiled for the shapes before.
-        self._forward_like = self._like(inputs), tuple(map(id, parts))
+        self._forward_like = self._like(inputs, abandoned), tuple(map(id, parts))
         with self._admitted(("forward", self._forward_like), abandoned), installed(parts):
             yield
 
@@ -103,7 +103,7 @@ class CompiledLayer:
         if not compiled:
             with GATE.shared(abandoned):
                 return self._layer.inference(x, path)
-        with self._admitted((path, self._like(x)), abandoned):
+        with self._admitted((path, self._like(x, abandoned)), abandoned):
             return self._paths[path](x)
 
     @contextmanager
@@ -116,15 +116,17 @@ class CompiledLayer:
                 yield
             self._seen.add(what)
 
-    def _like(self, inputs: Tree) -> Hashable:
+    def _like(self, inputs: Tree, abandoned: threading.Event | None) -> Hashable:
         """All that the compiler makes another graph for, as far as it can change between two batches."""
+        with GATE.shared(abandoned):  # who compiles alters the process's settings meanwhile
+            process = numerics()
         return (
             signature(inputs),
             tuple(part.training for part in self._parts),
             tuple(parameter.requires_grad for parameter in self._parameters),
             torch.is_grad_enabled(),
             torch.get_num_threads(),
-            numerics(),
+            process,
         )
 
 

@@ -14,7 +14,7 @@ from pipeal.engine.blame import OnOom
 from pipeal.engine.compiling import Compile
 from pipeal.engine.device import Precision, parse_device
 from pipeal.engine.gpus import layout_on_gpus
-from pipeal.engine.measure import WARM_UP, before_the_clock, counted_of, layer_costs
+from pipeal.engine.measure import WARM_UP, before_the_clock, counted_of, layer_costs, uncollected
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance, layers_of_stages
 from pipeal.engine.schedule import Schedule, schedule_named
@@ -220,18 +220,21 @@ def _trial(
     queue_depth: int,
 ) -> float:
     """Seconds per batch of a candidate, on a copy."""
-    with Pipeline(
-        deepcopy(layers),
-        candidate.devices,
-        schedule,
-        sizes=candidate.sizes,
-        queue_depth=queue_depth,
-        threads=candidate.threads,
-        precision=precision,
-        compile=compile,
-        on_non_finite="ignore",
-        on_oom=on_oom,
-    ) as pipe:
+    with (
+        uncollected(),
+        Pipeline(
+            deepcopy(layers),
+            candidate.devices,
+            schedule,
+            sizes=candidate.sizes,
+            queue_depth=queue_depth,
+            threads=candidate.threads,
+            precision=precision,
+            compile=compile,
+            on_non_finite="ignore",
+            on_oom=on_oom,
+        ) as pipe,
+    ):
         pipe.run(before_the_clock(batches, compile))
         pipe.run(batches[:WARM_UP])
         return pipe.run(batches[WARM_UP:]).seconds / (len(batches) - WARM_UP)

@@ -9,7 +9,7 @@ Four things would let the past, or chance, change the result, and are kept away:
 * Inductor's CPU kernels hold the number of threads they were compiled for, which decides how reductions round. Each
   region is compiled once for every number of threads that it is run with.
 * In its CPU kernels for what many places add to, as to the gradient of an embedding, threads add as they come. Such
-  operators are left to PyTorch's own kernels.
+  operators are left to PyTorch's own kernels, but for the gradient of interpolation, which comes in parts already.
 * A graph for all sizes is found again, in PyTorch's caches on disk or elsewhere, by any sizes that it serves, and what
   was compiled for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is
   not).
@@ -196,7 +196,8 @@ def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Ca
         from torch._inductor.compile_fx import compile_fx
 
         settings = {"cpp.threads": threads}
-        if any(isinstance(value, Tensor) and value.device.type != "cpu" for value in inputs):
+        on_cpu = all(value.device.type == "cpu" for value in inputs if isinstance(value, Tensor))
+        if threads == 1 or not on_cpu:
             return compile_fx(graph, inputs, config_patches=settings)
         return compile_fx(
             graph, inputs, inner_compile=_in_one_order, config_patches=settings, decompositions=_decompositions()
@@ -231,7 +232,13 @@ def _left_whole() -> tuple[Any, ...]:
     """Those operators, which inductor now calls where it meets them."""
     from torch._inductor.lowering import make_fallback
 
-    whole = (torch.ops.aten.embedding_dense_backward.default, torch.ops.aten.index_add.default)
+    aten = torch.ops.aten
+    whole = (
+        aten.embedding_dense_backward.default,
+        aten.index_add.default,
+        aten.col2im.default,
+        aten.unfold_backward.default,
+    )
     for operator in whole:
         make_fallback(operator, warn=False, override_decomp=True)
     return whole

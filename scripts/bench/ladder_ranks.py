@@ -21,7 +21,7 @@ from pipeal.al import ALPackage
 from pipeal.data import Share
 from pipeal.engine.costs import Placement
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
-from pipeal.engine.measure import WARM_UP
+from pipeal.engine.measure import WARM_UP, uncollected
 from pipeal.train.recorders import write_json
 
 
@@ -47,6 +47,7 @@ def in_processes(task: Task, setting: Setting, seed: int, steps: int) -> Measure
     return replace(Measured(**said[0]["measured"]), peak_bytes=None if None in peaks else sum(peaks))
 
 
+@uncollected()
 def be_rank(path: Path) -> None:
     """One of those processes: rank 0 leads and measures, the others serve it, and all say what memory they took.
 

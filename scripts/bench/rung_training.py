@@ -22,7 +22,7 @@ from pipeal.engine import Pipeline
 from pipeal.engine.distributed import DistributedPipeline
 from pipeal.engine.fence import LayerState
 from pipeal.engine.layer_state import load_layer_state
-from pipeal.engine.measure import WARM_UP
+from pipeal.engine.measure import WARM_UP, uncollected
 from pipeal.engine.schedule import Action
 from pipeal.engine.threads import cores
 from pipeal.engine.trace import Span, Window
@@ -91,6 +91,7 @@ class Counted:
             yield batch
 
 
+@uncollected()
 def train(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
     """A new model through so many batches, the first :data:`WARM_UP` of them unmeasured."""
     torch.set_float32_matmul_precision("high" if setting.tf32 else "highest")

@@ -368,8 +368,28 @@ class Looks(nn.Module):
         return (torch.tanh(self.table(x)) * selected).sum(1)
 
 
+class Folds(nn.Module):
+    """Patches of all samples that overlap in one image: joined, cut again, slid over.
+
+    It takes 64 samples of 64 numbers, so many that threads add to the same places.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Linear(64, 18 * 64)
+        self.join, self.cut = nn.Fold(64, 3, padding=1), nn.Unfold(3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patches(x / FEW).unflatten(1, (18, 64))
+        image = self.join(patches.transpose(0, 1).reshape(1, 18, 64 * 64))  # (1, 2, 64, 64)
+        cut = self.cut(image).tanh().view(18, 64, 64).mean(0)
+        slid = image.unfold(3, 5, 1).tanh().mean((0, 1, 3, 4))[:, None]
+        return cut + slid
+
+
 @pytest.mark.parametrize("how", ["static", "dynamic"])
-def test_threads_add_to_one_place_in_one_order(how: Any) -> None:
+@pytest.mark.parametrize("block", [Looks, Folds])
+def test_threads_add_to_one_place_in_one_order(block: type[nn.Module], how: Any) -> None:
     """Symptom: no two trainings alike. Cause: threads added to the gradient of an embedding as they came."""
     draw = torch.Generator().manual_seed(3)
     texts = [torch.randint(FEW, (64, 64), generator=draw) for _ in range(2)]
@@ -377,7 +397,7 @@ def test_threads_add_to_one_place_in_one_order(how: Any) -> None:
     left = []
     for _ in range(4):
         torch.manual_seed(5)
-        layer = AL(ENC(Looks(), nn.Linear(64, CLASSES)), LabelAE(nn.Identity(), nn.Identity(), CLASSES))
+        layer = AL(ENC(block(), nn.Linear(64, CLASSES)), LabelAE(nn.Identity(), nn.Identity(), CLASSES))
         with Pipeline(ALPackage([layer]), ["cpu"], threads=2, compile=how) as pipe:
             losses = pipe.run(batches).losses
         left.append(outcome(ALPackage([layer]), losses, []))
