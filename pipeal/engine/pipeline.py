@@ -74,10 +74,9 @@ class Pipeline:
         compile: ``static`` compiles a layer's forward, backward and inference for each set of shapes, ``dynamic``
             once for all sizes, ``none`` not at all. What cannot be compiled runs as it is, under a
             :class:`~pipeal.engine.compiling.CompileWarning`. It is a numeric setting: fused operators round
-            differently. While one stage compiles, the others wait, and, where it has several threads, PyTorch's
-            deterministic mode is ``warn`` at times: code of yours on other threads sees it. ``dynamic`` compiles with
-            the first batch that comes: another one, as after loading a checkpoint, may leave kernels that round
-            otherwise.
+            differently. While one stage compiles, the others wait, and PyTorch's deterministic mode is ``warn`` at
+            times: code of yours on other threads sees it. ``dynamic`` compiles with the first batch that comes: another
+            one, as after loading a checkpoint, may leave kernels that round otherwise.
         on_non_finite: What happens on a loss that is not finite: ``raise`` ends the run, on a GPU some batches late,
             but not after a drain, and no fence gives states that learnt from it; ``skip`` leaves out that layer's
             update on that batch, as if it had not been; ``ignore`` goes on, though in fp16 a layer

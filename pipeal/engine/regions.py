@@ -196,8 +196,7 @@ def compiled(function: Callable[..., Any], threads: int, *, dynamic: bool) -> Ca
         from torch._inductor.compile_fx import compile_fx
 
         settings = {"cpp.threads": threads}
-        on_cpu = all(value.device.type == "cpu" for value in inputs if isinstance(value, Tensor))
-        if threads == 1 or not on_cpu:
+        if any(isinstance(value, Tensor) and value.device.type != "cpu" for value in inputs):
             return compile_fx(graph, inputs, config_patches=settings)
         return compile_fx(
             graph, inputs, inner_compile=_in_one_order, config_patches=settings, decompositions=_decompositions()
