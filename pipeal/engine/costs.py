@@ -209,6 +209,7 @@ def _candidate_devices(layers: int, usable: list[str], on_one_gpu: int) -> list[
     return [["cpu"] * count for count in range(1, min(layers, 2 * cores()) + 1)] if cores() > 1 else [["cpu"]]
 
 
+@uncollected()
 def _trial(
     layers: list[TrainableLayer],
     batches: Sequence[Any],
@@ -220,21 +221,18 @@ def _trial(
     queue_depth: int,
 ) -> float:
     """Seconds per batch of a candidate, on a copy."""
-    with (
-        uncollected(),
-        Pipeline(
-            deepcopy(layers),
-            candidate.devices,
-            schedule,
-            sizes=candidate.sizes,
-            queue_depth=queue_depth,
-            threads=candidate.threads,
-            precision=precision,
-            compile=compile,
-            on_non_finite="ignore",
-            on_oom=on_oom,
-        ) as pipe,
-    ):
+    with Pipeline(
+        deepcopy(layers),
+        candidate.devices,
+        schedule,
+        sizes=candidate.sizes,
+        queue_depth=queue_depth,
+        threads=candidate.threads,
+        precision=precision,
+        compile=compile,
+        on_non_finite="ignore",
+        on_oom=on_oom,
+    ) as pipe:
         pipe.run(before_the_clock(batches, compile))
         pipe.run(batches[:WARM_UP])
         return pipe.run(batches[WARM_UP:]).seconds / (len(batches) - WARM_UP)

@@ -193,7 +193,7 @@ def test_bytes_are_the_same_on_a_gpu() -> None:
         assert other.seconds > 0
 
 
-def test_no_garbage_is_collected_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_garbage_is_collected_on_the_clock() -> None:
     """Symptom: a compiled layer of 10 ms seemed to take 60. Cause: one look through what the compiler had left."""
     collecting = []
     layers = list(package())
