@@ -75,7 +75,7 @@ class Experiment(Models, Protocol):
         ...
 
     def held_out(self) -> EpochBatches | None:
-        """Samples like those trained on, but not trained on; None where the configuration keeps none."""
+        """Samples like those trained on, but not trained on, to choose by; None where the configuration keeps none."""
         ...
 
     def test_evaluation(self) -> EpochBatches:

@@ -44,6 +44,8 @@ class Team:
         say: Told what a user should know.
     """
 
+    alternates = False  # the other ranks serve one pipeline at a time
+
     def __init__(self, world: World, device: str, say: Say) -> None:
         self.world = world
         self.device = device

@@ -59,13 +59,14 @@ class DataConfig:
     Attributes:
         root: The folder that holds the data sets; None for ``data`` in the current folder.
         download: Whether a data set that is not there is fetched.
-        held_out: The share of the training samples that is not trained on but kept to calibrate the early exit on;
-            0 leaves the early exit out.
+        held_out: The share of the training samples that is not trained on but kept to choose the best epoch, the best
+            checkpoint and settings by, and to calibrate the early exit on; of a language model, the end of what is
+            trained on. With 0 none is chosen, and the early exit is left out.
     """
 
     root: Text | None = None
     download: Flag = True
-    held_out: Share = 0.0
+    held_out: Share = 0.05
 
 
 @dataclass(frozen=True)
