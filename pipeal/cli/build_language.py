@@ -15,7 +15,7 @@ from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, from_seed, rates
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest, Unless
-from pipeal.config import LanguageConfig, LanguageModelConfig
+from pipeal.config import LanguageConfig, LanguageModelConfig, RunConfig
 from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, ReadAhead, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError, DataError, unknown_name
@@ -65,6 +65,10 @@ class LanguageModels:
             optimizer=adam,
         )
 
+    def under(self, config: RunConfig) -> LanguageModels:
+        """Those of another configuration of the same text."""
+        return replace(self, config=_of_language(config))
+
 
 @dataclass(frozen=True)
 class LanguageExperiment:
@@ -88,6 +92,10 @@ class LanguageExperiment:
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model of the configured name and widths."""
         return LanguageModels(self.config, len(self.text.alphabet)).package(mode, seed)
+
+    def under(self, config: RunConfig) -> LanguageExperiment:
+        """The same text, trained on otherwise."""
+        return replace(self, config=_of_language(config))
 
     @property
     def blueprint(self) -> dict[str, Any]:
@@ -206,6 +214,11 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
         "fingerprint": text.fingerprint,
     }
     return LanguageExperiment(config, text, train, held, facts)
+
+
+def _of_language(config: RunConfig) -> LanguageConfig:
+    assert isinstance(config, LanguageConfig)
+    return config
 
 
 def canonical_corpus(name: str) -> str:

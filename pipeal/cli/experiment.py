@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.find_run import find_run, new_run
 from pipeal.cli.forms import Form, in_turns
+from pipeal.cli.grid import parse_grid
 from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summary
 from pipeal.cli.run_folder import RunFolder, Status
 from pipeal.cli.say import Say, say
 from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.stopping import StopRequest
 from pipeal.cli.training import require_same_data, train_form
+from pipeal.cli.tuning import tune, tuned
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import write_whole
 from pipeal.engine import parse_device
 from pipeal.errors import ConfigError, PlacementError, SaveError
 from pipeal.models.registry import Mode
 from pipeal.train.attempts import Attempts
+from pipeal.train.report.folder import value_at
 from pipeal.train.tensorboard import require_tensorboard
 
 
@@ -83,6 +86,10 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
             attempts.make(folder / "placement.txt", lambda: write_whole(folder / "placement.txt", text))
         # One request for all of it: what waits to be written, is drawn or calibrated is given up at a second signal.
         with StopRequest() as stop:
+            if any(form.config.tune.grid for form in forms):
+                forms = tune(experiment, forms, run, stop, say, site.open_pipeline)
+                for form, path in zip(forms, folders, strict=True):
+                    write_whole(path / "config.yaml", dump_config(form.config))
             trainings = [
                 train_form(experiment, form, path, run, stop, attempts, say, site.open_pipeline)
                 for form, path in zip(forms, folders, strict=True)
@@ -175,6 +182,8 @@ def _choice(
     if run is None or path is None or not path.is_file():
         return site.choose(experiment, form, say)
     before = _as_chosen(type(config), path)
+    if config.tune.grid and not before.tune.grid:  # its trials are behind it
+        config = tuned(config, {key: value_at(asdict(before), key) for key in parse_grid(config)})
     train = replace(config.train, precision=before.train.precision)
     if config.engine == run.asked.engine and site.fits(before.engine):
         try:

@@ -267,6 +267,9 @@ class _Shared:
     def package(self, mode: str, seed: int) -> ALPackage:
         return self.experiment.package(mode, seed)
 
+    def under(self, config: RunConfig) -> _Shared:
+        return replace(self, experiment=self.experiment.under(config))
+
     def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         replicas = self.team.world.mesh.replicas
         return _Announced(self, seed) if replicas > 1 and share == WHOLE else self.experiment.train_batches(seed, share)

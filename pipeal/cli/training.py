@@ -61,6 +61,7 @@ def train_form(
         Interrupted: The run was asked to end, and saved.
     """
     config, train = form.config, form.config.train
+    experiment = experiment.under(config)
     with CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
         saved = _saved(store, run, form.label, say) if run.resumed else None
         taken_up = None if saved is None else TakenUp.of(saved)

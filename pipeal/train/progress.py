@@ -88,18 +88,23 @@ class Progress:
 
     def end_epoch(self, row: EpochRow) -> None:
         """Prints the line that stays."""
-        measure = measure_of([row])
-        test = f"{measure.unseen} {measure.test(row):.4f}"
-        self._last = f"last {test}"
+        told, last = self.figures(row)
+        self._last = f"last {last}"
         tokens = f"  {row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s else ""  # images have none
-        told = "" if measure.is_share else f"{measure.name}: "
-        held = measure.held(row)
-        chosen_by = "" if held is None else f"held-out {held:.4f}  "
         self.note(
-            f"{self._place(row.turn, row.epoch)}  {told}train {measure.train(row):.4f}  {chosen_by}{test}  "
+            f"{self._place(row.turn, row.epoch)}  {told}  "
             f"{row.epoch_time:.2f} s  {row.samples_per_s:,.0f} samples/s{tokens}"
         )
         self._leave_terminal()
+
+    def figures(self, row: EpochRow) -> tuple[str, str]:
+        """How an epoch is told, and how it is in the live line of the next one."""
+        measure = measure_of([row])
+        kind = "" if measure.is_share else f"{measure.name}: "
+        test = f"{measure.unseen} {measure.test(row):.4f}"
+        held = measure.held(row)
+        chosen_by = "" if held is None else f"held-out {held:.4f}  "
+        return f"{kind}train {measure.train(row):.4f}  {chosen_by}{test}", test
 
     def _take_terminal(self) -> None:
         if self._live is None and self.console.is_terminal:
