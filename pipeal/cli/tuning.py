@@ -249,8 +249,9 @@ def _find(trials: Sequence[Trial], form: Form, setting: Setting) -> Trial | None
 
 
 def _best(experiment: Experiment, form: Form, grid: Grid, trials: Sequence[Trial]) -> Trial:
-    """The best trial of a form, the first of equals."""
-    own = [found for setting in settings_of(grid) if (found := _find(trials, form, setting)) is not None]
+    """The best trial of a form; of equals the one that was tried first, so that a range does not grow for nothing."""
+    found = [_find(trials, form, setting) for setting in settings_of(grid)]
+    own = [trial for trial in trials if trial in found]
     sign = 1 if experiment.criterion is None else -1
     ended = [trial for trial in own if trial.held_out is not None]
     if not ended:
@@ -298,7 +299,7 @@ def _table(name: str, forms: Sequence[Form], grid: Grid, trials: Sequence[Trial]
             rows.append([form.label, *(str(setting[key]) for key in grid), trial.best_epoch, figure, taken])
     text = StringIO()
     seed = trials[0].seed
-    title = f"settings tried, {trials[0].epochs} epochs each with seed {seed}"
+    title = f"settings tried, each with seed {seed} and of so many epochs: {trials[0].epochs}"
     print_table(title, ["form", *grid, "best epoch", name, ""], rows, console=Console(file=text))
     return text.getvalue().rstrip()
 
