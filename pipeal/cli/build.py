@@ -33,6 +33,14 @@ class Models(Protocol):
         """A new model; ``mode`` is ``al`` or ``bp``. The same on every rank, but for vectors that were read."""
         ...
 
+    def under(self, config: RunConfig) -> Models:
+        """The same with another configuration, of the same data; see :mod:`pipeal.cli.grid` for what may differ.
+
+        Raises:
+            ConfigError: It does not fit what was read.
+        """
+        ...
+
 
 class Experiment(Models, Protocol):
     """What a run needs, whatever kind of data it is: models and batches made anew for each turn."""
@@ -62,6 +70,10 @@ class Experiment(Models, Protocol):
         """What must be known of the data to make the models, as JSON: for ranks that do not read it."""
         ...
 
+    def under(self, config: RunConfig) -> Experiment:
+        """The same data, trained on otherwise; see :meth:`Models.under`."""
+        ...
+
     def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         """Batches to train on, or one replica's share of each."""
         ...
@@ -75,7 +87,7 @@ class Experiment(Models, Protocol):
         ...
 
     def held_out(self) -> EpochBatches | None:
-        """Samples like those trained on, but not trained on; None where the configuration keeps none."""
+        """Samples like those trained on, but not trained on, to choose by; None where the configuration keeps none."""
         ...
 
     def test_evaluation(self) -> EpochBatches:

@@ -15,7 +15,7 @@ from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, from_seed, rates
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest, Unless
-from pipeal.config import LanguageConfig, LanguageModelConfig
+from pipeal.config import LanguageConfig, LanguageModelConfig, RunConfig
 from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, ReadAhead, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError, DataError, unknown_name
@@ -65,6 +65,10 @@ class LanguageModels:
             optimizer=adam,
         )
 
+    def under(self, config: RunConfig) -> LanguageModels:
+        """Those of another configuration of the same text."""
+        return replace(self, config=_of_language(config))
+
 
 @dataclass(frozen=True)
 class LanguageExperiment:
@@ -72,6 +76,8 @@ class LanguageExperiment:
 
     config: LanguageConfig
     text: Characters
+    train: torch.Tensor
+    held: torch.Tensor
     facts: dict[str, int | float | str]
 
     @property
@@ -87,6 +93,10 @@ class LanguageExperiment:
         """A new model of the configured name and widths."""
         return LanguageModels(self.config, len(self.text.alphabet)).package(mode, seed)
 
+    def under(self, config: RunConfig) -> LanguageExperiment:
+        """The same text, trained on otherwise."""
+        return replace(self, config=_of_language(config))
+
     @property
     def blueprint(self) -> dict[str, Any]:
         """How many characters there are; see :meth:`LanguageModels.of`."""
@@ -95,7 +105,7 @@ class LanguageExperiment:
     def train_batches(self, seed: int, share: Share = WHOLE) -> ReadAhead:
         """Random blocks, others in each epoch."""
         data = self.config.data
-        return ReadAhead(self._blocks(self.text.train, data.steps, seed, share=share), data.prefetch)
+        return ReadAhead(self._blocks(self.train, data.steps, seed, share=share), data.prefetch)
 
     def save(self, folder: Path) -> None:
         """Leaves ``alphabet.json``."""
@@ -104,13 +114,14 @@ class LanguageExperiment:
     def train_evaluation(self) -> RandomBlocks:
         """Random blocks of what is trained on, always the same."""
         # Not by the seed of a training, whose first batches these would be.
-        return self._estimate(self.text.train, key_seed(SPLIT_SEED))
+        return self._estimate(self.train, key_seed(SPLIT_SEED))
 
-    def held_out(self) -> None:
-        """None: the early exit is for whole answers, and here each place of a text would leave elsewhere."""
+    def held_out(self) -> RandomBlocks | None:
+        """Random blocks of the end of the training part, which is not trained on, always the same."""
+        return self._estimate(self.held, key_seed(SPLIT_SEED, 1)) if len(self.held) else None
 
     def test_evaluation(self) -> RandomBlocks:
-        """Random blocks of what is not trained on, always the same."""
+        """Random blocks of the validation part, always the same."""
         return self._estimate(self.text.validation, SPLIT_SEED)
 
     def afterword(self, pipe: Pipeline, stop: StopRequest) -> list[str]:
@@ -166,10 +177,10 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
     config = replace(config, dataset=dataset, model=replace(config.model, name=name))
     _dims(config.model)  # sizes that do not fit are told before anything is read
     data = config.data
-    for section, key in (("data", "held_out"), ("train", "train_accuracy_samples"), ("train", "exit_tolerance")):
-        given, default = (getattr(getattr(of, section), key) for of in (config, LanguageConfig()))
+    for key in ("train_accuracy_samples", "exit_tolerance"):
+        given, default = (getattr(of.train, key) for of in (config, LanguageConfig()))
         if given != default:
-            raise ConfigError(f"{section}.{key}: found {given:g}, but it is for classifiers; leave it out")
+            raise ConfigError(f"train.{key}: found {given:g}, but it is for classifiers; leave it out")
     if dataset == "text":
         if data.text is None:
             raise ConfigError("data.text: found null, but the data set is text; name the file with --text FILE")
@@ -181,20 +192,33 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
             path = find_shakespeare(data_root(config), download=data.download, progress=bar)
     say(f"reading {path.name}")
     text = read_characters(path)
-    for part in (text.train, text.validation):
+    count = round(len(text.train) * data.held_out)
+    if data.held_out and not count:
+        raise ConfigError(
+            f"data.held_out: {data.held_out:g} of {len(text.train):,} characters is 0; expected some, but not all"
+        )
+    # By position, as the split itself: what is drawn from a part never reaches into another.
+    train, held = text.train[: len(text.train) - count], text.train[len(text.train) - count :]
+    for part in (train, held, text.validation) if count else (train, text.validation):
         if len(part) <= config.model.block:
             raise DataError(
-                f"{path}: {len(text.train):,} characters to train on and {len(text.validation):,} to validate on, but "
-                f"a block of {config.model.block} takes {config.model.block + 1}; take a longer text, or lower "
-                "model.block"
+                f"{path}: {len(train):,} characters to train on, {count:,} held out and {len(text.validation):,} to "
+                f"validate on, but a block of {config.model.block} takes {config.model.block + 1}; take a longer text, "
+                "lower model.block, or hold out another share (data.held_out)"
             )
     facts: dict[str, int | float | str] = {
         "characters": len(text.alphabet),
-        "train_characters": len(text.train),
+        "train_characters": len(train),
+        "held_out_characters": count,
         "validation_characters": len(text.validation),
         "fingerprint": text.fingerprint,
     }
-    return LanguageExperiment(config, text, facts)
+    return LanguageExperiment(config, text, train, held, facts)
+
+
+def _of_language(config: RunConfig) -> LanguageConfig:
+    assert isinstance(config, LanguageConfig)
+    return config
 
 
 def canonical_corpus(name: str) -> str:

@@ -16,7 +16,7 @@ from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, from_seed, h
 from pipeal.cli.build_batches import batch_sampler
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
-from pipeal.config import GroupingConfig, TextConfig, TextModelConfig
+from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
 from pipeal.data import (
     WHOLE,
     BatchLoader,
@@ -70,6 +70,21 @@ class TextModels:
         pretrained = np.zeros(shape, np.float32) if found.pop("pretrained") else None
         return cls(config, **found, pretrained=pretrained)
 
+    def under(self, config: RunConfig) -> TextModels:
+        """Those of another configuration of the same texts.
+
+        Raises:
+            ConfigError: Word vectors that were read are of another width.
+        """
+        assert isinstance(config, TextConfig)
+        width = config.model.embedding_dim
+        if self.pretrained is not None and self.pretrained.shape[1] != width:
+            raise ConfigError(
+                f"model.embedding_dim: found {width}, but the word vectors that were read have "
+                f"{self.pretrained.shape[1]}; expected the same"
+            )
+        return replace(self, config=config)
+
     @from_seed
     def package(self, mode: str) -> ALPackage:
         """A new model of the configured name and widths."""
@@ -109,6 +124,11 @@ class TextExperiment:
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model of the configured name and widths."""
         return self.models.package(mode, seed)
+
+    def under(self, config: RunConfig) -> TextExperiment:
+        """The same texts, trained on otherwise."""
+        models = self.models.under(config)
+        return replace(self, config=models.config, models=models)
 
     @property
     def blueprint(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pipeal.cli import bars
 from pipeal.cli.build import data_root, evaluated_part, from_seed, hold_out, rates
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
-from pipeal.config import VisionConfig, VisionModelConfig
+from pipeal.config import RunConfig, VisionConfig, VisionModelConfig
 from pipeal.data import (
     WHOLE,
     Augmentation,
@@ -57,6 +57,10 @@ class VisionModels:
             encode_each_class(package)
         return package.to(memory_format=torch.channels_last) if model.channels_last else package
 
+    def under(self, config: RunConfig) -> VisionModels:
+        """Those of another configuration of the same data."""
+        return replace(self, config=_of_images(config))
+
 
 @dataclass(frozen=True)
 class VisionExperiment:
@@ -71,6 +75,10 @@ class VisionExperiment:
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model of the configured name and widths."""
         return VisionModels(self.config, **self.blueprint).package(mode, seed)
+
+    def under(self, config: RunConfig) -> VisionExperiment:
+        """The same images, trained on otherwise."""
+        return replace(self, config=_of_images(config))
 
     @property
     def blueprint(self) -> dict[str, Any]:
@@ -196,6 +204,11 @@ def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
     if held is not None:
         facts["held_out_fingerprint"] = held.fingerprint
     return VisionExperiment(config, images, train, held, facts)
+
+
+def _of_images(config: RunConfig) -> VisionConfig:
+    assert isinstance(config, VisionConfig)
+    return config
 
 
 def _workers(config: VisionConfig) -> int:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from pipeal.cli.build import Experiment
-from pipeal.cli.choices import Form
 from pipeal.cli.find_run import find_run, new_run
+from pipeal.cli.forms import Form, in_turns
+from pipeal.cli.grid import parse_grid
 from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summary
 from pipeal.cli.run_folder import RunFolder, Status
 from pipeal.cli.say import Say, say
 from pipeal.cli.site import ONE_PROCESS, Site
+from pipeal.cli.stopping import StopRequest
 from pipeal.cli.training import require_same_data, train_form
+from pipeal.cli.tuning import tune, tuned
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import write_whole
 from pipeal.engine import parse_device
 from pipeal.errors import ConfigError, PlacementError, SaveError
+from pipeal.models.registry import Mode
 from pipeal.train.attempts import Attempts
+from pipeal.train.report.folder import value_at
 from pipeal.train.tensorboard import require_tensorboard
 
 
@@ -42,7 +47,8 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
     """
     experiment = make(say)
     config = experiment.config
-    forms: tuple[Form, ...] = ("al", "bp") if config.train.mode == "compare" else (config.train.mode,)
+    modes: tuple[Mode, ...] = ("al", "bp") if config.train.mode == "compare" else (config.train.mode,)
+    compared = len(modes) > 1
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
@@ -52,36 +58,51 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
             say(f"going on with {found.path}")
             if found.passed is not None:
                 say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
-        own = partial(_own, compared=len(forms) > 1)
+        own = partial(_own, compared=compared)
         if found is not None:
-            for form in forms:
-                require_same_data(experiment, own(found.path, form))
+            for mode in modes:
+                require_same_data(experiment, own(found.path, mode))
         heard: list[str] = []  # what was tried to make the choices: the run keeps it
-        chosen = [_choice(experiment, form, found, site, _also_to(heard), compared=len(forms) > 1) for form in forms]
+        forms = [
+            Form(mode, mode.upper(), _choice(experiment, mode, found, site, _also_to(heard), compared=compared))
+            for mode in modes
+        ]
         run = found or open_now.enter_context(new_run(config))
         if resume != "auto":
             run.way_back = f"--resume {run.path}"
         run.begin()
         folder = run.path
-        folders = [own(folder, form) for form in forms]
-        for choice, path in zip(chosen, folders, strict=True):
-            if _is_laid_out_anew(choice, path / "config.yaml"):
+        folders = [own(folder, form.name) for form in forms]
+        for form, path in zip(forms, folders, strict=True):
+            if _is_laid_out_anew(form.config, path / "config.yaml"):
                 for picture in TRACED:
                     (path / picture).unlink(missing_ok=True)  # it shows other stages
-            write_whole(path / "config.yaml", dump_config(choice))
+            write_whole(path / "config.yaml", dump_config(form.config))
         run.keep_asked()
         experiment.save(folder)
         attempts = Attempts(say)
         if heard:
             text = "\n".join([*heard, ""])
             attempts.make(folder / "placement.txt", lambda: write_whole(folder / "placement.txt", text))
-        outcomes = [
-            train_form(experiment, choice, path, run, attempts, say, site.open_pipeline)
-            for choice, path in zip(chosen, folders, strict=True)
-        ]
-        if len(forms) > 1:
+        # One request for all of it: what waits to be written, is drawn or calibrated is given up at a second signal.
+        with StopRequest() as stop:
+            if any(form.config.tune.grid for form in forms):
+                forms = tune(experiment, forms, run, stop, say, site.open_pipeline)
+                for form, path in zip(forms, folders, strict=True):
+                    write_whole(path / "config.yaml", dump_config(form.config))
+            trainings = [
+                train_form(experiment, form, path, run, stop, attempts, say, site.open_pipeline)
+                for form, path in zip(forms, folders, strict=True)
+            ]
+            if site.alternates:
+                outcomes = in_turns(trainings)
+            else:
+                if compared:
+                    say("the forms are trained one after the other: processes serve one pipeline at a time")
+                outcomes = [outcome for training in trainings for outcome in in_turns([training])]
+        if compared:
             write_curves(outcomes, folder, attempts)
-            write_summary(folder, lambda: {outcome.form: outcome.summary() for outcome in outcomes}, attempts)
+            write_summary(folder, lambda: {outcome.label: outcome.summary() for outcome in outcomes}, attempts)
         _end(run, outcomes, attempts)
     show(outcomes, folder)
     unsaved = [outcome.unsaved for outcome in outcomes if outcome.unsaved is not None]
@@ -148,7 +169,7 @@ def _own(folder: Path, form: str, *, compared: bool) -> Path:
 
 def _choice(
     experiment: Experiment,
-    form: Form,
+    form: Mode,
     run: RunFolder | None,
     site: Site,
     say: Say,
@@ -161,6 +182,8 @@ def _choice(
     if run is None or path is None or not path.is_file():
         return site.choose(experiment, form, say)
     before = _as_chosen(type(config), path)
+    if config.tune.grid and not before.tune.grid:  # its trials are behind it
+        config = tuned(config, {key: value_at(asdict(before), key) for key in parse_grid(config)})
     train = replace(config.train, precision=before.train.precision)
     if config.engine == run.asked.engine and site.fits(before.engine):
         try:

@@ -95,7 +95,7 @@ class Follower(Generic[Config]):
         sees = Path(order["mark"]).exists()
         self.world.gather(sees)
         seed, first_batch = order["seed"], order["first_batch"]
-        package = self._models.package(config.train.mode, seed)
+        package = self._models.under(config).package(config.train.mode, seed)
         make_ready(package, config.train.precision)
         if first_batch:
             hand_out_states(self.world, list(package), config.engine.sizes or ())
@@ -104,21 +104,21 @@ class Follower(Generic[Config]):
         device = rank_device(self.world, config.engine, self.device)
 
         def opened(package: ALPackage, _: Any, *arguments: Any, **settings: Any) -> None:
-            with self._fed(seed) as feed:
+            with self._fed(config, seed) as feed:
                 serve(package, self.world, device, *arguments, on_fence=keep, feed=feed, **settings)
 
         traced = None if order["traced"] is None else Window(*order["traced"])
         open_pipeline(package, config, seed, first_batch, traced, folder if sees else None, opener=opened)
 
     @contextmanager
-    def _fed(self, seed: int) -> Iterator[Callable[[int, int], Iterator[Batch]] | None]:
+    def _fed(self, config: Config, seed: int) -> Iterator[Callable[[int, int], Iterator[Batch]] | None]:
         """This replica's share of the training batches, where this is its first stage."""
         if self._experiment is None:
             yield None
             return
         mesh = self.world.mesh
         share = Share(mesh.replica_of(self.world.rank), mesh.replicas)
-        with closing(self._experiment.train_batches(seed, share)) as batches:
+        with closing(self._experiment.under(config).train_batches(seed, share)) as batches:
 
             def feed(epoch: int, first: int) -> Iterator[Batch]:
                 batches.set_epoch(epoch, first)

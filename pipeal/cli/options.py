@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pipeal.cli.grid import parse_grid
 from pipeal.config import RunConfig, find_config, load_config
 from pipeal.engine import SCHEDULES
 from pipeal.errors import ConfigError, PlacementError
@@ -30,6 +31,8 @@ _KEYS = {
     "augmentation": "data.augmentation",
     "batch_size": "data.batch_size",
     "seed": "train.seed",
+    "tune": "tune.grid",
+    "tune_epochs": "tune.epochs",
     "data_root": "data.root",
     "out": "out",
 }
@@ -61,6 +64,14 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         click.option("-r", "--repeat", type=int, help="Whole trainings, each with the next seed; default: 1."),
         *own,
         click.option("--seed", type=int, help="Seed of the first training; default: 0."),
+        click.option(
+            "--tune",
+            multiple=True,
+            metavar="KEY=V1,V2,…",
+            help="Try these values first, on each form alike, and go on with what is best on held-out samples; "
+            "repeatable: every combination.",
+        ),
+        click.option("--tune-epochs", type=int, help="Epochs of each trial; default: as many as the run has."),
         click.option("--data-root", help="Folder that holds the data sets; default: data."),
         click.option("--out", help="Folder in which each run gets a folder of its own; default: runs."),
         click.option(
@@ -111,7 +122,7 @@ def configure(
         given: The other options, None where they were not given.
 
     Raises:
-        ConfigError: One line with the dotted path.
+        ConfigError: One line with the dotted path, or about what ``--tune`` was given.
     """
     name, implied = model
     if implied == "al" and given["mode"] == "bp":
@@ -119,14 +130,16 @@ def configure(
     given["mode"] = given["mode"] or implied
     values: dict[str, Any] = {"dataset": dataset, "model": {"name": name}}
     for option, value in given.items():
-        if value is not None:
+        if value is not None and value != ():
             *sections, key = _KEYS[option].split(".")
             section = values
             for inner in sections:
                 section = section.setdefault(inner, {})
             section[key] = value
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
-    return load_config(schema, path, overrides=overrides, values=values)
+    config = load_config(schema, path, overrides=overrides, values=values)
+    parse_grid(config)
+    return config
 
 
 def device_names(text: str) -> list[str]:

@@ -6,23 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeal.cli.form_costs import FormCosts
+from pipeal.cli.forms import Form
+from pipeal.cli.opening import seed_of
 from pipeal.config import RunConfig
 from pipeal.train.attempts import Attempts
 from pipeal.train.batches import Batches
 from pipeal.train.environment import environment
 from pipeal.train.exits import ExitTable
-from pipeal.train.measure import Measure, measure_of
+from pipeal.train.measure import Measure, Spread, best_rows, last_rows, measure_of
 from pipeal.train.peak_memory import peak_memory_bytes
 from pipeal.train.plots import draw_curves
 from pipeal.train.position import Totals
 from pipeal.train.recorders import EpochRow, write_json
-from pipeal.train.tables import print_table
+from pipeal.train.tables import Cell, print_table
 
 TRACED = ("timeline.png", "trace.json")
 """What is written of batches that are trained on, and cannot be made when all of them are behind."""
@@ -33,20 +35,21 @@ class Outcome:
     """What training one form came to.
 
     Attributes:
-        config: What was asked for, with every choice made: devices, sizes, threads, precision.
+        form: Which, with every choice made: devices, sizes, threads, precision.
         rows: One per epoch and turn; at least one.
         totals: Of all turns together.
         facts: What the data turned out to be.
         lengths: ``(N,)`` of the training samples; None where they have no length.
-        parameters: Effective and affiliated parameters.
+        parameters: Effective and affiliated parameters: those of an inference, and those that serve training alone.
         folder: Where its files are.
         exits: What each exit is worth after the last turn; None where that is not measured.
         unsaved: What kept checkpoints from being written; None if all were.
         ended_unsaved: Whether the last checkpoint is one of them.
         afterword: What else there is to show, in lines.
+        costs: FLOPs and bytes; None of a training that has not come to its end.
     """
 
-    config: RunConfig
+    form: Form
     rows: list[EpochRow]
     totals: Totals
     facts: dict[str, int | float | str]
@@ -57,6 +60,7 @@ class Outcome:
     unsaved: str | None = None
     ended_unsaved: bool = False
     afterword: Sequence[str] = ()
+    costs: FormCosts | None = None
 
     @cached_property
     def batches(self) -> Batches:
@@ -64,18 +68,23 @@ class Outcome:
         return Batches(self.totals.shapes, self.lengths)
 
     @property
-    def form(self) -> str:
+    def config(self) -> RunConfig:
+        """Of this form."""
+        return self.form.config
+
+    @property
+    def label(self) -> str:
         """``AL`` or ``BP``."""
-        return self.config.train.mode.upper()
+        return self.form.label
 
     @property
-    def best(self) -> float:
-        """The best test accuracy, or validation loss, averaged over turns."""
-        return self.measure.best(self.rows)
+    def at_best(self) -> Spread | None:
+        """The test accuracy, or validation loss, of each turn's best epoch by its held-out samples."""
+        return self.measure.at_best(self.rows)
 
     @property
-    def last(self) -> float:
-        """The test accuracy, or validation loss, after the last epoch, averaged over turns."""
+    def last(self) -> Spread:
+        """The test accuracy, or validation loss, after each turn's last epoch."""
         return self.measure.last(self.rows)
 
     @property
@@ -84,9 +93,9 @@ class Outcome:
         return measure_of(self.rows)
 
     @property
-    def epoch_s(self) -> float:
-        """Seconds of training per epoch."""
-        return mean(row.epoch_time for row in self.rows)
+    def epoch_s(self) -> Spread:
+        """Seconds of training of each epoch."""
+        return Spread.of(row.epoch_time for row in self.rows)
 
     def summary(self) -> dict[str, object]:
         """Every figure with its circumstances, for ``summary.json``."""
@@ -94,10 +103,12 @@ class Outcome:
         return {
             "dataset": self.config.dataset,
             "model": self.config.model.name,
-            "form": self.form,
-            f"best_{self.measure.key}": self.best,
-            f"last_{self.measure.key}": self.last,
-            "seconds_per_epoch": self.epoch_s,
+            "form": self.label,
+            **self._chosen(),
+            "seconds_per_epoch": self.epoch_s.mean,
+            "seconds_per_epoch_sd": self.epoch_s.sd,
+            "seconds_per_epoch_least": min(self.epoch_s.values),
+            "seconds_per_epoch_most": max(self.epoch_s.values),
             "samples_per_s": totals.samples / totals.seconds,
             "tokens_per_s": totals.tokens / totals.seconds,
             "padding_share": totals.padding_share,
@@ -121,12 +132,38 @@ class Outcome:
                 }
                 for share, stage in zip(totals.busy_share, totals.stages, strict=True)
             ],
+            "training_parameters": sum(self.parameters),
+            "inference_parameters": self.parameters[0],
             "effective_parameters": self.parameters[0],
             "affiliated_parameters": self.parameters[1],
+            **({} if self.costs is None else self.costs.summary()),
             "compile": engine.compile,
             "peak_memory_bytes": peak_memory_bytes(engine.devices),
             "data": self.facts,
             "environment": environment(),
+        }
+
+    def _chosen(self) -> dict[str, object]:
+        """What the epochs came to: of the split that is named, over turns, and of each turn with its seed."""
+        measure, at_best, last = self.measure, self.at_best, self.last
+        best = {row.turn: row for row in best_rows(self.rows)}
+        ends = {row.turn: row for row in last_rows(self.rows)}
+        turns = []
+        for turn in sorted({row.turn for row in self.rows}):
+            told: dict[str, object] = {"turn": turn, "seed": seed_of(self.config, turn)}
+            for which, row in (("best", best.get(turn)), ("last", ends.get(turn))):
+                told[f"{which}_epoch"] = None if row is None else row.epoch
+                told[f"{measure.held_key}_of_{which}"] = None if row is None else measure.held(row)
+                told[f"{measure.key}_of_{which}"] = None if row is None else measure.test(row)
+            turns.append(told)
+        return {
+            "best_chosen_by": measure.held_name if best else None,
+            f"{measure.key}_at_best_held_out": None if at_best is None else at_best.mean,
+            f"{measure.key}_at_best_held_out_sd": None if at_best is None else at_best.sd,
+            "best_epochs": [best[turn].epoch for turn in sorted(best)],
+            f"last_{measure.key}": last.mean,
+            f"last_{measure.key}_sd": last.sd,
+            "turns": turns,
         }
 
     def write(self, attempts: Attempts) -> None:
@@ -150,47 +187,33 @@ def write_summary(folder: Path, summary: Callable[[], Mapping[str, Any]], attemp
 def write_curves(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts) -> None:
     """Draws the curves of one form, or of several for comparison."""
     config = outcomes[0].config
-    rows = {outcome.form: outcome.rows for outcome in outcomes}
+    rows = {outcome.label: outcome.rows for outcome in outcomes}
     path, title = folder / "curves.png", f"{config.dataset} {config.model.name}"
     attempts.make(path, lambda: draw_curves(rows, path, title=title))
 
 
 def show(outcomes: Sequence[Outcome], folder: Path) -> None:
-    """Prints the table and where the files are."""
-    compared = len(outcomes) > 1
-    tokens = outcomes[0].totals.tokens > 0
-    measure = outcomes[0].measure
-    columns = ["form", "stages", f"best {measure.short}", f"last {measure.short}", "s/epoch", "samples/s"]
-    columns += ["tokens/s", "busy"] if tokens else ["busy"]
-    rows = []
-    for outcome in outcomes:
-        totals = outcome.totals
-        cells = [
-            outcome.form,
-            f"{len(outcome.config.engine.devices)}",
-            f"{outcome.best:.4f}",
-            f"{outcome.last:.4f}",
-            f"{outcome.epoch_s:.2f}",
-            f"{totals.samples / totals.seconds:,.0f}",
-            *([f"{totals.tokens / totals.seconds:,.0f}"] if tokens else []),
-            " ".join(f"{share:.0%}" for share in totals.busy_share),
-        ]
-        rows.append([*cells, f"{outcomes[-1].epoch_s / outcome.epoch_s:.2f}×"] if compared else cells)
+    """Prints the tables, what they are of, and where the files are."""
     config = outcomes[0].config
-    if compared:
-        columns.append(f"speed-up over {outcomes[-1].form}")
-    print_table(f"{config.dataset} {config.model.name}, {config.train.epochs} epochs", columns, rows)
+    name = f"{config.dataset} {config.model.name}"
+    print_table(f"{name}, {config.train.epochs} epochs{_seeds(config)}", *_results(outcomes))
+    _tell_choice(outcomes)
+    over = f", speed-up over {outcomes[-1].label}" if len(outcomes) > 1 else ""
+    print_table(f"costs{over}", *_costs(outcomes))
+    if any(outcome.costs is not None for outcome in outcomes):
+        print("counted:  MFLOPs per sample of products, convolutions, attention and recurrences; MiB of weights,")
+        print("          gradients, optimizer states, and what graphs keep of the largest batch")
     for outcome in outcomes:
         if outcome.totals.non_finite:
-            print(f"skipped:  {outcome.totals.non_finite:,} updates of {outcome.form} layers, for a non-finite loss")
+            print(f"skipped:  {outcome.totals.non_finite:,} updates of {outcome.label} layers, for a non-finite loss")
         if overflows := sum(outcome.totals.overflows.values()):
-            print(f"overflow: {overflows:,} updates of {outcome.form} layers were left out, for gradients beyond fp16")
+            print(f"overflow: {overflows:,} updates of {outcome.label} layers were left out, for gradients beyond fp16")
         if outcome.totals.left_out:
-            print(f"left out: {len(outcome.totals.left_out):,} batches of {outcome.form}, for which it went back")
+            print(f"left out: {len(outcome.totals.left_out):,} batches of {outcome.label}, for which it went back")
         if outcome.totals.splits:
-            print(f"in parts: {outcome.totals.splits:,} updates of {outcome.form} layers, for want of memory")
+            print(f"in parts: {outcome.totals.splits:,} updates of {outcome.label} layers, for want of memory")
         if outcome.exits is not None:
-            outcome.exits.show(f"{outcome.form} exits on {outcome.exits.samples:,} test samples")
+            outcome.exits.show(f"{outcome.label} exits on {outcome.exits.samples:,} test samples")
             _show_picture("exits", outcome.folder / "exits.png")
     first = outcomes[0]
     print(f"files:    {folder}")
@@ -203,10 +226,79 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
             f"{first.batches.padding_of_random:.1%} in random batches of as many samples"
         )
     for outcome in outcomes:
-        if compared and outcome.afterword:
-            print(f"{outcome.form}:")
+        if len(outcomes) > 1 and outcome.afterword:
+            print(f"{outcome.label}:")
         for line in outcome.afterword:
             print(line)
+
+
+def _results(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
+    """What each form has learnt, and with how much: heads and rows."""
+    short = outcomes[0].measure.short
+    heads = ["form", "stages", "threads", f"{short}, best held-out", f"last {short}", "parameters", "at inference"]
+    rows: list[list[Cell]] = [
+        [
+            outcome.label,
+            f"{len(outcome.config.engine.devices)}",
+            outcome.config.engine.threads,
+            None if outcome.at_best is None else str(outcome.at_best),
+            str(outcome.last),
+            f"{sum(outcome.parameters):,}",
+            f"{outcome.parameters[0]:,}",
+        ]
+        for outcome in outcomes
+    ]
+    return heads, rows
+
+
+def _costs(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
+    """What each form took: heads and rows; the last form is what the others are faster than."""
+    tokens = outcomes[0].totals.tokens > 0
+    heads = ["form", "train MFLOPs", "infer MFLOPs", "MiB", "s/epoch", "samples/s", *(["tokens/s"] * tokens), "busy"]
+    rows: list[list[Cell]] = []
+    for outcome in outcomes:
+        totals, costs = outcome.totals, outcome.costs
+        cells: list[Cell] = [
+            outcome.label,
+            None if costs is None else costs.training_flops / 1e6,
+            None if costs is None else costs.inference_flops / 1e6,
+            None if costs is None else costs.memory_bytes / 2**20,
+            outcome.epoch_s.shown("{:.2f}".format),
+            f"{totals.samples / totals.seconds:,.0f}",
+            *([f"{totals.tokens / totals.seconds:,.0f}"] if tokens else []),
+            _busy(totals.busy_share),
+        ]
+        rows.append([*cells, f"{outcomes[-1].epoch_s.mean / outcome.epoch_s.mean:.2f}×"])
+    if len(outcomes) > 1:
+        return [*heads, "speed-up"], rows
+    return heads, [row[:-1] for row in rows]
+
+
+def _busy(shares: Sequence[float]) -> str:
+    """The share of each stage; of many, the least and the most.
+
+    >>> _busy([0.5, 0.96]), _busy([0.5, 0.25, 0.5, 0.75, 1.0])
+    ('50% 96%', '25% to 100%')
+    """
+    if len(shares) > 4:
+        return f"{min(shares):.0%} to {max(shares):.0%}"
+    return " ".join(f"{share:.0%}" for share in shares)
+
+
+def _seeds(config: RunConfig) -> str:
+    first, last = seed_of(config, 1), seed_of(config, config.train.repeat)
+    return f", seed {first}" if config.train.repeat == 1 else f", mean ± sd of seeds {first} to {last}"
+
+
+def _tell_choice(outcomes: Sequence[Outcome]) -> None:
+    """Which epochs were chosen, and by what; or why none was."""
+    chosen = [(outcome.label, best_rows(outcome.rows)) for outcome in outcomes]
+    if not all(rows for _, rows in chosen):
+        print("chosen:   no epoch, since nothing is held out to choose by (data.held_out is 0)")
+        return
+    epochs = ", ".join(f"{label} {' '.join(f'{row.epoch}' for row in rows)}" for label, rows in chosen)
+    turns = "of each turn " if outcomes[0].config.train.repeat > 1 else ""
+    print(f"chosen:   the epoch {turns}with the best {outcomes[0].measure.held_name}: {epochs}")
 
 
 def _show_picture(kind: str, path: Path) -> None:

@@ -16,7 +16,13 @@ from pipeal.errors import ConfigError
 
 
 class Site(Protocol):
-    """What differs between the two, for whoever carries out the run."""
+    """What differs between the two, for whoever carries out the run.
+
+    Attributes:
+        alternates: Whether pipelines of several forms can be open at once, so that their epochs come in turns.
+    """
+
+    alternates: bool
 
     def choose(self, experiment: Experiment, form: Form, say: Say, config: RunConfig | None = None) -> RunConfig:
         """The configuration of one form with nothing left open; see :func:`pipeal.cli.choices.choose`."""
@@ -41,6 +47,8 @@ class Site(Protocol):
 
 class OneProcess:
     """One process, with a thread for each stage."""
+
+    alternates = True
 
     def choose(self, experiment: Experiment, form: Form, say: Say, config: RunConfig | None = None) -> RunConfig:
         """Tries placements where devices are left open.

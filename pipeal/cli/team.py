@@ -44,6 +44,8 @@ class Team:
         say: Told what a user should know.
     """
 
+    alternates = False  # the other ranks serve one pipeline at a time
+
     def __init__(self, world: World, device: str, say: Say) -> None:
         self.world = world
         self.device = device
@@ -264,6 +266,9 @@ class _Shared:
 
     def package(self, mode: str, seed: int) -> ALPackage:
         return self.experiment.package(mode, seed)
+
+    def under(self, config: RunConfig) -> _Shared:
+        return replace(self, experiment=self.experiment.under(config))
 
     def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         replicas = self.team.world.mesh.replicas

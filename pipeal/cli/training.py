@@ -1,14 +1,16 @@
-"""One form of a model, trained turn by turn, from wherever its newest checkpoint stands."""
+"""One form of a model, trained turn by turn and epoch by epoch, from wherever its newest checkpoint stands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pipeal.cli.build import Experiment
+from pipeal.cli.form_costs import form_costs
+from pipeal.cli.forms import Form
 from pipeal.cli.opening import new_package, open_pipeline
 from pipeal.cli.outcome import Outcome
 from pipeal.cli.run_folder import RunFolder
@@ -31,32 +33,37 @@ from pipeal.train.tensorboard import TensorBoardRecorder
 
 def train_form(
     experiment: Experiment,
-    config: RunConfig,
+    form: Form,
     folder: Path,
     run: RunFolder,
+    stop: StopRequest,
     attempts: Attempts,
     say: Say,
     open_pipe: Callable[..., Pipeline] | None = None,
-) -> Outcome:
+) -> Generator[int, None, Outcome]:
     """All turns of one form. What there is by then is written even if the last epoch does not come.
 
     Args:
         experiment: What is to be run.
-        config: Of this form, with every choice made.
+        form: Which form of it.
         folder: Its own.
         run: The run's folder, told how the run stands.
+        stop: Whether the run is to end; of all its forms.
         attempts: What is written beside the checkpoints goes through it.
         say: Told what is being done.
         open_pipe: Opens the pipeline of a turn, as :func:`open_pipeline` does.
+
+    Yields:
+        How many epochs of all turns are behind it: before the first one that is still to come, and after each.
 
     Raises:
         DataError: What was saved of the run does not fit it.
         Interrupted: The run was asked to end, and saved.
     """
-    train, form = config.train, config.train.mode
-    # One request for all of it: what waits to be written, is drawn or calibrated is given up at a second signal.
-    with StopRequest() as stop, CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
-        saved = _saved(store, run, form, say) if run.resumed else None
+    config, train = form.config, form.config.train
+    experiment = experiment.under(config)
+    with CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
+        saved = _saved(store, run, form.label, say) if run.resumed else None
         taken_up = None if saved is None else TakenUp.of(saved)
         position = Position() if taken_up is None else taken_up.position
         if saved is not None and taken_up is not None:
@@ -68,17 +75,17 @@ def train_form(
                     f"the checkpoint {saved.path} was taken after {position.where}, the run has {train.epochs}; "
                     "raise train.epochs, or begin anew with --resume never"
                 )
-            say(f"{form.upper()} goes on after {position.where}")
+            say(f"{form.label} goes on after {position.where}")
             tell_of_graphs(config, say)
         package = new_package(experiment, config, position.turn)
         parameters = package.effective_parameters(), package.affiliated_parameters()
         facts, lengths = experiment.facts, experiment.lengths
-        outcome = Outcome(config, position.rows, position.totals, facts, lengths, parameters, folder)
+        outcome = Outcome(form, position.rows, position.totals, facts, lengths, parameters, folder)
         try:
             with (
                 Saver(store, say) as saver,
                 ExitStack() as open_now,
-                Progress(epochs=train.epochs, turns=train.repeat, label=outcome.form) as progress,
+                Progress(epochs=train.epochs, turns=train.repeat, label=form.label) as progress,
             ):
                 recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(config, folder)]
                 training = Turns(
@@ -103,13 +110,19 @@ def train_form(
                     except UntidyError as error:
                         say(str(error))
                     taken_up = None  # its copy of all states is no longer needed
-                training.turn(package, position, stop)
-                while position.turn < train.repeat:
+                yield len(position.rows)
+                while True:
+                    for _ in training.turn(package, position, stop):
+                        yield len(position.rows)
+                    if position.turn >= train.repeat:
+                        break
                     position.next_turn()
-                    training.turn(new_package(experiment, config, position.turn), position, stop)
+                    package = new_package(experiment, config, position.turn)
             outcome.exits, outcome.unsaved = training.exits, saver.last_failure
             outcome.ended_unsaved = saver.failing
             outcome.afterword = training.afterword
+            if stop.signal is None:
+                outcome.costs = form_costs(experiment, config)
         except BaseException as error:
             outcome.write(attempts)
             if attempts.missing:
@@ -126,15 +139,15 @@ def train_form(
     return outcome
 
 
-def _saved(store: CheckpointStore, run: RunFolder, form: str, say: Say) -> Checkpoint | None:
+def _saved(store: CheckpointStore, run: RunFolder, label: str, say: Say) -> Checkpoint | None:
     """The checkpoint to go on from: the one that was named, if it is of this form, or the newest."""
     named = run.checkpoint
     if named is not None and named.resolve().parent == store.folder.resolve():
         return Checkpoint.open(named)
-    return _newest(store, form, say)
+    return _newest(store, label, say)
 
 
-def _newest(store: CheckpointStore, form: str, say: Say) -> Checkpoint | None:
+def _newest(store: CheckpointStore, label: str, say: Say) -> Checkpoint | None:
     """The checkpoint to go on from; where there is none, that is said."""
     bad = []
 
@@ -144,9 +157,9 @@ def _newest(store: CheckpointStore, form: str, say: Say) -> Checkpoint | None:
 
     found = store.newest(tell)
     if found is None and bad:
-        say(f"no checkpoint in {store.folder} is as it was written: {form.upper()} begins anew in the same folder")
+        say(f"no checkpoint in {store.folder} is as it was written: {label} begins anew in the same folder")
     elif found is None:
-        say(f"there is no checkpoint in {store.folder} yet: {form.upper()} begins at its first batch")
+        say(f"there is no checkpoint in {store.folder} yet: {label} begins at its first batch")
     return found
 
 

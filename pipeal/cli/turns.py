@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -25,7 +25,7 @@ from pipeal.train.attempts import Attempts
 from pipeal.train.calibration import calibrate
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.chrome_trace import write_chrome_trace
-from pipeal.train.evaluation import accuracy, accuracy_and_loss
+from pipeal.train.evaluation import Criterion, accuracy, accuracy_and_loss
 from pipeal.train.exit_plot import draw_exits
 from pipeal.train.exits import ExitTable, exit_table
 from pipeal.train.keeper import CheckpointKeeper
@@ -73,10 +73,13 @@ class Turns:
     exits: ExitTable | None = None
     afterword: Sequence[str] = ()
 
-    def turn(self, package: ALPackage, position: Position, stop: StopRequest) -> None:
-        """What is still to come of one turn, and after the last one the exits; it may take several attempts."""
+    def turn(self, package: ALPackage, position: Position, stop: StopRequest) -> Iterator[None]:
+        """What is still to come of one turn, and after the last one the exits; it may take several attempts.
+
+        Yields after each epoch, when it has been recorded and is being saved.
+        """
         begun, rewinds = deepcopy(position), Rewinds(self.config.train.accumulate)
-        while (broken := self._attempt(package, position, rewinds, stop)) is not None:
+        while (broken := (yield from self._attempt(package, position, rewinds, stop))) is not None:
             error, why = broken
             rows = len(position.rows)
             written = self.saver.flush(PATIENCE_S)  # what was asked for before may be the newest
@@ -96,7 +99,7 @@ class Turns:
 
     def _attempt(
         self, package: ALPackage, position: Position, rewinds: Rewinds, stop: StopRequest
-    ) -> tuple[NonFiniteError, str] | None:
+    ) -> Generator[None, None, tuple[NonFiniteError, str] | None]:
         """Trains to the end of the turn; or gives what to go back for, and why."""
         if (code := stop.code()) is not None:
             raise Interrupted(f"interrupted; {self.run.way_back} goes on from the last checkpoint", code)
@@ -118,7 +121,7 @@ class Turns:
             pipe = self.open_pipe(package, self.config, seed, position.batches, traced, self.folder)
             try:
                 with pipe:
-                    self._train(pipe, batches, position, keeper, stop, drawn)
+                    yield from self._train(pipe, batches, position, keeper, stop, drawn)
             except NonFiniteError as error:
                 decision = self._decide(error, rewinds, position, pipe)
                 if not decision.goes_back:
@@ -139,7 +142,7 @@ class Turns:
         keeper: CheckpointKeeper,
         stop: StopRequest,
         drawn: bool,
-    ) -> None:
+    ) -> Iterator[None]:
         """The epochs, and after the last turn the exits; ends where it is asked to."""
         evaluate, course = self._evaluate(stop), course_of(self.config)
         try:
@@ -147,6 +150,7 @@ class Turns:
                 self.record(row)
                 drawn = drawn or self._draw(pipe)
                 self.tell(row.epoch)
+                yield
             if stop.signal is not None:  # it came when the last epoch was behind
                 raise Leave
             if position.turn == self.config.train.repeat:
@@ -192,15 +196,14 @@ class Turns:
         return new_package(self.experiment, self.config, turn)
 
     def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], Scores]:
-        parts = self.experiment.train_evaluation(), self.experiment.test_evaluation()
-        criterion = self.experiment.criterion
+        experiment = self.experiment
+        train, held, test = experiment.train_evaluation(), experiment.held_out(), experiment.test_evaluation()
 
         def evaluate(pipe: Pipeline) -> Scores:
-            if criterion is None:
-                train_acc, test_acc = (accuracy(pipe, Unless(stop, part)) for part in parts)
-                return Scores(train_acc, test_acc)
-            train, test = (accuracy_and_loss(pipe, Unless(stop, part), criterion) for part in parts)
-            return Scores(train[0], test[0], train[1], test[1])
+            train_acc, train_loss = measured(pipe, train, experiment.criterion, stop)
+            held_acc, held_loss = (None, None) if held is None else measured(pipe, held, experiment.criterion, stop)
+            test_acc, test_loss = measured(pipe, test, experiment.criterion, stop)
+            return Scores(train_acc, test_acc, train_loss, test_loss, held_acc, held_loss)
 
         return evaluate
 
@@ -224,11 +227,12 @@ class Turns:
     def _measure_exits(self, pipe: Pipeline, stop: StopRequest) -> ExitTable | None:
         """Accuracy and cost of every exit and of the calibrated early exit, as ``exits.json`` and ``exits.png``.
 
-        None for a model with a single exit, and where the configuration holds out no samples to calibrate on.
+        None for a model with a single exit, where the configuration holds out no samples to calibrate on, and for a
+        language model: the early exit is for whole answers, and there each place of a text would leave elsewhere.
         """
         experiment, config = self.experiment, self.config
         held_out = experiment.held_out()
-        if held_out is None or config.train.mode == "bp":
+        if held_out is None or config.train.mode == "bp" or experiment.criterion is not None:
             return None
         self.say("calibrating the early exit on held-out samples")
         calibration = calibrate(pipe, Unless(stop, held_out), tolerance=config.train.exit_tolerance)
@@ -238,6 +242,19 @@ class Turns:
         self.attempts.make(kept, lambda: write_json(kept, table.summary()))
         self.attempts.make(drawn, lambda: draw_exits(table, drawn, title=title))
         return table
+
+
+def measured(
+    pipe: Pipeline, batches: EpochBatches, criterion: Criterion | None, stop: StopRequest
+) -> tuple[float, float | None]:
+    """The accuracy on some samples, and the loss where epochs are measured by one.
+
+    Raises:
+        Leave: The run is to end meanwhile.
+    """
+    if criterion is None:
+        return accuracy(pipe, Unless(stop, batches)), None
+    return accuracy_and_loss(pipe, Unless(stop, batches), criterion)
 
 
 def tell_of_graphs(config: RunConfig, say: Say) -> None:

@@ -10,6 +10,7 @@ from pipeal.config.schema import (
     ModelConfig,
     RunConfig,
     TrainConfig,
+    TuneConfig,
 )
 from pipeal.config.text import BatchingConfig, GroupingConfig, TextConfig, TextDataConfig, TextModelConfig
 from pipeal.config.vision import ImageDataConfig, VisionConfig, VisionModelConfig
@@ -31,6 +32,7 @@ __all__ = [
     "TextDataConfig",
     "TextModelConfig",
     "TrainConfig",
+    "TuneConfig",
     "VisionConfig",
     "VisionModelConfig",
     "dump_config",

@@ -36,6 +36,7 @@ NotNegative: TypeAlias = Annotated[
 ]
 Share: TypeAlias = Annotated[float, Field(strict=True, ge=0, lt=1, description="a number, at least 0 and below 1")]
 Texts: TypeAlias = Annotated[tuple[Text, ...], Field(min_length=1, description="a list of texts")]
+Grid: TypeAlias = Annotated[tuple[Text, ...], Field(description="a list of texts, such as [train.lr.base=1e-3,3e-3]")]
 Counts: TypeAlias = Annotated[
     tuple[Count, ...], Field(min_length=1, description="a list of whole numbers, each at least 1 and below 2^31")
 ]
@@ -59,13 +60,14 @@ class DataConfig:
     Attributes:
         root: The folder that holds the data sets; None for ``data`` in the current folder.
         download: Whether a data set that is not there is fetched.
-        held_out: The share of the training samples that is not trained on but kept to calibrate the early exit on;
-            0 leaves the early exit out.
+        held_out: The share of the training samples that is not trained on but kept to choose the best epoch, the best
+            checkpoint and settings by, and to calibrate the early exit on; of a language model, the end of what is
+            trained on. With 0 none is chosen, and the early exit is left out.
     """
 
     root: Text | None = None
     download: Flag = True
-    held_out: Share = 0.0
+    held_out: Share = 0.05
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,20 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
+class TuneConfig:
+    """Which settings are tried before a run, on every form alike; each form goes on with its best.
+
+    Attributes:
+        grid: Texts such as ``train.lr.base=3e-4,1e-3,3e-3``; of several, every combination is tried. A range of numbers
+            grows where the best is at its edge.
+        epochs: Of a trial; None for as many as the run has.
+    """
+
+    grid: Grid = ()
+    epochs: Count | None = None
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One run: what training needs to know whatever the data is. See :class:`TextConfig` and :class:`VisionConfig`.
 
@@ -190,6 +206,7 @@ class RunConfig:
         data: Where the data is, and how it is read.
         train: How training goes.
         engine: How the layers are run.
+        tune: Which settings are tried before.
         out: The folder in which each run gets a folder of its own.
     """
 
@@ -198,4 +215,5 @@ class RunConfig:
     data: DataConfig
     train: TrainConfig = field(default_factory=TrainConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    tune: TuneConfig = field(default_factory=TuneConfig)
     out: Text = "runs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeal.config.schema import Count, DataConfig, Flag, ModelConfig, Pixels, Positive, RunConfig, Share, Text, Whole
+from pipeal.config.schema import Count, DataConfig, Flag, ModelConfig, Pixels, Positive, RunConfig, Text, Whole
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ class ImageDataConfig(DataConfig):
         cache: Whether decoded images are kept on disk for the next run; or the folder to keep them in.
     """
 
-    held_out: Share = 0.05
     size: Pixels = 32
     augmentation: Literal["none", "basic", "strong"] = "basic"
     batch_size: Count = 128

@@ -3,6 +3,7 @@
 ::
 
     text     F i r s t   C i t i z e n          9 of 10 parts to train on │ the last one to validate on
+                                                (of which the end may be held out, to choose by)
     inputs   F i r s t   C i                    a block
     targets    i r s t   C i t                  the same, one character on
 """

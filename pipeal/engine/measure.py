@@ -104,7 +104,7 @@ def measure_in_turns(
         sizes = [_bytes_of(pair_of(batch)) for batch in batches]
         largest = batches[sizes.index(max(sizes))]
         mean = fmean(sizes[WARM_UP:]) / max(1, *sizes)
-        counted = _count_bytes(copies[id(model)], largest, device, threads, precision, on_oom)
+        counted = count_bytes(copies[id(model)], largest, device, threads, precision, on_oom)
         costs.append(tuple(_with_means(cost, mean, [own[n] for own in found]) for n, cost in enumerate(counted)))
     return costs
 
@@ -228,10 +228,10 @@ def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
     return [] if compile == "none" else batches
 
 
-def _count_bytes(
+def count_bytes(
     layers: Sequence[TrainableLayer], batch: Any, device: str, threads: int, precision: Precision, on_oom: OnOom
 ) -> list[LayerCost]:
-    """Trains on one batch, and looks on."""
+    """What each layer keeps and sends on one batch, without its seconds; the layers are trained on it."""
     with (
         Pipeline(
             layers,

@@ -1,4 +1,4 @@
-"""What leaving at each exit costs, in FLOPs."""
+"""What leaving at each exit costs, and what a training step does, in FLOPs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeal.errors import DataError
@@ -78,6 +79,30 @@ def exit_costs(model: nn.Module | Iterable[TrainableLayer], sample: Tree) -> Exi
     return ExitCosts(tuple(climb), tuple(descent))
 
 
+def training_flops(model: nn.Module | Iterable[TrainableLayer], x: Tree, y: Tree) -> float:
+    """Counts, per sample, what :func:`exit_costs` counts, of the forward and the backward of all losses of a batch.
+
+    What is cheap beside products and convolutions is left out, and so is the step of the optimizers.
+
+    Args:
+        model: The layers, on one device; no weight is changed, but gradients gather.
+        x: A batch of inputs there.
+        y: Its targets.
+
+    Raises:
+        DataError: The batch is empty.
+    """
+    layers = layers_of(model)
+    size = batch_size(x)
+    if not size:
+        raise DataError("the cost of training cannot be counted on an empty batch; pass a batch of inputs")
+    with in_mode(map(module_of, layers), True), torch.enable_grad(), _counting() as counter:
+        for layer in layers:
+            x, y = layer(x, y)
+            layer.backward()
+    return counter.get_total_flops() / size
+
+
 # Of a recurrent network's fused operators the counter of PyTorch knows nothing.
 def _recurrent_flops(rows: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
     """Each matrix is applied once per step and sample."""
@@ -92,14 +117,33 @@ def _cudnn_rnn_flops(x: Sequence[int], weights: Sequence[Sequence[int]], *_: Any
     return _recurrent_flops(x, weights)
 
 
+def _mkldnn_rnn_backward_flops(*arguments: Any, **_: Any) -> int:
+    """Each matrix once for the gradient of what it was applied to, and once for its own."""
+    return 2 * _mkldnn_rnn_flops(*arguments)
+
+
+def _cudnn_rnn_backward_flops(*arguments: Any, **_: Any) -> int:
+    return 2 * _cudnn_rnn_flops(*arguments)
+
+
+_RECURRENT = {
+    torch.ops.aten.mkldnn_rnn_layer: _mkldnn_rnn_flops,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _mkldnn_rnn_backward_flops,
+    torch.ops.aten._cudnn_rnn: _cudnn_rnn_flops,
+    torch.ops.aten._cudnn_rnn_backward: _cudnn_rnn_backward_flops,
+}
+
+
 @contextmanager
 def _counting() -> Iterator[FlopCounterMode]:
-    """Counts FLOPs; attention goes the way of training, whose operators are known, not the fused one of inference."""
+    """Counts FLOPs; attention goes by plain products, which every version knows, not by fused operators."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    mapping = {torch.ops.aten.mkldnn_rnn_layer: _mkldnn_rnn_flops, torch.ops.aten._cudnn_rnn: _cudnn_rnn_flops}
     try:
-        with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            FlopCounterMode(display=False, custom_mapping=_RECURRENT) as counter,
+        ):
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

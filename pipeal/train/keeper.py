@@ -207,11 +207,13 @@ class CheckpointKeeper:
 
 
 def _is_best(position: Position) -> bool:
-    """Whether it is the end of the best epoch so far."""
+    """Whether it is the end of the best epoch so far, by what is held out; none is where nothing is."""
     if position.part.batches or not position.epoch:
         return False
     *before, row = position.rows
-    return all(row.score > other.score for other in before)
+    if row.score is None:
+        return False
+    return all(other.score is None or row.score > other.score for other in before)
 
 
 def _content(number: int, found: LayerState) -> dict[str, Any] | KeptLayer:

@@ -1,12 +1,56 @@
-"""What tells a good epoch from a bad one: the share of right answers or, of a language model, the loss."""
+"""What tells a good epoch from a bad one: the share of right answers or, of a language model, the loss.
+
+Epochs are chosen by their held-out samples (:attr:`pipeal.train.recorders.EpochRow.score`); what is reported of them is
+the test set's, of the chosen epoch and of the last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from math import isfinite
+from statistics import fmean, stdev
 
 from pipeal.train.recorders import EpochRow
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure of several turns.
+
+    >>> str(Spread((0.90, 0.92, 0.91)))
+    '0.9100 ± 0.0100'
+    >>> str(Spread((0.9,)))
+    '0.9000'
+
+    Attributes:
+        values: One of each turn; at least one.
+    """
+
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """That of some values."""
+        return cls(tuple(values))
+
+    @property
+    def mean(self) -> float:
+        """The mean over turns."""
+        return fmean(self.values)
+
+    @property
+    def sd(self) -> float | None:
+        """The sample standard deviation over turns; None of one turn, and where a value is not finite."""
+        return stdev(self.values) if len(self.values) > 1 and all(map(isfinite, self.values)) else None
+
+    def __str__(self) -> str:
+        """``0.9100 ± 0.0100``; of one turn without the deviation."""
+        return self.shown("{:.4f}".format)
+
+    def shown(self, form: Callable[[float], str]) -> str:
+        """Mean and deviation, each written by ``form``."""
+        return form(self.mean) if self.sd is None else f"{form(self.mean)} ± {form(self.sd)}"
 
 
 @dataclass(frozen=True)
@@ -15,35 +59,54 @@ class Measure:
 
     Attributes:
         name: ``accuracy`` or ``loss``.
-        test_name: What it is called on samples that were not trained on.
-        unseen: What those samples are called alone.
-        short: The same for the head of a column.
+        test_name: What it is called on samples that were not trained on, nor chosen by.
+        held_name: The same on the samples held out to choose by.
+        unseen: What the first of these samples are called alone.
+        short: Their measure, for the head of a column.
         key: The same in ``summary.json``.
+        held_key: That of the held-out samples there.
         is_share: Whether it is one, which people like to read in percent.
-        test: Its value on samples that were not trained on.
-        train: Its value on samples that were.
-        pick: Of several values, the best.
+        test: Its value on samples that were not trained on, nor chosen by.
+        train: Its value on samples that were trained on.
+        held: Its value on the samples to choose by; None where there are none.
     """
 
     name: str
     test_name: str
+    held_name: str
     unseen: str
     short: str
     key: str
+    held_key: str
     is_share: bool
     test: Callable[[EpochRow], float]
     train: Callable[[EpochRow], float]
-    pick: Callable[[Iterable[float]], float]
+    held: Callable[[EpochRow], float | None]
 
-    def best(self, rows: Sequence[EpochRow]) -> float:
-        """The best value of each turn, averaged over turns."""
-        turns = sorted({row.turn for row in rows})
-        return mean(self.pick([self.test(row) for row in rows if row.turn == turn]) for turn in turns)
+    def at_best(self, rows: Sequence[EpochRow]) -> Spread | None:
+        """The test figure of each turn's best epoch by its held-out samples; None where no epoch can be chosen."""
+        best = best_rows(rows)
+        return Spread.of(map(self.test, best)) if best else None
 
-    def last(self, rows: Sequence[EpochRow]) -> float:
-        """The value after the last epoch, averaged over turns."""
-        epochs = max(row.epoch for row in rows)
-        return mean(self.test(row) for row in rows if row.epoch == epochs)
+    def last(self, rows: Sequence[EpochRow]) -> Spread:
+        """The test figure of each turn's last epoch; turns that have not come that far are left out."""
+        return Spread.of(map(self.test, last_rows(rows)))
+
+
+def best_rows(rows: Sequence[EpochRow]) -> list[EpochRow]:
+    """The best epoch of each turn, the first of equals; none of a turn without held-out samples."""
+    chosen: dict[int, tuple[float, EpochRow]] = {}
+    for row in rows:
+        score = row.score
+        if score is not None and (row.turn not in chosen or score > chosen[row.turn][0]):
+            chosen[row.turn] = score, row
+    return [chosen[turn][1] for turn in sorted(chosen)]
+
+
+def last_rows(rows: Sequence[EpochRow]) -> list[EpochRow]:
+    """The last epoch of each turn that has come to it."""
+    epochs = max(row.epoch for row in rows)
+    return sorted((row for row in rows if row.epoch == epochs), key=lambda row: row.turn)
 
 
 def _test_loss(row: EpochRow) -> float:
@@ -59,24 +122,28 @@ def _train_loss(row: EpochRow) -> float:
 ACCURACY = Measure(
     "accuracy",
     "test accuracy",
+    "held-out accuracy",
     "test",
     "test acc",
     "test_accuracy",
+    "held_out_accuracy",
     is_share=True,
     test=lambda row: row.test_acc,
     train=lambda row: row.train_acc,
-    pick=max,
+    held=lambda row: row.held_acc,
 )
 LOSS = Measure(
     "loss",
     "validation loss",
+    "held-out loss",
     "validation",
     "val loss",
     "validation_loss",
+    "held_out_loss",
     is_share=False,
     test=_test_loss,
     train=_train_loss,
-    pick=min,
+    held=lambda row: row.held_loss,
 )
 
 

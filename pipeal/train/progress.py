@@ -22,6 +22,9 @@ _REDRAW_S = 0.2
 class Progress:
     """Shows a run's epochs on standard error. Used with ``with``, which gives the terminal back as it was.
 
+    The live line is there from the beginning of an epoch to its end: between two, the terminal is another's, such as
+    another form's whose epochs come in turns with these.
+
     Args:
         epochs: How many there will be in a turn.
         turns: How many trainings there will be.
@@ -56,29 +59,19 @@ class Progress:
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
-        if self.console.is_terminal:
-            self._live = Live(
-                console=self.console,
-                auto_refresh=False,
-                transient=True,
-                vertical_overflow="crop",
-                redirect_stdout=False,  # what is printed there may be on its way to a file
-            )
-            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        live, self._live = self._live, None
-        if live:
-            live.stop()  # shows the cursor again
+        self._leave_terminal()
 
     def begin_epoch(self, epoch: int, *, batches: int, turn: int = 1) -> None:
         """Starts the line of an epoch (from 1) of a turn (from 1)."""
         self._turn, self._epoch, self._batches = turn, epoch, batches
         self._done, self._samples, self._tokens = 0, 0, 0
         self._began = self.clock()
+        self._take_terminal()
         self._draw()
 
     def advance(self, *, samples: int, tokens: int) -> None:
@@ -95,15 +88,39 @@ class Progress:
 
     def end_epoch(self, row: EpochRow) -> None:
         """Prints the line that stays."""
-        measure = measure_of([row])
-        test = f"{measure.unseen} {measure.test(row):.4f}"
-        self._last = f"last {test}"
+        told, last = self.figures(row)
+        self._last = f"last {last}"
         tokens = f"  {row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s else ""  # images have none
-        told = "" if measure.is_share else f"{measure.name}: "
         self.note(
-            f"{self._place(row.turn, row.epoch)}  {told}train {measure.train(row):.4f}  {test}  "
+            f"{self._place(row.turn, row.epoch)}  {told}  "
             f"{row.epoch_time:.2f} s  {row.samples_per_s:,.0f} samples/s{tokens}"
         )
+        self._leave_terminal()
+
+    def figures(self, row: EpochRow) -> tuple[str, str]:
+        """How an epoch is told, and how it is in the live line of the next one."""
+        measure = measure_of([row])
+        kind = "" if measure.is_share else f"{measure.name}: "
+        test = f"{measure.unseen} {measure.test(row):.4f}"
+        held = measure.held(row)
+        chosen_by = "" if held is None else f"held-out {held:.4f}  "
+        return f"{kind}train {measure.train(row):.4f}  {chosen_by}{test}", test
+
+    def _take_terminal(self) -> None:
+        if self._live is None and self.console.is_terminal:
+            self._live = Live(
+                console=self.console,
+                auto_refresh=False,
+                transient=True,
+                vertical_overflow="crop",
+                redirect_stdout=False,  # what is printed there may be on its way to a file
+            )
+            self._live.start()
+
+    def _leave_terminal(self) -> None:
+        live, self._live = self._live, None
+        if live:
+            live.stop()  # shows the cursor again
 
     def _draw(self) -> None:
         self._drawn = self.clock()

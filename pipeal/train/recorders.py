@@ -33,6 +33,9 @@ class EpochRow:
         train_loss: Of a language model, the estimated loss on what is trained on, in nats; its accuracies are of next
             characters. None for others.
         test_loss: The same of what is not trained on.
+        held_acc: As ``test_acc``, of the samples held out from training, by which epochs are chosen; None where nothing
+            is held out, and in rows of older runs.
+        held_loss: As ``test_loss``, likewise.
     """
 
     turn: int
@@ -46,12 +49,17 @@ class EpochRow:
     losses: tuple[tuple[float, ...], ...] = ()
     train_loss: float | None = None
     test_loss: float | None = None
+    held_acc: float | None = None
+    held_loss: float | None = None
 
     @property
-    def score(self) -> float:
-        """The higher, the better: the loss, turned round, where there is one, else the test accuracy."""
-        score = self.test_acc if self.test_loss is None else -self.test_loss
-        return -math.inf if math.isnan(score) else score
+    def score(self) -> float | None:
+        """What epochs are chosen by, the higher, the better; None where nothing is held out.
+
+        The held-out loss, turned round, where there is one, else the held-out accuracy: never what the test set says.
+        """
+        score = self.held_acc if self.held_loss is None else -self.held_loss
+        return -math.inf if score is not None and math.isnan(score) else score
 
 
 class Recorder(Protocol):
@@ -152,10 +160,13 @@ class CsvRecorder(_RowFile):
         super().write(row)
 
     def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
+        # Last, and blank where a run of an older version was taken up, whose rows have none.
+        held = [name for name in ("held_acc", "held_loss") if any(getattr(row, name) is not None for row in rows)]
         for row in rows[:1]:
-            yield ",".join(_cells(row))
+            yield ",".join([*_cells(row), *held])
         for row in rows:
-            yield ",".join(map(repr, _cells(row).values()))
+            found = [getattr(row, name) for name in held]
+            yield ",".join([*map(repr, _cells(row).values()), *("" if one is None else repr(one) for one in found)])
 
 
 class JsonLinesRecorder(_RowFile):

@@ -81,7 +81,7 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None and not issubclass(kind, Exception):
+        if kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit)):
             self.give_up()  # a signal, while this one or another was waited for
         try:
             self.close()

@@ -15,11 +15,11 @@ from rich.text import Text
 Cell = str | float | int | None
 """What a table holds. None is ``-``; the floats of a column get the same decimals.
 
-A column of numbers, or of texts such as ``1,380`` and ``2.05×``, stands to the right.
+A column of numbers, or of texts such as ``1,380``, ``2.05×`` and ``0.91 ± 0.02``, stands to the right.
 """
 
 
-_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?\s?[%×]?|-|-?inf|nan")
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?\s?[%×]?(?: ± [\d.,]+)?|-|-?inf|nan")
 
 
 def print_table(

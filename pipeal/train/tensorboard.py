@@ -146,7 +146,9 @@ def _summary(row: EpochRow) -> Any:
         "rate/samples_per_s": row.samples_per_s,
         "rate/tokens_per_s": row.tokens_per_s,
     }
-    for part, loss in (("train", row.train_loss), ("validation", row.test_loss)):
+    if row.held_acc is not None:
+        scalars["accuracy/held_out"] = row.held_acc
+    for part, loss in (("train", row.train_loss), ("held_out", row.held_loss), ("validation", row.test_loss)):
         if loss is not None:
             scalars[f"loss/{part}"] = loss
     for number, losses in enumerate(row.losses, start=1):

@@ -22,6 +22,8 @@ class Scores(NamedTuple):
     test_acc: float
     train_loss: float | None = None
     test_loss: float | None = None
+    held_acc: float | None = None
+    held_loss: float | None = None
 
 
 class Watcher(Protocol):
@@ -173,15 +175,12 @@ class _Turn:
         return EpochRow(
             turn=position.turn,
             epoch=position.epoch + 1,
-            train_acc=scores.train_acc,
-            test_acc=scores.test_acc,
             train_time=position.trained_s,
             epoch_time=part.seconds,
             samples_per_s=part.samples / part.seconds,
             tokens_per_s=part.tokens / part.seconds,
             losses=tuple(tuple(layer[finite].mean(0).tolist()) for layer, finite in kept),
-            train_loss=scores.train_loss,
-            test_loss=scores.test_loss,
+            **scores._asdict(),
         )
 
     def end_epoch(self, row: EpochRow) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import pytest
 import torch
 
 from pipeal.cli import generate, text
+from pipeal.cli.build_language import language_experiment
 from pipeal.cli.main import command as pipeal
 from pipeal.config import LanguageConfig, load_config
 from pipeal.engine.stage import Stage
+from pipeal.train.measure import Spread
 from pipeal.train.report import read_runs
 from tests.cli.running import run_command, told_one_line
 
@@ -50,7 +53,7 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = train(capsys, corpus, "--mode=compare")
-    assert "best val loss" in out
+    assert "val loss, best held-out" in out
     assert "acc" not in out
     assert re.search(r"^exits: +validation loss \d\.\d+ \d\.\d+$", out, re.MULTILINE)
     assert out.count("sample:\n") == 2
@@ -58,8 +61,8 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
         rows = list(csv.DictReader((folder / form / "epochs.csv").open()))
         assert len(rows) == 2
         summary = json.loads((folder / form / "summary.json").read_text())
-        losses = [float(row["test_loss"]) for row in rows]
-        assert summary["best_validation_loss"] == min(losses)
+        losses, held = ([float(row[name]) for row in rows] for name in ("test_loss", "held_loss"))
+        assert summary["validation_loss_at_best_held_out"] == losses[held.index(min(held))]
         assert summary["last_validation_loss"] == losses[-1] > 0
         assert not [name for name in summary if "accuracy" in name]
         assert 0 <= float(rows[0]["test_acc"]) <= 1, "the share of next characters that are told rightly"
@@ -68,7 +71,8 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
         assert load_config(LanguageConfig, folder / form / "config.yaml").train.mode == form
     al, bp = read_runs(folder)
     assert al.measure.name == bp.measure.name == "loss"
-    assert al.best == min(row.test_loss for row in al.rows)  # type: ignore[type-var]
+    best = min(al.rows, key=lambda row: row.held_loss or 0)
+    assert al.at_best == Spread((best.test_loss,))  # type: ignore[arg-type]
 
 
 def test_the_report_and_the_list_of_runs_speak_of_losses(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,12 +80,28 @@ def test_the_report_and_the_list_of_runs_speak_of_losses(corpus: Path, capsys: p
     code, _, err = run_command(pipeal, capsys, "report", str(folder))
     assert code == 0, err
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "best validation loss" in page
+    assert "validation loss of the best epoch by held-out loss" in page
     assert "Loss over epochs" in page
     assert "accuracy" not in page.lower().replace("train_accuracy_samples", "")
     code, out, err = run_command(pipeal, capsys, "runs", str(folder.parent))
     assert code == 0, err
     assert re.search(r"text +\| charlm +\| AL .*\| loss \d\.\d{4}", out)
+
+
+def test_parts_of_a_text_have_no_character_in_common(corpus: Path) -> None:
+    """The published split stays; held out is the end of what is trained on, and no block reaches into another part."""
+    config = load_config(LanguageConfig, values={"dataset": "text", "data": {"text": str(corpus)}})
+    experiment = language_experiment(config, lambda _: None)
+    whole = len(corpus.read_text())
+    train, held, validation = experiment.train, experiment.held, experiment.text.validation
+    assert torch.equal(torch.cat((train, held)), experiment.text.train)
+    assert (len(train) + len(held), len(validation)) == (whole * 9 // 10, whole - whole * 9 // 10)
+    assert len(held) == round(0.05 * (whole * 9 // 10))
+    parts = experiment.train_evaluation(), experiment.held_out(), experiment.test_evaluation()
+    for blocks, part in zip(parts, (train, held, validation), strict=True):
+        assert blocks is not None
+        assert torch.equal(blocks.text, part)
+    assert language_experiment(replace(config, data=replace(config.data, held_out=0.0)), print).held_out() is None
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu*2"])
@@ -130,7 +150,7 @@ def test_what_comes_after_the_last_epoch_ends_where_the_run_is_asked_to(
     seen: list[tuple[int, ...]] = []
     asked: list[int] = []
     infer = Stage.infer
-    before = 2 * 2 * 9 if shape == (4, 8) else 0  # the estimates of two epochs, of two parts of the text
+    before = 2 * 3 * 9 if shape == (4, 8) else 0  # the estimates of two epochs, of three parts of the text
     form = "--mode=al" if shape == (4, 8) else "--mode=bp"
 
     def watch(stage: Stage, index: int, layer: Any, path: Any, x: torch.Tensor, **options: Any) -> Any:
@@ -241,8 +261,9 @@ def test_a_text_without_line_ends_is_written_on_from_its_first_character(
         (("text", "charlm"), "data.text: found null, .* name the file with --text FILE"),
         (("shakespeare", "charlm", "--text=x.txt"), "data.text: found x.txt, but the data set is shakespeare"),
         (("text", "charlm", "--text=/nowhere/x.txt"), "cannot read /nowhere/x.txt"),
-        (("text", "charlm", "--text=CORPUS", "--set=model.block=500"), "1,008 characters to train on and 112 .* 501"),
-        (("text", "charlm", "--text=CORPUS", "--set=data.held_out=0.1"), "data.held_out: found 0.1, .* classifiers"),
+        (("text", "charlm", "--text=CORPUS", "--set=model.block=500"), "958 .*, 50 held out and 112 .* 501"),
+        (("text", "charlm", "--text=CORPUS", "--set=data.held_out=1e-5"), "data.held_out: 1e-05 of 1,008 .* is 0"),
+        (("text", "charlm", "--text=CORPUS", "--set=data.held_out=0.005"), "5 held out .* hold out another share"),
         (("text", "charlm", "--text=CORPUS", "--set=train.exit_tolerance=0.1"), "exit_tolerance: found 0.1"),
         (("text", "charlm", "--text=CORPUS", "--set=train.train_accuracy_samples=9"), "accuracy_samples: found 9"),
         (("text", "charlm", "--text=CORPUS", "--set=model.width=0"), "model.width: found 0"),

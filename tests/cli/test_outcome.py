@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeal.cli.form_costs import FormCosts
+from pipeal.cli.forms import Form
 from pipeal.cli.outcome import Outcome, show
 from pipeal.config import TextConfig
 from pipeal.train.position import Totals
@@ -19,7 +21,8 @@ def outcome(folder: Path, **totals: object) -> Outcome:
     config = replace(config, engine=replace(config.engine, devices=("cpu",)))
     known = Totals(seconds=2.0, batches=4, samples=12, tokens=60, padded=70, shapes=Counter({(4, 10): 3}))
     row = EpochRow(1, 1, 0.5, 0.5, 2.0, 2.0, 6.0, 30.0)
-    return Outcome(config, [row], replace(known, **totals), {}, None, (1, 1), folder)  # type: ignore[arg-type]
+    form = Form("al", "AL", config)
+    return Outcome(form, [row], replace(known, **totals), {}, None, (1, 1), folder)  # type: ignore[arg-type]
 
 
 def test_a_batch_that_was_left_out_makes_the_others_no_smaller(tmp_path: Path) -> None:
@@ -40,3 +43,44 @@ def test_only_pictures_that_are_there_are_named(tmp_path: Path, capsys: pytest.C
     (tmp_path / "timeline.png").touch()
     show([one], tmp_path)
     assert f"timeline: {tmp_path / 'timeline.png'}\n" in capsys.readouterr().out
+
+
+def test_the_table_says_of_which_split_seeds_and_epochs_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = outcome(tmp_path)
+    config = replace(one.config, train=replace(one.config.train, repeat=2, seed=3, epochs=2))
+    rows = [
+        replace(one.rows[0], turn=turn, epoch=epoch, test_acc=test, held_acc=held, epoch_time=seconds)
+        for turn, epoch, test, held, seconds in (
+            (1, 1, 0.5, 0.9, 1.0), (1, 2, 0.7, 0.8, 2.0), (2, 1, 0.9, 0.1, 3.0), (2, 2, 0.6, 0.2, 4.0),
+        )
+    ]  # fmt: skip
+    costs = FormCosts(3e6, 1e6, 2**20, 2**20, 2 * 2**20, 2**20)
+    forms = [replace(one, form=Form(name, name.upper(), config), rows=rows, costs=costs) for name in ("al", "bp")]
+    show(forms, tmp_path)
+    out = capsys.readouterr().out
+    assert "2 epochs, mean ± sd of seeds 3 to 4" in out
+    assert "the epoch of each turn with the best held-out accuracy: AL 1 2, BP 1 2" in out
+    results, taken = (line for line in out.splitlines() if line.startswith("| AL"))
+    assert "0.5500 ± 0.0707" in results, "of the epochs that are best on held-out samples"
+    assert "0.6500 ± 0.0707" in results, "of the last"
+    assert [cell.strip() for cell in taken.split("|")[2:6]] == ["3.000", "1.000", "5.000", "2.50 ± 1.29"]
+    assert all(len(line) <= 120 for line in out.splitlines() if line.startswith("|"))
+    summary = forms[0].summary()
+    assert (summary["test_accuracy_at_best_held_out"], summary["last_test_accuracy"]) == (0.55, pytest.approx(0.65))
+    assert (summary["best_epochs"], summary["best_chosen_by"]) == ([1, 2], "held-out accuracy")
+    first, second = summary["turns"]  # type: ignore[misc, attr-defined]
+    assert (first["seed"], second["seed"]) == (3, 4)
+    assert (first["best_epoch"], first["test_accuracy_of_best"], first["held_out_accuracy_of_best"]) == (1, 0.5, 0.9)
+    assert (second["last_epoch"], second["test_accuracy_of_last"]) == (2, 0.6)
+    assert (summary["seconds_per_epoch_least"], summary["seconds_per_epoch_most"]) == (1.0, 4.0)
+    assert summary["training_parameters"] == 2
+
+
+def test_where_nothing_is_held_out_no_epoch_is_called_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    show([outcome(tmp_path)], tmp_path)
+    assert "no epoch, since nothing is held out to choose by (data.held_out is 0)" in capsys.readouterr().out
+    summary = outcome(tmp_path).summary()
+    assert (summary["test_accuracy_at_best_held_out"], summary["best_epochs"]) == (None, [])
+    assert summary["last_test_accuracy"] == 0.5

@@ -42,10 +42,10 @@ def test_each_run_is_listed_with_how_it_stands_the_latest_last(
     ]
     assert [row[5] for row in rows] == ["3/3", "1/3", "2/3", "1/3", "0/3"]
     assert rows[0][2:5] == ["agnews", "transformer", "AL"]
-    assert rows[0][6] == "0.7600"
-    assert rows[4][6] == "-"
-    assert re.fullmatch(r"2026-03-0\d \d\d:\d\d", rows[0][7])
-    assert float(rows[0][8]) > float(rows[4][8]) > 0
+    assert rows[0][6:8] == ["0.5600", "0.7600"], "of the epoch that is best on held-out samples, and of the last"
+    assert rows[4][6:8] == ["-", "-"]
+    assert re.fullmatch(r"2026-03-0\d \d\d:\d\d", rows[0][8])
+    assert float(rows[0][9]) > float(rows[4][9]) > 0
 
 
 def test_a_comparison_has_a_line_for_each_form_and_turns_are_counted_together(

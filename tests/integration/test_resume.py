@@ -154,6 +154,40 @@ def test_a_comparison_goes_on_in_the_form_it_was_in(
         assert_same(*(tmp_path / out / "agnews-lstm-compare-001" / form for out in ("untouched", "stopped")))
 
 
+def test_a_comparison_that_is_ended_in_any_forms_epoch_leaves_what_an_untouched_one_leaves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs of the forms come in turns: AL 1, BP 1, BP 2, AL 2, and the next turn as well."""
+    trained: list[str] = []
+    write = JsonLinesRecorder.write
+
+    def noted(recorder: JsonLinesRecorder, row: EpochRow) -> None:
+        trained.append(f"{recorder.path.parent.name} {row.turn}.{row.epoch}")
+        write(recorder, row)
+
+    monkeypatch.setattr(JsonLinesRecorder, "write", noted)
+    arguments = (
+        "agnews", "lstm", "--mode=compare", "-r", "2", "--data-root", str(varied(tmp_path / "data")), *SMALL,
+        "--devices=cpu",
+    )  # fmt: skip
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    order = ["al 1.1", "bp 1.1", "bp 1.2", "al 1.2", "al 2.1", "bp 2.1", "bp 2.2", "al 2.2"]
+    assert trained == order
+    trained.clear()
+    name = "agnews-lstm-compare-001"
+    lines = (tmp_path / "untouched" / name / "al" / "epochs.jsonl").read_text().splitlines()
+    batches = json.loads((tmp_path / "untouched" / name / "al" / "summary.json").read_text())["batches_per_epoch"]
+    assert len(lines) == 4
+    second = int(batches) + 3
+    # In AL's first epoch, BP's first and second, AL's second, and each form's of the second turn.
+    stopping.at = [(1, 3), (1, 3), (1, second), (1, second), (2, 2), (2, 2)]
+    for code in (130,) * 6 + (0,):
+        run(text.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}")
+    assert trained == order
+    for form in ("al", "bp"):
+        assert_same(*(tmp_path / out / name / form for out in ("untouched", "stopped")))
+
+
 def test_a_checkpoint_goes_on_on_any_number_of_stages_in_any_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:

@@ -141,8 +141,8 @@ def test_a_stage_that_fails_on_the_last_batches_is_told_and_nothing_is_called_sa
     assert store.newest(pytest.fail) is None
 
 
-def row(turn: int, epoch: int, test_acc: float) -> EpochRow:
-    return EpochRow(turn, epoch, 0.5, test_acc, 1.0, 1.0, 1.0, 1.0)
+def row(turn: int, epoch: int, held_acc: float) -> EpochRow:
+    return EpochRow(turn, epoch, 0.5, 1 - held_acc, 1.0, 1.0, 1.0, 1.0, held_acc=held_acc)  # the test set disagrees
 
 
 class Asked:
@@ -192,5 +192,7 @@ def test_a_later_turn_that_has_not_begun_takes_nothing_away_from_the_one_before(
 
 def test_an_epoch_whose_loss_is_no_number_is_worse_than_any() -> None:
     """Symptom: no later one was better than the first, which was kept for ever."""
-    broken, fine = (replace(row(1, 1, 0.5), test_loss=loss) for loss in (float("nan"), 9.0))
+    broken, fine = (replace(row(1, 1, 0.5), held_loss=loss) for loss in (float("nan"), 9.0))
+    assert broken.score is not None
+    assert fine.score is not None
     assert broken.score < fine.score

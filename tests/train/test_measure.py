@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
-from pipeal.train.measure import ACCURACY, LOSS, measure_of
+from pipeal.train.keeper import _is_best
+from pipeal.train.measure import ACCURACY, LOSS, Spread, best_rows, measure_of
 from pipeal.train.plots import draw_curves
 from pipeal.train.position import Position
 from pipeal.train.recorders import CsvRecorder, EpochRow, JsonLinesRecorder
@@ -18,7 +20,16 @@ from pipeal.train.report.rows import read_rows
 
 ROW = EpochRow(1, 1, 0.6, 0.5, 10.0, 10.0, 100.0, 1000.0, ((0.1, 0.2),))
 LOSSY = [
-    replace(ROW, turn=turn, epoch=epoch, train_loss=loss - 0.2, test_loss=loss, test_acc=1 / loss)
+    replace(
+        ROW,
+        turn=turn,
+        epoch=epoch,
+        train_loss=loss - 0.2,
+        test_loss=loss,
+        test_acc=1 / loss,
+        held_loss=3 - loss,
+        held_acc=0.5,
+    )
     for turn, losses in enumerate(([2.0, 1.5, 1.75], [3.0, 2.5, 2.25]), start=1)
     for epoch, loss in enumerate(losses, start=1)
 ]
@@ -27,15 +38,67 @@ LOSSY = [
 def test_a_loss_is_the_better_the_lower_and_an_accuracy_the_higher() -> None:
     assert measure_of([ROW]) is measure_of([]) is measure_of([ROW, LOSSY[0]]) is ACCURACY
     assert measure_of(LOSSY) is LOSS
-    assert (LOSS.best(LOSSY), LOSS.last(LOSSY)) == ((1.5 + 2.25) / 2, (1.75 + 2.25) / 2)
-    rows = [replace(ROW, epoch=n, test_acc=value) for n, value in enumerate((0.5, 0.9, 0.7), start=1)]
-    assert (ACCURACY.best(rows), ACCURACY.last(rows)) == (0.9, 0.7)
+    # The held-out losses say the contrary of the validation's, and the best epochs are theirs.
+    assert (LOSS.at_best(LOSSY), LOSS.last(LOSSY)) == (Spread((2.0, 3.0)), Spread((1.75, 2.25)))
+    rows = [
+        replace(ROW, epoch=n, test_acc=value, held_acc=1 - value) for n, value in enumerate((0.5, 0.9, 0.7), start=1)
+    ]
+    assert (ACCURACY.at_best(rows), ACCURACY.last(rows)) == (Spread((0.5,)), Spread((0.7,)))
 
 
-def test_the_best_checkpoint_is_that_of_the_lowest_loss() -> None:
-    best, worse = replace(ROW, test_loss=1.5, test_acc=0.4), replace(ROW, test_loss=1.6, test_acc=0.5)
-    assert best.score > worse.score
-    assert ROW.score == ROW.test_acc
+def test_no_test_figure_can_change_what_is_chosen() -> None:
+    rows = [replace(ROW, epoch=n, held_acc=value) for n, value in enumerate((0.5, 0.8, 0.8, 0.6), start=1)]
+    for figures in ((0.1, 0.2, 0.9, 0.3), (0.9, 0.0, 0.0, 0.0), (math.nan,) * 4):
+        seen = [replace(row, test_acc=figure, train_acc=figure) for row, figure in zip(rows, figures, strict=True)]
+        (best,) = best_rows(seen)
+        assert best.epoch == 2, "the first of equals"
+        assert [row.score for row in seen] == [0.5, 0.8, 0.8, 0.6]
+        marks = [_is_best(Position(epoch=n, batches=n, rows=seen[:n])) for n in range(1, 5)]
+        assert marks == [True, True, False, False]
+
+
+def test_without_held_out_samples_no_epoch_is_chosen() -> None:
+    rows = [replace(ROW, epoch=n, test_acc=n / 10) for n in (1, 2)]
+    assert best_rows(rows) == []
+    assert ACCURACY.at_best(rows) is None
+    assert ACCURACY.last(rows) == Spread((0.2,))
+    assert not any(_is_best(Position(epoch=n, batches=n, rows=rows[:n])) for n in (1, 2))
+
+
+def test_turns_give_their_mean_and_sample_standard_deviation() -> None:
+    rows = [replace(ROW, turn=n, test_acc=value, held_acc=0.5) for n, value in enumerate((0.90, 0.92, 0.97), start=1)]
+    found = ACCURACY.at_best(rows)
+    assert found is not None
+    assert (found.mean, found.sd) == (pytest.approx(0.93), pytest.approx(0.0360555))  # over two, not over three
+    assert str(found) == "0.9300 ± 0.0361"
+    assert str(Spread((0.5,))) == "0.5000"
+    assert Spread((0.5, math.nan)).sd is None
+
+
+def test_the_best_checkpoint_is_that_of_the_lowest_held_out_loss() -> None:
+    best, worse = replace(ROW, held_loss=1.5, held_acc=0.4), replace(ROW, held_loss=1.6, held_acc=0.5)
+    assert best.score == -1.5
+    assert worse.score == -1.6
+    assert replace(ROW, held_acc=0.4).score == 0.4
+    assert ROW.score is None
+
+
+def test_rows_of_a_run_that_an_older_version_began_have_blanks(tmp_path: Path) -> None:
+    """Its rows have no held-out figures; those that come after it was taken up do."""
+    rows = [ROW, replace(ROW, epoch=2, held_acc=0.75)]
+    with CsvRecorder(tmp_path / "epochs.csv") as recorder:
+        for row in rows:
+            recorder.write(row)
+    assert read_rows(tmp_path / "epochs.csv") == (rows, 0)
+    head, *lines = (tmp_path / "epochs.csv").read_text().splitlines()
+    assert head.startswith("turn,train_acc,test_acc,train_time,")
+    assert head.endswith(",held_acc")
+    (tmp_path / "epochs.csv").write_text("\n".join([head, *lines, lines[-1].rpartition(",")[0]]))
+    assert read_rows(tmp_path / "epochs.csv") == (rows, 1), "a line that was cut is none"
+    old = Position(epoch=1, rows=[ROW]).state()
+    for name in ("held_acc", "held_loss"):
+        del old["rows"][0][name]
+    assert Position.of(old, []).rows == [ROW]
 
 
 def test_losses_come_back_from_every_file(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from statistics import fmean
 from pipeal.train.report.curves import compared_curves
 from pipeal.train.report.folder import Run, number_at
 from pipeal.train.report.idle import stage_shares
-from pipeal.train.report.markup import Html, fold, number, percent, table, tag
-from pipeal.train.report.sections import badge, epochs, measured
+from pipeal.train.report.markup import Html, fold, number, percent, size, table, tag
+from pipeal.train.report.sections import badge, epochs, measured, seconds
 from pipeal.train.report.settings import differences
 
 _RATES = ("samples_per_s", "tokens_per_s")
@@ -37,7 +37,8 @@ def comparison(runs: Sequence[Run], names: Sequence[str]) -> Html:
 
 
 def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
-    heads = ["run", "", "epochs", "stages", "best test", "last test", "s/epoch", "samples/s", "tokens/s", "padding"]
+    heads = ["run", "", "epochs", "stages", "test at best held-out", "last test", "parameters", "at inference"]
+    heads += ["training MFLOPs", "inference MFLOPs", "memory", "s/epoch", "samples/s", "tokens/s", "padding"]
     rows = []
     rates = [rate for run in runs for key in _RATES if (rate := number_at(run.summary, key))]
     decimals = 0 if max(rates, default=0.0) >= 100 else 2  # the same all the way down
@@ -50,9 +51,14 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
                 badge(run),
                 epochs(run),
                 len(stages) or None,
-                measured(run, run.best),
+                measured(run, run.at_best),
                 measured(run, run.last),
-                number(number_at(run.summary, "seconds_per_epoch"), 2),
+                number(number_at(run.summary, "training_parameters"), 0),
+                number(number_at(run.summary, "inference_parameters"), 0),
+                number(_mega(run, "training_flops_per_sample"), 2),
+                number(_mega(run, "inference_flops_per_sample"), 2),
+                size(number_at(run.summary, "counted_memory_bytes.all")),
+                seconds(run.epoch_s),
                 number(number_at(run.summary, "samples_per_s"), decimals),
                 number(tokens, decimals) if tokens else None,
                 percent(number_at(run.summary, "padding_share")) if tokens else None,
@@ -63,3 +69,8 @@ def _figures(runs: Sequence[Run], names: Sequence[str]) -> Html:
     told = [place for place in range(len(heads)) if any(row[place] not in (None, "–") for row in rows)]
     kept = [[row[place] for place in told] for row in rows]
     return table([heads[place] for place in told], kept, class_="wide")
+
+
+def _mega(run: Run, key: str) -> float | None:
+    found = number_at(run.summary, key)
+    return None if found is None else found / 1e6

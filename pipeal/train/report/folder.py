@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from pipeal.config import document
 from pipeal.errors import DataError
-from pipeal.train.measure import ACCURACY, LOSS, Measure, measure_of
+from pipeal.train.measure import ACCURACY, LOSS, Measure, Spread, measure_of
 from pipeal.train.recorders import EpochRow
 from pipeal.train.report.rows import read_rows, require_file
 from pipeal.train.report.status import Status, inferred_status, told_status
@@ -22,7 +23,8 @@ from pipeal.train.report.status import Status, inferred_status, told_status
 _MARKS = ("config.yaml", "asked.yaml", "status.json", "summary.json", "epochs.csv")
 """A folder with any of these is a run."""
 
-_FORMS = ("al", "bp")
+_FORM = re.compile(r"(al|bp)(-.+)?")
+"""The folder of a form within that of a comparison."""
 
 
 @dataclass(frozen=True)
@@ -70,21 +72,34 @@ class Run:
         return len(self.rows), _asked(self.config)
 
     @property
-    def best(self) -> float | None:
-        """The best test accuracy, or validation loss, averaged over turns."""
-        return self.measure.best(self.rows) if self.rows else number_at(self.summary, f"best_{self.measure.key}")
+    def at_best(self) -> Spread | None:
+        """The test accuracy, or validation loss, of each turn's best epoch by its held-out samples."""
+        measure = self.measure
+        return measure.at_best(self.rows) if self.rows else self._summarised(f"{measure.key}_at_best_held_out")
 
     @property
-    def last(self) -> float | None:
-        """The test accuracy, or validation loss, after the last epoch, averaged over turns."""
-        return self.measure.last(self.rows) if self.rows else number_at(self.summary, f"last_{self.measure.key}")
+    def last(self) -> Spread | None:
+        """The test accuracy, or validation loss, after each turn's last epoch."""
+        return self.measure.last(self.rows) if self.rows else self._summarised(f"last_{self.measure.key}")
+
+    @property
+    def epoch_s(self) -> Spread | None:
+        """Seconds of training of each epoch."""
+        if self.rows:
+            return Spread.of(row.epoch_time for row in self.rows)
+        return self._summarised("seconds_per_epoch")
+
+    def _summarised(self, key: str) -> Spread | None:
+        """A mean of the summary, whose turns are not known."""
+        found = number_at(self.summary, key)
+        return None if found is None else Spread((found,))
 
     @property
     def measure(self) -> Measure:
         """How its epochs are measured."""
         if self.rows:
             return measure_of(self.rows)
-        return LOSS if f"best_{LOSS.key}" in self.summary else ACCURACY
+        return LOSS if f"last_{LOSS.key}" in self.summary else ACCURACY
 
     @property
     def when(self) -> datetime:
@@ -111,7 +126,7 @@ class Run:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is what a run leaves."""
-    return _is_marked(folder) or any(_is_marked(folder / form) for form in _FORMS)
+    return _is_marked(folder) or bool(_forms_in(folder))
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -127,7 +142,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Reads a run's folder; one that compares two forms gives both.
+    """Reads a run's folder; one that compares forms gives all of them.
 
     Raises:
         DataError: The folder is no run, or cannot be read.
@@ -142,6 +157,20 @@ def _is_listed(folder: Path) -> bool:
         return not folder.name.startswith(".") and is_run(folder)
     except PermissionError:
         return True
+
+
+def are_forms(runs: Sequence[Run]) -> bool:
+    """Whether they are the forms of one comparison."""
+    return (
+        len({run.folder for run in runs}) == len(runs) > 1
+        and len({run.folder.parent for run in runs}) == 1
+        and all(_FORM.fullmatch(run.folder.name) for run in runs)
+    )
+
+
+def _forms_in(folder: Path) -> list[str]:
+    """The forms that a run compares, by name."""
+    return sorted(path.name for path in folder.glob("*") if _FORM.fullmatch(path.name) and _is_marked(path))
 
 
 def _is_marked(folder: Path) -> bool:
@@ -165,11 +194,11 @@ def _read_forms(folder: Path) -> list[Run]:
         raise DataError(f"{folder}: no run: it has no {', '.join(_MARKS[:-1])} or {_MARKS[-1]}; {hint}")
     absolute = folder.resolve()
     whole = _read_status(absolute)
-    forms = [form for form in _FORMS if is_run(absolute / form)]
+    forms = _forms_in(absolute)
     if forms:
         found = [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
         return found if all(map(_has_ended, found)) else [_apart(run) for run in found]
-    if absolute.name in _FORMS and is_run(absolute.parent):
+    if _FORM.fullmatch(absolute.name) and is_run(absolute.parent):
         return [run for run in _read_forms(absolute.parent) if run.folder == absolute]
     return [_read(absolute, absolute.name, whole)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeal.data.atomic import write_whole
 from pipeal.train.report.comparison import comparison
-from pipeal.train.report.folder import Run
+from pipeal.train.report.folder import Run, are_forms
 from pipeal.train.report.markup import Html, tag
 from pipeal.train.report.pictures import Album
 from pipeal.train.report.sections import badge, run_section
@@ -67,20 +67,15 @@ def _title(runs: Sequence[Run]) -> str:
     """The run's name, or that of the comparison whose forms they are, or how many they are."""
     if len(runs) == 1:
         return runs[0].name
-    return runs[0].folder.parent.name if _are_forms(runs) else f"{len(runs)} runs"
+    return runs[0].folder.parent.name if are_forms(runs) else f"{len(runs)} runs"
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
     """What the page calls each run; if two have the same name, their folders from where they part."""
-    if _are_forms(runs):
+    if are_forms(runs):
         return [run.folder.name.upper() for run in runs]
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names
     shared = os.path.commonpath([run.folder for run in runs])
     return [os.path.relpath(run.folder, shared) for run in runs]
-
-
-def _are_forms(runs: Sequence[Run]) -> bool:
-    """Whether they are the two forms of one comparison."""
-    return {run.folder.name for run in runs} == {"al", "bp"} and len({run.folder.parent for run in runs}) == 1

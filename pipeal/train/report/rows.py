@@ -69,8 +69,10 @@ def _row(line: Mapping[str, str]) -> EpochRow:
         losses=tuple(tuple(losses[layer]) for layer in sorted(losses)),
         train_loss=_if_there(line, "train_loss"),
         test_loss=_if_there(line, "test_loss"),
+        held_acc=_if_there(line, "held_acc"),
+        held_loss=_if_there(line, "held_loss"),
     )
 
 
 def _if_there(line: Mapping[str, str], column: str) -> float | None:
-    return float(line[column]) if column in line else None
+    return None if line.get(column, "") == "" else float(line[column])

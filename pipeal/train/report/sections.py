@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
+from pipeal.train.measure import Spread
 from pipeal.train.report.curves import run_curves
 from pipeal.train.report.folder import Run, number_at, value_at
 from pipeal.train.report.idle import idle_reasons
@@ -35,9 +37,16 @@ def epochs(run: Run) -> str:
     return f"{done} of {asked}" if asked else f"{done}"
 
 
-def measured(run: Run, value: float | None) -> str:
-    """An accuracy in percent; a loss as it is."""
-    return percent(value) if run.measure.is_share else number(value, 4)
+def measured(run: Run, value: Spread | None) -> str:
+    """An accuracy in percent, a loss as it is; of several turns with its standard deviation."""
+    if value is None:
+        return percent(None)
+    return value.shown(percent if run.measure.is_share else partial(number, decimals=4))
+
+
+def seconds(value: Spread | None) -> str:
+    """The mean and the standard deviation over epochs."""
+    return number(None) if value is None else value.shown(partial(number, decimals=2))
 
 
 def _parts(run: Run, name: str, album: Album) -> Iterator[Html]:
@@ -77,9 +86,9 @@ def _parts(run: Run, name: str, album: Album) -> Iterator[Html]:
 def _figures(run: Run) -> Html:
     """The figures that are looked for first."""
     figures = {
-        f"best {run.measure.test_name}": measured(run, run.best),
+        f"{run.measure.test_name} of the best epoch by {run.measure.held_name}": measured(run, run.at_best),
         f"last {run.measure.test_name}": measured(run, run.last),
-        "seconds per epoch": number(number_at(run.summary, "seconds_per_epoch") or _mean_epoch(run)),
+        "seconds per epoch": seconds(run.epoch_s),
         "samples per second": number(number_at(run.summary, "samples_per_s")),
     }
     if number_at(run.summary, "tokens_per_s"):
@@ -90,6 +99,10 @@ def _figures(run: Run) -> Html:
         figures["parameters"] = _count(weights[0])
     if weights[1]:
         figures["more of them to train"] = _count(weights[1])
+    for kind in ("training", "inference"):
+        flops = number_at(run.summary, f"{kind}_flops_per_sample")
+        if flops is not None:
+            figures[f"{kind}, MFLOPs per sample"] = number(flops / 1e6, 2)
     return tag(
         "dl", *(tag("div", tag("dt", name), tag("dd", told)) for name, told in figures.items()), class_="figures"
     )
@@ -149,9 +162,14 @@ def _exits(run: Run, album: Album) -> Iterator[Html]:
 
 
 def _memory(run: Run) -> Iterator[Html]:
-    peaks = run.summary.get("peak_memory_bytes")
-    if isinstance(peaks, Mapping) and peaks:
-        yield fold("Memory", _facts({f"peak of {key}": size(number_at(peaks, key)) for key in peaks}), is_open=True)
+    facts = {}
+    for name, key in (("peak of", "peak_memory_bytes"), ("counted,", "counted_memory_bytes")):
+        told = run.summary.get(key)
+        if isinstance(told, Mapping):
+            for part in told:
+                facts[f"{name} {str(part).removesuffix('_bytes')}"] = size(number_at(told, part))
+    if facts:
+        yield fold("Memory", _facts(facts), is_open=True)
 
 
 def _configuration(run: Run) -> Iterator[Html]:
@@ -203,7 +221,3 @@ def _whole(value: float | None) -> float | int | None:
 
 def _count(count: float) -> str:
     return f"{count / 1e6:,.1f} M" if count >= 1e7 else number(int(count))
-
-
-def _mean_epoch(run: Run) -> float | None:
-    return sum(row.epoch_time for row in run.rows) / len(run.rows) if run.rows else None

@@ -1,0 +1,244 @@
+"""``--tune``: the same tries for every form, chosen by held-out samples alone, and the one line for each mistake."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeal.cli import tuning
+from pipeal.cli.build_text import TextExperiment, text_experiment
+from pipeal.cli.forms import Form
+from pipeal.cli.grid import Value, parse_grid, with_setting
+from pipeal.cli.opening import open_pipeline
+from pipeal.cli.stopping import StopRequest
+from pipeal.cli.text import command
+from pipeal.cli.tuning import Trial, tune, widen
+from pipeal.config import TextConfig, TuneConfig, load_config
+from pipeal.errors import ConfigError, DataError, Interrupted
+from tests.cli.running import run_command, told_one_line
+from tests.cli.test_text import agnews
+
+leaves = partial(run_command, command)
+SMALL = {
+    "model": {"name": "lstm", "embedding_dim": 4, "x_hid": 4, "y_hid": 4},
+    "engine": {"devices": ["cpu"], "threads": 1},
+}
+
+
+def config(root: Path, *grid: str, **train: Any) -> TextConfig:
+    values = {
+        **SMALL, "dataset": "agnews",
+        "data": {"root": str(root), "held_out": 0.2, "batching": {"budget_tokens": 60}},
+        "train": {"epochs": 2, "precision": "fp32", **train}, "tune": {"grid": list(grid)},
+    }  # fmt: skip
+    return load_config(TextConfig, values=values)
+
+
+def forms_of(experiment: TextExperiment) -> list[Form]:
+    """Both, with every choice made."""
+    found = []
+    for mode in ("al", "bp"):
+        one = experiment.config
+        layers = len(experiment.package(mode, 0))
+        engine = replace(one.engine, sizes=(layers,), schedule="sequential")
+        form = replace(one, engine=engine, train=replace(one.train, mode=mode))  # type: ignore[arg-type]
+        found.append(Form(mode, mode.upper(), form))
+    return found
+
+
+def tuned(experiment: TextExperiment, folder: Path, stop: StopRequest | None = None) -> tuple[list[Form], list[str]]:
+    said: list[str] = []
+    run: Any = SimpleNamespace(path=folder, way_back="the same command")
+    return tune(experiment, forms_of(experiment), run, stop or StopRequest(), said.append, open_pipeline), said
+
+
+def test_trials_look_at_held_out_samples_alone_and_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = agnews(tmp_path / "data", count=10)
+    experiment = text_experiment(config(root, "train.lr.base=0.001,0.01,0.1"), lambda _: None)
+
+    def looked(_: object) -> None:
+        raise AssertionError("a figure that is not to be known")
+
+    monkeypatch.setattr(TextExperiment, "test_evaluation", looked)
+    monkeypatch.setattr(TextExperiment, "train_evaluation", looked)
+    found, said = tuned(experiment, tmp_path)
+    kept = json.loads((tmp_path / "tune.json").read_text())
+    assert kept["chosen_by"] == "held-out accuracy"
+    assert "test" not in json.dumps(kept)
+    tries = Counter(trial["form"] for trial in kept["trials"])
+    assert tries["al"] == tries["bp"] == len(kept["tried"]["train.lr.base"]) >= 3
+    for trial in kept["trials"]:
+        assert {*trial} == {"form", "setting", "seed", "epochs", "best_epoch", "held_out"}
+        assert (trial["seed"], trial["epochs"]) == (0, 2)
+    for form in found:
+        own = [trial for trial in kept["trials"] if trial["form"] == form.name]
+        best = max(own, key=lambda trial: trial["held_out"])
+        assert form.config.train.lr.base == best["setting"]["train.lr.base"]
+        assert kept["chosen"][form.name] == best["setting"]
+        assert form.config.tune == TuneConfig(), "the configuration of the form, given again, repeats the run"
+    assert any("settings tried" in text and "chosen" in text for text in said)
+    monkeypatch.setattr(tuning, "_tried", looked)
+    assert tuned(experiment, tmp_path)[0] == found
+
+
+def test_a_trial_is_trained_with_what_it_tries(tmp_path: Path) -> None:
+    """The models and batches are those of the trial's configuration, not those that were asked for."""
+    experiment = text_experiment(config(agnews(tmp_path / "data", count=10)), lambda _: None)
+    tried = experiment.under(
+        with_setting(experiment.config, {"train.lr.base": 0.5, "model.x_hid": 8, "data.batching.budget_tokens": 30})
+    )
+    assert {group["lr"] for layer in tried.package("bp", 0) for group in layer.opt.param_groups} == {0.5}  # type: ignore[union-attr]
+    assert tried.package("al", 0).effective_parameters() > experiment.package("al", 0).effective_parameters()
+    assert len(tried.train_batches(0)) > len(experiment.train_batches(0))
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, best: dict[str, float]) -> list[tuple[str, Value]]:
+    """Trials that are the better the nearer they are to the value that is best for their form."""
+    order: list[tuple[str, Value]] = []
+
+    def tried(_: Any, form: Form, setting: dict[str, Any], *__: Any) -> Trial:
+        value = setting["train.lr.base"]
+        order.append((form.name, value))
+        far = abs(value - best[form.name]) / max(value, best[form.name])
+        return Trial(form.name, setting, 0, form.config.train.epochs, 1, 1 - far)
+
+    monkeypatch.setattr(tuning, "_tried", tried)
+    return order
+
+
+def test_a_winner_at_the_edge_widens_the_range_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-3,1e-2,1e-1"), lambda _: None)
+    order = scripted(monkeypatch, {"al": 1e-4, "bp": 1e-2})
+    (al, bp), said = tuned(experiment, tmp_path)
+    assert (al.config.train.lr.base, bp.config.train.lr.base) == (1e-4, 1e-2)
+    values = [1e-3, 1e-2, 1e-1, 1e-4, 1e-5]  # at 1e-4 it was at the edge, at 1e-5 no more
+    assert order == [(form, value) for value in values for form in ("al", "bp")]
+    assert not any("no more" in text for text in said)
+
+
+def test_a_range_is_widened_twice_and_then_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-2,1e-1"), lambda _: None)
+    order = scripted(monkeypatch, {"al": 1e-9, "bp": 1e9})
+    _, said = tuned(experiment, tmp_path)
+    assert sorted({value for _, value in order}) == [1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0]  # type: ignore[type-var]
+    assert Counter(form for form, _ in order) == {"al": 6, "bp": 6}
+    bounds = [text for text in said if "widened twice, no more" in text]
+    assert [text.partition(", ")[2].split(":")[0] for text in bounds] == ["0.0001", "10"]
+    assert json.loads((tmp_path / "tune.json").read_text())["notes"] == bounds
+
+
+def test_what_is_no_range_of_numbers_is_not_widened() -> None:
+    asked = TextConfig()
+    words = {"model.label_codes": ("per-sample", "per-class"), "train.lr.base": (1e-3,)}
+    best = [{"model.label_codes": "per-class", "train.lr.base": 1e-3}]
+    assert widen(words, best, asked, Counter()) == (words, [])  # type: ignore[arg-type]
+    grid: dict[str, tuple[Value, ...]] = {"model.dropout": (0.3, 0.9)}
+    assert widen(grid, [{"model.dropout": 0.9}], asked, Counter()) == (
+        grid,
+        ["the best model.dropout is at the edge of what was tried, 0.9: there is no further value"],
+    )
+
+
+def test_a_run_that_is_ended_keeps_the_trials_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = agnews(tmp_path / "data", count=10)
+    experiment = text_experiment(config(root, "train.lr.base=0.001,0.01", epochs=1), lambda _: None)
+    stop, took, tried = StopRequest(), list[str](), tuning._tried
+
+    def then_stop(*arguments: Any) -> Trial:
+        found = tried(*arguments)
+        took.append(found.form)
+        if len(took) == 3:
+            stop.signal = signal.SIGTERM
+        return found
+
+    monkeypatch.setattr(tuning, "_tried", then_stop)
+    with pytest.raises(Interrupted, match="goes on with the trials"):
+        tuned(experiment, tmp_path, stop)
+    assert len(json.loads((tmp_path / "tune.json").read_text())["trials"]) == 3
+    tuned(experiment, tmp_path)
+    whole = json.loads((tmp_path / "tune.json").read_text())
+    other = tmp_path / "other"
+    other.mkdir()
+    tuned(experiment, other)
+    assert json.loads((other / "tune.json").read_text()) == whole
+    (tmp_path / "tune.json").write_text('{"trials": [{"form": 3}]}')
+    with pytest.raises(DataError, match=r"tune.json is not as the run wrote it .*; put it back, or remove it"):
+        tuned(experiment, tmp_path)
+
+
+def test_a_setting_that_diverges_is_not_chosen(tmp_path: Path) -> None:
+    root = agnews(tmp_path / "data", count=10)
+    asked = config(root, "train.lr.base=0.001,1e38", epochs=2, lr={"warmup": 0})
+    experiment = text_experiment(asked, lambda _: None)
+    found, said = tuned(experiment, tmp_path)
+    kept = json.loads((tmp_path / "tune.json").read_text())
+    diverged = [trial for trial in kept["trials"] if trial["setting"]["train.lr.base"] == 1e38]
+    assert [trial["held_out"] for trial in diverged] == [None, None]
+    assert all(form.config.train.lr.base < 1 for form in found)
+    assert any("diverged" in text for text in said)
+
+
+def test_a_run_trains_each_form_with_what_was_chosen_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = agnews(tmp_path / "data", count=20)
+    arguments = (
+        "agnews", "lstm", "--mode=compare", "--epochs=2", "--tune=train.lr.base=0.001,0.03", "--tune-epochs=1",
+        "--devices=cpu", "--set=engine.threads=1", f"--data-root={root}", f"--out={tmp_path}", "--set=model.x_hid=4",
+        "--set=model.y_hid=4", "--set=model.embedding_dim=4", "--set=data.held_out=0.2",
+    )  # fmt: skip
+    code, _, err = leaves(capsys, *arguments)
+    assert code == 0, err
+    folder = tmp_path / "agnews-lstm-compare-001"
+    kept = json.loads((folder / "tune.json").read_text())
+    assert {trial["epochs"] for trial in kept["trials"]} == {1}
+    for form in ("al", "bp"):
+        own = load_config(TextConfig, folder / form / "config.yaml")
+        assert own.train.lr.base == kept["chosen"][form]["train.lr.base"]
+        assert (own.tune, own.train.epochs) == (TuneConfig(), 2)
+    trial = next(line for line in err.splitlines() if line.startswith("trial 1/4  AL train.lr.base=0.001"))
+    assert "held-out accuracy" in trial
+    assert "test" not in trial
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--tune=train.lr.bse=1e-3"], r"--tune train.lr.bse: unknown key; did you mean 'train.lr.base'\?"),
+        (["--tune=train.lr.base=fast,1e-3"], r"--tune train.lr.base: found 'fast', expected a number above 0"),
+        (["--tune=train.lr.base="], r"--tune train.lr.base: found '', expected values with commas"),
+        (["--tune=train.lr.base"], r"--tune 'train.lr.base': expected a key, '=' and values"),
+        (["--tune=train.lr.base=1e-3,,1e-2"], r"--tune train.lr.base: found '1e-3,,1e-2', expected values"),
+        (["--tune=train.lr.base=1e-3,0.001"], r"--tune train.lr.base: found 0.001 twice"),
+        (["--tune=model.x_hid=8", "--tune=model.x_hid=16"], r"--tune model.x_hid: given twice"),
+        (["--tune=train.epochs=1,2"], r"--tune train.epochs: .* expected a key of model, train.lr"),
+        (["--tune=model.name=lstm"], r"--tune model.name: it says which data is read"),
+        (["--tune=train.lr.base=1e-3", "--set=data.held_out=0"], r"--tune: .* but data.held_out is 0"),
+        (["--tune-epochs=3"], r"--tune-epochs: found without --tune"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    options: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told_one_line(line, *leaves(capsys, "toynews", "lstm", *options, f"--out={tmp_path / 'runs'}"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_every_setting_diverging_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-2,1e-1"), lambda _: None)
+    monkeypatch.setattr(tuning, "_tried", lambda _, form, setting, *__: Trial(form.name, setting, 0, 2, None, None))
+    with pytest.raises(ConfigError, match="AL diverged with all of the 2 settings tried"):
+        tuned(experiment, tmp_path)
+
+
+def test_values_are_what_yaml_makes_of_them() -> None:
+    asked = replace(TextConfig(), tune=TuneConfig(("model.label_codes=per-sample, per-class", "train.accumulate=1,2")))
+    assert parse_grid(asked) == {"model.label_codes": ("per-sample", "per-class"), "train.accumulate": (1, 2)}
