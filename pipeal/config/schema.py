@@ -61,10 +61,13 @@ class DataConfig:
         download: Whether a data set that is not there is fetched.
         held_out: The share of the training samples that is not trained on but kept to calibrate the early exit on;
             0 leaves the early exit out.
+        cache_dir: The folder for what is made out of the data to be read faster, decoded images and word vectors; None
+            for the user's cache folder.
     """
 
     root: Text | None = None
     download: Flag = True
+    cache_dir: Text | None = None
     held_out: Share = 0.0
 
 

@@ -70,8 +70,8 @@ def _ratio(quota: str, period: str) -> float:
 
 
 def _lines(path: Path) -> list[str]:
-    """None where there is no such file: not every system has cgroups, nor every group a quota."""
+    """Nothing where there is no such file: not every system has cgroups, nor every group a quota."""
     try:
-        return path.read_text(encoding="utf-8").split("\n")[:-1]
+        return path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return []

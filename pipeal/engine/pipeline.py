@@ -164,7 +164,7 @@ class Pipeline:
         if blocks is None:
             ranges = layers_of_stages(self.sizes)
         else:
-            _check_row(compile, cuda_graphs)
+            check_row(compile, cuda_graphs)
             handles, ranges = [DeviceRow(handles, self.sizes)], [range(1)]
         self._layer_count = len(layers)
         numbered = list(enumerate(layers))
@@ -504,8 +504,8 @@ def _blocks_of(layers: Sequence[TrainableLayer]) -> int | None:
     return None
 
 
-def _check_row(compile: Compile, cuda_graphs: bool) -> None:
-    """Refuses what captures or compiles a layer as a whole.
+def check_row(compile: Compile, cuda_graphs: bool) -> None:
+    """Refuses, for a layer whose blocks lie on several devices, what compiles or captures it as a whole.
 
     Raises:
         ConfigError: Either is asked for.
@@ -513,6 +513,6 @@ def _check_row(compile: Compile, cuda_graphs: bool) -> None:
     for name, wanted, instead in (("compile", compile != "none", "none"), ("cuda_graphs", cuda_graphs, "false")):
         if wanted:
             raise ConfigError(
-                f"{name} is of a layer on one device, but the blocks of this one are to be on several; use {instead!r}, "
+                f"{name} is of a layer on one device, but the blocks of this one are to be on several; use {instead}, "
                 "or one device"
             )

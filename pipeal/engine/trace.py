@@ -189,8 +189,8 @@ class RowClock:
         where = layer, action, batch, sequence
         if action is Action.UPDATE:
             shares = _shares(self._row.parameters)
-            for part, clock, since, share in zip(self._row.parts, self._clocks, begin, shares, strict=True):
-                clock.add_stretch(*where, since, part.stamp(), share)
+            for device, clock, since, share in zip(self._row.parts, self._clocks, begin, shares, strict=True):
+                clock.add_stretch(*where, since, device.stamp(), share)
             return
         moves = self._row.moves
         at = moves[0][1] if moves else 0 if action is Action.FORWARD else len(self._clocks) - 1
