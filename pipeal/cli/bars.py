@@ -45,7 +45,7 @@ class Bars:
         self.close()
 
     def begin(self, what: str) -> None:
-        """In a terminal, shows that something is being done of which nothing is known yet; the first bar replaces it."""
+        """In a terminal, shows that something is being done of which nothing is known; the first bar replaces it."""
         if self._bars.console.is_terminal:
             self._bars.start()
             self._begun = self._bars.add_task(what, total=None)
