@@ -131,8 +131,11 @@ class VectorFile:
         """None where there is no binary form, or half of one."""
         if not (words_path.is_file() and matrix_path.is_file()):
             return None
-        # As bytes: reading as text would take a "\r" within a word for the end of a line.
-        words = words_path.read_bytes().decode("utf-8").split("\n")[:-1]
+        try:
+            # As bytes: reading as text would take a "\r" within a word for the end of a line.
+            words = words_path.read_bytes().decode("utf-8").split("\n")[:-1]
+        except (OSError, ValueError):
+            return None
         if not words or matrix_path.stat().st_size != 4 * self.dim * len(words):
             return None
         return VectorRows(words, np.memmap(matrix_path, np.float32, "r", shape=(len(words), self.dim)))

@@ -83,6 +83,8 @@ def test_sizes_of_a_form_that_is_one_layer_are_refused(tmp_path: Path) -> None:
         config = load_config(TextConfig, None, overrides=[*keys, f"engine.sizes={sizes}"], values={})
         experiment = text_experiment(config, lambda _: None)
         with (
-            pytest.raises(ConfigError, match=r"found \[2, 2\] for the BP form on one device; expected \[1\]") if refused else nullcontext()
+            pytest.raises(ConfigError, match=r"found \[2, 2\] for the BP form on one device; expected \[1\]")
+            if refused
+            else nullcontext()
         ):
             assert choose(experiment, "bp", lambda _: None).engine.sizes == (1,)

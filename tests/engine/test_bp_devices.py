@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -134,7 +135,7 @@ def test_each_device_has_its_times_and_its_row_in_a_timeline() -> None:
     up = [(stage, Action.FORWARD) for stage in range(3)]
     down = [(stage, Action.BACKWARD) for stage in reversed(range(3))]
     assert first == [*up, *down, *((stage, Action.UPDATE) for stage in range(3))]
-    assert all(one.end <= two.begin + 1e-6 for one, two in zip(spans, spans[1:], strict=False))  # they take turns
+    assert all(one.end <= two.begin + 1e-6 for one, two in pairwise(spans))  # they take turns
 
 
 def test_what_does_not_fit_is_refused_in_words() -> None:
@@ -180,7 +181,7 @@ def test_it_can_be_copied_and_moved_as_a_whole_afterwards() -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("row", [["cuda:0", "cuda:0"], ["cuda:0", "cuda:1"], ["cpu", "cuda:0"], ["cuda:0", "cpu"]])
 def test_on_gpus(case: str, row: list[str]) -> None:
-    """On one kind of device, as on one of them: generators go on from GPU to GPU, and copies wait for what they copy."""
+    """As on one GPU: generators go on from one to the next, and copies wait for what they copy."""
     if "cuda:1" in row and torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     one, two = trained(case, ["cuda:0"]), trained(case, row)
