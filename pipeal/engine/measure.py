@@ -166,7 +166,7 @@ def layer_costs(
     def bounded() -> Iterator[Any]:
         nonlocal taken
         for batch in batches:
-            if taken > WARM_UP + 1 and not goes_on():
+            if taken > WARM_UP and not goes_on():
                 return
             taken += 1
             yield batch

@@ -14,6 +14,7 @@ from pipeal.cli.text import command
 from pipeal.config import TextConfig, load_config
 from pipeal.engine.layer_state import layer_state
 from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.taken_up import TakenUp
 from tests.cli.running import run_command, told_one_line
 
 SMALL = [
@@ -35,8 +36,6 @@ def kept(folder: Path) -> list[tuple[str, object]]:
     assert found is not None
     experiment = text_experiment(load_config(TextConfig, folder / "config.yaml"), lambda _: None)
     package = experiment.package("bp", 0)
-    from pipeal.train.taken_up import TakenUp
-
     TakenUp.of(found).load_into(package)
     state = layer_state(package[0])
     values = [*state["module"].items()]
@@ -45,29 +44,33 @@ def kept(folder: Path) -> list[tuple[str, object]]:
     return values
 
 
-def test_a_run_over_two_devices_leaves_that_of_one_and_each_goes_on_from_the_other(
+def test_a_run_that_moves_from_two_devices_to_three_leaves_that_of_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows: dict[str, list[str]] = {}
-    for name, first, then in (("one", "cpu", "cpu"), ("two", "cpu*2", "cpu*2"), ("mixed", "cpu", "cpu*3")):
-        out = tmp_path / name
-        code, _, err = run(capsys, out, "--epochs=1", f"--devices={first}")
+    one, mixed = tmp_path / "one", tmp_path / "mixed"
+    folders = [out / "toynews-transformer-bp-001" for out in (one, mixed)]
+    again = f"--resume={folders[1]}"
+    for out, options in (
+        (one, ["--epochs=2", "--devices=cpu"]),
+        (mixed, ["--epochs=1", "--devices=cpu*2"]),
+        (mixed, ["--epochs=2", "--devices=cpu*3", again]),
+    ):
+        code, _, err = run(capsys, out, *options)
         assert code == 0, err
-        folder = out / "toynews-transformer-bp-001"
-        code, shown, err = run(capsys, out, "--epochs=2", f"--devices={then}", f"--resume={folder}")
-        assert code == 0, err
-        lines = (folder / "epochs.jsonl").read_text().splitlines()
-        rows[name] = [str([json.loads(line)[key] for key in ("train_acc", "test_acc", "losses")]) for line in lines]
-    assert rows["one"] == rows["two"] == rows["mixed"]
-    folders = [tmp_path / name / "toynews-transformer-bp-001" for name in rows]
-    one, two, mixed = map(kept, folders)
-    for other in (two, mixed):
-        assert all(
-            name == same and (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
-            for (name, a), (same, b) in zip(one, other, strict=True)
-        )
+    rows = [
+        [
+            [json.loads(line)[key] for key in ("train_acc", "test_acc", "losses")]
+            for line in (folder / "epochs.jsonl").read_text().splitlines()
+        ]
+        for folder in folders
+    ]
+    assert rows[0] == rows[1]
+    assert all(
+        name == same and (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
+        for (name, a), (same, b) in zip(*map(kept, folders), strict=True)
+    )
     summary = json.loads((folders[1] / "summary.json").read_text())
-    assert (summary["devices"], sum(summary["sizes"]), len(summary["stages"])) == (["cpu", "cpu"], 5, 2)
+    assert (summary["devices"], sum(summary["sizes"]), len(summary["stages"])) == (["cpu"] * 3, 5, 3)
     assert (folders[1] / "timeline.png").exists()
 
 
