@@ -45,11 +45,12 @@ WordSource: TypeAlias = Callable[[int, torch.device], Tensor]
 class _Key:
     """The key in force on one thread, and the generators already made from it, one per device."""
 
-    __slots__ = ("generators", "parts")
+    __slots__ = ("generators", "last_gpu", "parts")
 
     def __init__(self, parts: tuple[int, ...]) -> None:
         self.parts = parts
         self.generators: dict[torch.device, torch.Generator] = {}
+        self.last_gpu: torch.Generator | None = None
 
 
 class _Local(threading.local):
@@ -92,7 +93,8 @@ class keyed:  # noqa: N801  used as a function is; a class, because the engine e
 def generator(device: torch.device) -> torch.Generator | None:
     """The generator of the key in force, or None (PyTorch's default) outside :func:`keyed`.
 
-    One key has one generator per device: successive draws within one forward differ from each other.
+    One key has one generator per device: successive draws within one forward differ from each other. Where a forward
+    goes on from one GPU to the next, so does the generator: on alike GPUs it draws what it would draw on one.
     """
     key = _local.key
     if key is None:
@@ -106,6 +108,10 @@ def generator(device: torch.device) -> torch.Generator | None:
         found = torch.Generator(device)
         found.manual_seed(key_seed(*key.parts))
         key.generators[device] = found
+    if device.type == "cuda" and key.last_gpu is not found:
+        if key.last_gpu is not None:
+            found.set_state(key.last_gpu.get_state())
+        key.last_gpu = found
     return found
 
 

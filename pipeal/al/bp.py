@@ -1,16 +1,23 @@
-"""Backpropagation as a layer: a whole network with one end-to-end loss, so that baselines share the engine."""
+"""Backpropagation as a layer: a whole network with one end-to-end loss, so that baselines share the engine.
+
+Of a network that is a row of blocks, the blocks may lie on several devices, one after the other: naive model
+parallelism, in which one device works at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from pipeal.al.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
 from pipeal.al.scaling import LossScaler, require_own, step_all
 from pipeal.errors import ConfigError, ScheduleError
-from pipeal.packet import Path, Tree, detach, device_of
+from pipeal.packet import Path, Tree, detach, device_of, move, tensors
+from pipeal.spread import handovers
 
 
 class BP(nn.Module):
@@ -39,10 +46,13 @@ class BP(nn.Module):
         self.scaler: LossScaler | None = None
         self._graph: Tensor | None = None
         self._losses: tuple[Tensor, ...] | None = None
+        self._places: tuple[tuple[int, torch.device], ...] = ()  # of each block, where there are several devices
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
-        """Keeps the end-to-end loss; returns the prediction, detached, and ``y``."""
-        prediction = self.model(x)
+        """Keeps the end-to-end loss; returns the prediction, detached, and ``y``, on the last device if on several."""
+        prediction = self._climb(x)
+        if self._places:
+            y = move(y, self._places[-1][1])
         loss = self.cri(prediction, y)
         self._graph = loss if torch.is_grad_enabled() else None
         self._losses = (loss.detach(),)
@@ -69,7 +79,8 @@ class BP(nn.Module):
             self.scaler = None
         elif self.scaler is None:
             require_own(self, BP, "backward", "update")
-            self.scaler = LossScaler((self.opt,)).to(device_of(self))
+            home = self._places[-1][1] if self._places else device_of(self)
+            self.scaler = LossScaler((self.opt,)).to(home)
 
     def loss(self) -> tuple[Tensor, ...] | None:
         """The loss of the last forward, detached; None before the first."""
@@ -79,11 +90,56 @@ class BP(nn.Module):
         """``f`` is the network; ``b`` and ``h`` have nothing left to do."""
         if path not in ("f", "b", "h"):
             raise ConfigError(f"unknown inference path {path!r}; expected 'f', 'b' or 'h'")
-        return self.model(x) if path == "f" else x
+        return self._climb(x) if path == "f" else x
 
     def blocks(self) -> dict[str, nn.Module]:
         """The network, as ``f``."""
         return {"f": self.model}
+
+    def block_count(self) -> int:
+        """The blocks of a network that takes its input through them in order; 1 for any other."""
+        return len(self.model) if isinstance(self.model, nn.Sequential) and _is_row(self.model) else 1
+
+    def spread(self, devices: Sequence[torch.device], sizes: Sequence[int]) -> list[int]:
+        """As :meth:`pipeal.spread.Spreads.spread`.
+
+        Raises:
+            ConfigError: The sizes are not those of the network's blocks, or two devices would share a parameter or a
+                buffer.
+        """
+        if sum(sizes) != self.block_count() or len(sizes) != len(devices):
+            raise ConfigError(f"found {list(sizes)} blocks for {len(devices)} devices, of {self.block_count()} blocks")
+        places = [(part, device) for part, device in enumerate(devices) for _ in range(sizes[part])]
+        owner: dict[int, int] = {}
+        parameters = [0] * len(devices)
+        blocks = list(self.model.children())
+        for (part, _), block in zip(places, blocks, strict=True):
+            for name, tensor in (*block.named_parameters(), *block.named_buffers()):
+                parameters[part] += tensor.numel() if owner.setdefault(id(tensor), part) == part else 0
+                if owner[id(tensor)] != part:
+                    raise ConfigError(
+                        f"blocks on devices {owner[id(tensor)]} and {part} share {name!r}, which can be on one device "
+                        "alone; give sizes that keep these blocks together, or one device"
+                    )
+        self.to(devices[-1])
+        for (_, device), block in zip(places, blocks, strict=True):
+            block.to(device)
+        follow_weights((self.opt,))
+        self._places = tuple(places) if len(devices) > 1 else ()
+        return parameters
+
+    def _climb(self, x: Tree) -> Tree:
+        """The network's answer; on several devices, what blocks hand on is moved within autograd."""
+        if not self._places:
+            return self.model(x)
+        before = 0
+        for (part, device), block in zip(self._places, self.model.children(), strict=True):
+            if part != before:
+                x = _hand_over(x, before, part, device)
+                before = part
+            with _current(device):
+                x = block(x)
+        return x
 
     def scale_lr(self, factor: float) -> None:
         """Sets the learning rate to ``factor`` times its base value."""
@@ -101,4 +157,36 @@ class BP(nn.Module):
         """Moves the optimizer's state along with the weights."""
         super()._apply(fn, recurse)
         follow_weights((self.opt,))
+        own = zip(self._places, self.model.children(), strict=False)
+        if any(tensor.device != device for (_, device), block in own for tensor in block.parameters()):
+            self._places = ()  # it was moved as a whole
         return self
+
+
+def _is_row(model: nn.Sequential) -> bool:
+    """Whether its forward does nothing but call its blocks in order."""
+    if "forward" in vars(model) or model._forward_hooks or model._forward_pre_hooks or model._backward_hooks:
+        return False
+    whose = next(kind for kind in type(model).__mro__ if "forward" in vars(kind))
+    return whose is nn.Sequential or bool(vars(whose).get("calls_in_order", False))
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """A kernel of Triton's, or a generator without a number, is of the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _hand_over(x: Tree, before: int, part: int, device: torch.device) -> Tree:
+    """Takes features from one part to the next, and lets whoever times the parts know, now and in the backward."""
+    heard_by = handovers() if torch.is_grad_enabled() else None
+    if heard_by is None:
+        return move(x, device)
+    heard_by.left(before)
+    arrived = move(x, device)
+    heard_by.arrived(part)
+    to, back = ([tensor for tensor in tensors(tree) if tensor.requires_grad] for tree in (arrived, x))
+    if to:
+        # Where they are the same tensors, hooks are called in this order.
+        register_multi_grad_hook(to, lambda _: heard_by.left(part))
+        register_multi_grad_hook(back, lambda _: heard_by.arrived(before))
+    return arrived

@@ -71,8 +71,11 @@ class LossScaler(nn.Module):
         """Steps all optimizers with the gradients as they are without the factor; none of them if one is not finite."""
         broken = self.scale.isnan().float()  # once given up, for good
         inverse = self.scale.reciprocal()
-        for gradients in _by_type(optimizers):
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, broken, inverse)
+        for gradients in _by_kind(optimizers):
+            there = broken.to(gradients[0].device)  # of a layer on several devices
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, there, inverse.to(there.device))
+            if there is not broken:
+                broken = torch.maximum(broken, there.to(broken.device))
         for optimizer in optimizers:
             optimizer.found_inf = broken  # type: ignore[attr-defined]  # as GradScaler tells them
             try:
@@ -109,15 +112,16 @@ def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
     return fused or getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
-def _by_type(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[list[Tensor]]:
-    found: dict[torch.dtype, list[Tensor]] = {}
+def _by_kind(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[list[Tensor]]:
+    """All gradients, by type and device."""
+    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is not None:
                     values = gradient._values() if gradient.is_sparse else gradient
-                    found.setdefault(values.dtype, []).append(values)
+                    found.setdefault((values.dtype, values.device), []).append(values)
     return found.values()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -121,6 +121,11 @@ def from_seed(make: Callable[[T, str], ALPackage]) -> Callable[[T, str, int], AL
 def data_root(config: RunConfig) -> Path:
     """The folder that holds the data sets."""
     return Path("data" if config.data.root is None else config.data.root)
+
+
+def kept_in(config: RunConfig) -> Path | Literal[True]:
+    """The folder that the user named for caches, or True for the one of the user's account."""
+    return True if config.data.cache_dir is None else Path(config.data.cache_dir)
 
 
 def rates(lr: LrConfig, mode: str) -> LearningRates:

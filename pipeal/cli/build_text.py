@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pipeal.al import ALPackage, TouchedAdam, encode_each_class, touch_rows
 from pipeal.cli import bars
-from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, rates
+from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
 from pipeal.cli.build_batches import batch_sampler
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
@@ -208,17 +208,19 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
     root = data_root(config)
     say(f"reading {dataset}")
     with bars.downloads() as bar:
+        bar.begin(f"reading {dataset}")
         texts = load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
     say("building the vocabulary")
-    words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
-    kept, out = hold_out(len(words), data.held_out)
-    vocab = Vocab.build([words[row] for row in kept], max_size=data.vocab_size, min_frequency=data.min_frequency)
-    classes = len(texts.classes)
-    whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=config.data.max_len, classes=classes)
-    train, held = whole.subset(kept), (whole.subset(out) if len(out) else None)
-    test = Corpus.encode(
-        texts.test, vocab, max_len=config.data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
-    )
+    with bars.Steps("building the vocabulary"):
+        words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
+        kept, out = hold_out(len(words), data.held_out)
+        vocab = Vocab.build([words[row] for row in kept], max_size=data.vocab_size, min_frequency=data.min_frequency)
+        classes = len(texts.classes)
+        whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=config.data.max_len, classes=classes)
+        train, held = whole.subset(kept), (whole.subset(out) if len(out) else None)
+        test = Corpus.encode(
+            texts.test, vocab, max_len=config.data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
+        )
     facts: dict[str, int | float | str] = {
         "classes": classes,
         "train_samples": len(train),
@@ -238,7 +240,7 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
         if config.model.vectors is not None:
             raise ConfigError("model.vectors: found a file, but model.pretrained is none; say glove or fasttext")
     else:
-        pretrained, found = _pretrained(config.model, root, vocab, config.train.seed, say)
+        pretrained, found = _pretrained(config, root, vocab, say)
         facts["words_with_pretrained_vectors"] = found
     if data.batching.oversize == "drop":
         over = int((train.lengths > data.batching.budget_tokens).sum())
@@ -252,15 +254,15 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
     return TextExperiment(config, train, held, test, vocab, models, facts)
 
 
-def _pretrained(
-    model: TextModelConfig, root: Path, vocab: Vocab, seed: int, say: Say
-) -> tuple[npt.NDArray[np.float32], int]:
+def _pretrained(config: TextConfig, root: Path, vocab: Vocab, say: Say) -> tuple[npt.NDArray[np.float32], int]:
+    model = config.model
     if model.vectors is not None:
         path = Path(model.vectors)
     else:
         path = find_vectors(root, model.pretrained, model.embedding_dim)
-    say(f"reading {path.name}")
-    table = load_vectors(path, vocab, model.embedding_dim, seed=seed)
+    with bars.Steps("reading") as reading:
+        reading(path.name)
+        table = load_vectors(path, vocab, model.embedding_dim, cache=kept_in(config), seed=config.train.seed, say=say)
     return table.weight, table.found
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pipeal.al import ALPackage, encode_each_class
 from pipeal.cli import bars
-from pipeal.cli.build import data_root, evaluated_part, from_seed, hold_out, rates
+from pipeal.cli.build import data_root, evaluated_part, from_seed, hold_out, kept_in, rates
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
 from pipeal.config import RunConfig, VisionConfig, VisionModelConfig
@@ -174,15 +174,23 @@ def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
     _dims(config.model, data.size)  # sizes that do not fit are told before anything is read
     say(f"reading {dataset}")
     with bars.downloads() as fetching, bars.decodings() as decoding:
+        fetching.begin(f"reading {dataset}")
+
+        def decoded(split: str, done: int, total: int | None) -> None:
+            fetching.close()
+            decoding(split, done, total)
+
         images = load_images(
             dataset,
             data_root(config),
             size=data.size,
             download=data.download,
             on_broken=data.on_broken,
-            cache=Path(data.cache) if isinstance(data.cache, str) else data.cache,
+            cache=Path(data.cache) if isinstance(data.cache, str) else data.cache and kept_in(config),
+            threads=cores(),
             progress=fetching,
-            decoding=decoding,
+            decoding=decoded,
+            say=say,
         )
     train, held = images.train, None
     if data.held_out:

@@ -11,21 +11,28 @@ from typing import Literal
 
 from rich.console import Console
 
+from pipeal.al.bp_parts import bp_parts
+from pipeal.cli import bars
 from pipeal.cli.build import Experiment
 from pipeal.cli.options import device_names
+from pipeal.cli.remembered import Memory, key_of
 from pipeal.cli.say import Say
 from pipeal.config import RunConfig
 from pipeal.data import EpochBatches
-from pipeal.engine import balance, parse_device, schedule_named
+from pipeal.engine import parse_device
 from pipeal.engine.compiling import check_compile
-from pipeal.engine.costs import Placement, all_devices, place
+from pipeal.engine.costs import Placement, all_devices, fit, place
 from pipeal.engine.device import Precision, fastest_precision
 from pipeal.engine.graphed import STAGES_MOST, check_cuda_graphs
 from pipeal.engine.measure import WARM_UP
+from pipeal.engine.pipeline import check_row
 from pipeal.engine.placement import check_sizes
 from pipeal.engine.settings import check_precision, matmul_precision
-from pipeal.engine.threads import cores, threads_each
+from pipeal.engine.threads import cores
+from pipeal.engine.trials import TimeLimit
 from pipeal.errors import ConfigError, PlacementError, first_line
+from pipeal.packet import TrainableLayer, module_of
+from pipeal.spread import Spreads
 from pipeal.train.tables import print_table
 
 Form = Literal["al", "bp"]
@@ -34,47 +41,62 @@ TRIAL_BATCHES = 10
 """Batches a placement is tried with, beside those for warming up."""
 
 
-def choose(experiment: Experiment, form: Form, say: Say, config: RunConfig | None = None) -> RunConfig:
+def choose(
+    experiment: Experiment,
+    form: Form,
+    say: Say,
+    config: RunConfig | None = None,
+    *,
+    retry: bool = False,
+    memory: Memory | None = None,
+) -> RunConfig:
     """The configuration of one form with nothing left open: the same file, given again, repeats the run.
+
+    Devices, sizes and threads that are left open are those of a choice that was made here before, or else they are
+    tried, all forms alike and each within the same bound (:mod:`pipeal.engine.trials`).
 
     Args:
         experiment: What is to be run.
         form: Which form of it.
         say: Told what is being done.
-        config: What to complete, with threads that stay if there are any; the experiment's configuration if None.
+        config: What to complete, with threads that stay if there are any; the experiment's configuration if None. Where
+            its ``train.mode`` is ``bp``, backpropagation takes all the devices that it names; for ``compare``, the
+            first.
+        retry: Whether choices are made anew that are remembered.
+        memory: Where they are remembered; None for the user's cache folder.
 
     Raises:
         PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
     """
-    # Against AL stages with some threads each, backpropagation gets as many as are best for it; once in a run's life.
-    rival = config is None and form == "bp" and experiment.config.train.mode == "compare"
     config = config or experiment.config
+    memory = memory or Memory(say, retry=retry)
     _check_threads(config.engine.threads)
-    if form == "bp":  # one layer: there is nothing to overlap, and nothing to hand to a thread
-        if experiment.config.train.mode == "bp" and config.engine.sizes not in (None, (1,)):
-            raise ConfigError(f"engine.sizes: found {list(config.engine.sizes or ())}; the BP form is one layer, [1]")
-        config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=None))
+    if form == "bp":  # one stage: there is nothing to overlap, and nothing to hand to a thread
+        sizes = config.engine.sizes if config.train.mode == "bp" else None
+        config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=sizes))
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":
             _check_graphs(config, all_devices())
             precision = _precision(config, *all_devices())
-            with matmul_precision(config.engine.matmul):
-                threads = None if rival else config.engine.threads
-                placement = _tried(experiment, config, form, batches, precision, threads, say)
+            source, placement = _tried(experiment, config, form, batches, precision, say, memory)
         else:
-            placement = _asked_for(config, form, layers=len(experiment.package(form, config.train.seed)))
-            precision = _precision(config, *placement.devices)
-    devices = [parse_device(device) for device in placement.devices]
-    check_precision(precision, devices)
-    check_compile(config.engine.compile, devices)
+            devices = _named_devices(config, form)
+            precision = _precision(config, *devices)
+            if form == "bp" and len(devices) > 1:
+                check_row(config.engine.compile, config.engine.cuda_graphs)
+            source, placement = _fitted(experiment, config, form, devices, batches, precision, memory)
+    found = [parse_device(device) for device in placement.devices]
+    check_precision(precision, found)
+    check_compile(config.engine.compile, found)
     _check_graphs(config, placement.devices)
     engine = replace(
         config.engine,
         devices=tuple(placement.devices),
         sizes=tuple(placement.sizes),
-        threads=placement.threads if config.engine.threads is None or rival else config.engine.threads,
+        threads=config.engine.threads or placement.threads,
     )
-    say(f"{form.upper()} on {replace(placement, threads=engine.threads or 1)}, {engine.schedule}, {precision}")
+    settled = replace(placement, threads=engine.threads or 1)
+    say(f"{form.upper()} on {settled}, {engine.schedule}, {precision} ({source})")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
 
 
@@ -107,30 +129,139 @@ def _tried(
     form: Form,
     batches: EpochBatches,
     precision: Precision,
-    threads: int | None,
     say: Say,
-) -> Placement:
-    """What measurement finds best."""
-    if config.engine.sizes is not None:
+    memory: Memory,
+) -> tuple[str, Placement]:
+    """What measurement finds best, now or before; and which of the two it is."""
+    engine = config.engine
+    if engine.sizes is not None:
         raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
+    package = experiment.package(form, config.train.seed)
+    sample = sample_batches(batches, WARM_UP + TRIAL_BATCHES)
+    key = key_of(package, sample, form, precision, *_settings(config))
+    if (known := memory.recall(key)) is not None and _is_here(known.placement):
+        return f"{known}; --retry tries again", known.placement
     say(f"choosing devices for {form.upper()}")
     trials: list[Placement] = []
-    taken = place(
-        experiment.package(form, config.train.seed),
-        sample_batches(batches, WARM_UP + TRIAL_BATCHES),
-        config.engine.schedule,
-        threads=threads,
-        queue_depth=config.engine.queue_depth,
-        precision=precision,
-        compile=config.engine.compile,
-        on_oom=config.engine.on_oom,
-        on_one_gpu=STAGES_MOST if config.engine.cuda_graphs else None,
-        on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
-        on_trial=trials.append,
+    with bars.trials(f"choosing devices for {form.upper()}") as bar, matmul_precision(engine.matmul):
+        taken = place(
+            package,
+            sample,
+            engine.schedule,
+            threads=engine.threads,
+            queue_depth=engine.queue_depth,
+            precision=precision,
+            compile=engine.compile,
+            on_oom=engine.on_oom,
+            on_one_gpu=STAGES_MOST if engine.cuda_graphs else None,
+            limit=TimeLimit(_batches_of(config, batches)),
+            on_step=bar,
+            on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
+            on_trial=trials.append,
+        )
+    if not trials:
+        return "the only choice", taken
+    say(_table(trials, taken, form))
+    memory.keep(key, taken)
+    return "tried now", taken
+
+
+def _fitted(
+    experiment: Experiment,
+    config: RunConfig,
+    form: Form,
+    devices: list[str],
+    batches: EpochBatches,
+    precision: Precision,
+    memory: Memory,
+) -> tuple[str, Placement]:
+    """The devices that the user named, with sizes and threads as named, measured now or before; and which of these."""
+    engine = config.engine
+    package = experiment.package(form, config.train.seed)
+    layers = list(package)
+    parts = _parts(layers, form) if len(devices) > 1 else None
+    units = len(parts or layers)
+    what = ("block" if form == "bp" else "layer") + ("s" if units > 1 else "")
+    if len(devices) > units:
+        raise PlacementError(
+            f"engine.devices: {len(devices)} devices for {units} {what} of the {form.upper()} form; "
+            f"expected at most {units}"
+        )
+    wanted = engine.sizes
+    if form == "bp" and len(devices) == 1:  # on one device it is one layer, into how many blocks it may be cut or not
+        blocks = layers[0].block_count() if isinstance(layers[0], Spreads) else 1
+        if wanted not in (None, (1,), (blocks,)):
+            raise ConfigError(
+                f"engine.sizes: found {list(wanted or ())} for the BP form on one device; expected [1], as it is one "
+                "layer there, or a device for each size"
+            )
+        wanted = None
+    if wanted is not None:
+        check_sizes(wanted, units, len(devices))
+    sample = sample_batches(batches, WARM_UP + TRIAL_BATCHES)
+    key = key_of(package, sample, form, precision, devices, wanted, *_settings(config))
+    known = memory.recall(key)
+    if known is not None and known.placement.devices == devices and sum(known.placement.sizes) == units:
+        return f"{known}; --retry measures again", known.placement
+    steps: list[str] = []
+    with bars.trials(f"fitting {form.upper()} to its devices") as bar, matmul_precision(engine.matmul):
+
+        def step(doing: str, spent_s: float, bound_s: float) -> None:
+            steps.append(doing)
+            bar(doing, spent_s, bound_s)
+
+        taken = fit(
+            package,
+            sample,
+            engine.schedule,
+            devices,
+            sizes=wanted,
+            parts=parts,
+            threads=engine.threads,
+            queue_depth=engine.queue_depth,
+            precision=precision,
+            compile=engine.compile,
+            on_oom=engine.on_oom,
+            limit=TimeLimit(_batches_of(config, batches)),
+            on_step=step,
+        )
+    if not steps:
+        return "as named", taken
+    memory.keep(key, taken)
+    return "measured now", taken
+
+
+def _parts(layers: Sequence[TrainableLayer], form: Form) -> Sequence[TrainableLayer] | None:
+    """What of a form is one layer may be divided into, on several devices."""
+    if form == "al":
+        return None
+    try:
+        return bp_parts([module_of(layer) for layer in layers])
+    except ConfigError:  # no row of blocks: it stays one
+        return None
+
+
+def _settings(config: RunConfig) -> tuple[object, ...]:
+    """What else decides how fast a placement is."""
+    engine = config.engine
+    return (
+        *(engine.schedule, engine.threads, engine.queue_depth, engine.compile, engine.matmul, engine.cuda_graphs),
+        *(engine.on_oom, config.train.accumulate),
     )
-    if trials:
-        say(_table(trials, taken, form))
-    return taken
+
+
+def _batches_of(config: RunConfig, batches: EpochBatches) -> int:
+    """How many a run will train on."""
+    return config.train.epochs * config.train.repeat * len(batches)
+
+
+def _is_here(placement: Placement) -> bool:
+    try:
+        for device in placement.devices:
+            parse_device(device)
+    except PlacementError:
+        return False
+    return True
 
 
 def _table(trials: Sequence[Placement], taken: Placement, form: Form) -> str:
@@ -162,22 +293,13 @@ def _briefly(devices: Sequence[str]) -> str:
     return ",".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
 
 
-def _asked_for(config: RunConfig, form: Form, layers: int) -> Placement:
-    """What the user named, checked."""
+def _named_devices(config: RunConfig, form: Form) -> list[str]:
+    """What the user named, as far as it is for this form."""
     engine = config.engine
     devices = device_names(engine.devices) if isinstance(engine.devices, str) else list(engine.devices)
     for device in devices:
         parse_device(device)
-    if form == "bp" and config.train.mode == "compare":
-        devices = devices[:1]
-    if len(devices) > layers:
-        raise PlacementError(
-            f"engine.devices: {len(devices)} devices for {layers} layer{'s' if layers > 1 else ''} of the "
-            f"{form.upper()} form; expected at most {layers}"
-        )
-    sizes = balance([1.0] * layers, len(devices)) if engine.sizes is None else list(engine.sizes)
-    threads = threads_each(devices, schedule_named(engine.schedule))
-    return Placement(devices, check_sizes(sizes, layers, len(devices)), threads)
+    return devices[:1] if form == "bp" and config.train.mode == "compare" else devices
 
 
 def sample_batches(batches: EpochBatches, count: int) -> list[object]:

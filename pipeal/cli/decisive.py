@@ -11,7 +11,7 @@ from pipeal.config import RunConfig
 _FREE = (
     *("engine", "out", "train.epochs", "train.checkpoint", "train.on_non_finite", "train.tensorboard"),
     *("train.exit_tolerance", "data.root", "data.text", "data.download", "data.workers"),
-    *("data.prefetch", "data.cache"),
+    *("data.prefetch", "data.cache", "data.cache_dir"),
 )
 """How a run is executed, where its data is, how long it goes: what may differ when it is taken up again."""
 

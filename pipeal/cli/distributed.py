@@ -24,25 +24,27 @@ from pipeal.cli.experiment import run_experiment
 from pipeal.cli.followers import OWN, Follower, Kind
 from pipeal.cli.options import device_names
 from pipeal.cli.say import say
+from pipeal.cli.site import OneProcess
 from pipeal.cli.stopping import StopRequest
 from pipeal.cli.team import Team, require_devices
 from pipeal.config import RunConfig
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
-from pipeal.errors import PeerLostError
+from pipeal.errors import ConfigError, PeerLostError
 from pipeal.train.environment import environment
 
 Config = TypeVar("Config", bound=RunConfig)
 
 
-def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
+def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = False) -> None:
     """Carries out a run where the command was started: in one process, or as one of many.
 
     Args:
         kind: Its kind of data.
         config: As asked for.
         resume: As for :func:`pipeal.cli.experiment.run_experiment`.
+        retry: Whether a new run makes choices anew that are remembered; of one process.
 
     Raises:
         PipealError: As there; and what is wrong with the processes, on every one of them.
@@ -50,8 +52,10 @@ def carry_out(kind: Kind[Config], config: Config, resume: str) -> None:
     keep_freed_memory()
     launch = Launch.found()
     if launch is None or launch.size == 1:
-        run_experiment(lambda say: kind.read(config, say), resume)
+        run_experiment(lambda say: kind.read(config, say), resume, OneProcess(retry=retry))
         return
+    if retry:
+        raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
     if config.train.mode == "bp" and config.engine.replicas == 1:  # all in one layer: there are no stages to divide
         config = replace(config, engine=replace(config.engine, replicas=launch.size))
     facts = {

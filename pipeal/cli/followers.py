@@ -26,7 +26,7 @@ from pipeal.train.rankfiles import RankFiles
 
 Config = TypeVar("Config", bound=RunConfig)
 
-OWN = ("root", "text", "download", "workers", "prefetch", "cache")
+OWN = ("root", "text", "download", "workers", "prefetch", "cache", "cache_dir")
 """Keys of ``data`` that may differ from machine to machine."""
 
 

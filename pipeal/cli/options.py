@@ -80,6 +80,11 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
             help="auto (default) goes on with an unfinished run of the same command; or the folder of a run or "
             "of one of its checkpoints (RUN/checkpoints/step-000000100); or never.",
         ),
+        click.option(
+            "--retry",
+            is_flag=True,
+            help="In a new run, tries anew what devices, sizes and threads are fastest; else known for a week.",
+        ),
         click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
         click.option(
             "--set",

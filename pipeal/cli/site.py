@@ -46,7 +46,14 @@ class Site(Protocol):
 
 
 class OneProcess:
-    """One process, with a thread for each stage."""
+    """One process, with a thread for each stage.
+
+    Args:
+        retry: Whether choices are made anew that are remembered.
+    """
+
+    def __init__(self, *, retry: bool = False) -> None:
+        self._retry = retry
 
     alternates = True
 
@@ -63,7 +70,7 @@ class OneProcess:
                 f"engine.replicas: found {replicas}, but this is one process; expected 1, or start it with "
                 "torchrun --nproc-per-node, whose processes are stages × replicas"
             )
-        return choose(experiment, form, say, config)
+        return choose(experiment, form, say, config, retry=self._retry)
 
     def fits(self, engine: EngineConfig) -> bool:
         """Stages that were processes may as well be threads."""

@@ -35,6 +35,7 @@ def command(
     config_file: str | None,
     overrides: tuple[str, ...],
     resume: str | None,
+    retry: bool,
     **given: Any,
 ) -> None:
     """Trains MODEL on DATASET, and shows how it went.
@@ -48,7 +49,9 @@ def command(
         if preset is not None:
             config_file = _preset_file(preset, config_file)
         language = configure(LanguageConfig, corpus, language_model, config_file, overrides, given)
-        carry_out(Kind(language_experiment, LanguageModels.of), language, "auto" if resume is None else resume)
+        carry_out(
+            Kind(language_experiment, LanguageModels.of), language, "auto" if resume is None else resume, retry=retry
+        )
         return
     classifier = canonical_text_model(model)
     if dataset.lower() in DATASETS:
@@ -56,7 +59,7 @@ def command(
     if preset is not None:
         raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for {', '.join(LANGUAGE_MODELS)}")
     config = configure(TextConfig, canonical_text_name(dataset), classifier, config_file, overrides, given)
-    carry_out(Kind(text_experiment, TextModels.of), config, "auto" if resume is None else resume)
+    carry_out(Kind(text_experiment, TextModels.of), config, "auto" if resume is None else resume, retry=retry)
 
 
 def _preset_file(preset: str, config_file: str | None) -> str:

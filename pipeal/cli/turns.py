@@ -213,7 +213,7 @@ class Turns:
 
     def _draw(self, pipe: Pipeline) -> bool:
         """Draws the batches that were traced; whether it is done: they may be those of the next epoch."""
-        config, spans, devices = self.config, pipe.spans(), [str(stage.device) for stage in pipe.stages]
+        config, spans, devices = self.config, pipe.spans(), pipe.device_names
         if not spans:
             return False
         title = f"{config.dataset} {config.model.name} {config.train.mode.upper()}, {pipe.schedule.name}"

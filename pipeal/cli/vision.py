@@ -34,6 +34,7 @@ def command(
     config_file: str | None,
     overrides: tuple[str, ...],
     resume: str | None,
+    retry: bool,
     **given: Any,
 ) -> None:
     """Trains MODEL on DATASET, and shows how it went.
@@ -44,7 +45,7 @@ def command(
     names = canonical_image_name(dataset), canonical_vision_model(model)
     config = configure(VisionConfig, *names, config_file, overrides, given)
     kind = Kind(vision_experiment, lambda config, blueprint: VisionModels(config, **blueprint))
-    carry_out(kind, config, "auto" if resume is None else resume)
+    carry_out(kind, config, "auto" if resume is None else resume, retry=retry)
 
 
 def main() -> None:

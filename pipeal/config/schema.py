@@ -63,10 +63,13 @@ class DataConfig:
         held_out: The share of the training samples that is not trained on but kept to choose the best epoch, the best
             checkpoint and settings by, and to calibrate the early exit on; of a language model, the end of what is
             trained on. With 0 none is chosen, and the early exit is left out.
+        cache_dir: The folder for what is made out of the data to be read faster, decoded images and word vectors; None
+            for the user's cache folder.
     """
 
     root: Text | None = None
     download: Flag = True
+    cache_dir: Text | None = None
     held_out: Share = 0.05
 
 

@@ -49,7 +49,7 @@ class ImageDataConfig(DataConfig):
         batch_size: Images per training batch.
         workers: Processes that prepare batches; 0 prepares them in the training process, null chooses.
         on_broken: What a broken image does: ``raise`` ends the run, ``skip`` leaves it out and counts it.
-        cache: Whether decoded images are kept on disk for the next run; or the folder to keep them in.
+        cache: Whether decoded images are kept on disk for the next run, in ``cache_dir``; or a folder for them alone.
     """
 
     size: Pixels = 32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from pipeal.data.cachefolder import CacheError
 from pipeal.data.vectorfile import VectorFile
 from pipeal.data.vocab import Vocab
 from pipeal.errors import DataError, unknown_name
@@ -49,7 +50,13 @@ class VectorTable:
 
 
 def load_vectors(
-    path: Path, vocab: Vocab, dim: int | None = None, *, cache: bool | Path = True, seed: int = 0
+    path: Path,
+    vocab: Vocab,
+    dim: int | None = None,
+    *,
+    cache: bool | Path = True,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
 ) -> VectorTable:
     """Reads the vectors of a vocabulary's words from a GloVe or fastText text file, plain or ``.gz``.
 
@@ -59,17 +66,25 @@ def load_vectors(
         path: The file.
         vocab: The words.
         dim: The wanted dimension D; None takes the file's.
-        cache: Keep a binary form beside the file (or in this folder) and read that from the second time on;
-            False reads the text and writes nothing.
+        cache: Keep a binary form in the user's cache folder (or in this one) and read that from the second time on;
+            False reads the text and writes nothing. Where the user's cache folder cannot be written to, so does True.
         seed: Of the random vectors.
+        say: Told, in a line, that the user's cache folder cannot be written to.
 
     Raises:
         DataError: Another dimension or a malformed line (file and line), or a file that cannot be read.
     """
     file = VectorFile(path, dim)
     get = vocab.indices.get
+    cached = None
     if cache:
-        cached = file.cached(cache if isinstance(cache, Path) else None)
+        try:
+            cached = file.cached(cache if isinstance(cache, Path) else None)
+        except CacheError as error:
+            if isinstance(cache, Path):
+                raise
+            say(f"{path.name} is read as text each time: {error}")
+    if cached is not None:
         places: dict[int, int] = {}
         for place, word in enumerate(cached.words):
             index = get(word)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 import numpy as np
 
 from pipeal.data.atomic import replacing, write_whole
+from pipeal.data.cachefolder import CacheError, writing
 from pipeal.data.download import Progress
 from pipeal.data.imagedecode import BrokenImageError, Pixels
 from pipeal.data.imagefiles import Listed, Listing, fingerprint
@@ -87,7 +88,8 @@ def cached(
         tell: Called with the split, the images done and the images there are.
 
     Raises:
-        DataError: The source cannot be read, an image is broken, or there is no place to write to.
+        CacheError: The files cannot be written.
+        DataError: The source cannot be read, or an image is broken.
     """
     place = blake2b(str(path.resolve()).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
     known = f"{path.name}.{size}px.{place}."
@@ -103,7 +105,9 @@ def cached(
                     old.unlink()
         found = _open(stem, path, size, on_broken)
     if found is None:
-        raise DataError(f"{stem}.*: not what was just written; check the disk, or choose another folder by data.cache")
+        raise CacheError(
+            f"{stem}.*: not what was just written; check the disk, or choose another folder by data.cache_dir"
+        )
     return found
 
 
@@ -162,7 +166,7 @@ def _write(
     stem: Path, listing: Listing, path: Path, size: int, on_broken: OnBroken, threads: int, tell: Progress
 ) -> None:
     facts: dict[str, Any] = {"source": str(path), "size": size, "classes": listing.classes}
-    try:
+    with writing():
         for split in _SPLITS:
             listed: Listed = getattr(listing, split)
             labels, broken = [], []
@@ -183,10 +187,6 @@ def _write(
                 np.save(out, np.array(labels, np.int64))
             facts[split] = {"count": len(labels), "broken": broken}
         write_whole(_facts(stem), json.dumps(facts))
-    except UnreadableError:
-        raise
-    except DataError as error:
-        raise DataError(f"{error} (data.cache: a folder, or false to keep decoded images in memory)") from error
 
 
 def _open(stem: Path, path: Path, size: int, on_broken: OnBroken) -> Decoded | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeal.data import toyimages
-from pipeal.data.cachefolder import cache_folder
+from pipeal.data.cachefolder import CacheError, cache_folder
 from pipeal.data.cifarfiles import cifar
 from pipeal.data.download import Progress
 from pipeal.data.imagecache import Decoded, OnBroken, cached, in_memory
@@ -125,6 +125,7 @@ def load_images(
     sources: Mapping[str, Collection[Source]] = SOURCES,
     progress: Progress | None = None,
     decoding: Progress | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> ImageDataset:
     """Loads a data set by any of its spellings.
 
@@ -143,13 +144,14 @@ def load_images(
         size: The side of the square images, in pixels.
         download: Fetch the data set where it is missing.
         on_broken: What to do about a broken image: ``raise``, or ``skip`` it and keep its path in the split.
-        cache: Whether decoded images are kept: beside the data or, where that is read-only, in the user's cache
-            folder; a path for another folder; False to hold them in memory.
+        cache: Whether decoded images are kept: in the user's cache folder, or in memory where that cannot be written
+            to; a path for another folder; False to hold them in memory.
         seed: Of ``toyimages``.
         threads: How many decode.
         sources: The public addresses, by canonical name.
         progress: Called during downloads, with bytes.
         decoding: Called while images are decoded, with images.
+        say: Told, in a line, that the user's cache folder cannot be written to.
 
     Raises:
         DataError: An unknown name; files that are not to be had, with what to fetch and where to put it; a broken
@@ -178,7 +180,7 @@ def load_images(
 
     path, layout = found
     opened = partial(cifar, known, path, _md5(addresses, path)) if layout is None else partial(_listing, path, layout)
-    decoded = _decoded(opened, path, cache, size, on_broken, threads, tell)
+    decoded = _decoded(opened, path, cache, size, on_broken, threads, tell, say)
     return ImageDataset(known, decoded.classes, decoded.train, decoded.test, published.mean, published.std)
 
 
@@ -190,12 +192,18 @@ def _decoded(
     on_broken: OnBroken,
     threads: int,
     tell: Progress,
+    say: Callable[[str], None],
 ) -> Decoded:
-    if cache is False:
-        with opened() as listing:
-            return in_memory(listing, path, size, on_broken, threads, tell)
-    folder = cache_folder(path.parent) if cache is True else cache
-    return cached(opened, path, folder, size=size, on_broken=on_broken, threads=threads, tell=tell)
+    if cache is not False:
+        try:
+            folder = cache_folder() / "images" if cache is True else cache
+            return cached(opened, path, folder, size=size, on_broken=on_broken, threads=threads, tell=tell)
+        except CacheError as error:
+            if cache is not True:
+                raise
+            say(f"decoded images are kept in memory alone: {error}")
+    with opened() as listing:
+        return in_memory(listing, path, size, on_broken, threads, tell)
 
 
 def _find(published: _Published, root: Path) -> tuple[Path, Layout | None] | None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.data.atomic import replacing
-from pipeal.data.cachefolder import cache_folder
+from pipeal.data.cachefolder import CacheError, cache_folder, writing
 from pipeal.data.lines import read_lines
 from pipeal.errors import DataError
 
@@ -86,37 +86,38 @@ class VectorFile:
     def cached(self, folder: Path | None = None) -> VectorRows:
         """All rows, from the binary form; the first call makes it.
 
-        The form is two files, named after the text file's size and time of change: ``.words`` (UTF-8, one a
-        line) and ``.f32`` (the rows, end to end). They lie beside the text file or, where that folder is
-        read-only, in the user's cache folder.
+        The form is two files, named after the text file's place, size and time of change: ``.words`` (UTF-8, one a
+        line) and ``.f32`` (the rows, end to end). They lie in the user's cache folder.
 
         Args:
             folder: Another place for them.
 
         Raises:
-            DataError: What :meth:`rows` and :meth:`numbers` raise, or no place to write to.
+            CacheError: They cannot be written.
+            DataError: What :meth:`rows` and :meth:`numbers` raise.
         """
         stat = self.path.stat()
-        key = hashlib.blake2b(
-            f"{self.path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8
-        ).hexdigest()
-        folder = folder or cache_folder(self.path.parent)
-        words_path, matrix_path = (folder / f"{self.path.name}.{key}.{kind}" for kind in ("words", "f32"))
+        place = hashlib.blake2b(str(self.path.resolve()).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+        key = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8).hexdigest()
+        folder = folder or cache_folder() / "vectors"
+        known = f"{self.path.name}.{place}"
+        words_path, matrix_path = (folder / f"{known}.{key}.{kind}" for kind in ("words", "f32"))
         cached = self._open(words_path, matrix_path)
         if cached is None:
             self._convert(words_path, matrix_path)
-            for old in chain(*(folder.glob(f"{escape(self.path.name)}.{'?' * 16}.{end}") for end in _ENDS)):
+            for old in chain(*(folder.glob(f"{escape(known)}.{'?' * 16}.{end}") for end in _ENDS)):
                 if old not in (words_path, matrix_path):
                     # Another process may be faster, or own the file; it only takes room.
                     with suppress(OSError):
                         old.unlink()
             cached = self._open(words_path, matrix_path)
         if cached is None:
-            raise DataError(f"{matrix_path} does not hold what was just written; check the disk")
+            raise CacheError(f"{matrix_path} does not hold what was just written; check the disk")
         return cached
 
     def _convert(self, words_path: Path, matrix_path: Path) -> None:
         with (
+            writing(),
             replacing(words_path) as words_aside,
             replacing(matrix_path) as matrix_aside,
             words_aside.open("w", encoding="utf-8", newline="\n") as words,
@@ -130,8 +131,11 @@ class VectorFile:
         """None where there is no binary form, or half of one."""
         if not (words_path.is_file() and matrix_path.is_file()):
             return None
-        # As bytes: reading as text would take a "\r" within a word for the end of a line.
-        words = words_path.read_bytes().decode("utf-8").split("\n")[:-1]
+        try:
+            # As bytes: reading as text would take a "\r" within a word for the end of a line.
+            words = words_path.read_bytes().decode("utf-8").split("\n")[:-1]
+        except (OSError, ValueError):
+            return None
         if not words or matrix_path.stat().st_size != 4 * self.dim * len(words):
             return None
         return VectorRows(words, np.memmap(matrix_path, np.float32, "r", shape=(len(words), self.dim)))

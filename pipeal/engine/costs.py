@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import cycle, islice
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from pipeal.engine.blame import OnOom
 from pipeal.engine.compiling import Compile
+from pipeal.engine.cpus import omp_threads
 from pipeal.engine.device import Precision, parse_device
 from pipeal.engine.gpus import layout_on_gpus
 from pipeal.engine.measure import WARM_UP, before_the_clock, counted_of, layer_costs, uncollected
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.placement import balance, layers_of_stages
-from pipeal.engine.schedule import Schedule, schedule_named
+from pipeal.engine.placement import balance, balance_rows, check_sizes, layers_of_stages
+from pipeal.engine.schedule import Action, Schedule, schedule_named
+from pipeal.engine.simulate import simulate
 from pipeal.engine.threads import cores, threads_each
+from pipeal.engine.trials import FEWEST, LOOK_AFTER, More, TimeLimit, Trials
 from pipeal.errors import PlacementError
 from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, layers_of
+
+LayerSeconds: TypeAlias = "Sequence[Mapping[Action, float]]"
+"""What each layer takes per batch, by action."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +54,48 @@ class Placement:
         return f"{stages} ({self.threads} thread{'s' if self.threads > 1 else ''} each)"
 
 
+Step = Callable[[str, float, float], None]
+"""Told what is being measured, the seconds spent so far, and the seconds that all of it may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialOptions:
+    """How what is to be trained will run, and how long may be spent on looking for where.
+
+    Attributes:
+        threads: Intra-op threads of each CPU worker; None to try.
+        queue_depth: As for :class:`Pipeline`.
+        precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`. Each trial compiles anew, before its time is taken; layers are measured, to
+            balance stages, as they are.
+        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no trial.
+        limit: How long it may take; None for :data:`pipeal.engine.trials.MOST_S` from the call on.
+        rounds: How often those that are close to the best are tried, at most.
+        on_step: Called before each step.
+        on_trial: Called with each candidate that was tried and its time.
+        on_left_out: Called with each candidate for which memory does not suffice, and what was said of it.
+    """
+
+    threads: int | None = None
+    queue_depth: int = 2
+    precision: Precision = "fp32"
+    compile: Compile = "none"
+    on_oom: OnOom = "raise"
+    limit: TimeLimit | None = None
+    rounds: int = 2
+    on_step: Step | None = None
+    on_trial: Callable[[Placement], None] | None = None
+    on_left_out: Callable[[Placement, Exception], None] | None = None
+
+
 def place(
     model: nn.Module | Iterable[TrainableLayer],
     batches: Sequence[Any],
     schedule: str | Schedule,
     *,
     devices: Sequence[str] | None = None,
-    threads: int | None = None,
-    queue_depth: int = 2,
-    precision: Precision = "fp32",
-    compile: Compile = "none",
-    on_oom: OnOom = "raise",
     on_one_gpu: int | None = None,
-    rounds: int = 2,
-    on_trial: Callable[[Placement], None] | None = None,
-    on_left_out: Callable[[Placement, Exception], None] | None = None,
+    **options: Any,
 ) -> Placement:
     """The fastest placement on this machine's devices, by trying the candidates on a copy of the layers.
 
@@ -69,24 +103,19 @@ def place(
     may be one stage on another, for what the layers cost on each kind of them, for their memory and the links between
     them (:mod:`pipeal.engine.gpus`); on a single GPU one stage, and one per layer, as streams. On a CPU they are one
     stage on all cores, on half of them, and so on down to one, since threads that share little work wait for each other
-    longer than they work; and from two stages up to twice as many as there are cores, which are shared out among them.
+    longer than they work; and from two stages up to twice as many as there are cores, which are shared out among them,
+    the fastest of these with half its threads as well, and so on while that helps.
     Stages are balanced by the measured costs of the layers, or by their number where all of them together do not fit
-    into the memory of one device.
+    into the memory of one device. How many candidates are tried, and on how many batches, is bounded by time
+    (:mod:`pipeal.engine.trials`).
 
     Args:
         model: The layers; they are not changed.
         batches: A few real batches, as :meth:`Pipeline.run` takes.
         schedule: The schedule it is for.
         devices: Which may be used, of one kind: ``["cpu"]``, or some GPUs; None for all GPUs, or the CPU without any.
-        threads: Intra-op threads of each CPU worker; None to try and to share the cores out.
-        queue_depth: As for :class:`Pipeline`.
-        precision: As for :class:`Pipeline`.
-        compile: As for :class:`Pipeline`. Each trial compiles anew, before its time is taken.
-        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no trial.
         on_one_gpu: The most stages that may share a GPU; None for as many as there are layers.
-        rounds: How often each candidate is tried, in turns; its best round counts.
-        on_trial: Called with each candidate and its time.
-        on_left_out: Called with each candidate for which memory does not suffice, and what was said of it.
+        options: Those of :class:`TrialOptions`.
 
     Raises:
         PlacementError: The devices are not here or not of one kind, or there are too few batches.
@@ -94,41 +123,39 @@ def place(
     """
     layers = layers_of(model)
     schedule = schedule_named(schedule)
+    how = TrialOptions(**options)
+    threads = how.threads
     usable = _usable(devices)
     home = usable[0]
     choices = _candidate_devices(len(layers), usable, on_one_gpu or len(layers))
-    counts = _halves(cores()) if home == "cpu" and threads is None else [threads or threads_each([home], schedule)]
+    if home == "cpu" and threads is None:
+        counts = _halves(min(cores(), omp_threads() or cores()))
+    else:
+        counts = [threads_each([home], schedule, threads)]
     if len(choices) == len(counts) == 1 and _are_alike(usable):
         return Placement(choices[0], [len(layers)], counts[0])
     counted_of(batches)
-    totals: list[float] | None = None
+    trials = _Search(layers, batches, schedule, how)
     wide: Placement | None = None
+    costs: LayerSeconds | None = None
     try:
         if len(usable) > 1:
+            trials.step("measuring layers")
             layout = layout_on_gpus(
                 layers,
                 batches,
                 usable,
                 schedule,
-                queue_depth=queue_depth,
-                precision=precision,
-                compile=compile,
-                on_oom=on_oom,
+                queue_depth=how.queue_depth,
+                precision=how.precision,
+                compile=how.compile,
+                on_oom=how.on_oom,
             )
             names = [usable[stage.devices[0]] for stage in layout.stages]
             alone = tuple(stage.seconds for stage in layout.stages)
-            wide = Placement(names, layout.sizes, threads or threads_each(names, schedule), stage_s=alone)
+            wide = Placement(names, layout.sizes, threads_each(names, schedule, threads), stage_s=alone)
         elif len(choices) > 1:
-            costs = layer_costs(
-                deepcopy(layers),
-                batches,
-                device=home,
-                threads=threads or 1,
-                precision=precision,
-                compile=compile,
-                on_oom=on_oom,
-            )
-            totals = [sum(cost.values()) for cost in costs]
+            costs = trials.costs_on(home)
     except PlacementError:
         if len(usable) < 2:
             raise
@@ -136,32 +163,185 @@ def place(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
+    totals = None if costs is None else [sum(cost.values()) for cost in costs]
     one, *several = choices
     left = [_balanced(one, totals, len(layers), count) for count in counts]
-    left += [_balanced(names, totals, len(layers), threads or threads_each(names, schedule)) for names in several]
+    left += [_balanced(names, totals, len(layers), threads_each(names, schedule, threads)) for names in several]
     if wide is not None:
         left = left[:1] if wide.devices == [home] else [left[0], wide]
     elif not _are_alike(usable):  # perhaps since one of them is too small
         others = {torch.cuda.get_device_name(gpu): gpu for gpu in reversed(usable)}.values()
         left += [replace(left[0], devices=[gpu]) for gpu in others if gpu != home]
-    best: dict[str, float] = {}
-    for _ in range(rounds):
-        for candidate in list(left):
-            try:
-                seconds = _trial(layers, batches, schedule, candidate, precision, compile, on_oom, queue_depth)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error) or len(left) == 1:
-                    raise
-                left.remove(candidate)
-                if on_left_out is not None:
-                    on_left_out(candidate, error)
-            else:
-                best[str(candidate)] = min(seconds, best.get(str(candidate), seconds))
-    tried = [replace(candidate, seconds_per_batch=best[str(candidate)]) for candidate in left]
-    for placement in tried:
-        if on_trial is not None:
-            on_trial(placement)
-    return min(tried, key=lambda placement: placement.seconds_per_batch or 0.0)
+    # The likeliest first, as there may be time for two alone: one stage with all cores, and one stage for each core.
+    first = left[0]
+    likely = sorted(left[1:], key=lambda each: (abs(len(each.devices) - cores()), -each.threads))
+    trials.run([first, *likely])
+    if home == "cpu" and threads is None:
+        trials.try_fewer_threads()
+    return trials.taken(order=left)
+
+
+def fit(
+    model: nn.Module | Iterable[TrainableLayer],
+    batches: Sequence[Any],
+    schedule: str | Schedule,
+    devices: Sequence[str],
+    *,
+    sizes: Sequence[int] | None = None,
+    parts: Sequence[TrainableLayer] | None = None,
+    **options: Any,
+) -> Placement:
+    """Stages of equal cost on the devices that a user named, and the threads that are fastest there.
+
+    Layers are measured on a device of each kind, on copies. Threads are tried as :func:`place` tries them: from the
+    share that each stage has of the cores, down by halves while that helps. Both are bounded by time.
+
+    Args:
+        model: The layers; they are not changed.
+        batches: A few real batches, as :meth:`Pipeline.run` takes.
+        schedule: The schedule it is for.
+        devices: One for each stage.
+        sizes: The layers, or blocks, of each; None for equal cost, and for equal numbers where memory does not suffice
+            to measure it.
+        parts: What a single layer that is to be spread over the devices is divided into, to be measured.
+        options: Those of :class:`TrialOptions`.
+
+    Raises:
+        PlacementError: Devices, sizes and layers do not fit, or there are too few batches.
+        OutOfMemoryError: It does not suffice.
+    """
+    layers = layers_of(model)
+    units = layers if parts is None else list(parts)
+    schedule = schedule_named(schedule)
+    how = TrialOptions(**options)
+    trials = _Search(layers, batches, schedule, how)
+    names = list(devices)
+    found = balance([1.0] * len(units), len(names)) if sizes is None else check_sizes(sizes, len(units), len(names))
+    alone = None
+    if sizes is None and 1 < len(names) < len(units):
+        try:
+            kinds = {_kind(name): name for name in names}
+            by_kind = {kind: trials.costs_on(name, units) for kind, name in kinds.items()}
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            rows = [[sum(cost.values()) for cost in by_kind[_kind(name)]] for name in names]
+            found = balance_rows(rows)
+            stages = zip(rows, layers_of_stages(found), strict=True)
+            alone = tuple(sum(row[own.start : own.stop]) for row, own in stages)
+    row = parts is not None and len(names) > 1
+    share = threads_each(names[:1] if row else names, schedule, how.threads)
+    settled = Placement(names, found, share, stage_s=alone)
+    if how.threads is not None or share == 1 or not any(parse_device(name).type == "cpu" for name in names):
+        return settled
+    trials.run([settled, replace(settled, threads=share // 2)])
+    trials.try_fewer_threads()
+    return trials.taken(order=[settled])
+
+
+class _Search:
+    """Trials of placements of some layers, and what was measured for them."""
+
+    def __init__(
+        self, layers: list[TrainableLayer], batches: Sequence[Any], schedule: Schedule, how: TrialOptions
+    ) -> None:
+        self._layers = layers
+        # More shapes would each be compiled for every candidate.
+        self._batches = batches if how.compile == "none" else batches[: WARM_UP + FEWEST]
+        self._schedule = schedule
+        self._how = how
+        self._limit = how.limit or TimeLimit()
+        self._failed = 0
+        self._to_try = 0
+        self._costs: LayerSeconds | None = None
+        self._trials = Trials(self._measure, self._limit, rounds=how.rounds, left_out=self._leave_out)
+
+    def step(self, what: str) -> None:
+        """Says what is done next."""
+        if self._how.on_step is not None:
+            self._how.on_step(what, self._limit.spent_s, self._limit.bound_s)
+
+    def costs_on(self, device: str, units: Sequence[TrainableLayer] | None = None) -> LayerSeconds:
+        """Seconds of each layer, or of what else is given, by action."""
+        self.step(f"measuring layers on {device}")
+        costs = layer_costs(
+            deepcopy(list(self._layers if units is None else units)),
+            self._batches,
+            device=device,
+            threads=self._how.threads or 1,
+            precision=self._how.precision,
+            on_oom=self._how.on_oom,
+            goes_on=lambda: self._limit.left_s > self._limit.bound_s * _LEFT_FOR_TRIALS,
+        )
+        self._limit.learn(sum(sum(cost.values()) for cost in costs))
+        self._costs = costs if units is None else None
+        return costs
+
+    def run(self, candidates: Sequence[Placement]) -> None:
+        """Tries some."""
+        self._to_try += len(candidates)
+        self._trials.run(candidates)
+
+    def try_fewer_threads(self) -> None:
+        """Tries the fastest that has several stages, or else one, with half its threads, and so on while that helps."""
+        several = [times for times in self._trials.times if len(times.candidate.devices) > 1] or self._trials.times
+        best = min(several, key=lambda times: times.seconds)
+        while best.candidate.threads > 1:
+            fewer = replace(best.candidate, threads=best.candidate.threads // 2)
+            before = len(self._trials.times)
+            if all(times.candidate != fewer for times in self._trials.times):
+                self.run([fewer])
+            if len(self._trials.times) == before or self._trials.times[-1].seconds >= best.seconds:
+                return
+            best = self._trials.times[-1]
+
+    def taken(self, order: Sequence[Placement]) -> Placement:
+        """The best, once those that are close have been tried again; all are told, those of ``order`` first."""
+        self._trials.repeat()
+        tried = {
+            str(times.candidate): replace(times.candidate, seconds_per_batch=times.seconds)
+            for times in self._trials.times
+        }
+        best = tried[str(self._trials.best.candidate)]
+        names = dict.fromkeys([*(str(each) for each in order), *tried])
+        for name in names:
+            if name in tried and self._how.on_trial is not None:
+                self._how.on_trial(tried[name])
+        return best
+
+    def _measure(self, candidate: Placement, more: More) -> float:
+        self.step(f"trying {candidate}")
+        how = self._how
+        return _trial(
+            self._layers,
+            self._batches,
+            self._schedule,
+            candidate,
+            how.precision,
+            how.compile,
+            how.on_oom,
+            how.queue_depth,
+            more,
+            self._costs,
+        )
+
+    def _leave_out(self, candidate: Placement, error: Exception) -> bool:
+        if not is_out_of_memory(error) or self._failed == self._to_try - 1:
+            return False
+        self._failed += 1
+        if self._how.on_left_out is not None:
+            self._how.on_left_out(candidate, error)
+        return True
+
+
+_LEFT_FOR_TRIALS = 0.75
+"""Of the bound, the share that measuring layers leaves, if it can."""
+
+
+def _kind(device: str) -> str:
+    found = parse_device(device)
+    return torch.cuda.get_device_name(found) if found.type == "cuda" else found.type
 
 
 def _balanced(devices: list[str], totals: Sequence[float] | None, layers: int, threads: int) -> Placement:
@@ -213,14 +393,17 @@ def _candidate_devices(layers: int, usable: list[str], on_one_gpu: int) -> list[
 def _trial(
     layers: list[TrainableLayer],
     batches: Sequence[Any],
-    schedule: str | Schedule,
+    schedule: Schedule,
     candidate: Placement,
     precision: Precision,
     compile: Compile,
     on_oom: OnOom,
     queue_depth: int,
+    more: More,
+    costs: LayerSeconds | None,
 ) -> float:
-    """Seconds per batch of a candidate, on a copy."""
+    """Seconds per batch of a candidate, on a copy, in the long run: what filling its stages took is reckoned out."""
+    stages = _stage_costs(candidate, costs)
     with Pipeline(
         deepcopy(layers),
         candidate.devices,
@@ -234,5 +417,37 @@ def _trial(
         on_oom=on_oom,
     ) as pipe:
         pipe.run(before_the_clock(batches, compile))
-        pipe.run(batches[:WARM_UP])
-        return pipe.run(batches[WARM_UP:]).seconds / (len(batches) - WARM_UP)
+        if pipe.run(batches[:1]).seconds < _QUICK_S:
+            pipe.run(batches[1:WARM_UP])
+        timed = cycle(batches[WARM_UP:])
+        look = pipe.run(islice(timed, LOOK_AFTER)).seconds * _in_the_long_run(schedule, stages, LOOK_AFTER)
+        count = more(look / LOOK_AFTER)
+        if not count:
+            return look / LOOK_AFTER
+        rest = pipe.run(islice(timed, count)).seconds * _in_the_long_run(schedule, stages, count)
+        return (look + rest) / (LOOK_AFTER + count)
+
+
+_QUICK_S = 0.25
+"""Batches that take longer need but one of them to warm up."""
+
+
+def _stage_costs(candidate: Placement, costs: LayerSeconds | None) -> list[Mapping[Action, float]]:
+    """What each stage takes, by action; where that is not known, as if all took the same."""
+    if costs is None or sum(candidate.sizes) != len(costs):
+        return [dict.fromkeys(Action, 1.0) for _ in candidate.devices]
+    return [
+        {action: sum(costs[layer][action] for layer in own) for action in Action}
+        for own in layers_of_stages(candidate.sizes)
+    ]
+
+
+def _in_the_long_run(schedule: Schedule, stages: Sequence[Mapping[Action, float]], batches: int) -> float:
+    """How many times as long a batch takes among many as among so few, of which the first fill the stages."""
+    if schedule.serial or len(stages) == 1:
+        return 1.0
+    few, many = (simulate(schedule, list(stages), count).makespan_s / count for count in (batches, _MANY))
+    return many / few if few else 1.0
+
+
+_MANY = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -139,6 +139,7 @@ def layer_costs(
     precision: Precision = "fp32",
     compile: Compile = "none",
     on_oom: OnOom = "raise",
+    goes_on: Callable[[], bool] = lambda: True,
 ) -> list[dict[Action, float]]:
     """The seconds of each layer's forward, backward and update per batch, the layers run one after the other.
 
@@ -153,12 +154,23 @@ def layer_costs(
         precision: As for :class:`Pipeline`.
         compile: As for :class:`Pipeline`.
         on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
+        goes_on: Asked after each batch that counts but the first whether to take another one.
 
     Raises:
         PlacementError: Too few batches.
         OutOfMemoryError: They do not fit.
     """
     counted = counted_of(batches)
+    taken = 0
+
+    def bounded() -> Iterator[Any]:
+        nonlocal taken
+        for batch in batches:
+            if taken > WARM_UP and not goes_on():
+                return
+            taken += 1
+            yield batch
+
     layers = layers_of(model)
     before = before_the_clock(batches, compile)
     window = Window(len(before) + WARM_UP, counted)
@@ -174,8 +186,9 @@ def layer_costs(
         on_oom=on_oom,
     ) as pipe:
         pipe.run(before)
-        pipe.run(batches)
+        pipe.run(bounded())
         spans = pipe.spans()
+    counted = taken - WARM_UP
     totals: dict[tuple[int, Action], float] = defaultdict(float)
     for span in spans:
         totals[span.layer, span.action] += span.end - span.begin

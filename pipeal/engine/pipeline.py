@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeal.engine.blame import ON_OOM, OnOom, add_note
 from pipeal.engine.compiling import Compile, check_compile
-from pipeal.engine.device import Device, Precision, open_device, ready_now
+from pipeal.engine.device import Device, DeviceRow, Precision, open_device, ready_now
 from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
@@ -31,6 +31,7 @@ from pipeal.engine.threads import threads_each
 from pipeal.engine.trace import Span, StageTimes, Window
 from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
 from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of, pair_of
+from pipeal.spread import Spreads
 
 LrScale: TypeAlias = float | Callable[[int], float]
 """A factor on all learning rates, or a function from the batch number to it."""
@@ -57,9 +58,13 @@ class Pipeline:
 
     Args:
         model: An :class:`pipeal.ALPackage`, or any module or sequence of layers that train themselves.
-        devices: One device per stage; a device may repeat. None: one stage per layer, where the layers are.
+        devices: One device per stage; a device may repeat. None: one stage per layer, where the layers are. The blocks
+            of a single :class:`pipeal.BP` whose network is a row of them, as an ``nn.Sequential``, lie on several
+            devices as one stage (naive model parallelism): not with ``compile`` or ``cuda_graphs``, and with the same
+            bits as on one device.
         schedule: ``sequential``, ``backward-overlap``, ``al-fm`` or ``pipelined``.
-        sizes: The number of layers of each stage; None: as even as can be.
+        sizes: The number of layers of each stage, or of blocks on each device of a :class:`pipeal.BP`; None: as even
+            in number as can be.
         queue_depth: How many packets may wait before each stage.
         seed: Of all randomness in forwards.
         threads: Intra-op threads of each CPU worker, and of the caller where it does their work (``sequential``,
@@ -150,10 +155,18 @@ class Pipeline:
         precision = check_precision(precision, near)
         compile = check_compile(compile, near)
         check_cuda_graphs(cuda_graphs, near, compile=compile, on_non_finite=on_non_finite, on_oom=on_oom)
+        blocks = _blocks_of(layers) if len(handles) > 1 else None
+        units = len(layers) if blocks is None else blocks
         if sizes is None:
-            self.sizes = balance([1.0] * len(layers), len(handles))
+            self.sizes = balance([1.0] * units, len(handles))
         else:
-            self.sizes = check_sizes(sizes, len(layers), len(handles))
+            self.sizes = check_sizes(sizes, units, len(handles))
+        if blocks is None:
+            ranges = layers_of_stages(self.sizes)
+        else:
+            check_row(compile, cuda_graphs)
+            handles, ranges = [DeviceRow(handles, self.sizes)], [range(1)]
+        self._layer_count = len(layers)
         numbered = list(enumerate(layers))
         self.stages = [
             Stage(
@@ -168,10 +181,11 @@ class Pipeline:
                 on_oom=on_oom,
                 cuda_graphs=cuda_graphs,
             )
-            for number, (handle, own) in enumerate(zip(handles, layers_of_stages(self.sizes), strict=True))
+            for number, (handle, own) in enumerate(zip(handles, ranges, strict=True))
         ]
         self.queue_depth = queue_depth
-        self.threads = threads_each(devices, self.schedule) if threads is None else threads
+        # The devices of a row take turns, each with all cores.
+        self.threads = threads_each(devices if blocks is None else devices[:1], self.schedule, threads)
         self.stall_timeout_s = stall_timeout_s
         self.matmul = matmul
         self._process_settings = ExitStack()
@@ -287,7 +301,7 @@ class Pipeline:
             ScheduleError: Layers are gathering gradients for an update to come.
             Exception: As :meth:`submit`.
         """
-        return self._send(Fence(self.next_batch, sum(self.sizes)))
+        return self._send(Fence(self.next_batch, self._layer_count))
 
     def skip(self, count: int = 1) -> None:
         """Passes over the numbers of batches that are left out: those after them draw and learn under their own.
@@ -398,6 +412,11 @@ class Pipeline:
         """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""
         return sorted((span for stage in self.stages for span in stage.clock.spans()), key=lambda span: span.begin)
 
+    @property
+    def device_names(self) -> list[str]:
+        """What the rows of a report and of a timeline are of: the devices, stage by stage."""
+        return [name for stage in self.stages for name in stage.device.names]
+
     def _send(self, fence: Fence) -> Fence:
         executor = self._open()
         self._require_update("what was learnt cannot be saved")
@@ -457,7 +476,7 @@ class Pipeline:
             by_layer |= stage.losses.take()
         return (
             [by_layer[layer] for layer in sorted(by_layer)],
-            [stage.clock.take_times() for stage in self.stages],
+            [times for stage in self.stages for times in stage.clock.take_all_times()],
             [count for stage in self.stages for count in stage.take_splits().values()],
             [count for stage in self.stages for count in stage.overflows().values()],
         )
@@ -476,3 +495,24 @@ class Pipeline:
                 if failure is None:
                     raise
                 add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
+
+
+def _blocks_of(layers: Sequence[TrainableLayer]) -> int | None:
+    """The blocks of a model that may lie on several devices as a single stage; None for models of other kinds."""
+    if len(layers) == 1 and isinstance(layers[0], Spreads) and layers[0].block_count() > 1:
+        return layers[0].block_count()
+    return None
+
+
+def check_row(compile: Compile, cuda_graphs: bool) -> None:
+    """Refuses, for a layer whose blocks lie on several devices, what compiles or captures it as a whole.
+
+    Raises:
+        ConfigError: Either is asked for.
+    """
+    for name, wanted, instead in (("compile", compile != "none", "none"), ("cuda_graphs", cuda_graphs, "false")):
+        if wanted:
+            raise ConfigError(
+                f"{name} is of a layer on one device, but the blocks of this one are to be on several; use {instead}, "
+                "or one device"
+            )

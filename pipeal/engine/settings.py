@@ -208,7 +208,9 @@ def autocast(device: Device, precision: Precision) -> AbstractContextManager[Any
     Without autocast's cache, which all threads of the process would share.
     """
     dtype = _HALF.get(precision)
-    return torch.autocast(device.device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+    return _all(
+        torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False) for kind in device.types
+    )
 
 
 def settings(action: Action, device: Device, precision: Precision) -> AbstractContextManager[Any]:
@@ -217,17 +219,22 @@ def settings(action: Action, device: Device, precision: Precision) -> AbstractCo
     forward = action is Action.FORWARD
     if forward and precision in _HALF:
         wanted.append(autocast(device, precision))
-    elif torch.is_autocast_enabled(device.device.type):  # the caller's
-        wanted.append(torch.autocast(device.device.type, enabled=False))
+    else:  # the caller's
+        wanted += [torch.autocast(kind, enabled=False) for kind in device.types if torch.is_autocast_enabled(kind)]
     if forward and not torch.is_grad_enabled():
         wanted.append(torch.enable_grad())
     if action is Action.BACKWARD:
         # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead of on
         # the one thread that autograd has for that GPU, and the key, which is thread-local, holds there too.
         wanted.append(torch.autograd.set_multithreading_enabled(False))
-    if len(wanted) == 1:
-        return wanted[0]
+    return _all(wanted)
+
+
+def _all(wanted: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    settings = list(wanted)
+    if len(settings) == 1:
+        return settings[0]
     stack = ExitStack()
-    for setting in wanted:
+    for setting in settings:
         stack.enter_context(setting)
     return stack

@@ -16,7 +16,7 @@ from pipeal.engine.accumulation import Accumulation
 from pipeal.engine.blame import Blame, OnOom, add_note
 from pipeal.engine.compiling import Compile, CompiledLayer
 from pipeal.engine.cudagraph import recorders
-from pipeal.engine.device import Device, Precision, Ready
+from pipeal.engine.device import Device, DeviceRow, Precision, Ready
 from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
 from pipeal.engine.forward import Passed, go_forward
@@ -27,7 +27,7 @@ from pipeal.engine.losses import LossLog
 from pipeal.engine.rescue import LearnPart, Rescue
 from pipeal.engine.schedule import Action
 from pipeal.engine.settings import autocast, settings
-from pipeal.engine.trace import StageClock, Window
+from pipeal.engine.trace import RowClock, StageClock, Window
 from pipeal.packet import (
     Packet,
     Path,
@@ -114,7 +114,11 @@ class Stage:
         self.device = device
         self.seed = seed
         self.precision = precision
-        self.clock = StageClock(device, number, window)
+        self.clock: StageClock | RowClock
+        if isinstance(device, DeviceRow):
+            self.clock = RowClock(device, number, window)
+        else:
+            self.clock = StageClock(device, number, window)
         self.losses = LossLog()
         self.finite = FiniteWatch(device, on_non_finite)
         self._blame = Blame(number, self.layers, device, on_oom)
@@ -131,7 +135,7 @@ class Stage:
         recorder = recorders(device) if cuda_graphs else None
         for index, layer in self.layers:
             module = module_of(layer)
-            module.to(device.device)
+            device.take(module)
             self._gathered[index] = Accumulation(module)
             draws = may_draw(module)
             self._draws[index] = {

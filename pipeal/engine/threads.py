@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from pipeal.engine.cpus import omp_threads, usable_cpus
 from pipeal.engine.schedule import Schedule
 
 
 def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores that this process may use, by its affinity mask and its container's quota."""
+    return usable_cpus()
 
 
-def threads_each(devices: Sequence[str | torch.device], schedule: Schedule) -> int:
-    """Intra-op threads per worker: all cores for one at a time, else each CPU stage its share."""
+def threads_each(devices: Sequence[str | torch.device], schedule: Schedule, wanted: int | None = None) -> int:
+    """Intra-op threads per worker: as many as wanted; else all cores for one at a time, each CPU stage its share.
+
+    Unless wanted, no more than ``OMP_NUM_THREADS`` says.
+    """
+    if wanted is not None:
+        return wanted
     on_cpu = sum(torch.device(device).type == "cpu" for device in devices)
-    return cores() if schedule.serial or on_cpu <= 1 else max(1, cores() // on_cpu)
+    share = cores() if schedule.serial or on_cpu <= 1 else max(1, cores() // on_cpu)
+    return min(share, omp_threads() or share)
 
 
 def set_intra_op_threads(count: int) -> None:

@@ -88,6 +88,7 @@ class Blocks(nn.Sequential):
     """
 
     draws_from_default = False
+    calls_in_order = True  # and does nothing else: see :meth:`pipeal.al.BP.block_count`
 
     def forward(self, x: Tree) -> Tree:
         """Takes ``x`` through all blocks."""

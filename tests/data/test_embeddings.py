@@ -46,7 +46,7 @@ def test_both_formats(tmp_path, cache, header, zipped):
     path.write_bytes(gzip.compress(content) if zipped else content)
     for _ in range(2):
         check(load_vectors(path, VOCAB, 3, cache=cache))
-    assert len(list(tmp_path.iterdir())) == (3 if cache else 1)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_number_as_the_first_word_is_a_word(tmp_path):
@@ -66,27 +66,40 @@ def test_a_changed_file_is_read_again_and_the_old_form_removed(glove, tmp_path):
     glove.write_text(ROWS.replace("oil 1 2 -3.5", "oil 9 9 9999"))
     os.utime(glove, (1, 1))
     assert load_vectors(glove, VOCAB).weight[2].tolist() == [9, 9, 9999]
-    assert len(list(tmp_path.iterdir())) == 3
+    assert [path.name for path in tmp_path.iterdir()] == [glove.name]
 
 
-def test_half_a_binary_form_is_made_again(glove, tmp_path):
-    load_vectors(glove, VOCAB)
-    (form,) = tmp_path.glob("*.f32")
-    form.write_bytes(form.read_bytes()[:-4])
-    check(load_vectors(glove, VOCAB))
+def test_a_changed_file_leaves_one_form_and_those_of_other_files(glove, tmp_path):
+    """Forms of equal names from different folders lie in one folder now."""
+    cache, other = tmp_path / "mine", tmp_path / "other" / glove.name
+    other.parent.mkdir()
+    other.write_text(ROWS.replace("oil 1 2 -3.5", "oil 7 7 7"))
+    for path in (glove, other):
+        load_vectors(path, VOCAB, cache=cache)
+    glove.write_text(ROWS + "more 1 1 1\n")
+    check(load_vectors(glove, VOCAB, cache=cache))
+    assert load_vectors(other, VOCAB, cache=cache).weight[2].tolist() == [7, 7, 7]
+    assert len(list(cache.iterdir())) == 4
 
 
-def test_the_binary_form_goes_elsewhere(glove, tmp_path, monkeypatch):
-    check(load_vectors(glove, VOCAB, cache=tmp_path / "mine"))
-    assert len(list((tmp_path / "mine").iterdir())) == 2
-    tmp_path.chmod(0o555)
-    try:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "mine"))
-        check(load_vectors(glove, VOCAB))
-    finally:
-        tmp_path.chmod(0o755)
-    assert len(list((tmp_path / "mine" / "pipeal").iterdir())) == 2
-    assert not list(tmp_path.glob("*.f32"))
+@pytest.mark.parametrize("end", ["f32", "words"])
+def test_half_a_binary_form_is_made_again(glove, tmp_path, end):
+    cache = tmp_path / "mine"
+    load_vectors(glove, VOCAB, cache=cache)
+    (form,) = cache.glob(f"*.{end}")
+    form.write_bytes(b"\xff" + form.read_bytes()[:-4])
+    check(load_vectors(glove, VOCAB, cache=cache))
+
+
+def test_without_a_cache_folder_the_text_is_read_each_time(glove, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    said = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    check(load_vectors(glove, VOCAB, say=said.append))
+    assert len(said) == 1
+    assert said[0].startswith(f"{glove.name} is read as text each time: cannot write")
+    with pytest.raises(DataError, match="cannot write"):  # it was asked for
+        load_vectors(glove, VOCAB, cache=tmp_path / "file")
 
 
 def test_random_vectors_follow_the_seed_and_the_spread_of_those_found(tmp_path):

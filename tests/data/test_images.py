@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -267,21 +268,51 @@ def test_the_verdict_on_broken_images_does_not_depend_on_who_made_the_cache(tmp_
 
 def test_a_cache_that_cannot_be_written_names_the_folder_and_the_setting(cifar, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot write .*file.*data\.cache"):
+    with pytest.raises(DataError, match=r"cannot write .*file.*data\.cache_dir"):
         load("cifar10", cifar, cache=tmp_path / "file" / "below")
 
 
-def test_a_read_only_data_folder_is_cached_elsewhere(cifar, tmp_path, monkeypatch):
+def everything(folder):
+    """All names below a folder, with what is in them and when they changed."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None)
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+def test_the_data_folder_stays_as_it_is(cifar, tmp_path, monkeypatch):
+    """Decoded images were written beside data that may be shared; only where it was read-only, elsewhere."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    folder = cifar / "cifar-10-images"
-    folder.chmod(0o555)
-    try:
+    before = everything(cifar)
+    for _ in range(2):
         load("cifar10", cifar, cache=True)
-    finally:
-        folder.chmod(0o755)
-    assert len(list((tmp_path / "xdg" / "pipeal").iterdir())) == 5
-    load("cifar10", cifar, cache=True)
-    assert len(list(folder.iterdir())) == 6
+    assert everything(cifar) == before
+    assert len(list((tmp_path / "xdg" / "pipeal" / "images").iterdir())) == 5
+
+
+@pytest.mark.parametrize("why", ["no home", "no folder", "no room"])
+def test_without_a_place_to_keep_them_images_are_in_memory(why, cifar, tmp_path, monkeypatch):
+    wanted = load("cifar10", cifar, cache=False)
+    if why == "no home":
+        for name in ("XDG_CACHE_HOME", "HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("pwd.getpwuid", lambda _: (_ for _ in ()).throw(KeyError("nobody")))
+    else:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("file" if why == "no folder" else "xdg")))
+    if why == "no room":
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("pipeal.data.atomic.os.fsync", full)
+    said = []
+    found = load("cifar10", cifar, cache=True, say=said.append)
+    assert np.array_equal(found.train.pixels, wanted.train.pixels)
+    assert len(said) == 1
+    assert said[0].startswith("decoded images are kept in memory alone: ")
+    assert "\n" not in said[0]
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".aside"]
 
 
 def test_two_at_once_share_a_cache(cifar, tmp_path):

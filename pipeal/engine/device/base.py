@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeal.engine.copies import carried
 from pipeal.engine.pinned import to_pinned
@@ -42,6 +42,23 @@ class Device:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._fetching: dict[torch.device, torch.cuda.Stream] = {}
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The kind of device, ``cpu`` or ``cuda``; all kinds where there are several."""
+        return (self.device.type,)
+
+    @property
+    def names(self) -> list[str]:
+        """What to call it; one name for each where it is several."""
+        return [str(self)]
+
+    def take(self, layer: nn.Module) -> None:
+        """Brings a layer here."""
+        layer.to(self.device)
+
+    def wait_for(self, ready: Ready) -> None:
+        """Lets later work here wait for a mark."""
 
     def active(self) -> AbstractContextManager[None]:
         """Within it, on this thread, work goes to this device."""

@@ -63,6 +63,11 @@ class CudaDevice(Device):
         event.record(self.compute)
         return event
 
+    def wait_for(self, ready: Ready) -> None:
+        """Waits on the compute stream."""
+        if ready is not None:
+            self.compute.wait_event(ready)
+
     def snapshot(self, tensor: Tensor) -> Tensor:
         """Copies to pinned memory on the compute stream, so before any later update; the host waits for nothing."""
         return to_pinned(tensor) if tensor.is_cuda else super().snapshot(tensor)

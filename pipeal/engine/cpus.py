@@ -1,0 +1,77 @@
+"""How many CPUs this process may use: its affinity mask, and the quota of the container that it is in."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from math import ceil
+from pathlib import Path, PurePosixPath
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """The CPUs of the affinity mask, or as many as the quota of time comes to, rounded up, if that is fewer.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cpu_quota(root)
+    return allowed if quota is None else max(1, min(allowed, ceil(quota)))
+
+
+@cache
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """The CPUs' worth of time that cgroups, version 1 or 2, allow this process; None where they set no limit.
+
+    The least of its group's quota and those of the groups around it.
+
+    Args:
+        root: Where ``proc`` and ``sys`` are.
+    """
+    quotas = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if not controllers:  # version 2, or the unified part of a hybrid
+            mounts, read = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"], _version_2
+        elif "cpu" in controllers.split(","):
+            mounts, read = [root / "sys/fs/cgroup" / name for name in (controllers, "cpu")], _version_1
+        else:
+            continue
+        # Within a container the path may be the host's: its own group is then what is mounted.
+        around = [PurePosixPath(group), *PurePosixPath(group).parents]
+        for folder in dict.fromkeys(mount / str(part).lstrip("/") for mount in mounts for part in around):
+            quotas += read(folder)
+    return min(quotas, default=None)
+
+
+def omp_threads() -> int | None:
+    """What ``OMP_NUM_THREADS`` says of the first level, if it is a whole number above 0."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and int(first) > 0 else None
+
+
+def _version_2(folder: Path) -> list[float]:
+    return [_ratio(*line.split()) for line in _lines(folder / "cpu.max") if _is_limit(line.split())]
+
+
+def _version_1(folder: Path) -> list[float]:
+    found = [*_lines(folder / "cpu.cfs_quota_us"), *_lines(folder / "cpu.cfs_period_us")]
+    return [_ratio(*found)] if _is_limit(found) else []
+
+
+def _is_limit(found: list[str]) -> bool:
+    """A quota and a period, in microseconds; without a limit the quota is ``max``, or -1."""
+    return len(found) == 2 and all(part.isascii() and part.isdigit() and int(part) > 0 for part in found)
+
+
+def _ratio(quota: str, period: str) -> float:
+    return int(quota) / int(period)
+
+
+def _lines(path: Path) -> list[str]:
+    """Nothing where there is no such file: not every system has cgroups, nor every group a quota."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []

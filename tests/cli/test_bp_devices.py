@@ -1,0 +1,126 @@
+"""``--mode bp --devices a,b``: the network's blocks over several devices, in the same run as on one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeal.cli.build_text import text_experiment
+from pipeal.cli.choices import choose
+from pipeal.cli.text import command
+from pipeal.config import TextConfig, load_config
+from pipeal.engine.layer_state import layer_state
+from pipeal.train.checkpoint import CheckpointStore
+from pipeal.train.taken_up import TakenUp
+from tests.cli.running import run_command, told_one_line
+
+SMALL = [
+    f"--set={key}"
+    for key in (
+        *("model.embedding_dim=12", "model.n_heads=2", "model.x_hid=8", "model.y_hid=8", "engine.threads=1"),
+        *("data.batching.budget_tokens=2048", "train.train_accuracy_samples=100", "train.precision=fp32"),
+    )
+]
+
+
+def run(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str) -> tuple[int, str, str]:
+    return run_command(command, capsys, "toynews", "transformer", "--mode=bp", f"--out={out}", *SMALL, *arguments)
+
+
+def kept(folder: Path) -> list[tuple[str, object]]:
+    """The newest checkpoint's weights and optimizer state, in order."""
+    found = CheckpointStore(folder / "checkpoints").newest(lambda _: None)
+    assert found is not None
+    experiment = text_experiment(load_config(TextConfig, folder / "config.yaml"), lambda _: None)
+    package = experiment.package("bp", 0)
+    TakenUp.of(found).load_into(package)
+    state = layer_state(package[0])
+    values = [*state["module"].items()]
+    for number, own in state["optimizers"]["opt"]["state"]["state"].items():
+        values += [(f"{number}.{name}", value) for name, value in own.items()]
+    return values
+
+
+def test_a_run_that_moves_from_two_devices_to_three_leaves_that_of_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, mixed = tmp_path / "one", tmp_path / "mixed"
+    folders = [out / "toynews-transformer-bp-001" for out in (one, mixed)]
+    again = f"--resume={folders[1]}"
+    for out, options in (
+        (one, ["--epochs=2", "--devices=cpu"]),
+        (mixed, ["--epochs=1", "--devices=cpu*2"]),
+        (mixed, ["--epochs=2", "--devices=cpu*3", again]),
+    ):
+        code, _, err = run(capsys, out, *options)
+        assert code == 0, err
+    rows = [
+        [
+            [json.loads(line)[key] for key in ("train_acc", "test_acc", "losses")]
+            for line in (folder / "epochs.jsonl").read_text().splitlines()
+        ]
+        for folder in folders
+    ]
+    assert rows[0] == rows[1]
+    assert all(
+        name == same and (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
+        for (name, a), (same, b) in zip(*map(kept, folders), strict=True)
+    )
+    summary = json.loads((folders[1] / "summary.json").read_text())
+    assert (summary["devices"], sum(summary["sizes"]), len(summary["stages"])) == (["cpu"] * 3, 5, 3)
+    assert (folders[1] / "timeline.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--devices=cpu*6"], "6 devices for 5 blocks of the BP form; expected at most 5"),
+        (["--devices=cpu*2", "--set=engine.sizes=[2,2]"], r"sizes \[2, 2\] cover 4 layers"),
+        (["--devices=cpu*2", "--set=engine.sizes=[1,2,2]"], r"3 sizes \[1, 2, 2\] for 2 stages"),
+        (["--devices=cpu*2", "--set=engine.compile=static"], "compile is of a layer on one device"),
+    ],
+)
+def test_what_does_not_fit_gets_one_line(
+    options: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told_one_line(line, *run(capsys, tmp_path, *options))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_comparison_can_ask_for_it_as_a_form_of_its_own(tmp_path: Path) -> None:
+    """Backpropagation beside a pipeline: on its first device, or over all that the pipeline has."""
+    keys = ["dataset=toynews", "train.mode=compare", "engine.devices=[cpu, cpu]", "engine.threads=1", f"out={tmp_path}"]
+    config = load_config(TextConfig, overrides=keys)
+    experiment = text_experiment(config, lambda _: None)
+    alone = choose(experiment, "bp", lambda _: None)
+    over = choose(experiment, "bp", lambda _: None, load_config(TextConfig, overrides=[*keys, "train.mode=bp"]))
+    assert (alone.engine.devices, alone.engine.sizes, alone.engine.threads) == (("cpu",), (1,), 1)
+    assert (over.engine.devices, sum(over.engine.sizes or ()), over.engine.threads) == (("cpu", "cpu"), 5, 1)
+    assert over.engine.schedule == alone.engine.schedule == "sequential"
+
+
+@pytest.mark.parametrize("form", ["al", "bp"])
+def test_threads_bind_every_form_and_are_otherwise_found_the_same_way(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backpropagation beside a pipeline took all cores, untried, whatever ``engine.threads`` said."""
+    tried: list[int] = []
+
+    def trial(_: object, __: object, ___: object, candidate: object, *____: object) -> float:
+        threads = getattr(candidate, "threads")  # noqa: B009
+        tried.append(threads)
+        return {4: 3.0, 2: 1.0, 1: 2.0}[threads]
+
+    monkeypatch.setattr("pipeal.engine.costs._trial", trial)
+    monkeypatch.setattr("pipeal.engine.threads.cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    keys = ["dataset=toynews", "train.mode=compare", "engine.devices=cpu"]
+    experiment = text_experiment(load_config(TextConfig, overrides=keys), lambda _: None)
+    assert choose(experiment, "al" if form == "al" else "bp", lambda _: None, retry=True).engine.threads == 2
+    assert tried == [4, 2, 1]
+    bound = text_experiment(load_config(TextConfig, overrides=[*keys, "engine.threads=3"]), lambda _: None)
+    assert choose(bound, "al" if form == "al" else "bp", lambda _: None, retry=True).engine.threads == 3
+    assert tried == [4, 2, 1]

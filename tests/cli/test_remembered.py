@@ -1,0 +1,108 @@
+"""What was tried is not tried again for a week: where it is kept, what it is for, and what is not believed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeal.cli.build_text import text_experiment
+from pipeal.cli.choices import choose
+from pipeal.cli.remembered import RENEWED_AFTER_S, Memory, key_of
+from pipeal.config import TextConfig, load_config
+from pipeal.engine.costs import Placement
+
+TAKEN = Placement(["cpu", "cpu"], [3, 1], 2)
+
+
+def test_a_choice_is_remembered_for_a_week_with_its_date_and_the_load(tmp_path: Path) -> None:
+    said: list[str] = []
+    now = [1_000_000.0]
+    memory = Memory(said.append, tmp_path, now=lambda: now[0], load=lambda: 3.25)
+    assert memory.recall("key") is None
+    memory.keep("key", replace(TAKEN, seconds_per_batch=1.0))
+    found = memory.recall("key")
+    assert found is not None
+    assert found.placement == TAKEN
+    assert str(found).startswith("remembered from 1970-01-1")
+    assert str(found).endswith(", load 3.2")
+    now[0] += RENEWED_AFTER_S - 1
+    assert memory.recall("key") is not None
+    assert Memory(said.append, tmp_path, retry=True, now=lambda: now[0]).recall("key") is None
+    now[0] += 2
+    assert memory.recall("key") is None
+    assert memory.recall("another") is None
+    assert not said
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"devices": ["cpu"], "sizes": [1, 2], "threads": 1, "since": 0, "load": null}', "\udcff"],
+)
+def test_a_damaged_file_is_told_in_a_line_and_written_again(text: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    memory = Memory(said.append, tmp_path)
+    (tmp_path / "key.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert memory.recall("key") is None
+    assert len(said) == (0 if "\udcff" in text else 1)
+    assert all("is made again" in line and "\n" not in line for line in said)
+    memory.keep("key", TAKEN)
+    found = memory.recall("key")
+    assert found is not None
+    assert found.placement == TAKEN
+
+
+def test_what_cannot_be_kept_is_told_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    said: list[str] = []
+    Memory(said.append, tmp_path / "file").keep("key", TAKEN)
+    assert len(said) == 1
+    assert said[0].startswith("what was found is not remembered: cannot write")
+
+
+def test_it_is_of_a_model_of_batches_and_of_settings() -> None:
+    small, wide = nn.Linear(3, 4), nn.Linear(3, 5)
+    few, many = [(torch.zeros(8, 3), None)], [(torch.zeros(64, 3), None)]
+    keys = [
+        key_of(small, few, "al", 1),
+        key_of(wide, few, "al", 1),
+        key_of(small, many, "al", 1),
+        key_of(small, few, "bp", 1),
+        key_of(small, few, "al", 2),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key_of(nn.Linear(3, 4), [(torch.ones(8, 3), None)], "al", 1) == keys[0]
+
+
+@pytest.mark.parametrize("devices", ["auto", "cpu,cpu"])
+def test_the_second_run_tries_nothing_and_says_so(
+    devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def measured(*_: Any, on_step: Any, **options: Any) -> Placement:
+        calls.append(devices)
+        on_step("trying", 0.0, 1.0)
+        taken = Placement(["cpu", "cpu"], [3, 1], 1, 0.5)
+        options.get("on_trial", lambda _: None)(taken)
+        return taken
+
+    for name in ("place", "fit"):
+        monkeypatch.setattr(f"pipeal.cli.choices.{name}", measured)
+    config = load_config(TextConfig, overrides=["dataset=toynews"], values={"engine": {"devices": devices}})
+    said: list[str] = []
+    experiment = text_experiment(config, lambda _: None)
+    memory = Memory(said.append, tmp_path)
+    chosen = [choose(experiment, "al", said.append, memory=memory).engine for _ in "ab"]
+    assert chosen[0] == chosen[1]
+    assert (chosen[0].sizes, len(calls)) == ((3, 1), 1)
+    lines = [line for line in said if line.startswith("AL on")]
+    assert lines[0].endswith("now)")
+    assert "(remembered from " in lines[1]
+    assert lines[1].endswith("; --retry tries again)" if devices == "auto" else "; --retry measures again)")
+    choose(experiment, "al", said.append, memory=Memory(said.append, tmp_path, retry=True))
+    assert len(calls) == 2

@@ -1,0 +1,69 @@
+"""How many cores a process has: in containers the quota says, not the machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeal.engine import cpus, threads
+from pipeal.engine.schedule import SCHEDULES
+
+
+def in_group(root: Path, cgroup: str, files: dict[str, str]) -> Path:
+    for name, text in {"proc/self/cgroup": cgroup, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+V2, V1 = "0::/jobs/mine\n", "4:memory:/jobs/mine\n3:cpu,cpuacct:/jobs/mine\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "quota"),
+    [
+        (V2, {"sys/fs/cgroup/jobs/mine/cpu.max": "150000 100000\n"}, 1.5),
+        (V2, {"sys/fs/cgroup/jobs/mine/cpu.max": "max 100000\n"}, None),
+        # The group around it is tighter; in a container, its own group is what is mounted.
+        (V2, {"sys/fs/cgroup/jobs/cpu.max": "50000 100000", "sys/fs/cgroup/jobs/mine/cpu.max": "200000 100000"}, 0.5),
+        ("0::/\n", {"sys/fs/cgroup/cpu.max": "300000 100000\n"}, 3.0),
+        (V2, {"sys/fs/cgroup/cpu.max": "300000 100000\n"}, 3.0),
+        (V2, {}, None),
+        (V2, {"sys/fs/cgroup/jobs/mine/cpu.max": "nonsense\n"}, None),
+        (
+            V1,
+            {
+                "sys/fs/cgroup/cpu,cpuacct/jobs/mine/cpu.cfs_quota_us": "250000\n",
+                "sys/fs/cgroup/cpu,cpuacct/jobs/mine/cpu.cfs_period_us": "100000\n",
+            },
+            2.5,
+        ),
+        (V1, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_quota_of_a_container(tmp_path: Path, cgroup: str, files: dict[str, str], quota: float | None) -> None:
+    assert cpus.cpu_quota(in_group(tmp_path, cgroup, files)) == quota
+
+
+def test_cores_are_the_fewer_of_mask_and_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with two CPUs' worth of time on a machine of 64 had 64 threads in every operator."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    tight = in_group(tmp_path / "a", V2, {"sys/fs/cgroup/jobs/mine/cpu.max": "150000 100000"})
+    wide = in_group(tmp_path / "b", V2, {"sys/fs/cgroup/jobs/mine/cpu.max": "9900000 100000"})
+    assert [cpus.usable_cpus(root) for root in (tight, wide, tmp_path / "none")] == [2, 8, 8]
+
+
+@pytest.mark.parametrize(("said", "omp"), [("3", 3), ("3,2", 3), ("", None), ("0", None), ("many", None), ("-2", None)])
+def test_threads_heed_the_environment_unless_they_are_asked_for(
+    said: str, omp: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    monkeypatch.setattr(threads, "cores", lambda: 8)
+    assert cpus.omp_threads() == omp
+    one, two = (threads.threads_each(["cpu"] * stages, SCHEDULES["pipelined"]) for stages in (1, 2))
+    assert (one, two) == ((omp or 8), min(4, omp or 4))
+    assert threads.threads_each(["cpu"] * 2, SCHEDULES["pipelined"], wanted=7) == 7
