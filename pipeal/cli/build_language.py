@@ -13,6 +13,7 @@ import torch
 from pipeal.al import ALPackage, OptimizerFactory
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, from_seed, rates
+from pipeal.cli.duration import at_length
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest, Unless
 from pipeal.config import LanguageConfig, LanguageModelConfig
@@ -194,7 +195,7 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
         "validation_characters": len(text.validation),
         "fingerprint": text.fingerprint,
     }
-    return LanguageExperiment(config, text, facts)
+    return LanguageExperiment(at_length(config, data.steps, say), text, facts)
 
 
 def canonical_corpus(name: str) -> str:
