@@ -79,6 +79,8 @@ BATCHING: Mapping[str, tuple[str, ...]] = {
 }
 """The kinds that heed an option of ``data.batching``. For another it is refused: it is unclear what was meant."""
 
+_ONE = {"stages": "there is one stage", "processes": "there is one process"}
+
 _SHIPPED = ("budget_tokens",)
 """Set by the configurations that come with pipeal, which serve every kind."""
 
@@ -108,9 +110,10 @@ def check_effects(
     lines = []
     for where, values, options in (*_of(type(config)), *(IDLE_IN_ONE_PROCESS if processes == 1 else ())):
         found = counts[where] if where in counts else _at(config, where)
-        idle = [f"{option} {_at(config, option)}" for option in options if option in given]
+        idle = [f"{option} {_shown(_at(config, option))}" for option in options if option in given]
         if idle and found in values:
-            lines.append(f"{', '.join(idle)}: without effect, since {where} is {found}")
+            reason = f"{_ONE[where]}" if where in counts else f"{where} is {_shown(found)}"
+            lines.append(f"{', '.join(idle)}: without effect, since {reason}")
     return lines
 
 
@@ -145,3 +148,7 @@ def _at(config: RunConfig, key: str) -> Any:
     for name in key.split("."):
         value = getattr(value, name)
     return value
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
