@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeal.cli.build_text import text_experiment
+from pipeal.cli.build_vision import vision_experiment
 from pipeal.cli.duration import at_length
 from pipeal.cli.find_run import as_begun
 from pipeal.cli.opening import course_of
 from pipeal.cli.text import command
-from pipeal.cli.vision import command as vision_command
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config, load_config
 from pipeal.train.learning_rate import usual_course
 from tests.cli.running import run_command
@@ -101,30 +102,38 @@ def test_the_shipped_experiments_have_the_course_that_their_figures_were_measure
     assert (lr.base, lr.warmup, said) == (1e-2 if model == "charlm" else 1e-3, 50, [])
 
 
+def news(root: Path) -> Path:
+    """A small AG News, of 200 texts, ten batches of 256 tokens at most."""
+    home = root / "ag_news_csv"
+    home.mkdir(parents=True)
+    rows = [f'"{1 + n % 4}","title {n % 4}","word{n % 4} news {n}"' for n in range(200)]
+    for name in ("train.csv", "test.csv"):
+        (home / name).write_text("\n".join(rows) + "\n")
+    return root
+
+
 def test_it_is_written_once_repeated_by_its_file_and_kept_by_a_run_that_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = ("toynews", "transformer", "--epochs=1", *TINY, "--set=data.batching.budget_tokens=32768", "--out")
-    code, _, err = leaves(capsys, *run, str(tmp_path / "a"))
+    model = ("agnews", "transformer", "--data-root", str(news(tmp_path / "data")))
+    code, _, err = leaves(capsys, *model, *TINY, "--epochs=1", "--out", str(tmp_path / "a"))
     assert code == 0, err
-    assert "instead of 50" in err
-    folder = tmp_path / "a" / "toynews-transformer-al-001"
+    assert "train.lr.base 0.003 instead of 0.001" in err
+    folder = tmp_path / "a" / "agnews-transformer-al-001"
     first = load_config(TextConfig, folder / "config.yaml")
     assert first.train.lr == load_config(TextConfig, folder / "asked.yaml").train.lr
     assert None not in (first.train.lr.base, first.train.lr.warmup)
 
-    code, _, err = leaves(capsys, *run[:3], f"--config={folder / 'config.yaml'}", "--out", str(tmp_path / "b"))
+    code, _, err = leaves(capsys, *model, f"--config={folder / 'config.yaml'}", "--out", str(tmp_path / "b"))
     assert code == 0, err
     assert "updates" not in err
     again = load_config(TextConfig, tmp_path / "b" / folder.name / "config.yaml")
     assert again == replace(first, out=again.out)
 
-    longer = ("toynews", "transformer", "--epochs=40", *run[3:-1], f"--resume={folder}")
-    wanted = as_begun(replace(first, train=replace(first.train, epochs=40)), str(folder))
-    assert wanted.train.lr == first.train.lr
-    code, _, err = leaves(capsys, *longer, "--set=train.lr.warmup=49")
+    longer = (*model, *TINY, f"--resume={folder}", "--out", str(tmp_path / "a"))
+    code, _, err = leaves(capsys, *longer, "--epochs=2", "--set=train.lr.warmup=49")
     assert (code, "train.lr.warmup" in err) == (2, True), "what is given is held against what the run began with"
-    code, _, err = leaves(capsys, *longer[:2], "--epochs=2", *longer[3:])
+    code, _, err = leaves(capsys, *longer, "--epochs=2")
     assert code == 0, err
     assert load_config(TextConfig, folder / "config.yaml").train == replace(first.train, epochs=2)
 
@@ -134,12 +143,19 @@ def test_without_a_run_to_go_on_with_nothing_is_taken_from_one(resume: str) -> N
     assert as_begun(TextConfig(), resume) == TextConfig()
 
 
-def test_images_are_counted_as_their_batches_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run_command(
-        vision_command, capsys, "toyimages", "vgg", "--epochs=1", "--size=16", "--batch-size=300", "--devices=cpu",
-        "--set=model.width=0.05", "--set=model.x_hid=8", "--set=model.y_hid=8", "--out", str(tmp_path),
-    )  # fmt: skip
-    assert code == 0, err
-    batches = len((tmp_path / "toyimages-vgg-al-001" / "epochs.jsonl").read_text().splitlines())
-    assert batches == 1
-    assert "a run of 7 updates: train.lr.warmup 1 instead of 50" in err  # 1,900 of 2,000 images are trained on
+def test_images_are_counted_as_their_batches_are() -> None:
+    said: list[str] = []
+    config = load_config(VisionConfig, values={"dataset": "toyimages"}, overrides=["data.batch_size=300"])
+    one = replace(config, train=replace(config.train, epochs=1))
+    experiment = vision_experiment(one, said.append)
+    assert len(experiment.train_batches(0)) == 7  # of 1,900 images
+    assert said[-1].startswith("a run of 7 updates: train.lr.base 0.003 instead of 0.001, train.lr.warmup 1 instead")
+
+
+def test_texts_are_counted_as_their_batches_are(tmp_path: Path) -> None:
+    news(tmp_path)
+    for kind in ("plan", "fixed", "bucket", "size-aware", "token-budget", "stream"):
+        said: list[str] = []
+        values = {"data": {"root": str(tmp_path), "batching": {"kind": kind}}, "train": {"epochs": 2}}
+        experiment = text_experiment(load_config(TextConfig, values=values), said.append)
+        assert f"a run of {2 * len(experiment.train_batches(0))} updates: " in said[-1], kind
