@@ -112,7 +112,7 @@ def check_effects(
         found = counts[where] if where in counts else _at(config, where)
         idle = [f"{option} {_shown(_at(config, option))}" for option in options if option in given]
         if idle and found in values:
-            reason = f"{_ONE[where]}" if where in counts else f"{where} is {_shown(found)}"
+            reason = _ONE[where] if where in counts else f"{where} is {_shown(found)}"
             lines.append(f"{', '.join(idle)}: without effect, since {reason}")
     return lines
 
