@@ -14,6 +14,7 @@ import torch
 from pipeal.al import ALPackage, LearningRates
 from pipeal.cli.stopping import StopRequest
 from pipeal.config import LrConfig, RunConfig
+from pipeal.config.schema import USUAL_RATE
 from pipeal.data import WHOLE, EpochBatches, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.threads import intra_op_threads
@@ -47,7 +48,7 @@ class Experiment(Models, Protocol):
 
     @property
     def config(self) -> RunConfig:
-        """What was asked for, with every name in its canonical spelling."""
+        """What was asked for, with every name in its canonical spelling, and with what the run's length decides."""
         ...
 
     @property
@@ -130,7 +131,8 @@ def kept_in(config: RunConfig) -> Path | Literal[True]:
 
 def rates(lr: LrConfig, mode: str) -> LearningRates:
     """One learning rate for backpropagation, one per side for AL."""
-    return lr.base if mode == "bp" else {"enc": lr.base, "ae": lr.base if lr.ae is None else lr.ae}
+    base = USUAL_RATE if lr.base is None else lr.base  # of a model alone, of whose run nothing is known
+    return base if mode == "bp" else {"enc": base, "ae": base if lr.ae is None else lr.ae}
 
 
 def hold_out(samples: int, share: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -26,23 +24,6 @@ from pipeal.errors import ConfigError, DataError
 _BOUNDS_FROM = 5_000
 """How many lengths the bounds of a stream are made of: what one would look at before reading it."""
 
-_ONLY_FOR = {
-    "batch_size": ("fixed", "bucket"),
-    "max_samples": ("token-budget", "plan", "stream"),
-    "bucket_width": ("bucket",),
-    "bucket_samples": ("bucket",),
-    "cost": ("size-aware",),
-    "oversize": ("size-aware", "plan"),
-    "largest_first": ("bucket", "size-aware", "plan"),
-    "shapes": ("plan",),
-    "spare_batches": ("plan",),
-    "bounds": ("stream",),
-    "pad_to": ("stream",),
-    "buffer_samples": ("stream",),
-    "max_wait": ("stream",),
-}
-"""Options that other kinds would not heed. The budget is none of these: the shipped configurations set it."""
-
 
 def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, longest: int, seed: int) -> BatchSampler:
     """The sampler that a configuration asks for.
@@ -54,16 +35,9 @@ def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, long
         seed: What is drawn follows from it and the epoch.
 
     Raises:
-        ConfigError: An option that the kind does not have, or one that does not fit the others.
+        ConfigError: An option that does not fit the others.
         DataError: A sample that is over the budget, or all of them where such are dropped.
     """
-    for option in fields(batching):
-        kinds, value = _ONLY_FOR.get(option.name), getattr(batching, option.name)
-        if kinds and batching.kind not in kinds and value != option.default:
-            raise ConfigError(
-                f"data.batching.{option.name}: found {value}, but kind {batching.kind} does not have it; "
-                f"it is for {', '.join(kinds)}"
-            )
     budget, most = batching.budget_tokens, batching.max_samples
     match batching.kind:
         case "fixed":

@@ -14,12 +14,14 @@ from pipeal.al import ALPackage, TouchedAdam, encode_each_class, touch_rows
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
 from pipeal.cli.build_batches import batch_sampler
+from pipeal.cli.duration import at_length
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
-from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
+from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig, TextModelConfig
 from pipeal.data import (
     WHOLE,
     BatchLoader,
+    BatchSampler,
     Corpus,
     EpochBatches,
     PlannedBatchSampler,
@@ -154,7 +156,7 @@ class TextExperiment:
     def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         """Shuffled batches as configured."""
         data = self.config.data
-        sampler = batch_sampler(self.train.lengths, data.batching, data.max_len or int(self.train.lengths.max()), seed)
+        sampler = _train_sampler(self.train, data, seed)
         return ReadAhead(BatchLoader(self.train, sampler, pin_memory=True, share=share), data.prefetch)
 
     def save(self, folder: Path) -> None:
@@ -250,8 +252,14 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
     thresholds = _thresholds(train.lengths, config.model.grouping)
     if thresholds:
         facts["grouped_at"] = " ".join(map(str, thresholds))
+    sampler = _train_sampler(train, config.data, config.train.seed)
+    config = at_length(config, len(sampler), say)
     models = TextModels(config, len(vocab), classes, vocab.pad_index, thresholds, pretrained)
     return TextExperiment(config, train, held, test, vocab, models, facts)
+
+
+def _train_sampler(train: Corpus, data: TextDataConfig, seed: int) -> BatchSampler:
+    return batch_sampler(train.lengths, data.batching, data.max_len or int(train.lengths.max()), seed)
 
 
 def _pretrained(config: TextConfig, root: Path, vocab: Vocab, say: Say) -> tuple[npt.NDArray[np.float32], int]:

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from time import time
+from typing import TypeVar
 from uuid import uuid4
 
 from pipeal.cli.decisive import decisive
@@ -20,6 +21,8 @@ from pipeal.config import RunConfig, document, load_config
 from pipeal.data.atomic import sync_folder
 from pipeal.data.lock import FileLock, lock_is_held
 from pipeal.errors import ConfigError, DataError, first_line
+
+Config = TypeVar("Config", bound=RunConfig)
 
 _ABANDONED_S = 600.0
 """How long a folder may be in the making: it takes less than a second."""
@@ -59,6 +62,38 @@ def find_run(config: RunConfig, resume: str, say: Say = lambda _: None) -> RunFo
         if found is not None:
             return found
     return None
+
+
+def as_begun(config: Config, resume: str) -> Config:
+    """The configuration with the learning rate and the warm-up that the run which is named began with.
+
+    What this command leaves open was chosen by the length of the run when it began, and it may have another now.
+
+    Args:
+        config: As asked for.
+        resume: As for :func:`find_run`, which tells what is wrong with it.
+    """
+    if resume in ("auto", "never", "") or "\0" in resume:
+        return config
+    try:
+        path = Path(resume)
+        found = (run_of(path) or path) / "asked.yaml"
+        if not found.is_file():
+            return config
+    except OSError:
+        return config
+    lr, before = config.train.lr, load_config(type(config), found).train.lr
+    return replace(
+        config,
+        train=replace(
+            config.train,
+            lr=replace(
+                lr,
+                base=before.base if lr.base is None else lr.base,
+                warmup=before.warmup if lr.warmup is None else lr.warmup,
+            ),
+        ),
+    )
 
 
 def new_run(config: RunConfig) -> RunFolder:

@@ -71,6 +71,8 @@ def new_package(models: Models, config: RunConfig, turn: int) -> ALPackage:
 def course_of(config: RunConfig) -> Course:
     """How long a run trains, and with what learning rates."""
     rate = config.train.lr
+    assert rate.base is not None  # chosen by now, by the length of the run
+    assert rate.warmup is not None
     return Course(
         config.train.epochs, rate.decay, rate.per, (rate.end or 0.0) / rate.base, rate.warmup, config.train.accumulate
     )

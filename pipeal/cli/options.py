@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from pipeal.cli.grid import parse_grid
-from pipeal.config import RunConfig, find_config, load_config
+from pipeal.cli.say import say
+from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config
 from pipeal.engine import SCHEDULES
+from pipeal.engine.distributed.launch import Launch
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.models.registry import Mode
 
@@ -116,7 +118,7 @@ def configure(
     overrides: tuple[str, ...],
     given: dict[str, Any],
 ) -> Config:
-    """Defaults, then the YAML file, then the options given, then ``--set``.
+    """Defaults, then the YAML file, then the options given, then ``--set``; says which of those have no effect.
 
     Args:
         schema: What comes out.
@@ -128,6 +130,7 @@ def configure(
 
     Raises:
         ConfigError: One line with the dotted path, or about what ``--tune`` was given.
+        PlacementError: The devices are no names.
     """
     name, implied = model
     if implied == "al" and given["mode"] == "bp":
@@ -144,7 +147,22 @@ def configure(
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
     config = load_config(schema, path, overrides=overrides, values=values)
     parse_grid(config)
+    launch = Launch.found()
+    asked = given_keys(schema, overrides=overrides, values=values)
+    processes = 1 if launch is None else launch.size
+    idle = check_effects(config, asked, stages=_stages(config) if processes == 1 else None, processes=processes)
+    if launch is None or launch.rank == 0:
+        for line in idle:
+            say(line)
     return config
+
+
+def _stages(config: RunConfig) -> int | None:
+    """Those that may overlap, of the AL form in one process; None where that is chosen, or nothing is to overlap."""
+    engine = config.engine
+    if engine.devices == "auto" or engine.schedule == "sequential":
+        return None
+    return len(device_names(engine.devices) if isinstance(engine.devices, str) else engine.devices)
 
 
 def device_names(text: str) -> list[str]:

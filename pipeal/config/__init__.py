@@ -1,7 +1,8 @@
 """Configuration ends at the door: YAML and command-line values become checked dataclasses here, once."""
 
+from pipeal.config.effects import check_effects
 from pipeal.config.language import LanguageConfig, LanguageDataConfig, LanguageModelConfig
-from pipeal.config.load import dump_config, find_config, load_config
+from pipeal.config.load import dump_config, find_config, given_keys, load_config
 from pipeal.config.schema import (
     CheckpointConfig,
     DataConfig,
@@ -35,7 +36,9 @@ __all__ = [
     "TuneConfig",
     "VisionConfig",
     "VisionModelConfig",
+    "check_effects",
     "dump_config",
     "find_config",
+    "given_keys",
     "load_config",
 ]

@@ -67,6 +67,28 @@ def load_config(
         raise ConfigError(f"{source}{leaf}: found {_shown(value)}, expected {wanted}{_hint(value, wanted)}") from None
 
 
+def given_keys(
+    schema: type[RunConfig], *, overrides: Sequence[str] = (), values: Mapping[str, Any] | None = None
+) -> frozenset[str]:
+    """The dotted path of every key that the command line gives.
+
+    Args:
+        schema: What :func:`load_config` is asked for.
+        overrides: As given there.
+        values: As given there.
+
+    Raises:
+        ConfigError: As there.
+
+    >>> from pipeal.config import TextConfig
+    >>> sorted(given_keys(TextConfig, overrides=["train.lr={base: 1e-2, end: 0}"]))
+    ['train.lr.base', 'train.lr.end']
+    """
+    return frozenset(
+        leaf for source, mapping in _sources(None, values, overrides) for leaf, _ in _leaves(mapping, schema, source)
+    )
+
+
 def dump_config(config: RunConfig) -> str:
     """YAML text of every value; :func:`load_config` reads it back to an equal configuration."""
     return document.dump(asdict(config))

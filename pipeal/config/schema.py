@@ -73,25 +73,35 @@ class DataConfig:
     held_out: Share = 0.05
 
 
+USUAL_RATE = 1e-3
+"""The learning rate where none is given, of a run that is long enough."""
+
+
 @dataclass(frozen=True)
 class LrConfig:
     """The learning rate and its course.
 
+    What is left at None is chosen once in a run's life by the number of its updates, for AL and BP alike
+    (:func:`pipeal.train.learning_rate.usual_course`), told where the run is a short one, and written into its
+    ``config.yaml``. What is given stays.
+
     Attributes:
-        base: The rate at the start.
-        end: The rate at the end of a decay; None for 0.
+        base: The rate at the start; None for 0.001, and in a run of fewer than 160 updates for a rate that is as many
+            times as high as the run is too short, at most 0.003.
+        end: The rate at the end of a decay, at most ``base``; None for 0.
         ae: The rate of the label side of the AL form at the start; None for ``base``. It decays by the same factor.
         decay: ``none`` keeps the rate; ``cosine`` goes from ``base`` to ``end`` along half a cosine.
         per: When the rate changes: after each ``batch`` or each ``epoch``.
-        warmup: Batches over which the rate rises to its course from nothing.
+        warmup: Batches over which the rate rises to its course from nothing; None for a fifth of the run's updates, at
+            most 50 of them. With ``accumulate``, an update is of several batches.
     """
 
-    base: Positive = 1e-3
+    base: Positive | None = None
     end: NotNegative | None = None
     ae: Positive | None = None
     decay: Literal["none", "cosine"] = "cosine"
     per: Literal["epoch", "batch"] = "batch"
-    warmup: Whole = 50
+    warmup: Whole | None = None
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from pipeal.config.schema import USUAL_RATE
 
 Decay: TypeAlias = Literal["none", "cosine"]
 Per: TypeAlias = Literal["batch", "epoch"]
+
+
+LONG_ENOUGH = 160
+"""Updates that a run with the usual rate takes to learn."""
+
+STEEPEST = 3.0
+"""How many times the usual rate a shorter run takes, at most."""
+
+WARM_UP_SHARE = 5
+"""One in so many updates is warm-up ..."""
+
+WARM_UP_MOST = 50
+"""... until there are so many of them."""
+
+
+class UsualCourse(NamedTuple):
+    """What suits a run where nothing is given: its learning rate, and the updates over which it rises to that."""
+
+    rate: float
+    warmup: int
+
+
+def usual_course(updates: int) -> UsualCourse:
+    """The learning rate and the warm-up that suit a run of so many updates, in AL and in BP form.
+
+    A short run makes up for its few updates by larger ones: down to a third of ``LONG_ENOUGH``, rate times updates
+    stay what they are there. Two significant digits are enough of a rate. Measured on AG News, batches of 8,192
+    tokens, test accuracy after one epoch of 54 updates, seed 0; with the usual rate, and 50 of them warm-up, all four
+    stayed near chance:
+
+    >>> usual_course(54)
+    UsualCourse(rate=0.003, warmup=10)
+    >>> usual_course(108), usual_course(270)
+    (UsualCourse(rate=0.0015, warmup=21), UsualCourse(rate=0.001, warmup=50))
+    """
+    steeper = min(STEEPEST, max(1.0, LONG_ENOUGH / updates))
+    return UsualCourse(float(f"{USUAL_RATE * steeper:.2g}"), min(WARM_UP_MOST, updates // WARM_UP_SHARE))
 
 
 def cosine(base: float, end: float, share: float) -> float:

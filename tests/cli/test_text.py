@@ -22,7 +22,7 @@ from pipeal.al.bridges import VectorBridge
 from pipeal.cli.build_batches import batch_sampler
 from pipeal.cli.options import device_names
 from pipeal.cli.text import command
-from pipeal.config import BatchingConfig, TextConfig, load_config
+from pipeal.config import BatchingConfig, TextConfig, TextDataConfig, check_effects, load_config
 from pipeal.data import Grouped
 from pipeal.errors import ConfigError, DataError, PlacementError
 from pipeal.train.batches import Batches
@@ -38,7 +38,7 @@ SMALL = (
     "--set=data.batching.budget_tokens=256",
     "--set=train.train_accuracy_samples=100",
 )
-
+UNBUDGETED = tuple(key for key in SMALL if "budget_tokens" not in key)
 
 leaves = partial(run_command, command)
 
@@ -126,8 +126,8 @@ def test_every_kind_of_batching_trains_on_all_samples_and_says_what_its_batches_
     root = varied(tmp_path / "data")
     code, out, err = leaves(
         capsys, "agnews", "transformer", "--epochs", "2", "--devices", "cpu", "--data-root", str(root),
-        "--out", str(tmp_path), *SMALL, f"--set=data.batching.kind={kind}",
-        *(f"--set=data.batching.{option}" for option in options),
+        "--out", str(tmp_path), *(UNBUDGETED if kind in ("fixed", "bucket") else SMALL),
+        f"--set=data.batching.kind={kind}", *(f"--set=data.batching.{option}" for option in options),
     )  # fmt: skip
     assert code == 0, err
     folder = tmp_path / "agnews-transformer-al-001"
@@ -156,7 +156,7 @@ def test_layers_run_grouped_where_the_configuration_says_so(
     for grouping in ("0", "3"):
         code, _, err = leaves(
             capsys, "agnews", "lstm", "--mode", form, "--epochs", "1", "--devices", "cpu", "--data-root", str(root),
-            "--out", str(tmp_path), "--set=data.batching.kind=fixed", "--set=data.batching.batch_size=16", *SMALL,
+            "--out", str(tmp_path), "--set=data.batching.kind=fixed", "--set=data.batching.batch_size=16", *UNBUDGETED,
             f"--set=model.grouping.thresholds={grouping}", "--set=model.dropout=0", "--set=train.precision=fp32",
         )  # fmt: skip
         assert code == 0, err
@@ -203,9 +203,10 @@ def test_each_option_of_a_kind_changes_its_batches_and_all_others_are_refused(ki
 
     if option in own:
         assert batches() != batches(**{option: OPTIONS[option]})
-    elif option != "budget_tokens":
+    else:
+        asked = TextConfig(data=TextDataConfig(batching=BatchingConfig(kind=kind, **{option: OPTIONS[option]})))  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=f"{option}: found .*, but kind {kind} does not have it"):
-            batches(**{option: OPTIONS[option]})
+            check_effects(asked, {f"data.batching.{option}"})
 
 
 def test_dropped_samples_pad_no_random_batch_that_a_run_is_compared_with() -> None:

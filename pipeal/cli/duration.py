@@ -1,0 +1,46 @@
+"""What the length of a run decides where nothing is given: its learning rate and its warm-up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import TypeVar
+
+from pipeal.cli.say import Say
+from pipeal.config import RunConfig
+from pipeal.train.learning_rate import LONG_ENOUGH, usual_course
+
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def at_length(config: Config, batches: int, say: Say) -> Config:
+    """The configuration with the learning rate and the warm-up that its run takes; what is given stays.
+
+    Args:
+        config: As asked for.
+        batches: Of an epoch.
+        say: Told what is other than in a long run, and of a given warm-up that takes most of the run.
+    """
+    lr, train = config.train.lr, config.train
+    updates = train.epochs * ceil(batches / train.accumulate)
+    here, long = usual_course(updates), usual_course(1_000 * LONG_ENOUGH)
+    chosen = replace(
+        lr,
+        base=here.rate if lr.base is None else lr.base,
+        warmup=here.warmup * train.accumulate if lr.warmup is None else lr.warmup,
+    )
+    usual = {"base": long.rate, "warmup": long.warmup * train.accumulate}
+    changed = [
+        f"train.lr.{key} {getattr(chosen, key):g} instead of {value:g}"
+        for key, value in usual.items()
+        if getattr(lr, key) is None and getattr(chosen, key) != value
+    ]
+    if changed:
+        say(f"a run of {updates} updates: {', '.join(changed)}")
+    all_batches = train.epochs * batches
+    if chosen.warmup and lr.warmup is not None and 2 * lr.warmup > all_batches:
+        say(
+            f"the run has {all_batches} batches, {min(lr.warmup, all_batches)} of them warm-up: it will learn little; "
+            f"without train.lr.warmup, which was given, they are {here.warmup * train.accumulate}"
+        )
+    return replace(config, train=replace(train, lr=chosen))

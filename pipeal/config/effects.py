@@ -1,0 +1,154 @@
+"""Options that have no effect where others are set as they are: tables, checked where a command reads its options.
+
+Only what was given on the command line is told: a file describes an experiment in whichever form and on whatever
+devices it is carried out later, and a run's own ``config.yaml`` holds every key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from pipeal.config.language import LanguageConfig
+from pipeal.config.schema import USUAL_RATE, RunConfig
+from pipeal.config.text import BatchingConfig, TextConfig
+from pipeal.config.vision import VisionConfig
+from pipeal.errors import ConfigError
+
+
+class Idle(NamedTuple):
+    """Where another option has one of some values, these have no effect.
+
+    Attributes:
+        where: The other option, or ``stages`` or ``processes``: how many there are to be.
+        values: Those of its values.
+        options: Those without an effect then.
+    """
+
+    where: str
+    values: tuple[object, ...]
+    options: tuple[str, ...]
+
+
+IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
+    RunConfig: (
+        Idle("train.mode", ("bp",), ("train.lr.ae", "train.exit_tolerance", "engine.schedule")),
+        Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
+        Idle("data.held_out", (0,), ("train.exit_tolerance",)),
+        Idle("stages", (1,), ("engine.schedule",)),
+        Idle("processes", (1,), ("engine.peer_timeout_s",)),
+    ),
+    TextConfig: (
+        Idle("train.mode", ("bp",), ("model.y_hid", "model.label_codes")),
+        Idle("model.name", ("lstm",), ("model.n_heads",)),
+    ),
+    VisionConfig: (
+        Idle(
+            "train.mode",
+            ("bp",),
+            ("model.x_hid", "model.y_hid", "model.bridges", "model.labels", "model.label_codes"),
+        ),
+    ),
+    LanguageConfig: (Idle("train.mode", ("bp",), ("model.per_layer", "model.code", "model.labels", "model.bridges")),),
+}
+"""Of every run, and of each kind."""
+
+IDLE_IN_ONE_PROCESS = (
+    Idle("train.mode", ("bp",), ("engine.queue_depth", "engine.stall_timeout_s")),
+    Idle("engine.schedule", ("sequential",), ("engine.queue_depth", "engine.stall_timeout_s")),
+)
+"""Where the caller's own thread does the work, nothing waits and nothing is watched; between processes there are always
+packets on their way."""
+
+BATCHING: Mapping[str, tuple[str, ...]] = {
+    "batch_size": ("fixed", "bucket"),
+    "budget_tokens": ("size-aware", "token-budget", "plan", "stream"),
+    "max_samples": ("token-budget", "plan", "stream"),
+    "bucket_width": ("bucket",),
+    "bucket_samples": ("bucket",),
+    "cost": ("size-aware",),
+    "oversize": ("size-aware", "plan"),
+    "largest_first": ("bucket", "size-aware", "plan"),
+    "shapes": ("plan",),
+    "spare_batches": ("plan",),
+    "bounds": ("stream",),
+    "pad_to": ("stream",),
+    "buffer_samples": ("stream",),
+    "max_wait": ("stream",),
+}
+"""The kinds that heed an option of ``data.batching``. For another it is refused: it is unclear what was meant."""
+
+_ONE = {"stages": "there is one stage", "processes": "there is one process"}
+
+_SHIPPED = ("budget_tokens",)
+"""Set by the configurations that come with pipeal, which serve every kind."""
+
+
+def check_effects(
+    config: RunConfig, given: Collection[str], *, stages: int | None = None, processes: int = 1
+) -> list[str]:
+    """Asks whether each option does something beside the others.
+
+    Args:
+        config: With everything that was given.
+        given: The dotted keys that the command line gave.
+        stages: Of the AL form, that may overlap; None where that is chosen later.
+        processes: That carry out the run.
+
+    Returns:
+        A line for each reason why some of ``given`` have no effect.
+
+    Raises:
+        ConfigError: A value makes no sense beside another: a rate that decays to a higher one, an option of another
+            kind of batching.
+    """
+    _refuse_rising(config)
+    if isinstance(config, TextConfig):
+        _refuse_other_kinds(config.data.batching, given)
+    counts = {"stages": stages, "processes": processes}
+    lines = []
+    for where, values, options in (*_of(type(config)), *(IDLE_IN_ONE_PROCESS if processes == 1 else ())):
+        found = counts[where] if where in counts else _at(config, where)
+        idle = [f"{option} {_shown(_at(config, option))}" for option in options if option in given]
+        if idle and found in values:
+            reason = _ONE[where] if where in counts else f"{where} is {_shown(found)}"
+            lines.append(f"{', '.join(idle)}: without effect, since {reason}")
+    return lines
+
+
+def _refuse_rising(config: RunConfig) -> None:
+    lr = config.train.lr
+    base = USUAL_RATE if lr.base is None else lr.base  # the least that it may be chosen as
+    if lr.decay != "none" and lr.end is not None and lr.end > base:
+        raise ConfigError(
+            f"train.lr.end: found {lr.end:g}, above train.lr.base, which is {base:g}; expected at most that: lower the "
+            "end, or raise the base"
+        )
+
+
+def _refuse_other_kinds(batching: BatchingConfig, given: Collection[str]) -> None:
+    for option in fields(batching):
+        kinds, value = BATCHING.get(option.name), getattr(batching, option.name)
+        asked = f"data.batching.{option.name}" in given or (value != option.default and option.name not in _SHIPPED)
+        if kinds and asked and batching.kind not in kinds:
+            raise ConfigError(
+                f"data.batching.{option.name}: found {value}, but kind {batching.kind} does not have it; "
+                f"it is for {', '.join(kinds)}"
+            )
+
+
+def _of(schema: type[RunConfig]) -> Iterator[Idle]:
+    for kind in reversed(schema.__mro__):
+        yield from IDLE.get(kind, ())
+
+
+def _at(config: RunConfig, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

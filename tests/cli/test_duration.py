@@ -1,0 +1,161 @@
+"""Short runs learn: what a command leaves open follows from the number of updates, once in a run's life."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeal.cli.build_text import text_experiment
+from pipeal.cli.build_vision import vision_experiment
+from pipeal.cli.duration import at_length
+from pipeal.cli.find_run import as_begun
+from pipeal.cli.opening import course_of
+from pipeal.cli.text import command
+from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.train.learning_rate import usual_course
+from tests.cli.running import run_command
+
+leaves = partial(run_command, command)
+
+TINY = (
+    "--set=model.embedding_dim=8", "--set=model.n_heads=2", "--set=model.x_hid=8", "--set=model.y_hid=8",
+    "--set=train.train_accuracy_samples=50", "--set=data.batching.budget_tokens=256", "--devices=cpu",
+)  # fmt: skip
+
+
+def settled(batches: int, **train: Any) -> tuple[RunConfig, list[str]]:
+    said: list[str] = []
+    config = load_config(TextConfig, values={"train": train})
+    return at_length(config, batches, said.append), said
+
+
+def test_a_run_of_54_updates_says_what_it_takes_instead() -> None:
+    config, said = settled(54, epochs=1)
+    assert (config.train.lr.base, config.train.lr.warmup) == (3e-3, 10)
+    assert said == ["a run of 54 updates: train.lr.base 0.003 instead of 0.001, train.lr.warmup 10 instead of 50"]
+
+
+@given(st.integers(1, 6), st.integers(1, 400), st.integers(1, 9))
+def test_an_accumulated_run_has_the_course_of_one_whose_batches_are_as_large(
+    epochs: int, batches: int, accumulate: int
+) -> None:
+    """The updates are counted, not the batches: they are the same, so that the rates should be."""
+    parts, _ = settled(batches, epochs=epochs, accumulate=accumulate)
+    whole, _ = settled(-(-batches // accumulate), epochs=epochs)
+    assert parts.train.lr.base == whole.train.lr.base
+    assert parts.train.lr.warmup == (whole.train.lr.warmup or 0) * accumulate
+    assert course_of(parts).warmup <= epochs * batches
+
+
+@given(st.integers(1, 6), st.integers(1, 400), st.none() | st.floats(1e-6, 1), st.none() | st.integers(0, 99))
+def test_what_is_given_stays_and_what_was_settled_is_settled(
+    epochs: int, batches: int, base: float | None, warmup: int | None
+) -> None:
+    config, said = settled(batches, epochs=epochs, lr={"base": base, "warmup": warmup})
+    usual = usual_course(epochs * batches)
+    assert config.train.lr.base == (usual.rate if base is None else base)
+    assert config.train.lr.warmup == (usual.warmup if warmup is None else warmup)
+    assert at_length(config, batches, lambda _: None) == config
+    if epochs * batches >= 250:
+        assert not said
+    if base is not None and warmup is not None:
+        assert all("which was given" in line for line in said)
+
+
+@pytest.mark.parametrize("mode", ["al", "bp", "compare"])
+def test_the_rule_is_the_same_for_both_forms(mode: str) -> None:
+    assert settled(54, epochs=1, mode=mode)[0].train.lr == settled(54, epochs=1)[0].train.lr
+
+
+@pytest.mark.parametrize(("warmup", "told"), [(28, True), (50, True), (99, True), (27, False), (0, False)])
+def test_a_given_warm_up_that_takes_most_of_the_run_is_told_and_left_alone(warmup: int, told: bool) -> None:
+    config, said = settled(54, epochs=1, lr={"base": 1e-3, "warmup": warmup})
+    assert config.train.lr.warmup == warmup
+    assert said == [
+        f"the run has 54 batches, {min(54, warmup)} of them warm-up: it will learn little; without train.lr.warmup, "
+        "which was given, they are 10"
+    ] * told  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("schema", "dataset", "model", "batches"),
+    [
+        (TextConfig, "agnews", "lstm", 54),
+        (TextConfig, "agnews", "transformer", 54),
+        (TextConfig, "toynews", "lstm", 73),
+        (TextConfig, "toynews", "transformer", 73),
+        (LanguageConfig, "shakespeare", "charlm", 250),
+        (VisionConfig, "cifar10", "resnet", 140),
+    ],
+)
+def test_the_shipped_experiments_have_the_course_that_their_figures_were_measured_with(
+    schema: type[RunConfig], dataset: str, model: str, batches: int
+) -> None:
+    said: list[str] = []
+    lr = at_length(load_config(schema, find_config(dataset, model)), batches, said.append).train.lr
+    assert (lr.base, lr.warmup, said) == (1e-2 if model == "charlm" else 1e-3, 50, [])
+
+
+def news(root: Path) -> Path:
+    """A small AG News, of 200 texts, ten batches of 256 tokens at most."""
+    home = root / "ag_news_csv"
+    home.mkdir(parents=True)
+    rows = [f'"{1 + n % 4}","title {n % 4}","word{n % 4} news {n}"' for n in range(200)]
+    for name in ("train.csv", "test.csv"):
+        (home / name).write_text("\n".join(rows) + "\n")
+    return root
+
+
+def test_it_is_written_once_repeated_by_its_file_and_kept_by_a_run_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ("agnews", "transformer", "--data-root", str(news(tmp_path / "data")))
+    code, _, err = leaves(capsys, *model, *TINY, "--epochs=1", "--out", str(tmp_path / "a"))
+    assert code == 0, err
+    assert "train.lr.base 0.003 instead of 0.001" in err
+    folder = tmp_path / "a" / "agnews-transformer-al-001"
+    first = load_config(TextConfig, folder / "config.yaml")
+    assert first.train.lr == load_config(TextConfig, folder / "asked.yaml").train.lr
+    assert None not in (first.train.lr.base, first.train.lr.warmup)
+
+    code, _, err = leaves(capsys, *model, f"--config={folder / 'config.yaml'}", "--out", str(tmp_path / "b"))
+    assert code == 0, err
+    assert "updates" not in err
+    again = load_config(TextConfig, tmp_path / "b" / folder.name / "config.yaml")
+    assert again == replace(first, out=again.out)
+
+    longer = (*model, *TINY, f"--resume={folder}", "--out", str(tmp_path / "a"))
+    code, _, err = leaves(capsys, *longer, "--epochs=2", "--set=train.lr.warmup=49")
+    assert (code, "train.lr.warmup" in err) == (2, True), "what is given is held against what the run began with"
+    code, _, err = leaves(capsys, *longer, "--epochs=2")
+    assert code == 0, err
+    assert load_config(TextConfig, folder / "config.yaml").train == replace(first.train, epochs=2)
+
+
+@pytest.mark.parametrize("resume", ["auto", "never", "", "a\0b", "nowhere", "x" * 5_000])
+def test_without_a_run_to_go_on_with_nothing_is_taken_from_one(resume: str) -> None:
+    assert as_begun(TextConfig(), resume) == TextConfig()
+
+
+def test_images_are_counted_as_their_batches_are() -> None:
+    said: list[str] = []
+    config = load_config(VisionConfig, values={"dataset": "toyimages"}, overrides=["data.batch_size=300"])
+    one = replace(config, train=replace(config.train, epochs=1))
+    experiment = vision_experiment(one, said.append)
+    assert len(experiment.train_batches(0)) == 7  # of 1,900 images
+    assert said[-1].startswith("a run of 7 updates: train.lr.base 0.003 instead of 0.001, train.lr.warmup 1 instead")
+
+
+def test_texts_are_counted_as_their_batches_are(tmp_path: Path) -> None:
+    news(tmp_path)
+    for kind in ("plan", "fixed", "bucket", "size-aware", "token-budget", "stream"):
+        said: list[str] = []
+        values = {"data": {"root": str(tmp_path), "batching": {"kind": kind}}, "train": {"epochs": 2}}
+        experiment = text_experiment(load_config(TextConfig, values=values), said.append)
+        assert f"a run of {2 * len(experiment.train_batches(0))} updates: " in said[-1], kind

@@ -1,0 +1,212 @@
+"""An option that does nothing is told where a user gave it, and one that cannot be meant so is refused."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import fields, replace
+from functools import reduce
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import click
+import pytest
+
+from pipeal.cli import options, text, vision
+from pipeal.config import (
+    BatchingConfig,
+    LanguageConfig,
+    RunConfig,
+    TextConfig,
+    VisionConfig,
+    check_effects,
+    find_config,
+    load_config,
+)
+from pipeal.config.effects import BATCHING, IDLE, IDLE_IN_ONE_PROCESS
+from pipeal.errors import ConfigError
+from tests.cli.running import run_command, told_one_line
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+SCHEMAS = (TextConfig, VisionConfig, LanguageConfig)
+
+
+def rows() -> list[tuple[type[RunConfig], str, Any, str]]:
+    """Each kind of run with each entry that is of it: where, value, and one option."""
+    tables = {**IDLE, RunConfig: (*IDLE[RunConfig], *IDLE_IN_ONE_PROCESS)}
+    return [
+        (schema, idle.where, value, option)
+        for schema, kind in product(SCHEMAS, tables)
+        if issubclass(schema, kind)
+        for idle in tables[kind]
+        for value, option in product(idle.values, idle.options)
+    ]
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    return reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
+
+
+@pytest.mark.parametrize(("schema", "where", "value", "option"), rows())
+def test_each_entry_is_of_options_that_there_are_and_told_where_it_holds(
+    schema: type[RunConfig], where: str, value: Any, option: str
+) -> None:
+    counts = {"stages": None, "processes": 1}
+    if where in counts:
+        config, counts = schema(), {**counts, where: value}
+    else:
+        config = load_config(schema, values=nested(where, value))
+    lines = [line for line in check_effects(config, {option}, **counts) if where in line or where in counts]
+    reason = {"stages": "there is one stage", "processes": "there is one process"}.get(where, f"{where} is {value}")
+    (line,) = lines
+    assert line.startswith(f"{option} ")
+    assert line.endswith(f": without effect, since {reason}")
+    assert not check_effects(config, set(), **counts), "only what was given is told"
+
+
+def other_mode(config: RunConfig) -> RunConfig:
+    return replace(config, train=replace(config.train, mode="compare"))
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_in_a_comparison_the_options_of_one_form_have_an_effect(schema: type[RunConfig]) -> None:
+    of_al = {option for kind, where, value, option in rows() if (kind, where, value) == (schema, "train.mode", "bp")}
+    assert len(of_al) > 4
+    elsewhere = {"train.exit_tolerance"}  # nothing is held out by default
+    assert not check_effects(other_mode(schema()), of_al - elsewhere, stages=2)
+
+
+@pytest.mark.parametrize("kind", get_args(get_type_hints(BatchingConfig)["kind"]))
+@pytest.mark.parametrize("option", BATCHING)
+def test_an_option_of_another_kind_of_batching_is_refused_even_at_its_default(kind: str, option: str) -> None:
+    assert {field.name for field in fields(BatchingConfig)} == {"kind", *BATCHING}
+    config = load_config(TextConfig, values=nested("data.batching.kind", kind))
+    assert not check_effects(config, set())
+    if kind in BATCHING[option]:
+        assert not check_effects(config, {f"data.batching.{option}"})
+    else:
+        with pytest.raises(ConfigError, match=f"batching.{option}: found .*, but kind {kind} does not have it"):
+            check_effects(config, {f"data.batching.{option}"})
+
+
+def test_the_kinds_of_an_option_are_those_of_its_description() -> None:
+    described = dict(
+        re.findall(r"^        (\w+): (.*?)(?=^        \w+: |\Z)", BatchingConfig.__doc__ or "", re.S | re.M)
+    )
+    for option, kinds in BATCHING.items():
+        named = described[option].rpartition(";")[2]
+        assert tuple(re.findall(r"``([\w-]+)``", named)) == kinds, option
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["toynews", "lstm", "--set=train.lr.end=1e-2"], r"lr.end: found 0.01, above train.lr.base, which is 0.001; "),
+        (["toynews", "lstm", "--set=train.lr={base: 1e-4, end: 2e-4}"], r"lr.end: found 0.0002, above .* is 0.0001; "),
+        (["toynews", "lstm", "--set=data.batching={kind: fixed, budget_tokens: 8192}"], r"kind fixed does not have it"),
+        (["toynews", "lstm", "--set=data.batching={kind: bucket, budget_tokens: 99}"], r"kind bucket does not have it"),
+        (["toynews", "lstm", "--set=data.batching={kind: plan, pad_to: bound}"], r"pad_to: found bound, but kind plan"),
+    ],
+)
+def test_what_cannot_be_meant_so_is_refused(
+    arguments: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told_one_line(line, *run_command(text.command, capsys, *arguments, "--out", str(tmp_path / "runs")))
+    assert not (tmp_path / "runs").exists()
+
+
+def configured(
+    monkeypatch: pytest.MonkeyPatch, command: click.Command, arguments: list[str]
+) -> tuple[RunConfig, list[str]]:
+    """What a command makes of its arguments, and what it tells; nothing is carried out."""
+    said: list[str] = []
+    found: list[RunConfig] = []
+    monkeypatch.setattr(options, "say", said.append)
+    for module in (text, vision):
+        monkeypatch.setattr(module, "carry_out", lambda _, config, __: found.append(config))
+    command.main(arguments, standalone_mode=False)
+    return found[0], said
+
+
+BP = "train.mode is bp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (
+            ["--set=train.exit_tolerance=0.01"],
+            ["train.exit_tolerance 0.01: without effect, since data.held_out is 0"],
+        ),
+        (["--set=train.exit_tolerance=0.01", "--set=data.held_out=0.1"], []),
+        (
+            ["--set=train.lr={decay: none, end: 1e-2}"],
+            ["train.lr.end 0.01: without effect, since train.lr.decay is none"],
+        ),
+        (["--schedule=al-fm", "--devices=cpu"], ["engine.schedule al-fm: without effect, since there is one stage"]),
+        (["--schedule=al-fm", "--devices=cpu*2"], []),
+        (["--schedule=al-fm"], []),
+        (["--schedule=sequential", "--devices=cpu"], []),
+        (["--schedule=al-fm", "--mode=bp"], [f"engine.schedule al-fm: without effect, since {BP}"]),
+        (
+            ["--mode=bp", "--set=train.lr.ae=1e-2", "--set=model.y_hid=8", "--set=model.label_codes=per-class"],
+            [
+                f"train.lr.ae 0.01: without effect, since {BP}",
+                f"model.y_hid 8, model.label_codes per-class: without effect, since {BP}",
+            ],
+        ),
+        (["--mode=compare", "--set=train.lr.ae=1e-2", "--set=model.y_hid=8", "--schedule=al-fm"], []),
+        (
+            ["--schedule=sequential", "--set=engine.queue_depth=4"],
+            ["engine.queue_depth 4: without effect, since engine.schedule is sequential"],
+        ),
+        (["--mode=bp", "--set=data.batching.kind=fixed"], []),
+        (["--mode=bp"], []),
+    ],
+)
+def test_what_was_given_and_does_nothing_is_told_in_a_line(
+    arguments: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, said = configured(monkeypatch, text.command, ["agnews", "transformer", *arguments])
+    assert said == lines
+    assert isinstance(config, TextConfig)
+
+
+def test_of_many_processes_the_first_tells_and_packets_are_always_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    arguments = ["agnews", "lstm", "--mode=bp", "--set=train.lr.ae=1", "--set=engine.queue_depth=4"]
+    for rank, told in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        _, said = configured(monkeypatch, text.command, [*arguments, "--devices=cpu"])
+        assert len(said) == told
+
+
+def test_a_file_describes_an_experiment_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's own ``config.yaml`` holds every key: to repeat it in another form would have told of dozens."""
+    path = find_config("cifar10", "resnet")
+    assert path is not None
+    own = tmp_path / "own.yaml"
+    own.write_text(path.read_text() + "engine: {queue_depth: 5, schedule: al-fm}\n")
+    for mode in ("al", "bp"):
+        config, said = configured(
+            monkeypatch, vision.command, ["cifar10", "resnet", f"--config={own}", f"--mode={mode}", "--devices=cpu"]
+        )
+        assert (config.engine.queue_depth, said) == (5, [])
+
+
+COMMANDS = re.findall(r"(?:python |torchrun [^\n]*? )?\b(nlpmain|cvmain)\.py ([^\n`#…]+)", README)
+
+
+def test_the_commands_of_the_readme_have_only_options_with_an_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = 0
+    for name, line in COMMANDS:
+        arguments = shlex.split(line)
+        if len(arguments) < 2 or "DIR" in arguments[:2]:
+            continue
+        _, said = configured(monkeypatch, {"nlpmain": text.command, "cvmain": vision.command}[name], arguments)
+        assert said == [], line
+        tried += 1
+    assert tried >= 8
