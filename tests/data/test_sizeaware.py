@@ -911,10 +911,22 @@ class TestErrors:
         for sizeof in ([1], {0: 1}):
             with pytest.raises(DataError, match="no size for sample 1 among 1"):
                 list(SizeAwareBatchSampler([0, 1], sizeof, 10))
-        for empty in ([], range(0), SequentialSampler([])):
-            with pytest.raises(DataError, match="the sampler has no samples"):
-                SizeAwareBatchSampler(empty, [], 10)
-        assert list(size_aware_batching([], int, 1)) == []
+
+    @pytest.mark.parametrize("empty", [[], range(0), SequentialSampler([]), iter([]), np.array([], np.int64)])
+    @pytest.mark.parametrize("sizeof", [len, [], {}, torch.ones(0)])
+    def test_without_samples_there_are_no_batches(self, empty, sizeof):
+        assert list(SizeAwareBatchSampler(empty, sizeof, 10)) == []
+        assert list(size_aware_batching(empty, len, 10)) == []
+
+    @pytest.mark.parametrize("options", [{"world_size": 2, "rank": 1}, {"largest_first": True}, {"shuffle": True}])
+    @pytest.mark.parametrize("uneven", ["split", "repeat", "drop"])
+    def test_without_samples_no_rank_has_a_batch(self, options, uneven):
+        sampler = SizeAwareBatchSampler([], [], 10, uneven=uneven, **options)
+        assert len(sampler) == 0
+        assert list(sampler) == []
+        again = SizeAwareBatchSampler([], [], 10, uneven=uneven, **options)
+        again.load_state_dict(sampler.state_dict())
+        assert list(again) == []
 
     def test_what_sizeof_raises_comes_as_it_is(self):
         with pytest.raises(ZeroDivisionError):
