@@ -79,7 +79,8 @@ from pipeal.data.samplers import (
     padding_share,
 )
 from pipeal.data.sizeaware import SizeAwareBatchSampler, size_aware_batching
-from pipeal.data.sizebuckets import BucketBatchSampler, Buckets, EmptyBucketsError, create_buckets
+from pipeal.data.sizebuckets import BucketBatchSampler, EmptyBucketsError
+from pipeal.data.sizeranges import Buckets, create_buckets
 from pipeal.data.sources import SOURCES, Source, unpack_imdb, unpack_members
 from pipeal.data.stream import BinnedBatchIterator, StreamBatch
 from pipeal.data.text import TEXT_DATASETS, TextDataset, TextSplit, canonical_text_name, load_text
