@@ -7,13 +7,13 @@ from dataclasses import fields
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import BatchSampler as TorchBatchSampler
+from torch.utils.data import BatchSampler
 
 from pipeal.config import BatchingConfig
 from pipeal.data import (
-    BatchSampler,
     BinnedBatchSampler,
     BucketBatchSampler,
+    EpochBatchSampler,
     FixedBatchSampler,
     PlannedBatchSampler,
     SizeAwareBatchSampler,
@@ -44,7 +44,9 @@ _ONLY_FOR = {
 """Options that other kinds would not heed. The budget is none of these: the shipped configurations set it."""
 
 
-def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, longest: int, seed: int) -> BatchSampler:
+def batch_sampler(
+    lengths: npt.NDArray[np.int64], batching: BatchingConfig, longest: int, seed: int
+) -> EpochBatchSampler:
     """The sampler that a configuration asks for.
 
     Args:
@@ -73,7 +75,7 @@ def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, long
             return BucketBatchSampler(
                 sizes,
                 create_buckets(sizes, batching.bucket_width, batching.bucket_samples).bucket_boundaries,
-                TorchBatchSampler,
+                BatchSampler,
                 {"batch_size": batching.batch_size, "drop_last": False},
                 seed=seed,
                 largest_first=batching.largest_first,

@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
+from pipeal.cli.say import say
 from pipeal.config import RunConfig, find_config, load_config
 from pipeal.engine import SCHEDULES
+from pipeal.engine.distributed.launch import Launch
 from pipeal.errors import ConfigError, PlacementError
-from pipeal.models.registry import Mode
+from pipeal.models.registry import Mode, form_told
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Config = TypeVar("Config", bound=RunConfig)
@@ -127,6 +129,18 @@ def configure(
             section[key] = value
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
     return load_config(schema, path, overrides=overrides, values=values)
+
+
+def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:
+    """Says in one line which form is trained, once for all ranks.
+
+    Args:
+        model: The canonical name of the model, and the form that its spelling implies.
+        config: What is trained.
+    """
+    told, launch = form_told(model, config.train.mode), Launch.found()
+    if told is not None and (launch is None or not launch.rank):
+        say(told)
 
 
 def device_names(text: str) -> list[str]:
