@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import BatchSampler as TorchBatchSampler
+from torch.utils.data import BatchSampler
 
 from pipeal.config import BatchingConfig
 from pipeal.data import (
-    BatchSampler,
     BinnedBatchSampler,
     BucketBatchSampler,
+    EpochBatchSampler,
     FixedBatchSampler,
     PlannedBatchSampler,
     SizeAwareBatchSampler,
@@ -25,7 +25,9 @@ _BOUNDS_FROM = 5_000
 """How many lengths the bounds of a stream are made of: what one would look at before reading it."""
 
 
-def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, longest: int, seed: int) -> BatchSampler:
+def batch_sampler(
+    lengths: npt.NDArray[np.int64], batching: BatchingConfig, longest: int, seed: int
+) -> EpochBatchSampler:
     """The sampler that a configuration asks for.
 
     Args:
@@ -47,7 +49,7 @@ def batch_sampler(lengths: npt.NDArray[np.int64], batching: BatchingConfig, long
             return BucketBatchSampler(
                 sizes,
                 create_buckets(sizes, batching.bucket_width, batching.bucket_samples).bucket_boundaries,
-                TorchBatchSampler,
+                BatchSampler,
                 {"batch_size": batching.batch_size, "drop_last": False},
                 seed=seed,
                 largest_first=batching.largest_first,

@@ -32,6 +32,7 @@ from pipeal.data import (
     clean,
     find_thresholds,
     find_vectors,
+    list_vectors,
     load_text,
     load_vectors,
 )
@@ -241,6 +242,7 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
     if config.model.pretrained == "none":
         if config.model.vectors is not None:
             raise ConfigError("model.vectors: found a file, but model.pretrained is none; say glove or fasttext")
+        _tell_of_vectors(config.model, root, say)
     else:
         pretrained, found = _pretrained(config, root, vocab, say)
         facts["words_with_pretrained_vectors"] = found
@@ -272,6 +274,18 @@ def _pretrained(config: TextConfig, root: Path, vocab: Vocab, say: Say) -> tuple
         reading(path.name)
         table = load_vectors(path, vocab, model.embedding_dim, cache=kept_in(config), seed=config.train.seed, say=say)
     return table.weight, table.found
+
+
+def _tell_of_vectors(model: TextModelConfig, root: Path, say: Say) -> None:
+    """Says how vectors that lie there could be used, those of the configured width first."""
+    there = list_vectors(root)
+    if there:
+        kind, dim = min(there, key=lambda found: (abs(found[1] - model.embedding_dim), found[0] != "glove"))
+        wanted = {"pretrained": kind, "embedding_dim": dim}
+        if model.name == "transformer":
+            wanted["n_heads"] = next(heads for heads in range(model.n_heads, 0, -1) if dim % heads == 0)
+        sets = [f"--set model.{key}={value}" for key, value in wanted.items() if value != getattr(model, key)]
+        say(f"word vectors are learnt from scratch; to begin with those of {there[kind, dim]}: {' '.join(sets)}")
 
 
 def _dims(model: TextModelConfig) -> TextDims:

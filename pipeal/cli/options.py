@@ -14,7 +14,7 @@ from pipeal.config import RunConfig, check_effects, find_config, given_keys, loa
 from pipeal.engine import SCHEDULES
 from pipeal.engine.distributed.launch import Launch
 from pipeal.errors import ConfigError, PlacementError
-from pipeal.models.registry import Mode
+from pipeal.models.registry import Mode, form_told
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Config = TypeVar("Config", bound=RunConfig)
@@ -163,6 +163,18 @@ def _stages(config: RunConfig) -> int | None:
     if engine.devices == "auto" or engine.schedule == "sequential":
         return None
     return len(device_names(engine.devices) if isinstance(engine.devices, str) else engine.devices)
+
+
+def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:
+    """Says in one line which form is trained, once for all ranks.
+
+    Args:
+        model: The canonical name of the model, and the form that its spelling implies.
+        config: What is trained.
+    """
+    told, launch = form_told(model, config.train.mode), Launch.found()
+    if told is not None and (launch is None or not launch.rank):
+        say(told)
 
 
 def device_names(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from pipeal.cli.build_language import DATASETS, LanguageModels, canonical_corpus
 from pipeal.cli.build_text import TextModels, text_experiment
 from pipeal.cli.distributed import carry_out
 from pipeal.cli.followers import Kind
-from pipeal.cli.options import configure, offered, training_options
+from pipeal.cli.options import configure, offered, say_form, training_options
 from pipeal.config import LanguageConfig, TextConfig, find_config
 from pipeal.data import TEXT_DATASETS, canonical_text_name
 from pipeal.errors import ConfigError
@@ -42,13 +42,14 @@ def command(
 
     DATASET is agnews, dbpedia, imdb, or toynews, which needs no download, and MODEL lstm or transformer; or DATASET
     is shakespeare, or text for any file, and MODEL charlm, which writes texts like it. The published spellings
-    (LSTMAL, Transformer, ...) also choose the form.
+    choose the form: LSTM and Transformer the BP form, LSTMAL and TransformerAL the AL form.
     """
     if model.lower().removesuffix("al") in LANGUAGE_MODELS:
         corpus, language_model = canonical_corpus(dataset), canonical_language_model(model)
         if preset is not None:
             config_file = _preset_file(preset, config_file)
         language = configure(LanguageConfig, corpus, language_model, config_file, overrides, given)
+        say_form(language_model, language)
         carry_out(
             Kind(language_experiment, LanguageModels.of), language, "auto" if resume is None else resume, retry=retry
         )
@@ -59,6 +60,7 @@ def command(
     if preset is not None:
         raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for {', '.join(LANGUAGE_MODELS)}")
     config = configure(TextConfig, canonical_text_name(dataset), classifier, config_file, overrides, given)
+    say_form(classifier, config)
     carry_out(Kind(text_experiment, TextModels.of), config, "auto" if resume is None else resume, retry=retry)
 
 

@@ -10,7 +10,7 @@ from pipeal.cli import entry
 from pipeal.cli.build_vision import VisionModels, vision_experiment
 from pipeal.cli.distributed import carry_out
 from pipeal.cli.followers import Kind
-from pipeal.cli.options import configure, offered, training_options
+from pipeal.cli.options import configure, offered, say_form, training_options
 from pipeal.config import VisionConfig
 from pipeal.data import IMAGE_DATASETS, Augmentation, canonical_image_name
 from pipeal.models import VISION_MODELS, canonical_vision_model
@@ -40,10 +40,11 @@ def command(
     """Trains MODEL on DATASET, and shows how it went.
 
     DATASET is tinyimagenet, cifar10, cifar100, or toyimages, which needs no download. MODEL is vgg or resnet; the
-    published spellings (VGGAL, Resnet, ...) also choose the form.
+    published spellings choose the form: VGG and Resnet the BP form, VGGAL and ResnetAL the AL form.
     """
-    names = canonical_image_name(dataset), canonical_vision_model(model)
-    config = configure(VisionConfig, *names, config_file, overrides, given)
+    name, classifier = canonical_image_name(dataset), canonical_vision_model(model)
+    config = configure(VisionConfig, name, classifier, config_file, overrides, given)
+    say_form(classifier, config)
     kind = Kind(vision_experiment, lambda config, blueprint: VisionModels(config, **blueprint))
     carry_out(kind, config, "auto" if resume is None else resume, retry=retry)
 

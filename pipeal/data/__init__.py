@@ -8,7 +8,7 @@ from pipeal.data.characters import Alphabet, Characters, RandomBlocks, find_shak
 from pipeal.data.cleaning import STOP_WORDS, clean
 from pipeal.data.corpus import Corpus
 from pipeal.data.download import Progress, download
-from pipeal.data.embeddings import VectorTable, find_vectors, load_vectors, vectors_from_torchtext
+from pipeal.data.embeddings import VectorTable, find_vectors, list_vectors, load_vectors, vectors_from_torchtext
 from pipeal.data.grouping import (
     FEATURES,
     Annotated,
@@ -55,7 +55,7 @@ from pipeal.data.iterators import (
     chunked_dataset_iterator,
     create_source_iterator,
 )
-from pipeal.data.loader import Batch, BatchLoader, BatchSampler, EpochBatches
+from pipeal.data.loader import Batch, BatchLoader, EpochBatches, EpochBatchSampler
 from pipeal.data.memory import MemoryModel, fit_memory_model, max_batch_cost, probe_memory
 from pipeal.data.packing import SizeTypeError
 from pipeal.data.passes import PassSampler
@@ -79,7 +79,8 @@ from pipeal.data.samplers import (
     padding_share,
 )
 from pipeal.data.sizeaware import SizeAwareBatchSampler, size_aware_batching
-from pipeal.data.sizebuckets import BucketBatchSampler, Buckets, EmptyBucketsError, create_buckets
+from pipeal.data.sizebuckets import BucketBatchSampler, EmptyBucketsError
+from pipeal.data.sizeranges import Buckets, create_buckets
 from pipeal.data.sources import SOURCES, Source, unpack_imdb, unpack_members
 from pipeal.data.stream import BinnedBatchIterator, StreamBatch
 from pipeal.data.text import TEXT_DATASETS, TextDataset, TextSplit, canonical_text_name, load_text
@@ -100,7 +101,6 @@ __all__ = [
     "Augmentation",
     "Batch",
     "BatchLoader",
-    "BatchSampler",
     "BinnedBatchIterator",
     "BinnedBatchSampler",
     "BlockwiseShuffleIterator",
@@ -118,6 +118,7 @@ __all__ = [
     "CudaPeak",
     "DataCollection",
     "EmptyBucketsError",
+    "EpochBatchSampler",
     "EpochBatches",
     "EpochSampler",
     "EvenBatches",
@@ -187,6 +188,7 @@ __all__ = [
     "fit_memory_model",
     "is_out_of_memory",
     "length_bounds",
+    "list_vectors",
     "load_images",
     "load_text",
     "load_vectors",

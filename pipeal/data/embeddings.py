@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Protocol
 
@@ -139,6 +141,23 @@ def find_vectors(root: Path, kind: str = "glove", dim: int = 300) -> Path:
         f"no {kind} vectors of dimension {dim} ({', '.join(names)}) in {root}, its glove or its embedding; "
         f"fetch {_ADDRESSES[kind]}, unpack it into {root / 'glove'}, or choose another dimension"
     )
+
+
+def list_vectors(root: Path) -> dict[tuple[str, int], Path]:
+    """The published vector files under ``root``: by kind and dimension, what :func:`find_vectors` finds.
+
+    Nothing of the files is read, and there may be none.
+    """
+    names = {path.name for folder in _FOLDERS for path in (root / folder).glob("*") if path.is_file()}
+    found = {}
+    for kind, patterns in _PATTERNS.items():
+        wild = tuple(pattern.format(dim="*") + end for pattern in patterns for end in ("", ".gz"))
+        for name in sorted(names):
+            dim = re.search(r"[.-](\d+)d", name)
+            if dim and any(fnmatch(name, pattern) for pattern in wild):
+                key = kind, int(dim[1])
+                found[key] = find_vectors(root, *key)
+    return found
 
 
 def _table(indices: list[int], rows: npt.NDArray[np.float32], vocab: Vocab, seed: int) -> VectorTable:

@@ -59,8 +59,8 @@ class EpochBatches(Protocol):
         ...
 
 
-class BatchSampler(Protocol):
-    """What a loader needs of a sampler; all batch samplers of :mod:`pipeal.data` have it."""
+class EpochBatchSampler(Protocol):
+    """Batches of indices that know which epoch they are for; all batch samplers of :mod:`pipeal.data` are such."""
 
     def __iter__(self) -> Iterator[list[int]]:
         """The indices of each batch."""
@@ -88,7 +88,7 @@ class BatchLoader:
     """
 
     def __init__(
-        self, corpus: Corpus, sampler: BatchSampler, *, pin_memory: bool = False, share: Share = WHOLE
+        self, corpus: Corpus, sampler: EpochBatchSampler, *, pin_memory: bool = False, share: Share = WHOLE
     ) -> None:
         self.corpus = corpus
         self.sampler = sampler

@@ -7,13 +7,14 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
 
-from pipeal.errors import ConfigError
+from pipeal.data.reread import Samples, as_iterable
+from pipeal.errors import ConfigError, DataError
 from pipeal.outofmemory import is_out_of_memory
 
 _Data = TypeVar("_Data")
@@ -119,7 +120,7 @@ def meter_for(device: torch.device | str) -> PeakMeter:
 
 
 def collect_cuda_peak_alloc(
-    dataset: Iterable[_Data],
+    dataset: Samples[_Data],
     work: Callable[[_Data], _Feature],
     device: torch.device,
     cleanup: Callable[[], None] | None = None,
@@ -129,7 +130,7 @@ def collect_cuda_peak_alloc(
     The first few are often smaller than the rest, since PyTorch and optimizers make some buffers at first use.
 
     Args:
-        dataset: The samples, or batches.
+        dataset: The samples, or batches: an iterable, or a data set with ``__getitem__`` and ``__len__``.
         work: Does with one what is to be measured, such as a training step, and returns what a model of memory shall
             see of it. Return numbers, not CUDA tensors: they are kept, and would count from then on.
         device: A CUDA device.
@@ -140,12 +141,13 @@ def collect_cuda_peak_alloc(
 
     Raises:
         ConfigError: The device is no CUDA device (a ``ValueError``).
+        DataError: ``dataset`` is nothing to iterate over.
     """
     return collect_peaks(dataset, work, CudaPeak(device), cleanup)
 
 
 def collect_peaks(
-    dataset: Iterable[_Data],
+    dataset: Samples[_Data],
     work: Callable[[_Data], _Feature],
     meter: PeakMeter,
     cleanup: Callable[[], None] | None = None,
@@ -158,7 +160,7 @@ def collect_peaks(
     """
     features: list[_Feature] = []
     peaks: list[int] = []
-    for position, data in enumerate(dataset):
+    for position, data in enumerate(as_iterable(dataset, DataError)):
         meter.start()
         found: list[_Feature] = []
         why = "its peak is not above that of the process before, and cannot be told from it"

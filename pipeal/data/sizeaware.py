@@ -18,13 +18,14 @@ from torch.utils.data import Sampler, SequentialSampler
 from pipeal.data.packing import Cost, Log, Oversize, Packer, SizeOf, Sizes, SizeTypeError, Tally
 from pipeal.data.passes import PassSampler
 from pipeal.data.ranks import Uneven
+from pipeal.data.reread import Samples, as_iterable
 from pipeal.errors import ConfigError, DataError
 
 _Data = TypeVar("_Data")
 
 
 def size_aware_batching(
-    dataset: Iterable[_Data],
+    dataset: Samples[_Data],
     sizeof: SizeOf,
     max_total_size: float,
     collate_fn: Callable[[list[_Data]], Any] | None = None,
@@ -39,7 +40,7 @@ def size_aware_batching(
     A batch is out as soon as the next sample would not fit into it, so the stream may be endless.
 
     Args:
-        dataset: The samples.
+        dataset: The samples: an iterable, or a data set with ``__getitem__`` and ``__len__``.
         sizeof: The size of a sample: a function, or a mapping from samples.
         max_total_size: The most that a batch may cost, above 0.
         collate_fn: Makes a batch of a list of samples; by default it stays the list.
@@ -53,7 +54,7 @@ def size_aware_batching(
         An iterator over the batches.
 
     Raises:
-        SizeTypeError: ``dataset`` is no iterable, ``sizeof`` neither function nor mapping; a size is no number.
+        SizeTypeError: ``dataset`` is no such thing, ``sizeof`` neither function nor mapping; a size is no number.
         ConfigError: A limit that is not above 0, an unknown cost or policy.
         DataError: A size that is negative or not finite; with ``raise``, a sample over the limit.
 
@@ -62,10 +63,9 @@ def size_aware_batching(
     >>> list(size_aware_batching(["a", "bb", "ccc", "d"], len, 4, cost="padded"))
     [['a', 'bb'], ['ccc'], ['d']]
     """
-    if not isinstance(dataset, Iterable):
-        raise SizeTypeError(f"dataset is a {type(dataset).__name__}; wanted something to iterate over")
+    found = as_iterable(dataset, SizeTypeError)
     packer, sizes = Packer(max_total_size, cost, oversize), Sizes(sizeof)
-    samples, sized = tee(dataset)
+    samples, sized = tee(found)
     batches = packer.pack(samples, sizes.of(sized), Tally(), by_position=True, info=info_logger, warn=warn_logger)
     return batches if collate_fn is None else _collated(batches, collate_fn)
 
@@ -90,7 +90,8 @@ class SizeAwareBatchSampler(PassSampler):
     Raises:
         SizeTypeError: ``sampler`` or ``sizeof`` is of the wrong kind (a ``TypeError``).
         ConfigError: A limit that is not above 0, or another argument out of range (a ``ValueError``).
-        DataError: A sampler without samples.
+
+    Without samples there are no batches.
 
     >>> list(SizeAwareBatchSampler(range(5), [2, 2, 2, 2, 2], max_total_size=4))
     [[0, 1], [2, 3], [4]]
@@ -126,10 +127,7 @@ class SizeAwareBatchSampler(PassSampler):
         self._tally = Tally()
         self._used_up = False
         self._counted: tuple[tuple[int, int], int] | None = None
-        size = _size(sampler)
-        if size == 0:
-            raise DataError("the sampler has no samples; wanted at least 1")
-        if size is None and (world_size > 1 or largest_first or shuffle):
+        if _size(sampler) is None and (world_size > 1 or largest_first or shuffle):
             raise ConfigError(
                 f"a {type(sampler).__name__} without len() may be endless; world_size, largest_first and shuffle need "
                 "a whole epoch: pass a sampler with __len__, or a list"

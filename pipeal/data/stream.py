@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, get_args
 
@@ -21,7 +21,7 @@ from pipeal.data.bins import first_of_the_rest, least_wasteful
 from pipeal.data.bounds import checked_bounds
 from pipeal.data.budget import BatchCost, fitting
 from pipeal.data.packing import Oversize, as_number
-from pipeal.data.reread import CheckpointableSource, place_of, reader_at
+from pipeal.data.reread import CheckpointableSource, Samples, place_of, reader_at
 from pipeal.data.samplers import Lengths, at_least
 from pipeal.errors import ConfigError, DataError
 
@@ -59,8 +59,9 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
     oldest sample that was waiting, at most ``max_wait`` samples and one mark back.
 
     Args:
-        source: What can be read again: an iterator with ``getstate`` and ``setstate``, a sequence, or any other
-            iterable that gives the same samples each time. Of an iterator that is none of these no state can be taken.
+        source: What can be read again: an iterator with ``getstate`` and ``setstate``, a sequence, a map-style data
+            set, or any other iterable that gives the same samples each time. Of an iterator that is none of these no
+            state can be taken.
         bounds: ``(K,)`` whole numbers, rising.
         budget: The most that a batch may cost: padded tokens, ``n × bound``, or what ``cost`` counts.
         length: The length of a sample.
@@ -86,7 +87,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
 
     def __init__(
         self,
-        source: Iterable[T],
+        source: Samples[T],
         bounds: Lengths,
         budget: float,
         *,

@@ -18,6 +18,7 @@ from pipeal.models.registry import (
     canonical_language_model,
     canonical_text_model,
     canonical_vision_model,
+    form_told,
 )
 from pipeal.models.text import LSTM, LSTMAL, TextDims, Transformer, TransformerAL
 from pipeal.models.transformer import TransformerBlock
@@ -60,6 +61,7 @@ __all__ = [
     "canonical_language_model",
     "canonical_text_model",
     "canonical_vision_model",
+    "form_told",
     "generate",
     "generate_each",
     "group_layers",

@@ -1,4 +1,11 @@
-"""Models by name."""
+"""Models by name, and the form that a spelling of a name asks for.
+
+- ``VGG``, ``Resnet``, ``LSTM``, ``Transformer``, in just these spellings, which are the published ones: the BP form.
+- ``VGGAL``, ``resnetal``, ``CharLMAL``, any name with AL at its end, in any case: the AL form.
+- ``vgg``, ``ResNet``, ``RESNET``, ``CharLM``, every other spelling: what the mode says, the AL form if it says nothing.
+
+The commands say in one line which form they train.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +23,7 @@ Mode: TypeAlias = Literal["al", "bp"]
 _TEXT = {"lstm": (LSTMAL, LSTM), "transformer": (TransformerAL, Transformer)}
 _VISION = {"vgg": (VGGAL, VGG), "resnet": (ResnetAL, Resnet)}
 _PUBLISHED_BP = ("LSTM", "Transformer", "VGG", "Resnet")  # the published commands' spellings of their BP forms
+_FORMS = {"al": "AL form (local losses)", "bp": "BP form (backpropagation)"}
 
 TEXT_MODELS = tuple(_TEXT)
 """The canonical names of the text models."""
@@ -59,6 +67,30 @@ def canonical_language_model(name: str) -> tuple[str, Mode | None]:
         ConfigError: There is no such model.
     """
     return _canonical(name, LANGUAGE_MODELS)
+
+
+def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
+    """One line on the form that is trained, and how to have the other; None where both are.
+
+    Args:
+        model: The canonical name, and the form that its spelling implies.
+        mode: What is trained: ``al``, ``bp`` or ``compare``.
+
+    >>> form_told(canonical_vision_model("Resnet"), "bp")
+    'training the BP form (backpropagation) of resnet, which that spelling stands for; --mode al trains the AL form'
+    >>> form_told(canonical_vision_model("ResNet"), "al")
+    'training the AL form (local losses) of resnet; --mode bp trains the BP form'
+    """
+    name, implied = model
+    if mode == "al":
+        # The AL form's own spelling refuses the mode bp.
+        other = f"{name} --mode bp trains the BP form" if implied == "al" else "--mode bp trains the BP form"
+    elif mode == "bp":
+        other = "--mode al trains the AL form"
+    else:
+        return None
+    chosen = ", which that spelling stands for" if implied == mode else ""
+    return f"training the {_FORMS[mode]} of {name}{chosen}; {other}"
 
 
 def build_text(

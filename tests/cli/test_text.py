@@ -20,6 +20,7 @@ import torch
 
 from pipeal.al.bridges import VectorBridge
 from pipeal.cli.build_batches import batch_sampler
+from pipeal.cli.build_text import text_experiment
 from pipeal.cli.options import device_names
 from pipeal.cli.text import command
 from pipeal.config import BatchingConfig, TextConfig, TextDataConfig, check_effects, load_config
@@ -390,6 +391,35 @@ def test_vectors_of_a_wrong_width_are_refused(tmp_path: Path, capsys: pytest.Cap
         capsys, *arguments, "--set=model.embedding_dim=50", "--epochs=1", "--devices=cpu", "--out", str(tmp_path / "r")
     )
     assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        ("lstm", "--set model.pretrained=glove --set model.embedding_dim=50"),
+        ("transformer", "--set model.pretrained=glove --set model.embedding_dim=50 --set model.n_heads=5"),
+    ],
+)
+def test_vectors_that_lie_there_are_mentioned(model: str, wanted: str, tmp_path: Path) -> None:
+    root = agnews(tmp_path)
+    (root / "glove").mkdir()
+    vectors = root / "glove" / "glove.6B.50d.txt"
+    for name in (vectors.name, "glove.6B.25d.txt"):
+        (root / "glove" / name).write_text("news " + " ".join(["0.5"] * int(name[9:11])) + "\n")
+    said: list[str] = []
+    asked = {"dataset": "agnews", "model": {"name": model}, "data": {"root": str(root)}}
+    experiment = text_experiment(load_config(TextConfig, None, values=asked), said.append)
+    assert [line for line in said if "vectors" in line] == [
+        f"word vectors are learnt from scratch; to begin with those of {vectors}: {wanted}"
+    ]
+    assert experiment.models.pretrained is None
+
+    overrides = tuple(wanted.replace("--set ", "").split())
+    said.clear()
+    experiment = text_experiment(load_config(TextConfig, None, values=asked, overrides=overrides), said.append)
+    assert not [line for line in said if "from scratch" in line]
+    assert experiment.facts["words_with_pretrained_vectors"] == 1
+    assert len(experiment.package("al", 0)) == 4
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,6 +63,29 @@ def test_a_comparison_leaves_tables_rows_and_pictures(
     assert len(json.loads((folder / "images.json").read_text())["mean"]) == 3
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["ResNet"], "training the AL form (local losses) of resnet; --mode bp trains the BP form"),
+        (["resnet", "--mode=bp"], "training the BP form (backpropagation) of resnet; --mode al trains the AL form"),
+        (["Resnet"], "training the BP form (backpropagation) of resnet, which that spelling stands for; --mode al"),
+        (["Resnet", "--mode=al"], "training the AL form (local losses) of resnet; --mode bp trains the BP form"),
+        (["VGGAL"], "training the AL form (local losses) of vgg, which that spelling stands for; vgg --mode bp"),
+        (["VGG", "--mode=compare"], ""),
+    ],
+)
+def test_one_line_says_which_form_is_trained(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``Resnet`` trained backpropagation and ``ResNet`` the AL form, and nothing told them apart."""
+    missing = ("--data-root", str(tmp_path), "--set=data.download=false", "--out", str(tmp_path / "runs"))
+    code, _, err = leaves(capsys, "cifar10", *arguments, *missing)
+    assert code == 2
+    lines = [line for line in err.splitlines() if line.startswith("training the")]
+    assert len(lines) == bool(told)
+    assert "".join(lines).startswith(told)
+
+
 def test_the_same_seed_gives_the_same_accuracies_under_every_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeal.data import Vocab, find_vectors, load_vectors, vectors_from_torchtext
+from pipeal.data import Vocab, find_vectors, list_vectors, load_vectors, vectors_from_torchtext
 from pipeal.data.vectorfile import VectorFile
 from pipeal.errors import DataError
 
@@ -179,6 +179,20 @@ def test_published_files_are_found(tmp_path, folder):
         find_vectors(tmp_path)
     with pytest.raises(DataError, match="unknown kind of vectors 'glov'; did you mean 'glove'"):
         find_vectors(tmp_path, "glov")
+
+
+def test_vectors_that_lie_there_are_listed(tmp_path):
+    assert list_vectors(tmp_path) == list_vectors(tmp_path / "nothing") == {}
+    (tmp_path / "glove").mkdir()
+    names = ("glove.twitter.27B.50d.txt", "glove.6B.50d.txt", "glove.6B.100d.txt.gz", "notes-50d.txt", "glove.txt")
+    for name in names:
+        (tmp_path / "glove" / name).touch()
+    (tmp_path / "wiki-news-300d-1M.vec").touch()
+    assert {key: path.name for key, path in list_vectors(tmp_path).items()} == {
+        ("glove", 50): "glove.6B.50d.txt",
+        ("glove", 100): "glove.6B.100d.txt.gz",
+        ("fasttext", 300): "wiki-news-300d-1M.vec",
+    }
 
 
 @pytest.mark.data

@@ -31,7 +31,8 @@ from pipeal.data.packing import SizeTypeError
 from pipeal.data.peaks import collect_cuda_peak_alloc
 from pipeal.data.ranks import even_batches, steps_of
 from pipeal.data.sizeaware import SizeAwareBatchSampler, size_aware_batching
-from pipeal.data.sizebuckets import BucketBatchSampler, Buckets, EmptyBucketsError, create_buckets
+from pipeal.data.sizebuckets import BucketBatchSampler, EmptyBucketsError
+from pipeal.data.sizeranges import Buckets, create_buckets
 from pipeal.errors import ConfigError, DataError
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=60)
@@ -67,6 +68,7 @@ MAKERS = {
     "shuffled": lambda **options: aware(shuffle=True, **options),
     "buckets": bucketed,
     "buckets within a limit": nested,
+    "buckets as documented": lambda **options: bucketed(compatible=True, **options),
 }
 each = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
 
@@ -134,6 +136,87 @@ class TestTheDocumentsExamples:
         assert len(batches) == length
         assert sorted(flat(batches)) == list(range(25))
         assert all(sum(batch) <= 40 and self.bucket_of(batch) in (0, 1, 2) for batch in batches)
+
+    def test_compatible_gives_the_documented_batches(self):
+        sampler = self.buckets(shuffle=True, generator=torch.Generator().manual_seed(0), compatible=True)
+        first = [
+            [24, 17, 16, 22, 19],
+            [2, 5],
+            [12, 10, 11],
+            [3, 0],
+            [15, 18, 20, 21, 23],
+            [7, 13, 6],
+            [14, 9, 8],
+            [1, 4],
+        ]
+        second = [
+            [14, 9, 13],
+            [23, 16, 20, 21, 15],
+            [5, 0],
+            [8, 10, 11],
+            [17, 24, 22, 18, 19],
+            [12, 6, 7],
+            [4, 2],
+            [3, 1],
+        ]
+        assert list(sampler) == first
+        assert list(sampler) == second
+
+        sampler.set_epoch(0)
+        assert list(sampler) == first
+        sampler.set_epoch(1)
+        assert list(sampler) == list(sampler) == second
+        without = self.buckets(shuffle=True, compatible=True)
+        assert [list(without), list(without)] == [first, second]
+
+    def test_compatible_over_the_size_aware_one(self):
+        sizes = torch.arange(25)
+        item_costs = sizes.tolist()
+
+        def cost_of_element(index):
+            return item_costs[index]
+
+        sampler = BucketBatchSampler(
+            sizes=sizes,
+            bucket_boundaries=torch.tensor([0, 6, 15, 25]),
+            base_batch_sampler_class=SizeAwareBatchSampler,
+            base_batch_sampler_shared_kwargs={"sizeof": cost_of_element, "max_total_size": 40},
+            base_batch_sampler_individual_kwargs={},
+            shuffle=True,
+            generator=torch.Generator().manual_seed(0),
+            compatible=True,
+        )
+        wanted = [
+            [24], [2, 5, 3, 0, 1, 4], [12, 10, 11, 7], [13, 6, 14], [17, 16], [22], [19, 15], [9, 8], [18, 20], [21],
+            [23],
+        ]  # fmt: skip
+        assert len(sampler) == 11
+        assert list(iter(sampler)) == wanted
+
+    def test_what_is_known_of_the_buckets(self):
+        generator = torch.Generator()
+        with pytest.warns(UserWarning, match="1 of 6 samples"):
+            sampler = BucketBatchSampler(
+                torch.tensor([1, 7, 2, 8, 3, 99]),
+                torch.tensor([10, 0, 5, 20]),
+                BatchSampler,
+                {"drop_last": False},
+                {"batch_size": [2, 1, 3]},
+                generator=generator,
+            )
+        assert sampler.num_buckets == 3
+        assert sampler.sizes.tolist() == [1, 7, 2, 8, 3, 99]
+        assert sampler.bucket_boundaries.tolist() == [0, 5, 10, 20]
+        assert sampler.bucket_sizes.tolist() == [3, 2, 0]
+        assert sampler.bucket_element_indices == [[0, 2, 4], [1, 3], []]
+        assert (sampler.num_samples, sampler.outside) == (5, 1)
+        assert sampler.shuffle
+        assert sampler.generator is generator
+        assert sampler.base_batch_sampler_class is BatchSampler
+        assert sampler.base_batch_sampler_shared_kwargs == {"drop_last": False}
+        assert sampler.base_batch_sampler_individual_kwargs == [{"batch_size": 2}, {"batch_size": 1}, {"batch_size": 3}]
+        assert [base.batch_size for base in sampler.base_batch_samplers] == [2, 1]
+        assert isinstance(sampler.base_batch_samplers[0], BatchSampler)
 
     @staticmethod
     def buckets(**options):
@@ -911,10 +994,22 @@ class TestErrors:
         for sizeof in ([1], {0: 1}):
             with pytest.raises(DataError, match="no size for sample 1 among 1"):
                 list(SizeAwareBatchSampler([0, 1], sizeof, 10))
-        for empty in ([], range(0), SequentialSampler([])):
-            with pytest.raises(DataError, match="the sampler has no samples"):
-                SizeAwareBatchSampler(empty, [], 10)
-        assert list(size_aware_batching([], int, 1)) == []
+
+    @pytest.mark.parametrize("empty", [[], range(0), SequentialSampler([]), iter([]), np.array([], np.int64)])
+    @pytest.mark.parametrize("sizeof", [len, [], {}, torch.ones(0)])
+    def test_without_samples_there_are_no_batches(self, empty, sizeof):
+        assert list(SizeAwareBatchSampler(empty, sizeof, 10)) == []
+        assert list(size_aware_batching(empty, len, 10)) == []
+
+    @pytest.mark.parametrize("options", [{"world_size": 2, "rank": 1}, {"largest_first": True}, {"shuffle": True}])
+    @pytest.mark.parametrize("uneven", ["split", "repeat", "drop"])
+    def test_without_samples_no_rank_has_a_batch(self, options, uneven):
+        sampler = SizeAwareBatchSampler([], [], 10, uneven=uneven, **options)
+        assert len(sampler) == 0
+        assert list(sampler) == []
+        again = SizeAwareBatchSampler([], [], 10, uneven=uneven, **options)
+        again.load_state_dict(sampler.state_dict())
+        assert list(again) == []
 
     def test_what_sizeof_raises_comes_as_it_is(self):
         with pytest.raises(ZeroDivisionError):
@@ -943,3 +1038,82 @@ class TestErrors:
     def test_costs(self, result):
         with pytest.raises(ConfigError, match=r"cost\(1, 5\) gave"):
             list(aware([5], 10, cost=lambda n, longest: result))
+
+
+class TestCompatible:
+    """What holds of ``compatible=True`` beyond the batches that the document shows."""
+
+    @given(sizes=st.lists(st.integers(0, 29), min_size=1, max_size=80), size=st.integers(1, 5), drop=st.booleans())
+    def test_each_sample_at_most_once_and_each_bucket_in_the_order_of_its_base(self, sizes, size, drop):
+        bounds = torch.tensor([0, 5, 6, 20, 30])
+        sampler = BucketBatchSampler(
+            torch.tensor(sizes), bounds, BatchSampler, {"batch_size": size, "drop_last": drop}, compatible=True
+        )
+        for _ in range(2):
+            batches = list(sampler)
+            assert len(batches) == len(sampler)
+            wanted = sorted(tuple(batch) for base in sampler.base_batch_samplers for batch in base)
+            assert sorted(map(tuple, batches)) == wanted
+            if not drop:
+                assert sorted(flat(batches)) == list(range(len(sizes)))
+
+    def test_buckets_come_in_proportion_to_what_they_hold(self):
+        sizes = torch.tensor([0] * 600 + [1] * 300 + [3] * 100)
+        firsts = Counter()
+        for seed in range(400):
+            sampler = BucketBatchSampler(
+                sizes,
+                torch.arange(5),
+                BatchSampler,
+                {"batch_size": 500, "drop_last": False},
+                compatible=True,
+                seed=seed,
+            )
+            firsts[int(sizes[next(iter(sampler))[0]])] += 1
+        assert [round(firsts[size] / 400, 1) for size in range(4)] == [0.6, 0.3, 0.0, 0.1]
+
+    def test_it_draws_from_a_copy(self):
+        shared = torch.Generator().manual_seed(0)
+        one = bucketed(generator=shared, compatible=True)
+        other = bucketed(generator=shared, compatible=True)
+        alone = list(bucketed(generator=torch.Generator().manual_seed(0), compatible=True))
+        found = next(iter(one)), list(other)
+        assert found[0] == alone[0]
+        assert found[1] != alone
+        shared.manual_seed(9)
+        one.set_epoch(0)
+        assert list(one) == alone
+
+    def test_a_state_wants_the_generator_that_it_was_taken_with(self):
+        def built(seed):
+            return bucketed(generator=torch.Generator().manual_seed(seed), compatible=True)
+
+        sampler = built(1)
+        list(sampler)
+        second = iter(sampler)
+        next(second), next(second)
+        state = json.loads(json.dumps(sampler.state_dict()))
+        again = built(1)
+        again.load_state_dict(state)
+        assert list(again) == list(second)
+        for other in (built(2), bucketed(compatible=True), bucketed(generator=torch.Generator().manual_seed(1))):
+            with pytest.raises(DataError, match="with options"):
+                other.load_state_dict(state)
+
+    def test_the_seed_of_a_state_is_taken_over(self):
+        sampler = bucketed(compatible=True, seed=4)
+        list(sampler)
+        again = bucketed(compatible=True, seed=5)
+        list(again)
+        again.load_state_dict(sampler.state_dict())
+        assert list(again) == []
+        assert list(again) == list(sampler)
+
+    def test_what_bases_drop_is_counted(self):
+        sampler = nested(compatible=True, limit=30)
+        with pytest.warns(UserWarning, match="dropped"):
+            list(sampler)
+        assert sampler.dropped == (VARIED > 30).sum()
+
+    def test_without_shuffling_it_changes_nothing(self):
+        assert list(bucketed(shuffle=False, compatible=True)) == list(bucketed(shuffle=False))

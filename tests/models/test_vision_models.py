@@ -121,7 +121,10 @@ def test_published_spellings() -> None:
     assert canonical_vision_model("Resnet") == ("resnet", "bp")
     assert canonical_vision_model("VGGAL") == ("vgg", "al")
     assert canonical_vision_model("VGG") == ("vgg", "bp")
-    assert canonical_vision_model("RESNET") == ("resnet", None)
+    for other in ("RESNET", "ResNet", "resnet", "rEsnet"):
+        assert canonical_vision_model(other) == ("resnet", None)
+    for other in ("ResNetAL", "RESNETAL", "resnetal"):
+        assert canonical_vision_model(other) == ("resnet", "al")
     assert len(build_vision("Resnet", classes=3, dims=SMALL)) == 1
     assert len(build_vision("resnet", classes=3, dims=SMALL)) == 5
     with pytest.raises(ConfigError, match="did you mean 'resnet'"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator
@@ -11,13 +11,14 @@ from pipeal.data.iterators.maps import MapIterator
 from pipeal.data.iterators.prefetch import PrefetchIterator
 from pipeal.data.iterators.sources import Uneven, create_source_iterator
 from pipeal.data.iterators.windows import BlockwiseShuffleIterator, SelectManyIterator
+from pipeal.data.reread import Samples
 
 Ref = TypeVar("Ref")
 
 
 def chunked_dataset_iterator(
     chunk_refs: Sequence[Ref],
-    read_chunk_fn: Callable[[Ref], Iterable[Any]],
+    read_chunk_fn: Callable[[Ref], Samples[Any]],
     buffer_size: int = 2**20,
     train: bool = True,
     seed: int | None = 0,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import check_instance
-from pipeal.data.reread import read_from
+from pipeal.data.reread import Samples, as_iterable, read_from
 from pipeal.errors import ConfigError
 
 T = TypeVar("T")
@@ -15,7 +15,10 @@ Uneven: TypeAlias = Literal["keep", "drop", "repeat"]
 
 
 class NativeCheckpointableIterator(Stage[T]):
-    """Any iterable with a state. A sequence is restored in constant time; of anything else the start is read again.
+    """Any iterable or map-style data set with a state.
+
+    A sequence, or what has ``__getitem__`` and ``__len__`` only, is restored in constant time; of anything else the
+    start is read again.
 
     Args:
         iterable: The data. An iterator is refused: it could not begin anew. So is a set: another process would
@@ -33,10 +36,9 @@ class NativeCheckpointableIterator(Stage[T]):
     _yielded: int
     _items: Iterator[T] | None
 
-    def __init__(self, iterable: Iterable[T]) -> None:
+    def __init__(self, iterable: Samples[T]) -> None:
         super().__init__()
-        if not isinstance(iterable, Iterable):
-            raise ConfigError(f"iterable is of type {type(iterable).__name__}, over which nobody can iterate")
+        iterable = as_iterable(iterable, ConfigError, "iterable")
         if isinstance(iterable, (set, frozenset)):
             raise ConfigError(
                 f"iterable is a {type(iterable).__name__}, whose order differs between processes; "

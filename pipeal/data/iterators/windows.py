@@ -15,6 +15,7 @@ from typing import ClassVar, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import apply, at_least, check_callable, shorter
+from pipeal.data.reread import Samples, as_iterable
 from pipeal.errors import DataError
 
 T = TypeVar("T")
@@ -71,8 +72,8 @@ class SelectManyIterator(WindowStage[T]):
 
     Args:
         source_iterator: The items; a path, say.
-        collection_selector: Gives an iterable for each item, read once and as it is needed: the lines of that file.
-            None: the items are iterables themselves.
+        collection_selector: Gives an iterable (or a map-style data set) for each item, read once and as it is
+            needed: the lines of that file. None: the items are iterables themselves.
 
     >>> from pipeal.data.iterators import NativeCheckpointableIterator
     >>> list(SelectManyIterator(NativeCheckpointableIterator(["ab", "", "c"])))
@@ -82,7 +83,7 @@ class SelectManyIterator(WindowStage[T]):
     def __init__(
         self,
         source_iterator: CheckpointableIterator[In],
-        collection_selector: Callable[[In], Iterable[T]] | None = None,
+        collection_selector: Callable[[In], Samples[T]] | None = None,
     ) -> None:
         super().__init__(source_iterator)
         if collection_selector is not None:
@@ -92,8 +93,8 @@ class SelectManyIterator(WindowStage[T]):
 
     def _read(self) -> Iterable[T]:
         item = next(self._sources[0])
-        collection: Iterable[T] = item if self._selector is None else apply(self._selector, item)
-        return collection
+        collection: Samples[T] = item if self._selector is None else apply(self._selector, item)
+        return as_iterable(collection, DataError, "a collection of SelectManyIterator")
 
 
 class BlockwiseShuffleIterator(WindowStage[T]):
