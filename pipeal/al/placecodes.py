@@ -22,7 +22,6 @@ Labels below zero are left out, and those of padding: those places have none. No
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TypeAlias
 
 import torch
@@ -82,18 +81,17 @@ class WhichCode(ENC):
     at each place.
 
     Args:
-        f: Characters, or features, to features ``(B, T, D)``.
-        bridge: Features to what ``answer`` takes.
-        answer: The last map, to codes ``(B, T, K)``.
-        after: What brings its answers to the places of the labels; None where they are those of the features.
+        f: Classes, or features, to features ``(B, T, D)``, or anything that ``b`` takes.
+        b: The bridge, from there to codes ``(B, T, K)``.
+        mask_at: Which item of the tuple that ``f`` gives is a mask ``(B, T)``, false where there is no label; None
+            where there is none.
     """
 
     draws_from_default = False
 
-    def __init__(
-        self, f: nn.Module, bridge: Iterable[nn.Module], answer: nn.Linear, after: Resample | None = None
-    ) -> None:
-        super().__init__(f, nn.Sequential(*bridge, answer, *([after] if after else [])), TokenCrossEntropy())
+    def __init__(self, f: nn.Module, b: nn.Module, mask_at: int | None = None) -> None:
+        super().__init__(f, b, TokenCrossEntropy())
+        self.mask_at = mask_at
 
     def forward(self, x: Tree, labels: Labels) -> tuple[Tensor, Tree]:
         """The associated loss and ``f(x)``; of features with a mask, padding has no label.
@@ -103,9 +101,8 @@ class WhichCode(ENC):
         """
         out = self.f(x)
         y, codes = labels
-        mask = padding_of(out)
-        if mask is not None and mask.shape == y.shape:
-            y = y.masked_fill(~mask.bool(), UNLABELLED)
+        if self.mask_at is not None and out[self.mask_at].shape == y.shape:
+            y = y.masked_fill(~out[self.mask_at].bool(), UNLABELLED)
         return self.cri(self._logits(out, codes[0] / codes.shape[-1] ** 0.5), y), out
 
     def _logits(self, features: Tree, every: Tensor) -> Tensor:

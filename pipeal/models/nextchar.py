@@ -91,7 +91,7 @@ def encoder_side(style: CodeStyle, f: nn.Module, bridge: Iterable[nn.Module], an
     :class:`pipeal.al.placecodes.WhichCode`."""
     if style == "published":
         return ENC(f, nn.Sequential(*bridge, answer, InFloat32(nn.Sigmoid())), CodeError())
-    return WhichCode(f, bridge, answer)
+    return WhichCode(f, nn.Sequential(*bridge, answer))
 
 
 def _squared_error(answer: Tensor, wanted: Tensor, y: Tensor) -> Tensor:
