@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,15 +36,23 @@ class Called(nn.Module):
         names: Of a dict, the arguments that its values are given as; of a tuple, how many positional arguments it is;
             None where the input is one argument.
         given: Other arguments.
+        masks: Which items of the input are masks.
     """
 
     draws_from_default = False
 
-    def __init__(self, model: nn.Module, names: Sequence[str] | int | None, given: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str] | int | None,
+        given: Mapping[str, Any],
+        masks: Collection[str | int] = (),
+    ) -> None:
         super().__init__()
         self.model = model
         self.names = names
         self.given = dict(given)
+        self.masks = tuple(masks)
 
     def forward(self, x: Tree) -> Tree:
         """The input of a packet to the answer."""
@@ -118,10 +126,12 @@ def called(model: nn.Module, sample: Tree) -> Called:
     if "use_cache" in inspect.signature(model.forward).parameters:
         given["use_cache"] = False  # what is kept from one text would be taken for the beginning of the next
     if isinstance(sample, Mapping) and sample and all(key in places for key in sample):
-        return Called(model, tuple(sample), {key: given[key] for key in given if key not in sample})
+        left = {key: given[key] for key in given if key not in sample}
+        return Called(model, tuple(sample), left, [key for key in sample if "mask" in key])
     if type(sample) is not tuple or len(places) - len(given) < 2 or len(sample) > len(places):
         return Called(model, None, given)
-    one, several = Called(model, None, given), Called(model, len(sample), given)
+    masks = [number for number, place in enumerate(places[: len(sample)]) if "mask" in place]
+    one, several = Called(model, None, given), Called(model, len(sample), given, masks)
     if len(required) - len(given) < 2 and _runs(one, sample):  # one argument that is a tuple
         return one
     for argument, value in zip(places, sample, strict=False):

@@ -80,7 +80,8 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
     graph, root = traced.graph, traced.root
     piece_of = _assign(graph, split)
     numbers = sorted(set(piece_of.values()))
-    crossing = {number: _crossing(graph, piece_of, number, split[number - 1]) for number in numbers[1:]}
+    masks = _masks(traced)
+    crossing = {number: _crossing(graph, piece_of, number, split[number - 1], masks) for number in numbers[1:]}
     if sample is not None:
         shared = _shared(traced, sample, {node for kinds in crossing.values() for node in kinds})
         crossing = {
@@ -89,11 +90,11 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
         }
     built = []
     for number, following in zip(numbers, [*numbers[1:], None], strict=True):
-        leaving = None if following is None else crossing[following]
+        leaving = _answer(traced, masks) if following is None else crossing[following]
         piece = _assemble(_extract(graph, piece_of, number, crossing.get(number), leaving), root)
         if leaving is not None and len(leaving) > 1:
             piece.hands_on = tuple(map(_value_name, leaving))
-            piece.mask_at = next((place for place, node in enumerate(leaving) if _is_mask(node)), None)
+            piece.mask_at = next((place for place, node in enumerate(leaving) if node in masks), None)
         built.append((split[number - 1] if number else _first_call(piece.graph), piece))
     return built
 
@@ -227,7 +228,9 @@ def _is_flag(node: fx.Node) -> bool:
     return node.op == "call_module" and node.target == FLAG
 
 
-def _crossing(graph: fx.Graph, piece_of: Mapping[fx.Node, int], number: int, name: str) -> dict[fx.Node, Kind]:
+def _crossing(
+    graph: fx.Graph, piece_of: Mapping[fx.Node, int], number: int, name: str, masks: Sequence[fx.Node]
+) -> dict[fx.Node, Kind]:
     """What passes from the pieces below ``number`` to it and those above, first what the submodule ``name`` takes."""
     made = {node for node in graph.nodes if node.op == "placeholder" or piece_of.get(node, number) < number}
     kinds: dict[fx.Node, Kind] = {}
@@ -254,12 +257,8 @@ def _crossing(graph: fx.Graph, piece_of: Mapping[fx.Node, int], number: int, nam
             f"{name!r} cannot begin a layer: nothing crosses the cut, and a layer hands on one value or more; cut "
             f"where something passes, {LIST_INSTEAD}"
         )
-    masks: dict[fx.Node, Kind] = {node: "value" for node in graph.nodes if node in made and _is_mask(node)}
-    return {
-        first: "value",
-        **{node: kinds[node] for node in graph.nodes if node in kinds and node is not first},
-        **masks,
-    }
+    kinds.update(dict.fromkeys((node for node in masks if node in made), "value"))
+    return {first: "value", **{node: kinds[node] for node in graph.nodes if node in kinds and node is not first}}
 
 
 def is_free(node: fx.Node) -> bool:
@@ -291,11 +290,29 @@ def _is_written_to(node: fx.Node) -> bool:
     return any(writes(user) and user.args[:1] == (node,) for user in node.users)
 
 
-def _is_mask(node: fx.Node) -> bool:
-    """Whether it is an input that is called a mask."""
-    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
-        return False
-    return node.args[0].op == "placeholder" and "mask" in str(node.args[1])
+def _masks(traced: Traced) -> list[fx.Node]:
+    """The inputs of the model that are masks."""
+
+    def is_mask(node: fx.Node) -> bool:
+        if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+            return False
+        return node.args[0].op == "placeholder" and node.args[1] in traced.root.masks
+
+    return [node for node in traced.graph.nodes if is_mask(node)]
+
+
+def _answer(traced: Traced, masks: Sequence[fx.Node]) -> dict[fx.Node, Kind] | None:
+    """What the last piece hands on where that is more than the answer: one at each word, and which are words."""
+    answer = next(reversed(traced.graph.nodes)).args[0]
+    value = traced.values.get(answer) if isinstance(answer, fx.Node) else None
+    if not isinstance(value, Tensor) or value.dim() != 3:
+        return None
+    words = [node for node in masks if _has_shape(traced.values.get(node), value.shape[:2])]
+    return {answer: "value", words[0]: "value"} if words else None
+
+
+def _has_shape(value: Any, shape: Sequence[int]) -> bool:
+    return isinstance(value, Tensor) and tuple(value.shape) == tuple(shape)
 
 
 def _shared(traced: Traced, sample: Tree, nodes: Collection[fx.Node]) -> set[fx.Node]:
