@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from pipeal.al.probe import probing
 from pipeal.errors import ConfigError
@@ -110,14 +109,20 @@ def fields_of(out: Any) -> Mapping[str, Any] | None:
     return None
 
 
+def what_is(out: Tree) -> str:
+    """Shapes and types for a message, and what holds them where that is no tensor or tuple."""
+    shapes = describe(shapes_of(out))
+    if fields_of(out) is None:
+        return shapes
+    return f"a {type(out).__name__} with {', '.join(map(str, fields_of(out) or ()))} ({shapes}), which is no tensor"
+
+
 def called(model: nn.Module, sample: Tree) -> Called:
     """How a model takes a sample.
 
     Raises:
         ConfigError: The forward cannot be called with it, as far as its arguments tell.
     """
-    if isinstance(sample, PackedSequence):
-        raise packed()
     name = f"{type(model).__name__}.forward"
     takes = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     places = [p.name for p in takes]
@@ -150,16 +155,17 @@ def why_not(whole: Called) -> str:
     if targets:
         return (
             f"{type(whole.model).__name__}.forward takes {targets[0]!r}, which is None here, for AL layers get the "
-            f"targets by themselves: have it leave the loss out where {targets[0]} is None; "
+            f"targets by themselves: have it leave the loss out where {targets[0]} is None"
         )
     return ""
 
 
-def packed() -> ConfigError:
-    """The error for a packed sequence, of which nothing tells which rows are whose."""
+def packed(what: str) -> ConfigError:
+    """The error for a packed sequence, of which no part of pipeal can tell which rows are whose."""
     return ConfigError(
-        "found a PackedSequence, which has no batch first: its rows are of all texts in turn; pass padded texts (B, T) "
-        "with their mask, or pack and unpack (pack_padded_sequence, pad_packed_sequence) within one module"
+        f"{what} a PackedSequence, which has no batch first: its rows are of all texts in turn; pass padded texts "
+        "(B, T), with a mask where the model takes one, and pack and unpack (pack_padded_sequence, "
+        "pad_packed_sequence) within one module"
     )
 
 

@@ -177,13 +177,20 @@ class Conversion:
 
 
 def _parts(model: Network, split: Sequence[str] | int | None, sample: Tree) -> list[Part]:
-    if any(isinstance(part, PackedSequence) for part in (sample if type(sample) is tuple else (sample,))):
-        raise packed()
+    if _is_packed(sample):
+        raise packed("the sample is")
     if not isinstance(model, Encoder):
         return cut(model, split, sample)
     if split is not None:
         raise ConfigError("an Encoder is cut by its per_layer; leave split out")
+    if type(sample) is tuple:
+        model.check_masks()
     return [Part(name, module) for name, module in model.parts()]
+
+
+def _is_packed(tree: Tree) -> bool:
+    """Also where it is an item of a tuple, as ``nn.LSTM`` returns it."""
+    return any(isinstance(part, PackedSequence) for part in (tree if type(tree) is tuple else (tree,)))
 
 
 def _check_numbers(argument: str, given: Mapping[int, Any], layers: int) -> None:
@@ -211,12 +218,15 @@ def _try_part(number: int, part: Part, x: Tree) -> Harmless:
     if not batch_size(x):
         raise ConfigError(f"the sample is {describe(shapes_of(x))}; expected a batch of inputs, batch first")
     try:
-        return leave_input_alone(part.module, x)
+        tried = leave_input_alone(part.module, x)
     except Exception as error:  # whatever a user's block raises
         raise ConfigError(
             f"the sample does not fit layer {number} ({part.name!r}): given {describe(shapes_of(x))} it raises "
-            f"{first_line(error)}{_hint(x, error)}"
+            f"{first_line(error)}{f'; {part.hint}' if part.hint else _hint(x, error)}"
         ) from error
+    if _is_packed(tried.out):
+        raise packed(f"what layer {number} ({part.name!r}) gives is")
+    return tried
 
 
 def _hint(x: Tree, error: Exception) -> str:

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor, nn
 
-from pipeal.al.calling import called
+from pipeal.al.calling import called, why_not
 from pipeal.al.graph import LIST_INSTEAD, cut_graph, out_of_order
 from pipeal.al.shares import grouped, names_for
 from pipeal.errors import ConfigError
@@ -38,10 +38,12 @@ class Part:
     Attributes:
         name: Where it begins in the network, for messages and tables.
         module: What it computes.
+        hint: What may be behind an error of it, for messages.
     """
 
     name: str
     module: nn.Module
+    hint: str = ""
 
 
 def cut(
@@ -75,7 +77,8 @@ def cut(
         _check_names(model, split)
         if _is_plain(model) and not any("." in name for name in split):
             return _grouped(model, split)
-        return [Part(name, piece) for name, piece in cut_graph(model, split, sample)]
+        hint = "" if sample is None else why_not(called(model, sample))
+        return [Part(name, piece, hint) for name, piece in cut_graph(model, split, sample)]
     if _is_plain(model):
         return _of_list(model._modules.values(), None, model._modules)
     raise ConfigError(
@@ -164,15 +167,10 @@ def _of_list(
         if not isinstance(module, nn.Module):
             raise ConfigError(f"item {name} of the model is a {type(module).__name__}; expected a torch.nn.Module")
         # A model of its own, which may take several arguments, or return more than its answer.
-        parts.append(Part(name, _as_one(module, sample) if len(modules) == 1 else module))
+        whole = called(module, sample) if len(modules) == 1 and sample is not None else None
+        needed = whole is not None and (whole.names is not None or whole.given)
+        parts.append(Part(name, whole, why_not(whole)) if whole is not None and needed else Part(name, module))
     return parts
-
-
-def _as_one(model: nn.Module, sample: Tree) -> nn.Module:
-    if sample is None:
-        return model
-    whole = called(model, sample)
-    return whole if whole.names is not None or whole.given else model
 
 
 def _grouped(model: nn.Module, split: Sequence[str]) -> list[Part]:

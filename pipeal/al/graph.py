@@ -139,9 +139,9 @@ def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: 
     except ConfigError:
         raise
     except Exception as error:  # a user's forward, on symbols, may raise anything
+        why = why_not(root) or f"{_hint(model, split)}put what depends on values into a submodule, {LIST_INSTEAD}"
         raise ConfigError(
-            f"the forward of {type(model).__name__} cannot be followed between the cuts: {first_line(error)}; "
-            f"{why_not(root)}{_hint(model, split)}put what depends on values into a submodule, {LIST_INSTEAD}"
+            f"the forward of {type(model).__name__} cannot be followed between the cuts: {first_line(error)}; {why}"
         ) from error
     return Traced(_both_modes(train, evaluation, root, _hint(model, split)), root, values)
 

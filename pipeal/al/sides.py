@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.al.bridges import BridgeStyle, Pool, Pooling, bridge_for
-from pipeal.al.calling import fields_of
+from pipeal.al.calling import what_is
 from pipeal.al.codes import LabelStyle, Task, recode_side, target_side
 from pipeal.al.layers import AE, ENC
 from pipeal.al.piece import Features
@@ -259,14 +259,6 @@ def try_block(
         shape = f"floats {tuple(wanted)}" if wanted is not None else "floats (B, K)" if dims else "floats"
         raise ConfigError(f"{letter} of layer {number}, given {given}, gives {what_is(out)}; expected {shape}")
     return out
-
-
-def what_is(out: Tree) -> str:
-    """Shapes and types for a message, and what holds them where that is no tensor or tuple."""
-    shapes = describe(shapes_of(out))
-    if fields_of(out) is None:
-        return shapes
-    return f"a {type(out).__name__} with {', '.join(map(str, fields_of(out) or ()))} ({shapes}), which is no tensor"
 
 
 def _width_of(number: int, own: Own, below: Tensor, code: int) -> int:

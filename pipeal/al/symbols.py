@@ -27,6 +27,9 @@ FLAG = "training_or_not"
 _HELD = "held_"
 """How the attributes begin that hold the objects, no tensors and no modules, that functions are given."""
 
+_MAKERS = ("empty", "eye", "full", "ones", "rand", "randn", "zeros")
+"""Functions of torch that make tensors, of sizes that may be symbols, which they do not take."""
+
 Place = tuple[dict[str, Any], str]
 """Where a function is called from: the globals of a module of Python, and its name there."""
 
@@ -48,7 +51,7 @@ def trace(
     Raises:
         Exception: Whatever the forward raises on symbols.
     """
-    whole: list[Place] = []
+    whole: list[Place] = [(vars(torch), name) for name in _MAKERS]
     while True:
         tracer = _Tracer(around, sample, known)
         try:
@@ -118,9 +121,9 @@ class _Tracer(fx.Tracer):
         def value(one: fx.Node) -> Any:
             return self.values[one] if one in self.values else named(self.root, str(one.target))
 
-        args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
-        self._computing = True
+        self._computing = True  # parameters are asked for, too
         try:
+            args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
             if node.op == "placeholder":
                 self.values[node] = self._sample
             elif node.op == "call_module":
