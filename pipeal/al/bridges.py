@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipeal.al.calling import what_is
 from pipeal.al.codes import CODE_ACTIVATIONS, LabelStyle
 from pipeal.al.probe import probing
 from pipeal.errors import ConfigError, first_line, unknown_name
@@ -265,5 +266,5 @@ def _width_of(pool: Pool, output: Tree) -> int:
     except Exception as error:  # whatever a user's function raises
         raise ConfigError(f"pool, given {given}, raises {first_line(error)}") from error
     if not (isinstance(pooled, Tensor) and pooled.dim() == 2 and pooled.is_floating_point()):
-        raise ConfigError(f"pool, given {given}, gives {describe(shapes_of(pooled))}; expected floats (B, D)")
+        raise ConfigError(f"pool, given {given}, gives {what_is(pooled)}; expected floats (B, D)")
     return pooled.shape[1]

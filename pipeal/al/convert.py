@@ -13,21 +13,25 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
-from pipeal.al.bridges import BridgeStyle, Pool, bridge_for
-from pipeal.al.codes import LabelStyle, Task, recode_side, target_side
+from pipeal.al.bridges import BridgeStyle, Pool
+from pipeal.al.calling import Answer, fields_of, packed
+from pipeal.al.codes import TASKS, LabelStyle, Task
 from pipeal.al.cut import Part, cut, refuse_ties
 from pipeal.al.encoder import Encoder
 from pipeal.al.inplace import Harmless, leave_input_alone
-from pipeal.al.layers import AE, AL, ENC, LearningRates
+from pipeal.al.layers import AL, LearningRates
 from pipeal.al.optimizers import OptimizerFactory
-from pipeal.al.probe import probing
+from pipeal.al.piece import Features, Piece
+from pipeal.al.placecodes import code_width, padding_of
+from pipeal.al.sides import EachPlace, Sides, WholeInput
 from pipeal.al.summary import LayerShapes
-from pipeal.errors import ConfigError, first_line
+from pipeal.errors import ConfigError, first_line, unknown_name
 from pipeal.packet import Tree, batch_size, describe, device_of, move, shapes_of, tensors
 
 Network: TypeAlias = nn.Module | Sequence[nn.Module] | Encoder
@@ -36,7 +40,13 @@ OwnBlocks: TypeAlias = Mapping[int, Mapping[str, nn.Module]]
 Pools: TypeAlias = Pool | Mapping[int, Pool]
 """For all layers, or by their number; each layer gets a copy of a module."""
 
+PerPlace: TypeAlias = Literal["per-place"]
+
 LETTERS = ("f", "b", "g", "h")
+
+_POOLED_CODE = 128
+_IGNORED = -100
+"""The label of places that have none, as PyTorch and ``transformers`` have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +58,13 @@ class Conversion:
     """
 
     outputs: int
-    task: Task = "classification"
-    code: int = 128
+    task: Task | PerPlace = "classification"
+    code: int | None = None
     hidden: int | None = None
     labels: LabelStyle = "inverse"
     bridges: BridgeStyle = "pooled"
+    class_dim: int | None = None
+    ignore_index: int | None = None
     pool: Pools | None = None
     blocks: OwnBlocks | None = None
     lr: LearningRates = 1e-3
@@ -61,79 +73,85 @@ class Conversion:
     def __post_init__(self) -> None:
         for name in ("outputs", "code", "hidden"):
             size = getattr(self, name)
-            if name == "hidden" and size is None:
+            if name != "outputs" and size is None:
                 continue
             if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
-                none = ", or None" if name == "hidden" else ""
+                none = "" if name == "outputs" else ", or None"
                 raise ConfigError(f"{name} is {size!r}; expected a whole number, at least 1{none}")
-        if self.task == "classification" and self.outputs == 1:
+        if self.task not in (*TASKS, "per-place"):
+            raise ConfigError(unknown_name("task", self.task, (*TASKS, "per-place")))
+        if self.task in ("classification", "per-place") and self.outputs == 1:
             raise ConfigError("outputs is 1; expected two classes or more (for one label, pass task='multilabel')")
+        if self.class_dim not in (None, 1, -1):
+            raise ConfigError(f"class_dim is {self.class_dim!r}; expected 1, -1, or None to find it")
+        if not isinstance(self.ignore_index, Integral | None):
+            raise ConfigError(f"ignore_index is {self.ignore_index!r}; expected a whole number")
+        per_place = {"class_dim": None, "ignore_index": None}
+        whole = {"labels": "inverse", "bridges": "pooled"}
+        for name, default in (whole if self.task == "per-place" else per_place).items():
+            if getattr(self, name) != default:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}, which does nothing with task={self.task!r}; leave it out"
+                )
 
     def layers(
-        self, model: Network, sample: Tree, split: Sequence[str] | None = None
+        self, model: Network, sample: Tree, split: Sequence[str] | int | None = None
     ) -> tuple[list[AL], list[LayerShapes]]:
         """The AL layers of a network, and their shapes.
 
         Raises:
             ConfigError: See ``ALPackage.from_bp``.
         """
-        parts = _parts(model, split)
+        parts = _parts(model, split, sample)
         own = self._own_blocks(len(parts))
         pools = self._pools(len(parts))
         parts = [replace(part, module=own[number].get("f", part.module)) for number, part in enumerate(parts)]
         refuse_ties(parts)
+        tried: list[Harmless] = []
         for number, part in enumerate(parts):
             _check_trainable(number, part, self.optimizer)
-        layers, shapes, writers = [], [], []
-        below = torch.zeros(2, self.outputs)  # the target stands where later layers have the code of the one before
-        x = sample
-        for number, part in enumerate(parts):
-            f = _try_part(number, part, x)
-            x = f.out
-            place = _place(part.module, x)
-            side, below = self._label_side(number, own[number], below.to(**place))
+            tried.append(_try_part(number, part, tried[-1].out if tried else sample))
+        sides = self._sides(parts, tried, sample)
+        layers, shapes = [], []
+        for number, (part, f) in enumerate(zip(parts, tried, strict=True)):
+            where = f"layer {number} ({part.name!r})"
             if "b" not in own[number] and number not in pools:
-                _check_batch_first(number, part, x, sample)
-            bridge = self._bridge(number, part, own[number].get("b"), pools.get(number), x, below, batch_size(sample))
-            layers.append(AL(ENC(f.module, bridge), side, self.lr, self.optimizer))
-            shapes.append(LayerShapes(shapes_of(x), shapes_of(below)))
-            writers += f.writers
+                _check_batch_first(where, f.out, sample)
+            side = sides.label_side(number, own[number], _place(part.module, f.out))
+            view = _view(part.module, f.out)
+            out = view(f.out) if view else f.out
+            enc = sides.encoder_side(number, where, f.module, view, out, own[number], pools.get(number))
+            layers.append(AL(enc, side, self.lr, self.optimizer))
+            shapes.append(LayerShapes(shapes_of(f.out), shapes_of(sides.below)))
         refuse_ties([Part(part.name, layer) for part, layer in zip(parts, layers, strict=True)])
-        for module in writers:  # at last: a conversion that fails leaves the network as it was
-            module.inplace = False  # type: ignore[assignment]
+        for f in tried:
+            for module in f.writers:  # at last: a conversion that fails leaves the network as it was
+                module.inplace = False  # type: ignore[assignment]
         return layers, shapes
 
-    def _label_side(self, number: int, own: Mapping[str, nn.Module], below: Tensor) -> tuple[AE, Tensor]:
-        """``g`` and ``h`` of a layer, and what codes look like above it; ``below`` is ``(2, width)``."""
-        width = self.code
-        if "g" in own:
-            width = _try_block(number, "g", own["g"].to(below.device), below).shape[-1]
-        if number == 0:
-            side = target_side(self.task, self.outputs, width, style=self.labels)
-        else:
-            side = recode_side(below.shape[-1], width, style=self.labels)
-        side.to(device=below.device, dtype=below.dtype)
-        side.g, side.h = own.get("g", side.g), own.get("h", side.h).to(below.device)
-        above = _try_block(number, "g", side.g, below)
-        _try_block(number, "h", side.h, above, wanted=below.shape)
-        return side, above
-
-    def _bridge(
-        self, number: int, part: Part, own: nn.Module | None, pool: Pool | None, out: Tree, code: Tensor, rows: int
-    ) -> nn.Module:
-        if own is not None:
-            _try_block(number, "b", own.to(code.device), out, wanted=(rows, code.shape[-1]))
-            return own
-        try:
-            bridge = bridge_for(
-                out, code.shape[-1], hidden=self.hidden, style=self.bridges, labels=self.labels, pool=pool
+    def _sides(self, parts: Sequence[Part], tried: Sequence[Harmless], sample: Tree) -> Sides:
+        if self.task != "per-place":
+            code = _POOLED_CODE if self.code is None else self.code
+            rows = batch_size(sample)
+            return WholeInput(
+                self.task,
+                self.outputs,
+                code,
+                hidden=self.hidden,
+                labels=self.labels,
+                bridges=self.bridges,
+                rows=rows,
             )
-        except ConfigError as error:
-            raise ConfigError(f"layer {number} ({part.name!r}): {error}") from error
-        bridge.to(device=code.device, dtype=code.dtype)
-        if pool is not None:
-            _try_block(number, "b, after the pool,", bridge, out, wanted=(rows, code.shape[-1]))
-        return bridge
+        view = _view(parts[-1].module, tried[-1].out)
+        return EachPlace(
+            self.outputs,
+            code_width(self.outputs) if self.code is None else self.code,
+            hidden=self.hidden,
+            answer=view(tried[-1].out) if view else tried[-1].out,
+            class_dim=self.class_dim,
+            ignore_index=_IGNORED if self.ignore_index is None else self.ignore_index,
+            layers=len(parts),
+        )
 
     def _own_blocks(self, layers: int) -> list[Mapping[str, nn.Module]]:
         given = {} if self.blocks is None else self.blocks
@@ -158,12 +176,21 @@ class Conversion:
         return {number: deepcopy(pool) if isinstance(pool, nn.Module) else pool for number, pool in given.items()}
 
 
-def _parts(model: Network, split: Sequence[str] | None) -> list[Part]:
+def _parts(model: Network, split: Sequence[str] | int | None, sample: Tree) -> list[Part]:
+    if _is_packed(sample):
+        raise packed("the sample is")
     if not isinstance(model, Encoder):
-        return cut(model, split)
+        return cut(model, split, sample)
     if split is not None:
         raise ConfigError("an Encoder is cut by its per_layer; leave split out")
+    if type(sample) is tuple:
+        model.check_masks()
     return [Part(name, module) for name, module in model.parts()]
+
+
+def _is_packed(tree: Tree) -> bool:
+    """Also where it is an item of a tuple, as ``nn.LSTM`` returns it."""
+    return any(isinstance(part, PackedSequence) for part in (tree if type(tree) is tuple else (tree,)))
 
 
 def _check_numbers(argument: str, given: Mapping[int, Any], layers: int) -> None:
@@ -191,12 +218,15 @@ def _try_part(number: int, part: Part, x: Tree) -> Harmless:
     if not batch_size(x):
         raise ConfigError(f"the sample is {describe(shapes_of(x))}; expected a batch of inputs, batch first")
     try:
-        return leave_input_alone(part.module, x)
+        tried = leave_input_alone(part.module, x)
     except Exception as error:  # whatever a user's block raises
         raise ConfigError(
             f"the sample does not fit layer {number} ({part.name!r}): given {describe(shapes_of(x))} it raises "
-            f"{first_line(error)}{_hint(x, error)}"
+            f"{first_line(error)}{f'; {part.hint}' if part.hint else _hint(x, error)}"
         ) from error
+    if _is_packed(tried.out):
+        raise packed(f"what layer {number} ({part.name!r}) gives is")
+    return tried
 
 
 def _hint(x: Tree, error: Exception) -> str:
@@ -209,28 +239,19 @@ def _hint(x: Tree, error: Exception) -> str:
     return ""
 
 
-def _try_block(number: int, letter: str, block: nn.Module, x: Tree, wanted: Sequence[int] | None = None) -> Tensor:
-    """What a bridge or a block of a label side gives: a matrix of floats, of the shape wanted."""
-    given = describe(shapes_of(x))
-    try:
-        with probing(block):
-            out = block(x)
-    except Exception as error:  # whatever a user's block raises
-        raise ConfigError(f"{letter} of layer {number}, given {given}, raises {first_line(error)}") from error
-    found = tuple(out.shape) if isinstance(out, Tensor) and out.dim() == 2 and out.is_floating_point() else None
-    if found is None or (wanted is not None and found != tuple(wanted)):
-        shape = "floats (B, K)" if wanted is None else f"floats {tuple(wanted)}"
-        raise ConfigError(
-            f"{letter} of layer {number}, given {given}, gives {describe(shapes_of(out))}; expected {shape}"
-        )
-    return out
+def _view(module: nn.Module, out: Tree) -> nn.Module | None:
+    """What bridges see of what a part gives, where that is not all of it."""
+    if isinstance(module, Piece) and module.hands_on:
+        features = Features(module.mask_at)
+        return features if module.mask_at is None or padding_of(features(out)) is not None else Features()
+    return None if fields_of(out) is None else Answer()
 
 
-def _check_batch_first(number: int, part: Part, out: Tree, sample: Tree) -> None:
+def _check_batch_first(where: str, out: Tree, sample: Tree) -> None:
     rows, wanted = batch_size(out), batch_size(sample)
     if rows != wanted:
         raise ConfigError(
-            f"layer {number} ({part.name!r}) gives {describe(shapes_of(out))} for a batch of {wanted}; expected the "
+            f"{where} gives {describe(shapes_of(out))} for a batch of {wanted}; expected the "
             "batch first (many modules have batch_first=True); or pass a pool or a bridge for it"
         )
 

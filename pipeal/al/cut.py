@@ -16,12 +16,16 @@ import difflib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 
+from pipeal.al.calling import called, why_not
 from pipeal.al.graph import LIST_INSTEAD, cut_graph, out_of_order
+from pipeal.al.shares import grouped, names_for
 from pipeal.errors import ConfigError
+from pipeal.packet import Tree
 
 _SHOWN = 16
 """How many names a message lists."""
@@ -34,13 +38,17 @@ class Part:
     Attributes:
         name: Where it begins in the network, for messages and tables.
         module: What it computes.
+        hint: What may be behind an error of it, for messages.
     """
 
     name: str
     module: nn.Module
+    hint: str = ""
 
 
-def cut(model: nn.Module | Sequence[nn.Module], split: Sequence[str] | None = None) -> list[Part]:
+def cut(
+    model: nn.Module | Sequence[nn.Module], split: Sequence[str] | int | None = None, sample: Tree = None
+) -> list[Part]:
     """The parts of a network, in order.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -50,28 +58,45 @@ def cut(model: nn.Module | Sequence[nn.Module], split: Sequence[str] | None = No
     Args:
         model: A sequence of modules, each a part; an ``nn.Sequential``, of which each child is a part unless there is
             a ``split``; or any other module, with a ``split`` (see :mod:`pipeal.al.graph` for how it is cut).
-        split: Names of submodules, in the order of their calls; a new part begins at each.
+        split: Names of submodules, in the order of their calls; a new part begins at each. Or how many parts there
+            are to be, of about equal cost (:mod:`pipeal.al.shares`).
+        sample: A batch of inputs; needed for a number of parts, and for forwards that take several arguments.
 
     Raises:
         ConfigError: A name does not exist, is repeated, lies within another one, or is out of order; the forward
-            cannot be traced between the cuts, or more than one value crosses one; or there is no ``split`` for a
-            module that needs one; or the model or ``split`` is of another kind.
+            cannot be traced between the cuts, or nothing crosses one; or there is no ``split`` for a module that needs
+            one, or it is too large a number; or the model or ``split`` is of another kind.
     """
     _check_kinds(model, split)
     split = [split] if isinstance(split, str) else split
+    if isinstance(split, int):
+        return _evenly(model, split, sample)
     if isinstance(model, nn.ModuleList) or not isinstance(model, nn.Module):
-        return _of_list(list(model), split)
+        return _of_list(list(model), split, sample=sample)
     if split:
         _check_names(model, split)
         if _is_plain(model) and not any("." in name for name in split):
             return _grouped(model, split)
-        return [Part(name, piece) for name, piece in cut_graph(model, split)]
+        hint = "" if sample is None else why_not(called(model, sample))
+        return [Part(name, piece, hint) for name, piece in cut_graph(model, split, sample)]
     if _is_plain(model):
         return _of_list(model._modules.values(), None, model._modules)
     raise ConfigError(
         f"a {type(model).__name__} is cut where its submodules begin: pass split=[...] with some of their names "
         f"({_children_of(model)}), {LIST_INSTEAD}"
     )
+
+
+def _evenly(model: nn.Module | Sequence[nn.Module], count: int, sample: Tree) -> list[Part]:
+    """As many parts as asked for, of about equal cost."""
+    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList):
+        return cut([model] if count == 1 else model, names_for(model, count, sample) if count > 1 else None, sample)
+    modules = [part.module for part in _of_list(list(model), None)]
+    ends = [0, *accumulate(grouped(modules, count, sample))]
+    return [
+        Part(str(start), modules[start] if end == start + 1 else nn.Sequential(*modules[start:end]))
+        for start, end in pairwise(ends)
+    ]
 
 
 def refuse_ties(parts: Sequence[Part]) -> None:
@@ -107,8 +132,14 @@ def _check_kinds(model: object, split: object) -> None:
         raise ConfigError(f"the model, {found}, has forward hooks, which its layers would lose; hook a child instead")
     if split is None or isinstance(split, str):
         return
+    if isinstance(split, int):
+        if isinstance(split, bool) or split < 1:
+            raise ConfigError(f"split is {split!r}; expected a whole number, at least 1, or names of submodules")
+        return
     if not isinstance(split, Sequence) or not all(isinstance(name, str) for name in split):
-        raise ConfigError(f"split is {split!r}; expected a list of the names of submodules, as strings")
+        raise ConfigError(
+            f"split is {split!r}; expected a list of the names of submodules, as strings, or a number of layers"
+        )
     if not split:
         raise ConfigError("split is empty; name a submodule, or pass [model] to make one layer of it")
 
@@ -118,7 +149,10 @@ def _is_plain(model: nn.Module) -> bool:
 
 
 def _of_list(
-    given: Iterable[nn.Module | None], split: Sequence[str] | None, names: Iterable[str] | None = None
+    given: Iterable[nn.Module | None],
+    split: Sequence[str] | None,
+    names: Iterable[str] | None = None,
+    sample: Tree = None,
 ) -> list[Part]:
     modules = list(given)
     if split is not None:
@@ -132,7 +166,10 @@ def _of_list(
     for name, module in zip(map(str, range(len(modules))) if names is None else names, modules, strict=True):
         if not isinstance(module, nn.Module):
             raise ConfigError(f"item {name} of the model is a {type(module).__name__}; expected a torch.nn.Module")
-        parts.append(Part(name, module))
+        # A model of its own, which may take several arguments, or return more than its answer.
+        whole = called(module, sample) if len(modules) == 1 and sample is not None else None
+        needed = whole is not None and (whole.names is not None or whole.given)
+        parts.append(Part(name, whole, why_not(whole)) if whole is not None and needed else Part(name, module))
     return parts
 
 

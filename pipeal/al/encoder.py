@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -58,6 +59,21 @@ class Encoder:
             last = start + self.per_layer >= len(blocks)
             parts.append((f"blocks.{start}", BlocksPart(group, self.head if last else None, self.mask_as)))
         return parts
+
+    def check_masks(self) -> None:
+        """Refuses blocks of a decoder, which would take a mask for what they remember of the places before.
+
+        Raises:
+            ConfigError: A block's second argument is such a memory.
+        """
+        for block in self.blocks:
+            names = list(inspect.signature(block.forward).parameters)
+            if len(names) > 1 and names[1].startswith(("past_", "layer_past", "cache")):
+                raise ConfigError(
+                    f"{type(block).__name__}.forward takes {names[1]} as its second argument, where an Encoder gives "
+                    "the mask, and a decoder needs a causal mask as well: pass the whole model with split=…, and inputs as "
+                    "{'input_ids': …, 'attention_mask': …}"
+                )
 
 
 class EmbeddingPart(nn.Module):

@@ -1,8 +1,17 @@
 """Cutting a module that is no list: its forward is run once on symbols (torch.fx), and the graph is cut.
 
 Only the modules around a named one are looked into, to find what lies between submodules (flattening, adding a
-position code); all others stay whole, so their own control flow does not matter. One value crosses each cut: it is the
-packet of a layer.
+position code); all others stay whole, so their own control flow does not matter. What crosses a cut is the packet of a
+layer: one value as it is, several as a tuple that begins with what the named submodule takes::
+
+                                   ┊                             ┊
+    x ──► down ─┬─ skip ───────────┊─────────────────────────────┊──► cat ─► out ──►
+                └─ pool ─ (pool,   ┊──► middle ─► up ─ (up,      ┊──► cat
+                           skip)   ┊                    skip)    ┊               skip is handed on, detached
+
+What depends on shapes alone is not handed on but computed again; where the tensor whose shape is read does not cross,
+a number expanded to that shape does. What is the same for all samples crosses once for each, without a copy, so that
+the rows of a packet can be chosen. An input called a mask crosses every cut: the bridges average over words.
 
 A forward that depends on ``self.training`` by a plain argument, as ``F.dropout(x, 0.5, self.training)`` does, keeps
 doing so: it is run twice, once in each mode, and where the two differ by that alone, the part asks for its own mode.
@@ -11,8 +20,10 @@ doing so: it is run twice, once in each mode, and where the two differ by that a
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,40 +31,82 @@ from torch import Tensor, fx, nn
 # As in pipeal.packet: private by name, but what fx itself stands on.
 from torch.utils import _pytree as pytree
 
-from pipeal.al.piece import Piece, TrainingFlag
+from pipeal.al.calling import Called, called, why_not
+from pipeal.al.draws import may_draw_between
+from pipeal.al.piece import Piece, TrainingFlag, for_each_sample, of_one_sample, shape_alone
+from pipeal.al.probe import probing
+from pipeal.al.symbols import FLAG, Values, named, trace
 from pipeal.errors import ConfigError, first_line
-from pipeal.packet import in_mode
+from pipeal.packet import Tree, batch_size, in_mode, map_tensors
 
 LIST_INSTEAD = (
     "or pass a list of modules instead, each taking what the one before returns: "
     "from_bp([nn.Sequential(...), MyBlock(), ...], ...)"
 )
-_FLAG = "training_or_not"
+
+Kind: TypeAlias = Literal["value", "shape", "shared"]
+"""How a value crosses: itself, its shape alone, or one that is the same for all samples."""
 
 
-def cut_graph(model: nn.Module, split: Sequence[str]) -> list[tuple[str, Piece]]:
+@dataclass(frozen=True)
+class Traced:
+    """The graph of a model's forward.
+
+    Attributes:
+        graph: Of the whole forward, in training mode.
+        root: What its names belong to.
+        values: What its nodes stand for in the sample.
+    """
+
+    graph: fx.Graph
+    root: Called
+    values: Values = field(default_factory=dict)
+
+
+def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> list[tuple[str, Piece]]:
     """The pieces of a module's forward, each with the name of the submodule that it begins at.
 
     Args:
-        model: Its forward takes one argument; others are left at their defaults.
+        model: See :func:`pipeal.al.calling.called` for how its forward takes a sample; other arguments are left at
+            their defaults.
         split: Names of submodules in the order of their calls, none within another.
+        sample: A batch of inputs; None for one argument of which nothing is known.
 
     Raises:
         ConfigError: The forward cannot be traced between the cuts, a named submodule is not called just once, the
-            order is another one, or not exactly one value crosses a cut.
+            order is another one, or nothing crosses a cut.
     """
-    graph, root = _trace(model, split)
+    traced = trace_model(model, {parent for name in split for parent in parents(name)}, sample, split)
+    graph, root = traced.graph, traced.root
     piece_of = _assign(graph, split)
-    pieces = sorted(set(piece_of.values()))
-    crossing: dict[int, fx.Node | None] = {pieces[0]: None}
-    for number in pieces[1:]:
-        crossing[number] = _crossing(graph, piece_of, number, split[number - 1])
+    numbers = sorted(set(piece_of.values()))
+    masks = _masks(traced)
+    crossing = {number: _crossing(graph, piece_of, number, split[number - 1], masks) for number in numbers[1:]}
+    if sample is not None:
+        shared = _shared(traced, sample, {node for kinds in crossing.values() for node in kinds})
+        crossing = {
+            number: {node: "shared" if kind == "value" and node in shared else kind for node, kind in kinds.items()}
+            for number, kinds in crossing.items()
+        }
     built = []
-    for number, following in zip(pieces, [*pieces[1:], None], strict=True):
-        leaving = None if following is None else crossing[following]
-        piece = _assemble(_extract(graph, piece_of, number, crossing[number], leaving), root)
+    for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+        leaving = _answer(traced, masks) if following is None else crossing[following]
+        piece = _assemble(_extract(graph, piece_of, number, crossing.get(number), leaving), root)
+        if leaving is not None and len(leaving) > 1:
+            piece.hands_on = tuple(map(_value_name, leaving))
+            piece.mask_at = next((place for place, node in enumerate(leaving) if node in masks), None)
         built.append((split[number - 1] if number else _first_call(piece.graph), piece))
     return built
+
+
+def parents(name: str) -> list[str]:
+    """The modules around a submodule, from the nearest.
+
+    >>> parents("encoder.layers.0")
+    ['encoder.layers', 'encoder']
+    """
+    places = name.split(".")
+    return [".".join(places[:end]) for end in range(len(places) - 1, 0, -1)]
 
 
 def out_of_order(called: Sequence[str], given: Sequence[str]) -> str:
@@ -61,50 +114,36 @@ def out_of_order(called: Sequence[str], given: Sequence[str]) -> str:
     return f"split has {', '.join(given)}, but the forward calls them in another order; pass {', '.join(called)}"
 
 
-class _Whole(nn.Module):
-    """Calls the model with one argument: fx then sees no other, and their defaults keep their meaning."""
+def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: Sequence[str] = ()) -> Traced:
+    """The graph of a forward, in both modes.
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+    Args:
+        model: Its forward.
+        around: Names of the submodules that are looked into.
+        sample: See :func:`cut_graph`.
+        split: What the user named, for messages.
 
-    def forward(self, x: Any) -> Any:
-        return self.model(x)
-
-
-class _Tracer(fx.Tracer):
-    """Looks only into the modules around a named one."""
-
-    proxy_buffer_attributes = True
-
-    def __init__(self, split: Sequence[str]) -> None:
-        super().__init__()
-        self._around = {"model"}
-        for name in split:
-            while "." in name:
-                name = name.rpartition(".")[0]
-                self._around.add(f"model.{name}")
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
-        return module_qualified_name not in self._around
-
-
-def _trace(model: nn.Module, split: Sequence[str]) -> tuple[fx.Graph, nn.Module]:
-    """The graph of a forward, and the module that its names belong to."""
-    root = _Whole(model)
+    Raises:
+        ConfigError: The forward cannot be traced.
+    """
+    root = Called(model, None, {}) if sample is None else called(model, sample)
     root.training = model.training
+    looked_into = {"model", *(f"model.{name}" for name in around)}
     try:
         with torch.random.fork_rng([]):
+            with probing(model):
+                evaluation, values = trace(root, looked_into, sample)
+            torch.rand(1)  # what the forward draws by itself is to differ from what it just drew, or it goes unseen
             with in_mode([model], True):
-                train = _Tracer(split).trace(root)
-            with in_mode([model], False):
-                evaluation = _Tracer(split).trace(root)
+                train, values = trace(root, looked_into, known=[values.get(node) for node in evaluation.nodes])
+    except ConfigError:
+        raise
     except Exception as error:  # a user's forward, on symbols, may raise anything
+        why = why_not(root) or f"{_hint(model, split)}put what depends on values into a submodule, {LIST_INSTEAD}"
         raise ConfigError(
-            f"the forward of {type(model).__name__} cannot be followed between the cuts: {first_line(error)}; "
-            f"{_hint(model, split)}put what depends on values into a submodule, {LIST_INSTEAD}"
+            f"the forward of {type(model).__name__} cannot be followed between the cuts: {first_line(error)}; {why}"
         ) from error
-    return _both_modes(train, evaluation, root, _hint(model, split)), root
+    return Traced(_both_modes(train, evaluation, root, _hint(model, split)), root, values)
 
 
 def _hint(model: nn.Module, split: Sequence[str]) -> str:
@@ -139,9 +178,9 @@ def _both_modes(train: fx.Graph, evaluation: fx.Graph, root: nn.Module, hint: st
         for place in differ:
             if not (isinstance(leaves[place], bool) and isinstance(others[place], bool)):
                 raise refusal
-            root.add_module(_FLAG, TrainingFlag())
+            root.add_module(FLAG, TrainingFlag())
             with train.inserting_before(node):
-                mode = train.call_module(_FLAG)
+                mode = train.call_module(FLAG)
                 leaves[place] = mode if leaves[place] else train.call_function(operator.not_, (mode,))
         if differ:
             node.args, node.kwargs = pytree.tree_unflatten(leaves, shape)
@@ -152,7 +191,7 @@ def _same_target(node: fx.Node, other: fx.Node, root: nn.Module) -> bool:
     if node.target == other.target:
         return True
     # Tensors made in the forward are constants to fx, numbered anew each time.
-    mine, theirs = (_named(root, str(n.target)) if n.op == "get_attr" else None for n in (node, other))
+    mine, theirs = (named(root, str(n.target)) if n.op == "get_attr" else None for n in (node, other))
     return isinstance(mine, Tensor) and isinstance(theirs, Tensor) and torch.equal(mine, theirs)
 
 
@@ -169,7 +208,7 @@ def _assign(graph: fx.Graph, split: Sequence[str]) -> dict[fx.Node, int]:
             raise ConfigError(f"{name!r} is {times} in the forward; a layer begins at a submodule that is called once")
     if called != list(split):
         raise ConfigError(out_of_order(called, split))
-    calls = [node.target for node in graph.nodes if node.op == "call_module" and node.target != _FLAG]
+    calls = [node.target for node in graph.nodes if node.op == "call_module" and node.target != FLAG]
     piece_of, number = {}, int(calls[0] in begins)
     for node in graph.nodes:
         if node.op == "call_module" and node.target in begins:
@@ -186,25 +225,133 @@ def _is_flag(node: fx.Node) -> bool:
     """Whether a node gives the mode, or its opposite."""
     if node.target is operator.not_:
         return isinstance(node.args[0], fx.Node) and _is_flag(node.args[0])
-    return node.op == "call_module" and node.target == _FLAG
+    return node.op == "call_module" and node.target == FLAG
 
 
-def _crossing(graph: fx.Graph, piece_of: Mapping[fx.Node, int], number: int, name: str) -> fx.Node:
-    """The one value that passes from the pieces below ``number`` to it and those above."""
+def _crossing(
+    graph: fx.Graph, piece_of: Mapping[fx.Node, int], number: int, name: str, masks: Sequence[fx.Node]
+) -> dict[fx.Node, Kind]:
+    """What passes from the pieces below ``number`` to it and those above, first what the submodule ``name`` takes."""
+    made = {node for node in graph.nodes if node.op == "placeholder" or piece_of.get(node, number) < number}
+    kinds: dict[fx.Node, Kind] = {}
 
-    def above(node: fx.Node) -> bool:
-        return node.op == "output" or piece_of[node] >= number
+    def need(node: fx.Node, kind: Kind) -> None:
+        if node.op == "get_attr":
+            return  # each piece fetches what it uses
+        if is_free(node):
+            for one in node.all_input_nodes:
+                need(one, "shape" if reads_shape(node) else "value")
+        elif kinds.get(node) != "value":
+            kinds[node] = kind
 
-    below = [node for node in graph.nodes if node.op == "placeholder" or piece_of.get(node, number) < number]
-    found = [node for node in below if any(map(above, node.users))]
-    if len(found) == 1:
-        return found[0]
-    values = " and ".join(map(_value_name, found[:4])) if found else "nothing"
-    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
-    raise ConfigError(
-        f"{name!r} cannot begin a layer: {values}{more} cross{'' if found else 'es'} the cut, and a layer hands on one "
-        f"value; cut where one value passes, {LIST_INSTEAD}"
-    )
+    for node in graph.nodes:
+        if node.op == "output" or piece_of.get(node, -1) >= number:
+            for one in node.all_input_nodes:
+                if one in made:
+                    need(one, "shape" if reads_shape(node) else "value")
+    values = [node for node in graph.nodes if kinds.get(node) == "value"]
+    begins = next(node for node in graph.nodes if node.target == f"model.{name}")
+    first = next((node for node in begins.all_input_nodes if node in values), None) or next(reversed(values), None)
+    if first is None:
+        raise ConfigError(
+            f"{name!r} cannot begin a layer: nothing crosses the cut, and a layer hands on one value or more; cut "
+            f"where something passes, {LIST_INSTEAD}"
+        )
+    kinds.update(dict.fromkeys((node for node in masks if node in made), "value"))
+    return {first: "value", **{node: kinds[node] for node in graph.nodes if node in kinds and node is not first}}
+
+
+def is_free(node: fx.Node) -> bool:
+    """Whether a value depends on shapes and constants alone, so that it costs next to nothing to compute it again."""
+    if reads_shape(node):
+        return True
+    if node.op not in ("call_function", "call_method") or may_draw_between(node) or _is_written_to(node):
+        return False
+    return all((one.op == "get_attr" and _is_constant(one)) or is_free(one) for one in node.all_input_nodes)
+
+
+def reads_shape(node: fx.Node) -> bool:
+    """Whether a step asks a tensor for its sizes, type or device."""
+    if node.op == "call_function":
+        return node.target is getattr and node.args[1] in ("shape", "ndim", "dtype", "device")
+    return node.op == "call_method" and node.target in ("size", "dim", "numel", "ndimension")
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether it is a tensor that fx has made of what the forward wrote out, or an object that it holds."""
+    return str(node.target).startswith(("_tensor_constant", "held_"))
+
+
+def _is_written_to(node: fx.Node) -> bool:
+    def writes(user: fx.Node) -> bool:
+        target = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
+        return target == "setitem" or (target.endswith("_") and not target.endswith("__"))
+
+    return any(writes(user) and user.args[:1] == (node,) for user in node.users)
+
+
+def _masks(traced: Traced) -> list[fx.Node]:
+    """The inputs of the model that are masks."""
+
+    def is_mask(node: fx.Node) -> bool:
+        if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+            return False
+        return node.args[0].op == "placeholder" and node.args[1] in traced.root.masks
+
+    return [node for node in traced.graph.nodes if is_mask(node)]
+
+
+def _answer(traced: Traced, masks: Sequence[fx.Node]) -> dict[fx.Node, Kind] | None:
+    """What the last piece hands on where that is more than the answer: one at each word, and which are words."""
+    answer = next(reversed(traced.graph.nodes)).args[0]
+    value = traced.values.get(answer) if isinstance(answer, fx.Node) else None
+    if not isinstance(value, Tensor) or value.dim() != 3:
+        return None
+    words = [node for node in masks if _has_shape(traced.values.get(node), value.shape[:2])]
+    return {answer: "value", words[0]: "value"} if words else None
+
+
+def _has_shape(value: Any, shape: Sequence[int]) -> bool:
+    return isinstance(value, Tensor) and tuple(value.shape) == tuple(shape)
+
+
+def _shared(traced: Traced, sample: Tree, nodes: Collection[fx.Node]) -> set[fx.Node]:
+    """Of some nodes those that are the same for all samples: tensors of as many rows for fewer samples, too."""
+    rows = batch_size(sample)
+    if rows < 2 or not nodes:
+        return set()
+    graph_module = fx.GraphModule(traced.root, traced.graph)
+    fewer: dict[fx.Node, Any] = {}
+
+    class Noting(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            found = super().run_node(n)
+            if n in nodes:
+                fewer[n] = found
+            return found
+
+    def without_last(tensor: Tensor) -> Tensor:
+        return tensor[:-1] if tensor.dim() and tensor.shape[0] == rows else tensor
+
+    try:
+        with probing(graph_module):
+            Noting(graph_module, garbage_collect_values=False, graph=traced.graph).run(
+                map_tensors(without_last, sample)
+            )
+    except Exception:  # noqa: BLE001  batches of one size alone: then as many rows as the sample has are its samples
+        return {node for node in nodes if _rows(traced.values.get(node)) not in (rows, None)}
+    return {
+        node
+        for node in nodes
+        if (found := _rows(traced.values.get(node))) is not None and found == _rows(fewer.get(node))
+    }
+
+
+def _rows(value: Any) -> int | None:
+    """The first size of a tensor, -1 of one that has none; None of anything else."""
+    if not isinstance(value, Tensor):
+        return None
+    return value.shape[0] if value.dim() else -1
 
 
 def _value_name(node: fx.Node) -> str:
@@ -223,24 +370,52 @@ def _extract(
     graph: fx.Graph,
     piece_of: Mapping[fx.Node, int],
     number: int,
-    entering: fx.Node | None,
-    leaving: fx.Node | None,
+    entering: Mapping[fx.Node, Kind] | None,
+    leaving: Mapping[fx.Node, Kind] | None,
 ) -> fx.Graph:
-    """The graph of one piece: from its one input (None for the model's) to its one result (None for the model's)."""
+    """The graph of one piece, from what enters (None for the model's input) to what leaves (None for its result)."""
     part = fx.Graph()
     nodes = list(graph.nodes)
-    start = next(node for node in nodes if node.op == "placeholder") if entering is None else entering
-    copies = {start: part.placeholder("x")}
+    x = part.placeholder("x")
+    came: dict[fx.Node, fx.Node] = {}  # as it came, which is how it is handed on
+    copies: dict[fx.Node, fx.Node] = {}
+    if entering is None:
+        copies[next(node for node in nodes if node.op == "placeholder")] = x
+    else:
+        for place, (node, kind) in enumerate(entering.items()):
+            came[node] = x if len(entering) == 1 else part.call_function(operator.getitem, (x, place))
+            if kind == "value":
+                copies[node] = came[node]
 
-    def copy_of(node: fx.Node) -> fx.Node:
-        if node not in copies:  # a parameter or buffer; each piece fetches what it uses
-            copies[node] = part.node_copy(node)
+    def copy_of(node: fx.Node, *, shape: bool = False) -> fx.Node:
+        if shape and node in came and node not in copies:
+            return came[node] if entering and entering[node] == "shape" else copy_of(node)
+        if node not in copies and entering and entering.get(node) == "shared":
+            copies[node] = part.call_function(of_one_sample, (came[node],))
+        if node not in copies:  # a parameter or buffer, which each piece fetches, or what is computed again
+            copies[node] = part.node_copy(node, partial(copy_of, shape=reads_shape(node)))
         return copies[node]
+
+    def onward(node: fx.Node, kind: Kind) -> fx.Node:
+        if node in came and entering and entering[node] == kind:
+            return came[node]
+        if kind == "shape":
+            return part.call_function(shape_alone, (copy_of(node),))
+        return copy_of(node)
 
     for node in nodes:
         if piece_of.get(node) == number:
-            copies[node] = part.node_copy(node, copy_of)
-    part.output(fx.node.map_arg(nodes[-1].args[0], copy_of) if leaving is None else copy_of(leaving))
+            copies[node] = part.node_copy(node, partial(copy_of, shape=reads_shape(node)))
+    if leaving is None:
+        part.output(fx.node.map_arg(nodes[-1].args[0], copy_of))
+        return part
+    first, *others = leaving.items()
+    found = [onward(*first)]
+    for node, kind in others:
+        found.append(onward(node, kind))
+        if kind == "shared" and found[-1] is not came.get(node):
+            found[-1] = part.call_function(for_each_sample, (found[-1], found[0]))
+    part.output(found[0] if len(found) == 1 else tuple(found))
     return part
 
 
@@ -249,7 +424,7 @@ def _assemble(part: fx.Graph, root: nn.Module) -> Piece:
     held: dict[str, Any] = {}
     for node in part.nodes:
         if node.op in ("call_module", "get_attr"):
-            found = TrainingFlag() if node.target == _FLAG else _named(root, node.target)
+            found = TrainingFlag() if node.target == FLAG else named(root, node.target)
             node.target = _own_name(node.target)
             held[node.target] = found
     piece = Piece(held, part)
@@ -267,13 +442,6 @@ def _own_name(target: str) -> str:
 
 
 _EMPTY = fx.GraphModule({}, fx.Graph())
-
-
-def _named(root: nn.Module, target: str) -> Any:
-    found: Any = root
-    for name in target.split("."):
-        found = getattr(found, name)
-    return found
 
 
 def _first_call(part: fx.Graph) -> str:

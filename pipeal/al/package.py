@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeal.al.bridges import BridgeStyle
 from pipeal.al.codes import LabelStyle, Task
-from pipeal.al.convert import Conversion, Network, OwnBlocks, Pools
+from pipeal.al.convert import Conversion, Network, OwnBlocks, PerPlace, Pools
 from pipeal.al.layers import AL, LearningRates
 from pipeal.al.optimizers import OptimizerFactory
 from pipeal.al.path import InferencePath
@@ -56,12 +56,14 @@ class ALPackage(nn.Module):
         sample: Tree,
         outputs: int,
         *,
-        task: Task = "classification",
-        split: Sequence[str] | None = None,
-        code: int = 128,
+        task: Task | PerPlace = "classification",
+        split: Sequence[str] | int | None = None,
+        code: int | None = None,
         hidden: int | None = None,
         labels: LabelStyle = "inverse",
         bridges: BridgeStyle = "pooled",
+        class_dim: int | None = None,
+        ignore_index: int | None = None,
         pool: Pools | None = None,
         blocks: OwnBlocks | None = None,
         lr: LearningRates = 1e-3,
@@ -119,6 +121,8 @@ class ALPackage(nn.Module):
             hidden=hidden,
             labels=labels,
             bridges=bridges,
+            class_dim=class_dim,
+            ignore_index=ignore_index,
             pool=pool,
             blocks=blocks,
             lr=lr,

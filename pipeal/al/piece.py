@@ -1,4 +1,4 @@
-"""What a cut leaves: a part of a module's forward, as a module.
+"""What a cut leaves: a part of a module's forward, as a module, and the steps that cutting adds to it.
 
 It knows of itself whether it may draw random numbers, and asks for its own mode where the forward asks for the model's.
 """
@@ -8,13 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from pipeal.al.draws import may_draw_between
+from pipeal.al.draws import draws_nothing, may_draw_between
+from pipeal.packet import Tree, batch_size
 
 
 class Piece(fx.GraphModule):
-    """A part of a module's forward, holding the submodules that it calls under their own names."""
+    """A part of a module's forward, holding the submodules that it calls under their own names.
+
+    Attributes:
+        hands_on: What each item of the tuple is that it hands on; empty where it hands on one value.
+        mask_at: The place of the model's mask among them; None where there is none.
+    """
+
+    hands_on: tuple[str, ...] = ()
+    mask_at: int | None = None
 
     def __init__(self, root: nn.Module | Mapping[str, Any], graph: fx.Graph, class_name: str = "Piece") -> None:
         super().__init__(root, graph, class_name)  # type: ignore[arg-type]
@@ -34,3 +43,39 @@ class TrainingFlag(nn.Module):
     def forward(self) -> bool:
         """Its own flag, which ``train()`` and ``eval()`` set as for any module."""
         return self.training
+
+
+class Features(nn.Module):
+    """Of the values that a piece hands on those that a bridge looks at: the first, and the mask of its words.
+
+    Args:
+        mask_at: The place of the mask; None where there is none.
+    """
+
+    draws_from_default = False
+
+    def __init__(self, mask_at: int | None = None) -> None:
+        super().__init__()
+        self.mask_at = mask_at
+
+    def forward(self, values: tuple[Tree, ...]) -> Tree:
+        """``values`` as the piece hands them on; features, or features and their mask."""
+        return values[0] if self.mask_at is None else (values[0], values[self.mask_at].bool())
+
+
+@draws_nothing
+def shape_alone(tensor: Tensor) -> Tensor:
+    """A number expanded to the shape of a tensor: it has its sizes, its type and its device, and takes no memory."""
+    return tensor.new_zeros(()).expand(tensor.shape)
+
+
+@draws_nothing
+def for_each_sample(value: Any, samples: Tree) -> Any:
+    """A tensor that is the same for all samples, once for each of them, without a copy; what is none stays."""
+    return value.expand(batch_size(samples), *value.shape) if isinstance(value, Tensor) else value
+
+
+@draws_nothing
+def of_one_sample(value: Any) -> Any:
+    """What :func:`for_each_sample` was given."""
+    return value[0] if isinstance(value, Tensor) else value

@@ -1,5 +1,6 @@
 """Models in AL and in BP form, and their registry."""
 
+from pipeal.al.placecodes import UNLABELLED, TokenCrossEntropy
 from pipeal.models.causal import CausalAttention, CausalBlock, CharacterEmbedding
 from pipeal.models.charlm import CharDims, CharLM, CharLMAL
 from pipeal.models.convolution import BasicBlock, ConvBN, ResidualStage, VGGStage
@@ -7,7 +8,6 @@ from pipeal.models.features import Blocks, Features, TokenEmbedding
 from pipeal.models.generation import generate, generate_each
 from pipeal.models.grouping import group_layers
 from pipeal.models.lstm import LSTMBlock
-from pipeal.models.nextchar import UNLABELLED, TokenCrossEntropy
 from pipeal.models.registry import (
     LANGUAGE_MODELS,
     TEXT_MODELS,

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from torch import nn
 
 from pipeal.al import AL, ALPackage, LearningRates, OptimizerFactory
+from pipeal.al.placecodes import code_width
 from pipeal.errors import ConfigError, unknown_name
 from pipeal.models.causal import CausalBlock, CharacterEmbedding, start_small
 from pipeal.models.features import Blocks
@@ -37,7 +38,7 @@ class CharDims:
             times ``width``, whichever is more. In codes narrower than the alphabet, not everything can be said of what
             comes next: with 32 features, codes of 32 stood at 2.44 validation loss after 1,000 steps, of 64 at 2.30, of
             256 at 2.26. In training they cost nothing at any place, however wide
-            (:class:`pipeal.models.nextchar.WhichCode`).
+            (:class:`pipeal.al.placecodes.WhichCode`).
         labels: The style of the label sides; see :mod:`pipeal.models.nextchar`.
         bridges: What the bridges of all layers but the last are made of, before a norm and a linear map: another
             ``block``, so that the features of a layer are asked for what a deeper network can make of them, or nothing
@@ -73,12 +74,6 @@ class CharDims:
 
 LESSON = CharDims()
 
-_CODE_OVER_ALPHABET = 4
-_CODE_OVER_WIDTH = 4
-_WIDE_CODE = 512
-"""What a large alphabet, such as that of Chinese, has at most, or four times the width: the weights between two layers'
-codes grow with the square."""
-
 
 class CharLMAL(ALPackage):
     """The AL form: packets of ``(B, T)`` characters and, as labels, the ``(B, T)`` characters that come next.
@@ -102,8 +97,7 @@ class CharLMAL(ALPackage):
         lr: LearningRates = 1e-3,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
-        widest = max(_WIDE_CODE, _CODE_OVER_WIDTH * dims.width)
-        code = dims.code or min(_CODE_OVER_ALPHABET * characters, widest)
+        code = dims.code or code_width(characters, dims.width)
         layers = []
         for first in range(0, dims.layers, dims.per_layer):
             last = min(first + dims.per_layer, dims.layers)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from pipeal.al import ALPackage, Dropout, TouchedAdam
+from pipeal.al.placecodes import WhichCode
 from pipeal.engine.device import Precision
 from pipeal.models.causal import CausalAttention
 from pipeal.models.features import Features
 from pipeal.models.lstm import LSTMBlock
-from pipeal.models.nextchar import WhichCode
 from pipeal.models.transformer import SelfAttention
 from pipeal.packet import move, pair_of
 

@@ -310,7 +310,7 @@ def test_weights_are_counted_saved_and_learnt_once() -> None:
 def test_a_target_per_text_is_one_line() -> None:
     x, y = batch()
     for mode in ("al", "bp"):
-        with pytest.raises(DataError, match="expected a character, as a whole number, for each place"):
+        with pytest.raises(DataError, match="expected a class, as a whole number, for each place"):
             model(mode)(x, y[:, 0])
 
 
