@@ -15,9 +15,10 @@ The mutants stand in ``scripts/mutants/*.yaml``; to add one, add an entry::
       new: return _in_order(self.train)
       tests: tests/integration/test_reported_numbers.py::test_texts
 
-``old`` is text that occurs exactly once in the file, or within the function or class that ``within`` names (both may be
-left out of moves: where the file has no such text any more, all of ``pipeal/`` is searched for it). Its further lines,
-and those of ``new``, are indented as the line that the first one stands in. ``tests`` are files or node ids of pytest.
+``old`` is text that occurs exactly once in the file, or in the function or class that ``within`` names (which may be
+left out). Where the file has no such text any more, all of ``pipeal/`` is searched for it. Further lines of ``old`` and
+``new`` are indented as the line is that the first one stands in. Quotes keep YAML from reading code as its own.
+``tests`` are files or node ids of pytest.
 
 Each mutant is applied to a copy of the tree, never to the tree itself. Its tests must pass there without it (run once
 for each set of tests), and fail with it: then it is killed. One that hangs is killed by the clock, and the table says
@@ -43,6 +44,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
@@ -127,12 +129,13 @@ class Run:
 # -- the list ----------------------------------------------------------------------------------------------------
 
 
-def read_mutants(folder: Path = LISTS) -> list[Mutant]:
+def read_mutants(folder: Path | None = None) -> list[Mutant]:
     """All mutants, in the order of the files and of the entries in them.
 
     Raises:
         MutantsError: A file is not a list of mutants, or two have one name.
     """
+    folder = folder or LISTS
     found: dict[str, Mutant] = {}
     for path in sorted(folder.glob("*.yaml")):
         try:
@@ -168,12 +171,13 @@ def _mutant(entry: Any, where: str) -> Mutant:
 # -- a mutant on a tree ------------------------------------------------------------------------------------------
 
 
-def change_of(mutant: Mutant, root: Path = ROOT) -> Change:
-    """What a mutant changes in the tree under ``root``; nothing is written.
+def change_of(mutant: Mutant, root: Path | None = None) -> Change:
+    """What a mutant changes in the tree under ``root``, by default this one; nothing is written.
 
     Raises:
         MutantsError: Its text is not there, or there twice; or what it leaves is no Python.
     """
+    root = root or ROOT
     found = list(_places(mutant, root, root / mutant.file))
     if not found:
         others = (path for path in sorted((root / "pipeal").rglob("*.py")) if path != root / mutant.file)
@@ -186,11 +190,11 @@ def change_of(mutant: Mutant, root: Path = ROOT) -> Change:
     path, _, source, begin, end, new = found[0]
     after = source[:begin] + new + source[end:]
     try:
-        same = ast.dump(ast.parse(source)) == ast.dump(ast.parse(after))
+        ast.parse(after)
     except SyntaxError as error:
         raise MutantsError(f"{mutant.name}: what it leaves is no Python: {error}") from error
-    if same:
-        raise MutantsError(f"{mutant.name}: it changes nothing that runs")
+    if after == source:
+        raise MutantsError(f"{mutant.name}: it changes nothing")
     return Change(path.relative_to(root).as_posix(), source, after)
 
 
@@ -235,12 +239,17 @@ def _bodies(source: str, name: str) -> Iterator[tuple[int, int]]:
             yield from look(child, names)
 
     wanted = name.split(".")
-    yield from look(ast.parse(source), ())
+    yield from look(_parsed(source), ())
 
 
-def missing_tests(mutant: Mutant, root: Path = ROOT) -> list[str]:
+@lru_cache(maxsize=256)
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
+def missing_tests(mutant: Mutant, root: Path | None = None) -> list[str]:
     """Those of its tests that are nowhere to be found, by their files' text alone; parameters are not looked at."""
-    return [test for test in mutant.tests if not _is_there(test, root)]
+    return [test for test in mutant.tests if not _is_there(test, root or ROOT)]
 
 
 def _is_there(test: str, root: Path) -> bool:
@@ -359,7 +368,7 @@ class Bench:
 
 
 @contextmanager
-def bench(jobs: int, root: Path = ROOT) -> Iterator[Bench]:
+def bench(jobs: int) -> Iterator[Bench]:
     """Copies of the tree for so many tests at once; they are gone at the end."""
     with tempfile.TemporaryDirectory(prefix="pipeal-mutants-", ignore_cleanup_errors=True) as parent:
         folders: SimpleQueue[Path] = SimpleQueue()
@@ -368,7 +377,7 @@ def bench(jobs: int, root: Path = ROOT) -> Iterator[Bench]:
             if number:
                 shutil.copytree(Path(parent, "0"), folder)
             else:
-                copy_tree(root, folder)
+                copy_tree(ROOT, folder)
             folders.put(folder)
         one = Bench(folders)
         try:

@@ -194,6 +194,61 @@ def test_the_vocabulary_is_of_the_texts_that_are_trained_on(tmp_path: Path) -> N
     assert {word for word in words if word.startswith(("train", "test"))} == {f"train{row}" for row in kept}
 
 
+def test_test_texts_are_read_as_training_texts_are(tmp_path: Path) -> None:
+    root = write_news(tmp_path / "data")
+    files = root / "ag_news_csv" / "train.csv", root / "ag_news_csv" / "test.csv"
+    for path in files:
+        path.write_text('"1","of the topic1","and the news of it"\n"2","of the topic2","and the news of it"\n' * 5)
+    for drops in (True, False):
+        data = {"root": str(root), "drop_stop_words": drops, "max_len": 6}
+        config = load_config(TextConfig, values={"dataset": "agnews", "model": {"name": "lstm"}, "data": data})
+        experiment = text_experiment(config, lambda _: None)
+        train, test = (next(iter(part)) for part in (experiment.train_evaluation(), experiment.test_evaluation()))
+        assert train.x.tolist() == test.x.tolist()
+        assert train.x.shape[1] == (2 if drops else 6)
+
+
+def test_facts_tell_every_part_of_the_data_apart(tmp_path: Path) -> None:
+    """By them a run refuses to go on with other data than it began with."""
+    facts = experiment_of(tmp_path).facts
+    prints = [facts[name] for name in ("fingerprint", "held_out_fingerprint", "test_fingerprint")]
+    assert len(set(prints)) == 3
+    kept, out = hold_out(SAMPLES, HELD_OUT)
+    counts = [facts[f"{part}_samples"] for part in ("train", "held_out", "test")]
+    assert counts == [len(kept), len(out), SAMPLES // 2]
+    train, test = (tmp_path / "data" / "ag_news_csv" / f"{part}.csv" for part in ("train", "test"))
+    for changed, path, row in ((1, train, out[0]), (2, test, 0)):
+        rows = path.read_text().splitlines()
+        rows[row] = rows[row].replace('"topic', '"topic1 topic')
+        path.write_text("\n".join(rows))
+        config = {"root": str(tmp_path / "data"), "held_out": HELD_OUT}
+        values = {"dataset": "agnews", "model": {"name": "lstm"}, "data": config}
+        now = text_experiment(load_config(TextConfig, values=values), lambda _: None).facts
+        prints_now = [now[name] for name in ("fingerprint", "held_out_fingerprint", "test_fingerprint")]
+        assert [one != other for one, other in zip(prints, prints_now, strict=True)] == [n == changed for n in range(3)]
+        prints = prints_now
+
+
+def test_runs_of_all_seeds_are_tested_on_the_same_samples(tmp_path: Path) -> None:
+    """Of IMDb, whose test set is drawn here."""
+    home = tmp_path / "imdb"
+    home.mkdir()
+    rows = [f'"review{n}","{("positive", "negative")[n % 2]}"' for n in range(40)]
+    (home / "IMDB_Dataset.csv").write_text("\n".join(["review,sentiment", *rows]))
+    found = []
+    for seed in (0, 1):
+        values: dict[str, Any] = {
+            "dataset": "imdb",
+            "model": {"name": "lstm"},
+            "data": {"root": str(tmp_path), "held_out": 0.25},
+            "train": {"seed": seed},
+        }
+        experiment = text_experiment(load_config(TextConfig, values=values), lambda _: None)
+        assert len(experiment.test) == 8
+        found.append(experiment.facts)
+    assert found[0] == found[1]
+
+
 def rows_of(experiment: TextExperiment, batches: Iterable[Any]) -> list[str]:
     """The texts of batches, in order, by the words that each of them has alone."""
     words = experiment.vocab.words
@@ -221,7 +276,7 @@ def test_losses_and_speeds_of_a_row_are_those_of_its_epoch(tmp_path: Path, capsy
     left, _ = news(capsys, tmp_path, "--epochs=2", "--set=train.lr.base=1e-2", "--set=train.seed=5")
     experiment = text_experiment(left.config, lambda _: None)  # type: ignore[arg-type]
     model, batches = experiment.package("al", 5), experiment.train_batches(5)
-    tokens = 0
+    tokens = padded = 0
     for row in left.rows:
         losses = []
         batches.set_epoch(int(row["epoch"]) - 1)
@@ -229,6 +284,7 @@ def test_losses_and_speeds_of_a_row_are_those_of_its_epoch(tmp_path: Path, capsy
             model(batch.x, batch.y)
             losses.append([layer.loss() for layer in model])
             tokens += int((batch.x != experiment.vocab.pad_index).sum())
+            padded += batch.x.numel()
             model.backward()
             model.update()
         for number in range(len(model)):
@@ -240,6 +296,7 @@ def test_losses_and_speeds_of_a_row_are_those_of_its_epoch(tmp_path: Path, capsy
     assert left.last["train_time"] == pytest.approx(sum(row["epoch_time"] for row in left.rows))
     summary = left.json("summary.json")
     assert summary["seconds_per_epoch"] == pytest.approx(left.last["train_time"] / 2)
+    assert summary["padding_share"] == pytest.approx(1 - tokens / padded)
     assert summary["tokens_per_s"] == pytest.approx(tokens / left.last["train_time"])
     for side, count in (("effective", model.effective_parameters()), ("affiliated", model.affiliated_parameters())):
         assert summary[f"{side}_parameters"] == count
