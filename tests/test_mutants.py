@@ -11,17 +11,18 @@ from pathlib import Path
 
 import mutants
 import pytest
-from mutants import Mutant, MutantsError, change_of, chosen, main, missing_tests, read_mutants
+from mutant_list import ROOT, Mutant, MutantsError, change_of, missing_tests, read_mutants
+from mutants import chosen, main
 
 MUTANT = Mutant("one", "one is one", "pipeal/a.py", "one = 1", "one = 2", ("tests/test_a.py",))
 
 
 def test_every_mutant_applies_once_and_its_tests_are_there() -> None:
     """Code that moves takes its mutants along; code that changes has to be given theirs again."""
-    found = read_mutants()
+    found = read_mutants(ROOT)
     for mutant in found:
-        change_of(mutant)
-        assert missing_tests(mutant) == [], mutant.name
+        change_of(mutant, ROOT)
+        assert missing_tests(mutant, ROOT) == [], mutant.name
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", mutant.name)
     assert len(found) >= 60
 
@@ -59,7 +60,9 @@ def test_lines_are_indented_as_the_first_one_is(tree: Callable[..., Path]) -> No
 
 
 def test_within_a_function_a_text_is_told_from_others(tree: Callable[..., Path]) -> None:
-    source = "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 1\n\ndef f():\n    return 1\n"
+    source = (
+        "class A:\n    def f(self):\n        return 1\n\n    def g(self):\n        return 1\n\ndef f():\n    return 1\n"
+    )
     root = tree(**{"pipeal/a.py": source})
     mutant = replace(MUTANT, old="return 1", new="return 2")
     with pytest.raises(MutantsError, match=r"one: its text 'return 1' is there 3 times \(pipeal/a.py:3, "):
@@ -77,9 +80,7 @@ def test_within_a_function_a_text_is_told_from_others(tree: Callable[..., Path])
         ("one = 1", "one = 1", "one: it changes nothing"),
     ],
 )
-def test_a_mutant_that_does_not_apply_is_named(
-    source: str, new: str, message: str, tree: Callable[..., Path]
-) -> None:
+def test_a_mutant_that_does_not_apply_is_named(source: str, new: str, message: str, tree: Callable[..., Path]) -> None:
     with pytest.raises(MutantsError, match=re.escape(message)):
         change_of(replace(MUTANT, new=new), tree(**{"pipeal/a.py": source}))
 
@@ -119,7 +120,6 @@ def test_killed_survived_and_hanging_mutants_are_told_apart(
 """,
     })  # fmt: skip
     monkeypatch.setattr(mutants, "ROOT", root)
-    monkeypatch.setattr(mutants, "LISTS", root / "scripts" / "mutants")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take a second to import
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     assert main(["--only", "killed", "lives", "--jobs", "2"]) == 1

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from pipeal.cli.build import rates
 from pipeal.cli.build_language import LanguageModels
 from pipeal.cli.build_text import TextModels
 from pipeal.cli.build_vision import VisionModels
-from pipeal.cli.build import rates
 from pipeal.cli.opening import course_of
 from pipeal.config import LanguageConfig, TextConfig, VisionConfig, find_config, load_config
 from pipeal.train.learning_rate import epoch_scale

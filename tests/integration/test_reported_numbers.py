@@ -166,9 +166,7 @@ def test_accuracies_of_texts_are_those_of_their_splits(
 def test_the_training_accuracy_is_taken_on_as_many_samples_as_configured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left, files = news(
-        capsys, tmp_path, "--mode=bp", "--epochs=1", f"--set=train.train_accuracy_samples={EVALUATED}"
-    )
+    left, files = news(capsys, tmp_path, "--mode=bp", "--epochs=1", f"--set=train.train_accuracy_samples={EVALUATED}")
     found = left.last["train_acc"] * EVALUATED
     assert found == pytest.approx(round(found), abs=1e-9), "a share of so many samples, and of no other number"
     vocab = Vocab.load(left.folder / "vocab.json")

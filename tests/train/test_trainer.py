@@ -193,9 +193,9 @@ def test_wherever_a_training_is_taken_up_it_is_fed_what_was_to_come(
     def fed_in(position: Position, package: ALPackage, keeper: Any = None) -> list[Any]:
         fed.clear()
         course = Course(epochs=2, decay="cosine", end_over_base=0.1, warmup=4)
-        with Pipeline(package, ["cpu"], "sequential", threads=1, first_batch=position.batches) as pipe:
-            with contextlib.suppress(Interrupted):
-                list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, Ignorant(), position, keeper))
+        pipe = Pipeline(package, ["cpu"], "sequential", threads=1, first_batch=position.batches)
+        with pipe, contextlib.suppress(Interrupted):
+            list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, Ignorant(), position, keeper))
         return list(fed)
 
     monkeypatch.setattr(Pipeline, "submit", watched)
@@ -212,7 +212,7 @@ def test_wherever_a_training_is_taken_up_it_is_fed_what_was_to_come(
     assert fed_in(ended, packages[1]) == wanted[behind:]
     assert [row.losses for row in ended.rows] == [row.losses for row in untouched.rows]
     under_way = ended.rows[(behind - 1) // 3]  # the end of an epoch is before its evaluation
-    assert under_way.epoch_time > hour_s
+    assert under_way.epoch_time >= hour_s
     assert under_way.samples_per_s * under_way.epoch_time == pytest.approx(20)
 
 
