@@ -1,4 +1,4 @@
-"""Models that are made from a configuration and a seed."""
+"""Models that are made from a configuration and a seed, and how they are configured to learn."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from pipeal.cli.build import rates
 from pipeal.cli.build_language import LanguageModels
 from pipeal.cli.build_text import TextModels
 from pipeal.cli.build_vision import VisionModels
+from pipeal.cli.opening import course_of
 from pipeal.config import LanguageConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.train.learning_rate import epoch_scale
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,24 @@ def test_first_weights_follow_from_the_seed_alone(
     one, other = found
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_each_side_has_the_rate_that_is_configured() -> None:
+    for given, wanted in (({}, 0.1), ({"ae": 0.01}, 0.01)):
+        values: dict[str, Any] = {"train": {"lr": {"base": 0.1, **given}}}
+        lr = load_config(TextConfig, values={"dataset": "toynews", "model": {"name": "lstm"}, **values}).train.lr
+        assert rates(lr, "al") == {"enc": 0.1, "ae": wanted}
+        assert rates(lr, "bp") == 0.1
+
+
+@pytest.mark.parametrize(("end", "share"), [(None, 0.0), (0.01, 0.05)])
+def test_a_rate_decays_from_its_base_to_its_end(end: float | None, share: float) -> None:
+    lr = {"base": 0.2, "end": end, "decay": "cosine", "per": "batch", "warmup": 0}
+    values = {"dataset": "toynews", "model": {"name": "lstm"}, "train": {"lr": lr, "epochs": 3}}
+    course = course_of(load_config(TextConfig, values=values))
+    scale = epoch_scale(
+        course.decay, course.per, end_over_base=course.end_over_base, warmup=course.warmup,
+        epoch=2, epochs=course.epochs, batches=10, first_batch=20,
+    )  # fmt: skip
+    assert scale(30) == pytest.approx(share), "after the last batch"
+    assert scale(20) > scale(29) > share

@@ -259,6 +259,25 @@ def test_the_callers_grad_mode_does_not_matter() -> None:
     assert all(weights == found["sequential"] != start for weights in found.values())
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_a_forward_computes_in_the_precision_that_is_asked_for(precision: Any, dtype: torch.dtype) -> None:
+    """All schedules are alike in any precision, also in one that nobody asked for."""
+    seen = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            seen.append((self.training, out.dtype))
+            return out
+
+    package = ALPackage([AL(ENC(Watched(16, 16), nn.Linear(16, 16)), AE(nn.Linear(16, 16), nn.Linear(16, 16)))])
+    (batch,) = data(4, 1)
+    with Pipeline(package, threads=1, precision=precision) as pipe:
+        pipe.run([batch])
+        pipe.predict(batch[0])
+    assert seen == [(True, dtype), (False, dtype)]
+
+
 def test_bf16_is_exact_too() -> None:
     outcomes = [run(RICH, schedule, [1, 1, 2], precision="bf16") for schedule in SCHEDULES]
     assert all(found.differences(outcomes[0]) == [] for found in outcomes)

@@ -1,6 +1,7 @@
 """Checkpoints: whole or absent whenever the process is killed, and never loaded when a bit of them is wrong."""
 
 import errno
+import gc
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 import zlib
 from collections import OrderedDict
 from itertools import count
@@ -574,3 +576,18 @@ def test_one_that_is_made_the_newest_is_taken_and_those_after_it_are_rotated_awa
         put(store, 4, step=3)
         put(store, 5, step=4)
     assert sorted(path.name for path in folder.glob("step-*")) == ["step-000000003", "step-000000004"]
+
+
+def test_no_file_stays_open_after_a_look(folder):
+    """Symptom: a file was closed when it was collected; where an error held on to it, files ran out in the end."""
+    states = {0: {"w": torch.ones(3)}, 1: {"w": torch.ones(3)}}
+    with CheckpointStore(folder) as store:
+        path = store.save(1, states, {}, {})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", ResourceWarning)
+        Checkpoint.open(path)
+        (path / "layer-001.pt").write_bytes(b"other bytes")
+        with pytest.raises(DataError, match="truncated"):
+            Checkpoint.open(path)
+        gc.collect()
+    assert [str(one.message) for one in told if "unclosed" in str(one.message)] == []

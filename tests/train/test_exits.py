@@ -223,6 +223,15 @@ def test_a_temperature_stays_within_bounds() -> None:
     assert 0.05 <= _temperature(torch.zeros(2, 2), y) <= 20
 
 
+def test_a_calibration_finds_the_temperature_of_every_exit() -> None:
+    held_out = blobs(400, seed=4)
+    y = torch.cat([batch.y for batch in held_out])
+    logits = [torch.cat(one) for one in zip(*trained().predict_exits(batch.x for batch in held_out), strict=True)]
+    found = calibrate(trained(), held_out).policy.temperatures
+    assert found == pytest.approx([_temperature(one, y) for one in logits])
+    assert len(set(found)) == 3
+
+
 def test_costs_of_a_perceptron_are_its_products() -> None:
     found = exit_costs(mlp(), torch.randn(7, FEATURES))
     down = 2 * CODE * CLASSES  # the h of the first layer

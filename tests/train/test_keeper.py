@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from pipeal.engine.rescue import SplitWarning
 from pipeal.train.checkpoint import CheckpointStore
 from pipeal.train.keeper import CheckpointKeeper
 from pipeal.train.position import Part, Position
+from pipeal.train.recorders import EpochRow
 from pipeal.train.saver import Saver
 from pipeal.train.taken_up import TakenUp
 from tests.engine.test_out_of_memory import data, model
@@ -102,3 +106,32 @@ def test_it_saves_at_the_first_update_after_so_many_batches_and_once(
         if batches > begun:
             keeper.after_batch(None, Position(batches=batches))  # type: ignore[arg-type]
     assert saved == wanted
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ((0.5, 0.7, 0.6, 0.7, 0.8), [True, True, False, False, True]),  # of equals, the first
+        ((0.9, 0.1), [True, False]),
+        ((math.nan, 0.1), [True, True]),
+    ],
+)
+def test_the_checkpoint_of_the_best_epoch_so_far_is_marked(scores: tuple[float, ...], best: list[bool]) -> None:
+    """Also where it is that of an earlier turn; and one within an epoch never is."""
+    marked: list[bool] = []
+    saver: Any = SimpleNamespace(submit=lambda *_, best: marked.append(best))
+    pipe: Any = SimpleNamespace(fence=lambda: None)
+    keeper, position = CheckpointKeeper(saver, 1, lambda: None, {}), Position()
+    accuracies = [one.name for one in fields(EpochRow) if one.name.endswith("_acc")]
+    first = EpochRow(1, 1, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0)
+    for epoch, score in enumerate(scores, 1):
+        if epoch == 3:
+            position.turn, position.epoch = 2, 0
+        position.batches, position.part = position.batches + 1, Part(batches=1)
+        keeper.after_batch(pipe, position)
+        assert marked.pop() is False
+        position.epoch, position.part = position.epoch + 1, Part()
+        row = replace(first, turn=position.turn, epoch=position.epoch, **dict.fromkeys(accuracies, score))
+        position.rows.append(row)
+        keeper.after_epoch(pipe, position)
+    assert marked == best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NoReturn
 
 import pytest
@@ -158,6 +159,71 @@ def test_a_training_that_is_ended_while_a_batch_is_left_out_says_that() -> None:
         pytest.raises(Interrupted, match="after batch 1 of epoch 1, and saved"),
     ):
         list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), Course(epochs=1), Silent(), position, keeper))
+
+
+class EndsAfter:
+    """A keeper that ends the training after so many batches of the turn."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def after_batch(self, pipe: Pipeline, position: Position) -> bool:
+        return position.batches == self.batches
+
+    def before_evaluation(self, pipe: Pipeline, position: Position) -> None: ...
+
+    def after_epoch(self, pipe: Pipeline, position: Position) -> None: ...
+
+    def leave(self, pipe: Pipeline, position: Position) -> NoReturn:
+        raise Interrupted(f"interrupted after {position.where}", 143)
+
+
+@pytest.mark.parametrize("behind", [1, 2, 3, 4, 5])
+def test_wherever_a_training_is_taken_up_it_is_fed_what_was_to_come(
+    behind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same batches with the same numbers and learning rates; and rows of whole epochs."""
+    fed: list[tuple[int, list[list[int]], float]] = []
+    submit = Pipeline.submit
+
+    def watched(pipe: Pipeline, x: Any, y: Any, scale: float, *, updates: bool) -> None:
+        fed.append((pipe.next_batch, x.tolist(), scale))
+        submit(pipe, x, y, scale, updates=updates)
+
+    def fed_in(position: Position, package: ALPackage, keeper: Any = None) -> list[Any]:
+        fed.clear()
+        course = Course(epochs=2, decay="cosine", end_over_base=0.1, warmup=4)
+        pipe = Pipeline(package, ["cpu"], "sequential", threads=1, first_batch=position.batches)
+        with pipe, contextlib.suppress(Interrupted):
+            list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, Ignorant(), position, keeper))
+        return list(fed)
+
+    monkeypatch.setattr(Pipeline, "submit", watched)
+    packages = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        packages.append(ALPackage([BP(Bag())]))
+    untouched, ended = Position(), Position()
+    wanted = fed_in(untouched, packages[0])
+    assert len({str(one) for one in wanted}) == len(wanted) == 6, "no two are alike"
+    assert fed_in(ended, packages[1], EndsAfter(behind)) == wanted[:behind]
+    assert ended.batches == behind
+    hour_s, ended.part.seconds = 3600.0, 3600.0
+    assert fed_in(ended, packages[1]) == wanted[behind:]
+    assert [row.losses for row in ended.rows] == [row.losses for row in untouched.rows]
+    under_way = ended.rows[(behind - 1) // 3]  # the end of an epoch is before its evaluation
+    assert under_way.epoch_time >= hour_s
+    assert under_way.samples_per_s * under_way.epoch_time == pytest.approx(20)
+
+
+class Ignorant:
+    """A watcher that nothing is asked of."""
+
+    def begin_epoch(self, epoch: int, *, batches: int, turn: int) -> None: ...
+
+    def advance(self, *, samples: int, tokens: int) -> None: ...
+
+    def end_epoch(self, row: EpochRow) -> None: ...
 
 
 def test_accuracy_counts_every_sample_once() -> None:

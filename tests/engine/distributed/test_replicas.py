@@ -135,7 +135,10 @@ def test_runs_repeat_bit_for_bit_and_replicas_stay_alike_with_batch_norm_and_dro
 
 
 def test_replicas_draw_numbers_of_their_own() -> None:
-    """Else every replica would drop the same units of its samples."""
+    """Else every replica would drop the same units of its samples.
+
+    (This test could not fail: what it looked at was the draw of the prediction that follows, which has no key.)
+    """
     torch.manual_seed(0)
     seen: dict[int, Tensor] = {}
 
@@ -145,7 +148,8 @@ def test_replicas_draw_numbers_of_their_own() -> None:
             self.rank = rank
 
         def forward(self, x: Tensor) -> Tensor:
-            seen[self.rank] = torch.rand(4)
+            if self.training:
+                seen[self.rank] = torch.rand(4)
             return x
 
     def package(rank: int) -> ALPackage:
@@ -156,6 +160,34 @@ def test_replicas_draw_numbers_of_their_own() -> None:
     with thread_ranks(2, replicas=2) as worlds:
         train(worlds, [package(0), package(1)], [[(torch.randn(4, 3), torch.randn(4, 2))]] * 2)
     assert not torch.equal(seen[0], seen[1])
+
+
+class Langevin(torch.optim.SGD):
+    """An optimizer that draws."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+
+
+def test_updates_that_draw_leave_replicas_alike() -> None:
+    """What they draw there is the same, unlike in a forward."""
+
+    def package() -> ALPackage:
+        torch.manual_seed(0)
+        side = AE(nn.Linear(2, 2), nn.Linear(2, 2))
+        return ALPackage([AL(ENC(nn.Linear(3, 3), nn.Linear(3, 2)), side, optimizer=Langevin)])
+
+    torch.manual_seed(1)
+    parts = [[(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(3)] for _ in range(2)]
+    with thread_ranks(2, replicas=2) as worlds:
+        packages = [package(), package()]
+        train(worlds, packages, parts)
+    first, second = (outcome(package, [], []) for package in packages)
+    assert first.differences(second) == []
 
 
 def test_one_stage_with_replicas_is_plain_data_parallel_backpropagation() -> None:
