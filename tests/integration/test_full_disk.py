@@ -53,6 +53,7 @@ entry.run(text.command)
 """From the row of the first epoch on no file grows any more."""
 
 
+@pytest.mark.slow
 def test_files_that_cannot_grow_any_more_after_the_first_epoch(tmp_path: Path) -> None:
     """The run ended in a traceback at the end of its second epoch, its third was not trained."""
     arguments = short_run(tmp_path, epochs=3)

@@ -58,6 +58,7 @@ def left_out(folder: Path) -> set[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("poison")
+@pytest.mark.slow
 def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
     arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:

@@ -109,6 +109,7 @@ def left_nothing(process: subprocess.Popen[bytes], out: Path, within_s: float = 
     assert "Traceback" not in said(out)
 
 
+@pytest.mark.slow
 def test_whatever_signals_a_run_and_its_workers_get_it_goes_on_as_if_untouched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

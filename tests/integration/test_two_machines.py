@@ -67,6 +67,7 @@ def job(two: list[Machine], folder: Path, *arguments: str) -> Iterator[list[Node
                 node.process.wait()
 
 
+@pytest.mark.slow
 def test_a_job_over_two_machines_survives_both(
     two: list[Machine], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -210,6 +210,7 @@ def lost_when_it_has_closed(world: World) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("job", [lost_when_told_to_end, lost_when_it_has_closed])
+@pytest.mark.slow
 def test_a_process_that_dies_while_all_others_end_is_named(job: Any, tmp_path: Path) -> None:
     """Symptom: rank 0 said after half a minute that threads of its own did not end, and nothing of the machine that was
     gone; what broke after the last batch was taken for the end."""
@@ -311,11 +312,16 @@ def long_replicated_apart(world: World) -> None:
 @pytest.mark.parametrize(
     ("job", "victim", "size", "replicas"),
     [
-        (long, 0, 3, 1),
         (long, 2, 3, 1),
-        (long_joined, 1, 3, 1),
-        (long_replicated, 1, 2, 2),
-        (long_replicated_apart, 2, 3, 3),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (long, 0, 3, 1),
+                (long_joined, 1, 3, 1),
+                (long_replicated, 1, 2, 2),
+                (long_replicated_apart, 2, 3, 3),
+            )
+        ),
     ],
 )
 def test_when_a_process_is_killed_all_others_end_and_name_it(
