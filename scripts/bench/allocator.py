@@ -3,8 +3,8 @@
     python scripts/bench/allocator.py [--turns 5] [--json FILE]
 
 Each figure is of a process of its own: after three large tensors were made and freed, ten more are, in the first
-thread or in another, as a stage's worker is. Kept memory should cost a tenth of the pages at most. Where the first small
-blocks come to lie is chance, and costs the heap a few large ones in one process of five: hence the median of some turns.
+thread or in another, as a stage's worker is. Kept memory should cost a tenth of the pages at most. Where small
+blocks come to lie first is chance, and costs the heap large ones in one process of five: hence the median of turns.
 The last row lets the user say how many heaps there may be (``MALLOC_ARENA_MAX``), which is then left as it is.
 """
 

@@ -41,7 +41,7 @@ def look(tmp_path: Path) -> Look:
             ],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=True,
         )  # fmt: skip
         return shot, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]

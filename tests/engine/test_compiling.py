@@ -34,8 +34,9 @@ from pipeal.engine.virtual import VirtualLayer
 
 from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
 from .test_failures import notes_of
+from .traps import STALL_S
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 @pytest.fixture
@@ -167,9 +168,10 @@ def test_a_compilation_is_busy_until_it_takes_too_long(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("tracing_only")
 def test_compiling_is_not_a_stall() -> None:
-    """The first forward and backward, which may compile, take three times the limit each."""
-    with Pipeline([VirtualLayer(0.6, 0.6), VirtualLayer(0, 0)], compile="static", stall_timeout_s=0.2) as pipe:
-        assert pipe.run([(None, None)]).seconds > 1.2
+    """The first forward and backward, which may compile, take longer than the limit each."""
+    slow = VirtualLayer(1.5 * STALL_S, 1.5 * STALL_S)
+    with Pipeline([slow, VirtualLayer(0, 0)], compile="static", stall_timeout_s=STALL_S) as pipe:
+        assert pipe.run([(None, None)]).seconds > 3 * STALL_S
 
 
 # Exactness

@@ -22,7 +22,6 @@ from tests.integration.test_resume import IMAGES, SMALL, assert_same, run
 
 NAME = "agnews-{}-al-001"
 PEER = "--set=engine.peer_timeout_s=30"
-pytestmark = pytest.mark.timeout(900)
 
 
 def texts(tmp_path: Path, model: str) -> tuple[str, ...]:

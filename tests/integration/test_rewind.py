@@ -95,7 +95,7 @@ def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
             pytest.fail("it ended without going back")
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'k'}")
     assert_same(folder, tmp_path / "k" / NAME)

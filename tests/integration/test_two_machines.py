@@ -21,10 +21,8 @@ from tests.integration.test_distributed import one_process, texts
 from tests.integration.test_resume import assert_same
 
 TIMEOUT_S = 15.0
-MARGIN_S = 45.0
+MARGIN_S = 180.0
 """For the process to end, and for torchrun to see it, on a machine that has other things to do."""
-
-pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)

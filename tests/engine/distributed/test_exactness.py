@@ -42,7 +42,7 @@ _building = threading.Lock()  # of packages, from PyTorch's default generator
 def rebuilt(case: Case, fence: Fence) -> ALPackage:
     """A new package with what a fence found."""
     package = case.build()
-    for number, found in fence.wait(30).items():
+    for number, found in fence.wait(120).items():
         load_layer_state(package[number], found.state)
     return package
 
