@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# Three processes on two cores: tests of what must end also wait. A file's tests share what they have trained.
-PYTEST := $(BIN)/python -m pytest -n $${PIPEAL_TEST_PROCESSES:-3} --dist loadfile --durations=30
+# Three processes on two cores: tests of what must end also wait. One that has nothing left to do takes from the others.
+PYTEST := $(BIN)/python -m pytest -n $${PIPEAL_TEST_PROCESSES:-3} --dist worksteal --durations=30
 # Bytecode is kept: without it each of the processes rewrites every assertion, a third of what the quick tests take.
 export PYTHONDONTWRITEBYTECODE :=
 
