@@ -46,7 +46,6 @@ def train(capsys: pytest.CaptureFixture[str], corpus: Path, *arguments: str) -> 
     return Path(re.search(r"^files: +(.+)$", out, re.MULTILINE)[1]), out  # type: ignore[index]
 
 
-@pytest.mark.draws
 def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,6 +120,7 @@ def not_finite(world: World) -> None:
         pipe.run([(torch.randn(2, 3), torch.randn(2, 3))] * 3)
 
 
+@pytest.mark.slow
 def test_what_fails_anywhere_reaches_rank_0_as_its_own_type_and_stops_all(tmp_path: Path) -> None:
     ranks = run(traps, 3, tmp_path)
     words = {"F": "forward", "B": "backward", "U": "update"}
@@ -175,6 +176,7 @@ def short_feed(world: World) -> dict[str, Any]:
     return virtual(world, quick(1))
 
 
+@pytest.mark.slow
 def test_a_replica_without_a_batch_is_told_of_it(tmp_path: Path) -> None:
     for told in run(short_feed, 2, tmp_path, replicas=2):
         assert told["kind"] == "DataError"
