@@ -1,15 +1,24 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# Each of these does all the set-up: `make demo`, `make test`, `make test-all`.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Three processes on two cores: tests of what must end also wait. One that has nothing left to do takes from the others.
+PYTEST := $(BIN)/python -m pytest -n $${PIPEAL_TEST_PROCESSES:-3} --dist worksteal --durations=30
+# Bytecode is kept: without it each of the processes rewrites every assertion, a third of what the quick tests take.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-all slow check format bench clean
 
 demo: $(READY)  ## train on a data set that needs no download, compare AL with backpropagation
 	$(BIN)/python nlpmain.py toynews transformer --mode compare
 
-test: check  ## everything that must hold: format, lint, types, import rules, tests, doctests
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+test: check  ## format, lint, types, import rules, doctests, and every law for every model: minutes
+	$(PYTEST) -m "not slow"
+
+test-all: test slow  ## the same, then what takes long: processes, kernels, every precision and number of stages
+
+slow: $(READY)
+	$(PYTEST) -m slow
 
 check: $(READY)
 	$(BIN)/ruff format --check .

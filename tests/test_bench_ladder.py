@@ -394,6 +394,7 @@ def test_memory_is_that_of_all_gpus(bench: dict[str, ModuleType], monkeypatch: p
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_processes_learn_what_one_process_learns(
     bench: dict[str, ModuleType], real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +410,7 @@ def test_processes_learn_what_one_process_learns(
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_stages_in_processes_learn_what_one_process_learns(
     bench: dict[str, ModuleType], real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +431,7 @@ def test_stages_in_processes_learn_what_one_process_learns(
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_a_ladder_is_climbed_and_kept(
     bench: dict[str, ModuleType],
     real_data: Path,

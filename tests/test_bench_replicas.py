@@ -31,6 +31,7 @@ def verses(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_come_to_the_weights_of_one(bench: dict[str, ModuleType], tmp_path: Path) -> None:
     order = {"model": "charlm", "form": "bp", "precision": "fp32", "compile": "none", "batches": [3]}
     (row,) = bench["replicas"].hold({**order, "steps": 2, "turns": 1, "root": verses(tmp_path)}, 2)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from pipeal import __version__
 from pipeal.cli import entry, generate, plan, report, runs, text, vision
 
 
 @click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
-@click.version_option(package_name="pipeal")
+@click.version_option(__version__, prog_name="pipeal")
 @click.pass_context
 def command(context: click.Context) -> None:
     """Pipelined model-parallel training without backward locking."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from pipeal import __version__
 from pipeal.engine.threads import cores
 
 
 def environment() -> dict[str, str | int | list[str]]:
     """What a run's summary says about where it ran."""
     return {
-        "pipeal": _version("pipeal"),
+        "pipeal": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
@@ -23,13 +23,6 @@ def environment() -> dict[str, str | int | list[str]]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a source tree that was not installed
-        return "not installed"
 
 
 def _cpu_name() -> str:

@@ -35,6 +35,7 @@ def test_names_are_offered(before: list[str], begun: str, wanted: set[str]) -> N
     assert begun == "" or len(found) == len(wanted)
 
 
+@pytest.mark.slow
 def test_the_command_speaks_to_shells(tmp_path: Path) -> None:
     """Through its entry point: errors are worded there, and completion must pass by."""
     script = tmp_path / "pipeal"

@@ -21,6 +21,7 @@ from pipeal.errors import NonFiniteError, OutOfMemoryError, SaveError, WorkerErr
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
+@pytest.mark.slow
 def test_random_command_lines_run_or_are_told_off_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, SCRIPTS / "fuzz_commands.py", "--count=40", "--seed=1", "--spoilt=0.9", f"--home={tmp_path}"],

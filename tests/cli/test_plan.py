@@ -42,6 +42,7 @@ def planned(
     return {each["method"]: each for each in figures["forecasts"]}, out
 
 
+@pytest.mark.draws
 def test_costs_become_forecasts_of_every_schedule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, out = planned(capsys, tmp_path, "--costs", str(saved(tmp_path / "c.json")), "--devices", "4")
     assert found["AL sequential"]["gain"] == pytest.approx(1)

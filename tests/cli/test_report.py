@@ -16,6 +16,8 @@ from pipeal.train.chrome_trace import write_chrome_trace
 from tests.cli.running import run_command, told_one_line
 from tests.train.run_folders import SPANS, make_run, tell
 
+pytestmark = pytest.mark.draws
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 Look = Callable[..., tuple[Path, list[str]]]
@@ -39,7 +41,7 @@ def look(tmp_path: Path) -> Look:
             ],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=True,
         )  # fmt: skip
         return shot, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]

@@ -52,6 +52,7 @@ def compiler() -> None:
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.slow
 def test_touched_rows_go_with_compiled_layers() -> None:
     """The gradient of a table is sparse in a compiled backward, too: rows that no batch looks up keep their bits."""
     draw = torch.Generator().manual_seed(0)

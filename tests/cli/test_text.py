@@ -61,7 +61,7 @@ def varied(folder: Path) -> Path:
     return agnews(folder, *rows, count=1)
 
 
-@pytest.mark.parametrize("model", ["lstm", "transformer"])
+@pytest.mark.parametrize("model", ["lstm", pytest.param("transformer", marks=pytest.mark.draws)])
 def test_a_comparison_leaves_tables_rows_and_pictures(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ SMALL = (
 leaves = partial(run_command, command)
 
 
-@pytest.mark.parametrize("model", ["resnet", "vgg"])
+@pytest.mark.parametrize("model", [pytest.param("resnet", marks=pytest.mark.draws), "vgg"])
 def test_a_comparison_leaves_tables_rows_and_pictures(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

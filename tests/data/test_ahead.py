@@ -107,7 +107,7 @@ def test_an_end_wakes_whoever_waits_on_another_thread_and_waits_for_no_slow_load
     class Slow(Watched):
         def __iter__(self) -> Iterator[Batch]:
             begun.set()
-            gate.wait(30)
+            gate.wait(120)
             yield from super().__iter__()
 
     loader = ReadAhead(Slow(), 1)
@@ -120,16 +120,16 @@ def test_an_end_wakes_whoever_waits_on_another_thread_and_waits_for_no_slow_load
 
     taker = threading.Thread(target=take)
     taker.start()
-    assert begun.wait(10)
+    assert begun.wait(120)
     (making,) = (thread for thread in threading.enumerate() if thread.name == "pipeal-prefetch")
     try:
         loader.close()
-        taker.join(10)
+        taker.join(120)
         assert seen
         assert making.is_alive(), "nobody had to wait for its batch"
     finally:
         gate.set()
-        making.join(10)
+        making.join(120)
 
 
 def test_a_loader_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def same(one, other) -> bool:
     )
 
 
-def no_children(within_s: float = 10.0) -> bool:
+def no_children(within_s: float = 120.0) -> bool:
     until = monotonic() + within_s
     while multiprocessing.active_children() and monotonic() < until:
         sleep(0.02)

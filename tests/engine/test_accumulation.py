@@ -26,7 +26,7 @@ def trained(case: Case, schedule: str, sizes: list[int], group: int, **options: 
     package, batches = case.build(), case.batches()
     last = len(batches) - 1
     with Pipeline(
-        package, ["cpu"] * len(sizes), schedule, sizes=sizes, seed=case.seed, threads=1, stall_timeout_s=20, **options
+        package, ["cpu"] * len(sizes), schedule, sizes=sizes, seed=case.seed, threads=1, stall_timeout_s=120, **options
     ) as pipe:
         report = pipe.run(batches, cosine, updates=lambda batch: batch == last or batch % group == group - 1)
         predictions = [pipe.predict(batches[0][0])]
@@ -115,7 +115,7 @@ def test_what_was_learnt_cannot_be_saved_in_the_middle_of_an_update() -> None:
         with pytest.raises(ScheduleError, match=r"between two batches of one update.*updates=True"):
             pipe.fence()
         pipe.submit(x, y)
-        pipe.fence().wait(20)
+        pipe.fence().wait(120)
 
 
 def test_a_pipeline_that_ends_in_the_middle_of_an_update_says_so() -> None:

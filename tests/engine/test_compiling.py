@@ -34,8 +34,9 @@ from pipeal.engine.virtual import VirtualLayer
 
 from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
 from .test_failures import notes_of
+from .traps import STALL_S
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 @pytest.fixture
@@ -167,9 +168,10 @@ def test_a_compilation_is_busy_until_it_takes_too_long(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("tracing_only")
 def test_compiling_is_not_a_stall() -> None:
-    """The first forward and backward, which may compile, take three times the limit each."""
-    with Pipeline([VirtualLayer(0.6, 0.6), VirtualLayer(0, 0)], compile="static", stall_timeout_s=0.2) as pipe:
-        assert pipe.run([(None, None)]).seconds > 1.2
+    """The first forward and backward, which may compile, take longer than the limit each."""
+    slow = VirtualLayer(1.5 * STALL_S, 1.5 * STALL_S)
+    with Pipeline([slow, VirtualLayer(0, 0)], compile="static", stall_timeout_s=STALL_S) as pipe:
+        assert pipe.run([(None, None)]).seconds > 3 * STALL_S
 
 
 # Exactness
@@ -281,6 +283,7 @@ def assert_close(found: Outcome, wanted: Outcome) -> None:
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_every_schedule_leaves_the_same_bits_compiled(
     how: str, rows: list[int], dropout: type[nn.Dropout | Dropout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +339,7 @@ def conv() -> ALPackage:
     return ALPackage(layers).to(memory_format=torch.channels_last)
 
 
+@pytest.mark.slow
 def test_bf16_and_channels_last_compiled() -> None:
     draw = torch.Generator().manual_seed(8)
     images = [torch.randn(3, 4, 5, 5, generator=draw).to(memory_format=torch.channels_last) for _ in range(2)]
@@ -387,8 +391,8 @@ class Folds(nn.Module):
         return cut + slid
 
 
-@pytest.mark.parametrize("how", ["static", "dynamic"])
-@pytest.mark.parametrize("block", [Looks, Folds])
+@pytest.mark.parametrize("how", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("block", [Looks, pytest.param(Folds, marks=pytest.mark.slow)])
 def test_threads_add_to_one_place_in_one_order(block: type[nn.Module], how: Any) -> None:
     """Symptom: no two trainings alike. Cause: threads added to the gradient of an embedding as they came."""
     draw = torch.Generator().manual_seed(3)
@@ -438,6 +442,7 @@ def test_graphs_end_where_a_layer_goes_back_no_further(kind: type[AL]) -> None:
     assert left[1].differences(left[0]) == []
 
 
+@pytest.mark.slow
 def test_predictions_are_the_uncompiled_ones() -> None:
     """From any exit, and in a stream."""
     (x, _), (fewer, _) = batches_of([4, 3])

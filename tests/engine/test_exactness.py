@@ -43,7 +43,7 @@ def run(case: Case, schedule: str, sizes: list[int], queue_depth: int = 2, **opt
         queue_depth=queue_depth,
         seed=case.seed,
         threads=1,
-        stall_timeout_s=20,
+        stall_timeout_s=120,
         **options,
     )
     with pipe:

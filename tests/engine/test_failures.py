@@ -22,9 +22,8 @@ from pipeal import AE, AL, ENC, ALPackage, Pipeline, StallError
 from pipeal.engine import SCHEDULES
 from pipeal.engine.virtual import VirtualLayer
 
-from .traps import Gate, LostLosses, Trap, nothing, quick, throw
+from .traps import SOON_S, STALL_S, Gate, LostLosses, Trap, nothing, quick, throw
 
-LIMIT_S = 5.0
 WORDS = {"F": "forward", "B": "backward", "U": "update"}
 THREADED = [name for name, schedule in SCHEDULES.items() if not schedule.serial]
 
@@ -56,10 +55,10 @@ def run(layers: list[nn.Module], schedule: str, batches: int, **options: Any) ->
     """Runs virtual batches and says how long it took, also when it fails (in a note)."""
     begin = time.perf_counter()
     try:
-        with Pipeline(layers, schedule=schedule, **({"threads": 1, "stall_timeout_s": 20.0} | options)) as pipe:
+        with Pipeline(layers, schedule=schedule, **({"threads": 1, "stall_timeout_s": 120.0} | options)) as pipe:
             pipe.run(nothing(batches))
     finally:
-        assert time.perf_counter() - begin < LIMIT_S
+        assert time.perf_counter() - begin < SOON_S
     return time.perf_counter() - begin
 
 
@@ -101,7 +100,7 @@ def test_after_a_failure_a_worker_ends_with_the_action_that_it_is_in() -> None:
     slow = Trap("F", 0, gate.stand_still_here)
 
     def fail_meanwhile() -> None:
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(120)
         raise ValueError("the trap")
 
     def learn() -> None:
@@ -225,8 +224,8 @@ def test_the_first_of_several_failures_wins() -> None:
         raise KeyError("second")
 
     def first() -> None:
-        assert gate.reached.wait(5)
-        threading.Timer(0.1, gate.open).start()
+        assert gate.reached.wait(120)
+        threading.Timer(STALL_S, gate.open).start()
         raise ValueError("first")
 
     with pytest.raises(ValueError, match="first"):
@@ -253,7 +252,7 @@ def test_a_first_failure_is_not_hidden_by_a_stage_that_does_not_come_back(monkey
     gate = Gate()
 
     def spring() -> None:
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(120)
         raise ValueError("the first")
 
     try:
@@ -268,27 +267,22 @@ def test_a_first_failure_is_not_hidden_by_a_stage_that_does_not_come_back(monkey
 
 
 def test_a_failure_does_not_wait_for_a_long_action_elsewhere() -> None:
-    """Issue 2, 6: under 5 s, although another stage is in an action of 7 s."""
+    """Another stage is in an action that ends when the pipeline has been left."""
     gate = Gate()
-    begin = time.perf_counter()
 
     def spring() -> None:
-        assert gate.reached.wait(5)
+        assert gate.reached.wait(120)
         raise ValueError("now")
 
-    timer = threading.Timer(7, gate.open)
-    timer.start()
     try:
         with (
             pytest.raises(ValueError, match="now"),
             Pipeline([Trap("B", 0, gate.stand_still_here), Trap("F", 0, spring)]) as pipe,
         ):
             pipe.run(nothing(3))
-        took = time.perf_counter() - begin
+        assert not gate.ended.is_set()
     finally:
         gate.open()
-        timer.cancel()
-    assert took < LIMIT_S
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -301,7 +295,7 @@ def test_an_exception_of_the_data_ends_the_run(schedule: str) -> None:
     begin = time.perf_counter()
     with pytest.raises(OSError, match="disk"), Pipeline(layers, schedule=schedule, queue_depth=1) as pipe:
         pipe.run(rows())
-    assert time.perf_counter() - begin < LIMIT_S
+    assert time.perf_counter() - begin < SOON_S
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -318,11 +312,11 @@ def test_after_an_exception_of_the_data_the_pipeline_still_learns(schedule: str)
 
 def test_an_exception_in_the_callers_block_leaves_at_once() -> None:
     begin = time.perf_counter()
-    with pytest.raises(ZeroDivisionError), Pipeline([VirtualLayer(0, 0.2) for _ in range(2)], queue_depth=50) as pipe:  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), Pipeline([VirtualLayer(0, 2.0) for _ in range(2)], queue_depth=50) as pipe:  # noqa: PT012
         for _ in range(50):
             pipe.submit(None, None)
         raise ZeroDivisionError
-    assert time.perf_counter() - begin < 2  # not the 10 s that the submitted batches would take
+    assert time.perf_counter() - begin < SOON_S  # not the 100 s that the submitted batches would take
 
 
 def test_workers_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +334,7 @@ def test_workers_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
     with pytest.raises(RuntimeError, match="can't start"):
         pipe.__enter__()
     for thread in started:
-        thread.join(1)
+        thread.join(SOON_S)
     alive = [thread.name for thread in started if thread.is_alive()]
     for thread in started:  # so that this test harms no other
         thread.ledger.stop()
@@ -353,7 +347,7 @@ def test_the_watchdog_names_the_stage_that_stands_still(schedule: str, action: s
     gate = Gate()
     layers = [*quick(1), Trap(action, 2, gate.stand_still_here), *quick(1)]
     begin = time.perf_counter()
-    opened = Pipeline(layers, schedule=schedule, stall_timeout_s=0.4, queue_depth=1)
+    opened = Pipeline(layers, schedule=schedule, stall_timeout_s=STALL_S, queue_depth=1)
     with pytest.raises(StallError) as caught, opened as pipe:  # noqa: PT012  the gate opens before the way out
         try:
             pipe.run(nothing(30))
@@ -364,7 +358,7 @@ def test_the_watchdog_names_the_stage_that_stands_still(schedule: str, action: s
     assert text.startswith(f"stage 1 stands still: {action}2@s1 for ")
     assert "stand_still_here" in text
     assert "stage 0: waiting for " in text
-    assert 0.4 <= took < 2
+    assert STALL_S <= took < SOON_S
 
 
 def test_a_stalled_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,24 +367,24 @@ def test_a_stalled_stage_that_never_returns_is_left_behind_in_bounded_time(monke
     begin = time.perf_counter()
     with (
         pytest.raises(StallError) as caught,
-        Pipeline([Trap("B", 0, gate.stand_still_here)], stall_timeout_s=0.3) as pipe,
+        Pipeline([Trap("B", 0, gate.stand_still_here)], stall_timeout_s=STALL_S) as pipe,
     ):
         pipe.run(nothing(2))
-    assert time.perf_counter() - begin < 3
+    assert time.perf_counter() - begin < SOON_S
     assert "stand_still_here" in notes_of(caught.value)
     gate.open()
 
 
 def test_slow_is_not_stalled() -> None:
     """Each action is shorter than the limit, the run is longer."""
-    with Pipeline([VirtualLayer(0.1, 0.2), VirtualLayer(0.2, 0.1)], stall_timeout_s=0.8) as pipe:
-        assert pipe.run(nothing(4)).seconds > 0.8
+    with Pipeline([VirtualLayer(0.1, 0.2), VirtualLayer(0.2, 0.1)], stall_timeout_s=STALL_S) as pipe:
+        assert pipe.run(nothing(8)).seconds > STALL_S
 
 
 def test_a_caller_who_idles_is_not_a_stall() -> None:
-    with Pipeline(quick(2), stall_timeout_s=0.2) as pipe:
+    with Pipeline(quick(2), stall_timeout_s=STALL_S) as pipe:
         pipe.run(nothing(2))
-        time.sleep(0.4)
+        time.sleep(1.5 * STALL_S)
         assert pipe.run(nothing(2)).batches == 2
 
 
@@ -412,10 +406,10 @@ with Pipeline([VirtualLayer({seconds}, {seconds}) for _ in range(3)], schedule={
 
 
 @pytest.mark.parametrize(
-    ("schedule", "seconds"), [("pipelined", 0.05), ("sequential", 0.05), ("pipelined", 60.0)], ids=str
+    ("schedule", "seconds"), [("pipelined", 0.05), ("sequential", 0.05), ("pipelined", 600.0)], ids=str
 )
 def test_ctrl_c_ends_the_run(schedule: str, seconds: float) -> None:
-    """Issue 2, 6: Ctrl-C ends the run within 5 s, also while a stage is in an action of a minute."""
+    """Also while a stage is in an action of ten minutes."""
     script = textwrap.dedent(SCRIPT.format(schedule=schedule, seconds=seconds))
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
@@ -426,11 +420,11 @@ def test_ctrl_c_ends_the_run(schedule: str, seconds: float) -> None:
         time.sleep(0.3)
         begin = time.perf_counter()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=2 * SOON_S)
         took = time.perf_counter() - begin
     finally:
         process.kill()
         process.wait()
     assert "KeyboardInterrupt" in errors.splitlines()[-1] or "\nKeyboardInterrupt" in errors
     assert process.returncode in (130, -signal.SIGINT)
-    assert took < LIMIT_S
+    assert took < SOON_S

@@ -20,10 +20,10 @@ from pipeal.random import keyed
 
 from .cases import Case, Layer, cases, cosine, cuts, outcome, train_by_hand
 from .test_layer_state import pairs, rebuilt, written_and_read
-from .traps import Gate, Trap, nothing, quick, throw
+from .traps import STALL_S, Gate, Trap, nothing, quick, throw
 
 THREADED = [name for name, schedule in SCHEDULES.items() if not schedule.serial]
-LIMIT_S = 20.0
+LIMIT_S = 120.0
 RICH = Case(
     (
         Layer("nn.Dropout", "AL", 8, 5),
@@ -294,23 +294,22 @@ def test_later_stages_copy_nothing_for_a_fence_that_was_given_up(schedule: str) 
 
 
 def test_saving_is_progress_and_is_told_apart_from_work_and_waits() -> None:
-    layers: list[TrainableLayer] = [Reluctant(lambda: time.sleep(0.1)) for _ in range(6)]
-    with Pipeline(layers, ["cpu"], "pipelined", sizes=[6], threads=1, stall_timeout_s=0.35) as pipe:
+    layers: list[TrainableLayer] = [Reluctant(lambda: time.sleep(STALL_S / 4)) for _ in range(6)]
+    with Pipeline(layers, ["cpu"], "pipelined", sizes=[6], threads=1, stall_timeout_s=STALL_S) as pipe:
         pipe.submit(None, None)
         pipe.fence()
         report = pipe.drain()
-        assert report.stages[0].waiting["saving"] == pytest.approx(0.6, abs=0.2)
-        assert report.stages[0].busy_s < 0.2
+        assert report.stages[0].waiting["saving"] >= 1.5 * STALL_S > STALL_S / 2 > report.stages[0].busy_s
         pipe.fence().wait(LIMIT_S)  # at rest, like any wait at rest
-        time.sleep(0.1)
+        time.sleep(STALL_S / 2)
         report = pipe.run(nothing(1))
-        assert sum(report.stages[0].waiting.values()) < 0.2
+        assert sum(report.stages[0].waiting.values()) < STALL_S / 2
 
 
 def test_a_stage_that_stands_still_while_saving_is_named() -> None:
     gate = Gate()
     with pytest.raises(StallError, match="stage 1 stands still: saving in the fence before batch 1 for"):  # noqa: PT012, SIM117
-        with Pipeline([*quick(1), Reluctant(gate.stand_still_here)], threads=1, stall_timeout_s=0.3) as pipe:
+        with Pipeline([*quick(1), Reluctant(gate.stand_still_here)], threads=1, stall_timeout_s=STALL_S) as pipe:
             pipe.submit(None, None)
             pipe.fence()
             try:

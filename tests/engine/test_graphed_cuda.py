@@ -355,7 +355,7 @@ def test_a_failure_drops_graphs_whose_replays_have_ended() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -133,11 +133,11 @@ def endless_gate() -> Iterator[None]:
     def compiles() -> None:
         with GATE.alone():
             inside.set()
-            done.wait(60)
+            done.wait(120)
 
     thread = threading.Thread(target=compiles)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(120)
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ from pipeal.packet import Path, Tree
 
 from .cases import Case, Layer, cases, cosine, cuts, predictions_by_hand, reference
 from .test_failures import notes_of
-from .traps import Gate, throw
+from .traps import SOON_S, STALL_S, Gate, throw
 
 SMALL = Case((Layer("nn.Dropout"), Layer("batch norm"), Layer("pipeal.Dropout")), rows=(4, 4, 3))
 THREADED = "pipelined"
@@ -314,7 +314,7 @@ def test_stages_work_at_the_same_time_on_different_batches() -> None:
 
     def second(path: str, visit: int) -> None:
         if (path, visit) == ("f", 0):
-            assert begun.wait(10)
+            assert begun.wait(120)
 
     assert list(Pipeline([Watched(first), Watched(second)]).predict_each([None] * 3)) == [None] * 3
 
@@ -332,15 +332,24 @@ def test_no_more_batches_are_under_way_than_allowed(queue_depth: int) -> None:
     gate = Gate()
     layers = [Watched(), Watched(lambda path, visit: gate.stand_still_here()), Watched()]
     answers = Pipeline(layers, queue_depth=queue_depth).predict_each(endless())
-    timer = threading.Timer(0.2, lambda: (held.append(len(drawn)), gate.open()))
     held: list[int] = []
-    timer.start()
+
+    def look() -> None:
+        until = time.perf_counter() + SOON_S
+        while len(drawn) < 3 * queue_depth and time.perf_counter() < until:
+            time.sleep(0.01)
+        time.sleep(0.3)  # would it take more?
+        held.append(len(drawn))
+        gate.open()
+
+    looking = threading.Thread(target=look)
+    looking.start()
     for _ in range(5):
         next(answers)
     assert held == [3 * queue_depth]
     assert len(drawn) <= 5 + 3 * queue_depth
     answers.close()
-    timer.join()
+    looking.join()
 
 
 @given(
@@ -493,12 +502,12 @@ def test_predictions_between_batches_change_nothing_of_the_training(schedule: st
 def test_the_watchdog_names_the_stage_that_stands_still() -> None:
     gate = Gate()
     layers = [Watched(), Watched(lambda path, visit: visit == 2 and gate.stand_still_here()), Watched()]
-    answers = Pipeline(layers, stall_timeout_s=0.4).predict_each([None] * 30)
-    timer = threading.Timer(1.2, gate.open)
-    timer.start()
-    with pytest.raises(StallError) as caught:
-        list(answers)
-    timer.join()
+    answers = Pipeline(layers, stall_timeout_s=STALL_S).predict_each([None] * 30)
+    try:
+        with pytest.raises(StallError) as caught:
+            list(answers)
+    finally:
+        gate.open()
     text = str(caught.value)
     assert text.startswith("stage 1 stands still: inference (climb), batch 2 for ")
     assert "stand_still_here" in text
@@ -511,12 +520,12 @@ def test_a_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: 
     layers = [Watched(), Watched(lambda path, visit: visit == 1 and gate.stand_still_here())]
     answers = Pipeline(layers).predict_each([None] * 9)
     next(answers)
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(120)
     begin = time.perf_counter()
     try:
         with pytest.raises(StallError, match="stage 1 stands still"):
             answers.close()
-        assert time.perf_counter() - begin < 3
+        assert time.perf_counter() - begin < SOON_S
     finally:
         gate.open()
 
@@ -535,15 +544,15 @@ def test_leaving_while_a_stage_compiles_is_no_stall(monkeypatch: pytest.MonkeyPa
 
     def inputs() -> Iterator[Tensor]:
         yield torch.ones(4, 3)
-        assert first.wait(5)
+        assert first.wait(120)
         yield torch.ones(5, 3)
-        assert compiles.wait(5)
+        assert compiles.wait(120)
         yield torch.ones(4, 3)
 
     with uncompiled():
         answers = Pipeline([Watched(hook), Watched()], queue_depth=1, compile="static").predict_each(inputs())
         next(answers)
-        assert compiles.wait(5)
+        assert compiles.wait(120)
         answers.close()
     assert engine_threads() == []
 
@@ -604,8 +613,8 @@ def test_the_first_of_several_failures_wins() -> None:
 
     def first(path: str, visit: int) -> None:
         if (path, visit) == ("f", 1):
-            assert gate.reached.wait(5)
-            threading.Timer(0.1, gate.open).start()
+            assert gate.reached.wait(120)
+            threading.Timer(STALL_S, gate.open).start()
             raise ValueError("first")
 
     answers = Pipeline([Watched(first), Watched(second)]).predict_each(slow_second())
@@ -617,7 +626,7 @@ def slow_second() -> Iterator[None]:
     """Inputs that take their time, so that both stages have failed before the caller looks."""
     yield None
     yield None
-    time.sleep(0.4)
+    time.sleep(2 * STALL_S)
     yield None
 
 
@@ -644,7 +653,7 @@ def test_a_stage_keeps_its_number_of_intra_op_threads_whatever_another_sets_befo
 
     def inputs() -> Iterator[None]:
         yield None
-        assert began.wait(10)
+        assert began.wait(120)
         torch.set_num_threads(2)
         yield None
 

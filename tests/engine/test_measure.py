@@ -77,7 +77,7 @@ def test_the_layers_are_left_as_they_were() -> None:
 
 
 def test_a_model_that_is_only_time_has_no_bytes() -> None:
-    slow, fast = measure([VirtualLayer(0.004, 0.002, 0.001), VirtualLayer(0.001, 0.001)], [(None, None)] * 4, rounds=1)
+    slow, fast = measure([VirtualLayer(0.3, 0.2, 0.1), VirtualLayer(0.001, 0.001)], [(None, None)] * 4, rounds=1)
     assert slow.seconds > fast.seconds >= 0.002
     assert (slow.parameter_bytes, slow.out_bytes, slow.activation_bytes) == (0, 0, 0)
 
@@ -118,7 +118,7 @@ def test_a_loss_that_is_not_finite_ends_no_measurement() -> None:
 
 
 def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    layers = [VirtualLayer(0.0, 0.0), VirtualLayer(0.0, 0.0), VirtualLayer(0.02, 0.04), VirtualLayer(0.02, 0.04)]
+    layers = [VirtualLayer(0.0, 0.0), VirtualLayer(0.0, 0.0), VirtualLayer(0.1, 0.2), VirtualLayer(0.1, 0.2)]
     assert balanced_sizes(layers, [(None, None)] * 4, 2) == [3, 1]
 
     def too_large(*_: object, **__: object) -> None:

@@ -90,7 +90,7 @@ def data(*rows: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def run(layers: Any, batches: list[Any], schedule: str = "pipelined", **options: Any) -> Any:
-    with Pipeline(layers, None, schedule, threads=1, stall_timeout_s=20, **options) as pipe:
+    with Pipeline(layers, None, schedule, threads=1, stall_timeout_s=120, **options) as pipe:
         return pipe.run(batches)
 
 

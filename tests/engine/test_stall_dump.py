@@ -18,7 +18,7 @@ from pipeal.engine import SCHEDULES
 from pipeal.engine.stall import write_dump
 from pipeal.engine.virtual import VirtualLayer
 
-from .traps import Gate, Trap, nothing, quick
+from .traps import STALL_S, Gate, Trap, nothing, quick
 
 THREADED = [name for name, schedule in SCHEDULES.items() if not schedule.serial]
 
@@ -28,19 +28,19 @@ def a_thread_of_the_users(gate: Gate) -> Iterator[None]:
     """Such as a loader's: not one of the engine's."""
     thread = threading.Thread(target=gate.stand_still_here, name="users-loader")
     thread.start()
-    assert gate.reached.wait(5)
+    assert gate.reached.wait(120)
     try:
         yield
     finally:
         gate.open()
-        thread.join(5)
+        thread.join(120)
 
 
 def stalled(folder: Path | None, schedule: str = "pipelined", action: str = "B") -> StallError:
     """The error of a pipeline whose middle stage stands still on its third batch."""
     gate = Gate()
     layers = [*quick(1), Trap(action, 2, gate.stand_still_here), *quick(1)]
-    opened = Pipeline(layers, schedule=schedule, stall_timeout_s=0.3, queue_depth=1, dump_folder=folder)
+    opened = Pipeline(layers, schedule=schedule, stall_timeout_s=STALL_S, queue_depth=1, dump_folder=folder)
     with pytest.raises(StallError) as caught, opened as pipe:  # noqa: PT012  the gate opens before the way out
         try:
             pipe.run(nothing(30))
@@ -119,11 +119,13 @@ class Sticks(VirtualLayer):
 
 def test_a_prediction_that_stands_still_leaves_one_too(tmp_path: Path) -> None:
     gate = Gate()
-    pipe = Pipeline([*quick(1), Sticks(gate)], stall_timeout_s=0.3, dump_folder=str(tmp_path))
+    pipe = Pipeline([*quick(1), Sticks(gate)], stall_timeout_s=STALL_S, dump_folder=str(tmp_path))
     answers = pipe.predict_each([torch.zeros(1)] * 3)
-    threading.Timer(1.0, gate.open).start()
-    with pytest.raises(StallError, match="stage 1 stands still"):
-        list(answers)
+    try:
+        with pytest.raises(StallError, match="stage 1 stands still"):
+            list(answers)
+    finally:
+        gate.open()
     (path,) = tmp_path.iterdir()
     text = path.read_text(encoding="utf-8")
     assert "pipeal-inference-1:\n" in text

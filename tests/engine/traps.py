@@ -10,6 +10,12 @@ from torch import Tensor, nn
 
 from pipeal.engine.virtual import VirtualLayer
 
+STALL_S = 2.0
+"""How long a pipeline that is to stall may stand still: longer than a busy machine keeps a thread waiting."""
+
+SOON_S = 60.0
+"""What ends at once ends within this on any machine; what it must not wait for takes longer, or for ever."""
+
 
 class Trap(VirtualLayer):
     """Does ``spring()`` in the given action on the given batch (counted by itself); otherwise virtual."""
@@ -41,13 +47,14 @@ class Gate:
     """Blocks whoever comes until it is opened; leaving it open is the test's duty."""
 
     def __init__(self) -> None:
-        self.reached = threading.Event()
+        self.reached, self.ended = threading.Event(), threading.Event()
         self._open = threading.Event()
 
     def stand_still_here(self) -> None:
         """The name that a stall report must show."""
         self.reached.set()
-        self._open.wait(30)
+        self._open.wait(120)
+        self.ended.set()
 
     def open(self) -> None:
         self._open.set()

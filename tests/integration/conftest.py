@@ -1,4 +1,4 @@
-"""One thread per operator: tiny tensors gain nothing from more, and busy machines lose much."""
+"""One thread per operator: tiny tensors gain nothing from more, and busy machines lose much. Pictures are not drawn."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_each(one_thread: None) -> None:
+def _cheap(one_thread: None, blank_pictures: None) -> None:
     """For all tests of this folder."""

@@ -11,6 +11,9 @@ from pipeal.engine.threads import intra_op_threads
 from pipeal.train.learning_rate import epoch_scale
 
 NEEDS_FP16 = pytest.mark.skipif(not _cpu_has_fp16(), reason="this CPU has no arithmetic in fp16")
+STAGES = pytest.mark.parametrize("stages", [(1, 3), pytest.param((2, 4), marks=pytest.mark.slow)], ids=str)
+"""Numbers of stages: two of them are tried in every ``make test``, the others in ``make test-all``."""
+
 Batches = list[tuple[Tensor, Tensor]]
 
 

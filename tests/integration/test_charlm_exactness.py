@@ -12,7 +12,7 @@ from pipeal.engine import SCHEDULES
 from pipeal.models import CharDims, build_language, generate
 from tests.engine.distributed.lines import thread_ranks
 from tests.engine.distributed.test_predictions import with_pipe
-from tests.integration.law import NEEDS_FP16, left_behind
+from tests.integration.law import NEEDS_FP16, STAGES, left_behind
 
 DIMS = CharDims(block=6, width=12, heads=3, layers=4, dropout=0.3)
 
@@ -29,15 +29,21 @@ def trained(mode: str, labels: str, schedule: str, stages: int, depth: int, prec
 
 @pytest.mark.parametrize(
     ("labels", "precision"),
-    [("codes", "fp32"), ("codes", "bf16"), pytest.param("codes", "fp16", marks=NEEDS_FP16), ("published", "fp32")],
+    [
+        ("codes", "fp32"),
+        pytest.param("codes", "bf16", marks=pytest.mark.slow),
+        pytest.param("codes", "fp16", marks=[NEEDS_FP16, pytest.mark.slow]),
+        pytest.param("published", "fp32", marks=pytest.mark.slow),
+    ],
 )
-def test_every_schedule_leaves_what_sequential_leaves(labels: str, precision: str) -> None:
+@STAGES
+def test_every_schedule_leaves_what_sequential_leaves(labels: str, precision: str, stages: tuple[int, ...]) -> None:
     expected = trained("al", labels, "sequential", 1, 1, precision)
     for schedule in SCHEDULES:
-        for stages in (1, 2, 4):
-            found = trained("al", labels, schedule, stages, 2, precision)
+        for count in stages:
+            found = trained("al", labels, schedule, count, 2, precision)
             assert len(found) == len(expected)
-            assert all(map(torch.equal, found, expected)), (schedule, stages)
+            assert all(map(torch.equal, found, expected)), (schedule, count)
 
 
 def test_backpropagation_runs_in_the_same_engine() -> None:

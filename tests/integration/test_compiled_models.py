@@ -1,11 +1,10 @@
 """Law 1 for every model as it is compiled: the graphs are traced as ever, and run operator by operator.
 
-That takes seconds where kernels take minutes; kernels are for tests/engine/test_compiling.py.
+That takes half a minute where kernels take several; kernels are for tests/engine/test_compiling.py.
 """
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -26,9 +25,6 @@ MODELS = {
 }
 
 
-ALWAYS = [("charlm", "al"), ("lstm", "bp")]
-
-
 def of_two_shapes(package: ALPackage, data: law.Batches, *arguments: Any, **options: Any) -> list[torch.Tensor]:
     """A batch, and half of it."""
     x, y = data[0]
@@ -36,12 +32,11 @@ def of_two_shapes(package: ALPackage, data: law.Batches, *arguments: Any, **opti
     return law.left_behind(package, [(x, y), (x[:half], y[:half])], *arguments, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pipeal.engine.regions.CompileWarning")
 @pytest.mark.parametrize("mode", ["al", "bp"])
 @pytest.mark.parametrize("model", MODELS)
 def test_stages_leave_what_sequential_leaves(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (model, mode) not in ALWAYS and os.environ.get("HYPOTHESIS_PROFILE") != "thorough":
-        pytest.skip("takes half a minute: HYPOTHESIS_PROFILE=thorough runs it")
     graphs: list[Any] = []
     compile = torch.compile
 

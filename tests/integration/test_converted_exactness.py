@@ -19,6 +19,7 @@ from pipeal import ALPackage, Pipeline
 from pipeal.al.cut import cut
 from pipeal.engine import SCHEDULES
 from tests.engine.cases import Outcome, cosine, cuts, outcome, predictions_by_hand, train_by_hand
+from tests.integration.law import STAGES
 
 CLASSES = 5
 
@@ -68,8 +69,9 @@ def converted(name: str) -> ALPackage:
     return ALPackage.from_bp(network.build(), images(2), CLASSES, split=network.split, code=12, hidden=10, lr=1e-2)
 
 
+@STAGES
 @EVERY
-def test_every_schedule_leaves_what_training_layer_by_layer_leaves(name: str) -> None:
+def test_every_schedule_leaves_what_training_layer_by_layer_leaves(name: str, stages: tuple[int, ...]) -> None:
     package = converted(name)
     assert len(package) == 4
     by_hand = copy.deepcopy(package)
@@ -78,9 +80,9 @@ def test_every_schedule_leaves_what_training_layer_by_layer_leaves(name: str) ->
     assert all(value.isfinite().all() for value in wanted.tensors.values())
     assert "weights/0.enc.f.bn1.running_mean" in wanted.tensors or name != "resnet18"
     for schedule in SCHEDULES:
-        for stages in (1, 2, 3, 4):
-            found = trained(copy.deepcopy(package), schedule, next(cuts(4, stages)))
-            assert found.differences(wanted) == [], (schedule, stages)
+        for count in stages:
+            found = trained(copy.deepcopy(package), schedule, next(cuts(4, count)))
+            assert found.differences(wanted) == [], (schedule, count)
 
 
 def trained(package: ALPackage, schedule: str, sizes: list[int]) -> Outcome:

@@ -22,7 +22,6 @@ from tests.integration.test_resume import IMAGES, SMALL, assert_same, run
 
 NAME = "agnews-{}-al-001"
 PEER = "--set=engine.peer_timeout_s=30"
-pytestmark = pytest.mark.timeout(900)
 
 
 def texts(tmp_path: Path, model: str) -> tuple[str, ...]:
@@ -42,7 +41,7 @@ def many(tmp_path: Path, ranks: int, script: str, *arguments: str) -> str:
         return said
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("lstm", 2), ("transformer", 4)])
+@pytest.mark.parametrize(("model", "ranks"), [("lstm", 2), pytest.param("transformer", 4, marks=pytest.mark.slow)])
 def test_texts_over_processes(model: str, ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = texts(tmp_path, model)
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
@@ -58,6 +57,7 @@ def test_texts_over_processes(model: str, ranks: int, tmp_path: Path, capsys: py
     assert not (folder / "checkpoints" / ".parts").exists()
 
 
+@pytest.mark.slow
 def test_images_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Batch norm, held-out samples, and exits that samples leave at."""
     arguments = ("toyimages", "resnet", "--devices=cpu", *IMAGES, "--set=data.held_out=0.1", PEER)
@@ -69,6 +69,7 @@ def test_images_over_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [row["accuracy"] for row in exits["rows"]] == [row["accuracy"] for row in exits_again["rows"]]
 
 
+@pytest.mark.slow
 def test_replicas_share_batches_and_any_other_mesh_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exact = ("--set=model.dropout=0.0", "--set=train.precision=fp32", "--set=train.checkpoint.every=50")
     arguments = (*texts(tmp_path, "lstm"), *exact, "--set=data.prefetch=2", "--epochs=1")
@@ -93,6 +94,7 @@ def test_replicas_share_batches_and_any_other_mesh_goes_on(tmp_path: Path, capsy
     assert_same(folder, tmp_path / "four" / alone.name)
 
 
+@pytest.mark.slow
 def test_backpropagation_under_torchrun_is_one_stage_in_replicas(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +147,7 @@ def until_it_saves(job: Started, folder: Path) -> None:
     assert job.process.poll() is None, job.said()
 
 
+@pytest.mark.slow
 def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_
     assert_same(alone, folder)
 
 
+@pytest.mark.slow
 def test_the_command_for_two_machines_is_as_the_readme_prints_it_and_comes_back_when_a_rank_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +199,7 @@ def test_the_command_for_two_machines_is_as_the_readme_prints_it_and_comes_back_
     assert_same(alone, folder)
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line_on_every_rank(tmp_path: Path) -> None:
     arguments = ["nlpmain.py", *texts(tmp_path, "lstm"), f"--out={tmp_path / 'runs'}"]
 
@@ -215,6 +220,7 @@ def test_a_mistake_is_one_line_on_every_rank(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named_within_the_timeout(tmp_path: Path) -> None:
     arguments = ["nlpmain.py", *texts(tmp_path, "lstm"), f"--out={tmp_path / 'runs'}", "--set=engine.peer_timeout_s=3"]
     ((code, said),) = each_rank([arguments], tmp_path, size=2)

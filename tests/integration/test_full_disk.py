@@ -53,6 +53,7 @@ entry.run(text.command)
 """From the row of the first epoch on no file grows any more."""
 
 
+@pytest.mark.slow
 def test_files_that_cannot_grow_any_more_after_the_first_epoch(tmp_path: Path) -> None:
     """The run ended in a traceback at the end of its second epoch, its third was not trained."""
     arguments = short_run(tmp_path, epochs=3)
@@ -84,7 +85,7 @@ def test_files_that_cannot_grow_any_more_after_the_first_epoch(tmp_path: Path) -
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=200)
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_a_timeline_that_could_not_be_drawn_is_lost_and_told_so(

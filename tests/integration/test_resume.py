@@ -98,10 +98,10 @@ def test_updates_of_several_batches(
     [
         ("lstm", "plan", [(1, 3), (1, 4), (1, 17), (2, 1)]),
         ("transformer", "stream", [(1, 1), (1, 14), (2, 6)]),
-        ("lstm", "bucket", [(1, 5)]),
-        ("transformer", "size-aware", [(1, 9)]),
-        ("lstm", "fixed", [(2, 1)]),
-        ("transformer", "token-budget", [(1, 2), (2, 2)]),
+        pytest.param("lstm", "bucket", [(1, 5)], marks=pytest.mark.slow),
+        pytest.param("transformer", "size-aware", [(1, 9)], marks=pytest.mark.slow),
+        pytest.param("lstm", "fixed", [(2, 1)], marks=pytest.mark.slow),
+        pytest.param("transformer", "token-budget", [(1, 2), (2, 2)], marks=pytest.mark.slow),
     ],
 )
 def test_texts(
@@ -124,7 +124,7 @@ def test_texts(
     assert [path.name for path in (tmp_path / "stopped").iterdir()] == [name]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping) -> None:
     arguments = ("toyimages", "resnet", "--devices=cpu*2", *IMAGES, f"--set=data.workers={workers}")
     run(vision.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
@@ -286,13 +286,15 @@ def test_a_part_of_what_was_chosen_is_not_taken_for_all_of_it(
     assert_same(tmp_path / "untouched" / folder.name, folder)
 
 
+@pytest.mark.slow
 def test_runs_killed_at_random_moments() -> None:
     command = [sys.executable, "scripts/stress_resume.py", "--quick", "--kills=3", "--cases", "transformer-plan"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "DIFFERENT" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_comparison_is_taken_up_on_other_devices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:

@@ -58,6 +58,7 @@ def left_out(folder: Path) -> set[tuple[int, int]]:
 
 
 @pytest.mark.usefixtures("poison")
+@pytest.mark.slow
 def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
     arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:
@@ -94,7 +95,7 @@ def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
             pytest.fail("it ended without going back")
     finally:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'k'}")
     assert_same(folder, tmp_path / "k" / NAME)

@@ -21,10 +21,8 @@ from tests.integration.test_distributed import one_process, texts
 from tests.integration.test_resume import assert_same
 
 TIMEOUT_S = 15.0
-MARGIN_S = 45.0
+MARGIN_S = 180.0
 """For the process to end, and for torchrun to see it, on a machine that has other things to do."""
-
-pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,7 @@ def job(two: list[Machine], folder: Path, *arguments: str) -> Iterator[list[Node
                 node.process.wait()
 
 
+@pytest.mark.slow
 def test_a_job_over_two_machines_survives_both(
     two: list[Machine], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

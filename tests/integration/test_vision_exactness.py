@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor
 
 from pipeal.engine import SCHEDULES
 from pipeal.models import VISION_MODELS, VisionDims, build_vision
-from tests.integration.law import NEEDS_FP16, Batches, left_behind
+from tests.integration.law import NEEDS_FP16, STAGES, Batches, left_behind
 
 DIMS = VisionDims(size=16, hidden=10, code=8, width=0.05)
 EVERY_MODEL = pytest.mark.parametrize("model", VISION_MODELS)
@@ -38,21 +40,23 @@ def trained(
 @pytest.mark.parametrize(
     ("precision", "layout"),
     [
-        ("fp32", "contiguous_format"),
+        pytest.param("fp32", "contiguous_format", marks=pytest.mark.slow),
         ("fp32", "channels_last"),
-        ("bf16", "channels_last"),
-        pytest.param("fp16", "channels_last", marks=NEEDS_FP16),
+        pytest.param("bf16", "channels_last", marks=pytest.mark.slow),
+        pytest.param("fp16", "channels_last", marks=[NEEDS_FP16, pytest.mark.slow]),
     ],
 )
+@STAGES
 @EVERY_MODEL
-def test_every_schedule_leaves_what_sequential_leaves(model: str, precision: str, layout: str) -> None:
+def test_every_schedule_leaves_what_sequential_leaves(
+    model: str, stages: tuple[int, ...], precision: str, layout: str
+) -> None:
     expected = trained(model, "al", "sequential", 1, precision, layout)
     assert all(tensor.isfinite().all() for tensor in expected)
-    for schedule in SCHEDULES:
-        for stages in (1, 2, 3, 4):
-            found = trained(model, "al", schedule, stages, precision, layout)
-            assert len(found) == len(expected)
-            assert all(map(torch.equal, found, expected)), (schedule, stages)
+    for schedule, count in product(SCHEDULES, stages):
+        found = trained(model, "al", schedule, count, precision, layout)
+        assert len(found) == len(expected)
+        assert all(map(torch.equal, found, expected)), (schedule, count)
 
 
 @EVERY_MODEL

@@ -45,7 +45,7 @@ def test_a_disk_that_is_full_and_then_read_only(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("nothing may be mounted here")
     command = ["unshare", "-rm", sys.executable, "-c", MOUNTED, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     if "mounted" not in done.stdout:
         pytest.skip("nothing may be mounted here")
     assert done.returncode == 0, done.stderr

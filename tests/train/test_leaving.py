@@ -32,7 +32,7 @@ class Hanging:
         self.go = threading.Event()
 
     def save(self, *_: Any) -> None:
-        assert self.go.wait(30)
+        assert self.go.wait(120)
 
 
 class Passed:
@@ -91,7 +91,7 @@ def test_it_leaves_without_a_checkpoint_that_does_not_come(store: Hanging, monke
     store.go.set()
     for thread in threading.enumerate():
         if thread.name == "pipeal-saver":
-            thread.join(10)
+            thread.join(120)
 
 
 class Breaks(nn.Module):
@@ -105,7 +105,7 @@ class Breaks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.seen += self.training
         if self.training and self.seen == 3:
-            assert self.go[0].wait(30)
+            assert self.go[0].wait(120)
             raise ValueError("the custom layer cannot bear it")
         found: Tensor = self.linear(x)
         return found

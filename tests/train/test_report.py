@@ -159,7 +159,6 @@ def test_a_broken_file_is_named_and_never_an_error(tmp_path, name, content):
     assert name in text or (name, content) in {("epochs.csv", b"")}
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["config.yaml", "status.json", "exits.json", "epochs.csv", "timeline.png"])
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
     folder = make_run(tmp_path / "run-001")

@@ -25,7 +25,7 @@ class Slow:
 
     def save(self, step, layers, position, state, best=False):
         self.began.set()
-        assert self.go.wait(10)
+        assert self.go.wait(120)
         self.saved.append(step)
 
 
@@ -92,7 +92,7 @@ def test_of_those_that_wait_only_the_newest_and_the_newest_best_are_kept():
     slow = Slow()
     with Saver(slow, pytest.fail) as saver:
         submit(saver, 1)
-        assert slow.began.wait(10)
+        assert slow.began.wait(120)
         for step in range(2, 10):
             submit(saver, step, best=step in (3, 5))
         assert not saver.flush(0.01)
@@ -106,7 +106,7 @@ def test_a_newer_best_one_replaces_all_that_wait():
     slow = Slow()
     with Saver(slow, pytest.fail) as saver:
         submit(saver, 1)
-        assert slow.began.wait(10)
+        assert slow.began.wait(120)
         for step in (2, 3, 4):
             submit(saver, step, best=step in (2, 4))
         slow.go.set()
@@ -134,7 +134,7 @@ def test_a_position_is_what_it_was_when_it_was_submitted(store):
     position, state = {"epoch": [1]}, {"rows": []}
     ready = threading.Event()
     with Saver(store, pytest.fail) as saver:
-        saver.submit(1, lambda: {} if ready.wait(10) else None, position, state)
+        saver.submit(1, lambda: {} if ready.wait(120) else None, position, state)
         position["epoch"].append(2)
         state["more"] = 1
         ready.set()
@@ -219,7 +219,7 @@ def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
     died = threading.Event()
 
     def wait():
-        assert died.wait(10)
+        assert died.wait(120)
         raise PipelineEnded from RuntimeError("stage 1: non-finite loss")
 
     with Saver(store, pytest.fail) as saver:
@@ -277,11 +277,11 @@ def test_a_signal_does_not_wait_for_what_hangs(kind, monkeypatch):
     slow, said = Slow(), []
     with pytest.raises(kind), Saver(slow, said.append) as saver:  # noqa: PT012  what happens before counts
         submit(saver, 1)
-        assert slow.began.wait(10)
+        assert slow.began.wait(120)
         submit(saver, 2)
         raise kind
     assert "a checkpoint is still not written 0.1 s after the end" in said[0], "not 0.2, as long as patience lasts"
     slow.go.set()
     for thread in threads():
-        thread.join(10)
+        thread.join(120)
     assert slow.saved == [1], "what had not been begun is not wanted any more"

@@ -107,7 +107,7 @@ def test_every_update_has_its_batches_whichever_are_left_out(
             return False
 
         def before_evaluation(self, pipe: Pipeline, position: Position) -> None:
-            pipe.fence().wait(20)
+            pipe.fence().wait(120)
 
         def after_epoch(self, pipe: Pipeline, position: Position) -> None:
             pass

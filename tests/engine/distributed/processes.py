@@ -20,7 +20,7 @@ import torch.distributed as dist
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
 
-LIMIT_S = 240.0
+LIMIT_S = 900.0
 Job = Callable[[World], Any]
 
 

@@ -17,7 +17,7 @@ from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.world import World
 
 T = TypeVar("T")
-TIMEOUT_S = 2.5
+TIMEOUT_S = 6.0
 
 
 class Wire:
@@ -111,6 +111,6 @@ def each(worlds: Sequence[World], work: Callable[[World], T]) -> list[T | BaseEx
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive()
     return [found[world.rank] for world in worlds]

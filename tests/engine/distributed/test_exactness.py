@@ -42,7 +42,7 @@ _building = threading.Lock()  # of packages, from PyTorch's default generator
 def rebuilt(case: Case, fence: Fence) -> ALPackage:
     """A new package with what a fence found."""
     package = case.build()
-    for number, found in fence.wait(30).items():
+    for number, found in fence.wait(120).items():
         load_layer_state(package[number], found.state)
     return package
 
@@ -84,9 +84,14 @@ def test_random_packages_on_random_ranks(case: Case, data: st.DataObject) -> Non
     assert found.differences(reference(case)) == []
 
 
+FEW = [(RICH, [1, 3]), (PAIRS, [1, 1, 1, 1])]
+MORE = [(RICH, [1, 1, 1, 1]), (PAIRS, [1, 3]), *product((RICH, PAIRS), ([4], [2, 1, 1]))]
+
+
+@pytest.mark.parametrize("placed", [pytest.param(FEW, id="few"), pytest.param(MORE, id="more", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_on_every_number_of_ranks(schedule: str) -> None:
-    for case, sizes in product((RICH, PAIRS), ([4], [1, 3], [2, 1, 1], [1, 1, 1, 1])):
+def test_every_schedule_on_every_number_of_ranks(schedule: str, placed: list[tuple[Case, list[int]]]) -> None:
+    for case, sizes in placed:
         with thread_ranks(len(sizes)) as worlds:
             for queue_depth in (1, 2):
                 found = run(worlds, case, schedule, sizes, queue_depth=queue_depth)

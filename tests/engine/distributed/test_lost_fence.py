@@ -27,7 +27,7 @@ class Stuck(nn.Linear):
     gate = threading.Event()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.gate.wait(30)
+        self.gate.wait(120)
         return super().forward(x)
 
 
@@ -53,8 +53,8 @@ def test_who_waits_for_a_fence_of_a_lost_rank_is_told_at_once() -> None:
             threading.Timer(0.3, worlds[1].fail, [ValueError("no more")]).start()
             begin = monotonic()
             with pytest.raises(PeerLostError, match="no more"):
-                fence.wait(30)
-            assert monotonic() - begin < 10
+                fence.wait(120)
+            assert monotonic() - begin < 60
             Stuck.gate.set()
             raise PeerLostError("seen")
 
@@ -74,7 +74,7 @@ def test_a_state_that_is_kept_only_after_the_last_message_leaves_no_thread_behin
 
     def keep(fence: Fence, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
         keeping.set()
-        assert gone.wait(30)
+        assert gone.wait(120)
         return {"layers": sorted(states)}
 
     def work(world: World) -> None:
@@ -85,7 +85,7 @@ def test_a_state_that_is_kept_only_after_the_last_message_leaves_no_thread_behin
         with DistributedPipeline(package, world) as pipe:
             pipe.submit(torch.randn(4, 5), torch.arange(4) % 3)
             pipe.fence()
-            assert keeping.wait(30)
+            assert keeping.wait(120)
             raise ValueError("no more")
 
     with patch.object(Server, "_say_farewell", say_it), thread_ranks(2) as worlds:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from pipeal.engine.distributed.front import DistributedPipeline, serve
@@ -52,6 +53,7 @@ def square(world: World) -> dict[str, torch.Tensor] | None:
     return outcome(rebuilt(DRAWS, fence), report.losses, [prediction]).tensors
 
 
+@pytest.mark.slow
 def test_two_stages_in_two_replicas_repeat_bit_for_bit(tmp_path: Path) -> None:
     found = []
     for turn in ("first", "second"):

@@ -48,21 +48,21 @@ def test_who_posts_to_a_peer_that_takes_nothing_gives_up() -> None:
         with pytest.raises(BrokenWireError, match=r"messages were not taken within 0\.2 s") as caught:
             post()
         assert caught.value.peer == 1
-        assert monotonic() - begin < 20
+        assert monotonic() - begin < 60
         while (number := far.receive(0).facts["number"]) < module._POSTED:
             pass  # nothing of it is lost
         assert number == module._POSTED
 
 
 def test_posts_that_are_taken_never_run_into_that() -> None:
-    with ranks(2) as worlds, patch.object(module, "_PATIENCE_S", 10.0):
+    with ranks(2) as worlds, patch.object(module, "_PATIENCE_S", 60.0):
         near, far = wires(worlds)
         taking = threading.Thread(target=lambda: [far.receive(0) for _ in range(1000)])
         taking.start()
         for number in range(1000):
             near.post(1, "beat", {"number": number})
         near.settle(30)
-        taking.join(30)
+        taking.join(120)
         assert not taking.is_alive()
 
 
@@ -75,10 +75,10 @@ def test_who_takes_nothing_is_named_and_not_who_was_written_to_first(silent: int
             near.post(peer, "close", {})
         taking = threading.Thread(target=lambda: [others[2 - silent].receive(0) for _ in range(2)])
         taking.start()
-        with pytest.raises(BrokenWireError, match=r"messages were not taken within 0\.5 s") as caught:
-            near.settle(0.5)
+        with pytest.raises(BrokenWireError, match=r"messages were not taken within 3 s") as caught:
+            near.settle(3)
         assert caught.value.peer == silent
-        taking.join(30)
+        taking.join(120)
         assert not taking.is_alive()
         for _ in range(2):
             others[silent - 1].receive(0)  # which ends the wait
@@ -121,7 +121,7 @@ def test_a_message_behind_one_that_is_not_taken_is_given_up() -> None:
         begin = monotonic()
         with patch.object(module, "_PATIENCE_S", 0.2):
             while not near._sending.locked():
-                assert monotonic() - begin < 5
+                assert monotonic() - begin < 60
             with pytest.raises(BrokenWireError, match=r"a message before it was not taken within 0\.2 s"):
                 near.post(1, "close", {})
         assert torch.equal(far.body(far.receive(0)), torch.ones(3))  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_what_there_was_no_memory_for_is_taken_all_the_same(piece: int, carried:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(120)
             assert not thread.is_alive()
     assert [type(error) for error in failed] == [MemoryError]
     assert [len(found) for found in arrived] == [4]  # what came behind it is not mixed up with it

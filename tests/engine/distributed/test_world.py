@@ -19,7 +19,7 @@ from pipeal.engine.distributed.world import World, open_world
 from pipeal.errors import ConfigError, Interrupted, PeerLostError
 from tests.engine.distributed.ranks import TIMEOUT_S, Wire, each, rank_of, ranks, store_port
 
-SOON_S = 3 * TIMEOUT_S + 2
+SOON_S = 10 * TIMEOUT_S
 
 
 def lost(world: World) -> str:
@@ -168,9 +168,9 @@ def test_whoever_hosts_the_store_waits_for_all_but_the_lost_to_have_read_why() -
         begin = monotonic()
         worlds[0]._heart.farewell('{"left": true}')
         Timer(0.5, worlds[2].leave).start()
-        worlds[0]._heart.linger(range(3), 20)
+        worlds[0]._heart.linger(range(3), 600)
         assert worlds[2]._heart.call(lambda line: line.get("end/2")) != b"-"
-        assert monotonic() - begin < 15  # and not for rank 1
+        assert monotonic() - begin < SOON_S  # and not for rank 1
 
 
 def test_a_machine_too_busy_to_look_in_time_knows_of_a_silent_rank_nevertheless() -> None:
