@@ -21,9 +21,9 @@ from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig,
 from pipeal.data import (
     WHOLE,
     BatchLoader,
-    BatchSampler,
     Corpus,
     EpochBatches,
+    EpochBatchSampler,
     PlannedBatchSampler,
     ReadAhead,
     Share,
@@ -260,7 +260,7 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
     return TextExperiment(config, train, held, test, vocab, models, facts)
 
 
-def _train_sampler(train: Corpus, data: TextDataConfig, seed: int) -> BatchSampler:
+def _train_sampler(train: Corpus, data: TextDataConfig, seed: int) -> EpochBatchSampler:
     return batch_sampler(train.lengths, data.batching, data.max_len or int(train.lengths.max()), seed)
 
 
