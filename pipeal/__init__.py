@@ -1,8 +1,8 @@
 """pipeal: pipelined model-parallel training for PyTorch with Associated Learning."""
 
 from pipeal.al import AE, AL, BP, ENC, ALPackage, Dropout, Encoder, LabelAE, set_device
-from pipeal.engine import ExitPolicy, Pipeline, RunReport, Window
-from pipeal.errors import ConfigError, DataError, PipealError, PlacementError, ScheduleError, StallError
+from pipeal.engine import ExitPolicy, Pipeline, Placement, RunReport, Window, plan
+from pipeal.errors import ConfigError, DataError, LayerError, PipealError, PlacementError, ScheduleError, StallError
 
 __version__ = "0.1.0"
 
@@ -18,12 +18,15 @@ __all__ = [
     "Encoder",
     "ExitPolicy",
     "LabelAE",
+    "LayerError",
     "PipealError",
     "Pipeline",
+    "Placement",
     "PlacementError",
     "RunReport",
     "ScheduleError",
     "StallError",
     "Window",
+    "plan",
     "set_device",
 ]

@@ -30,6 +30,10 @@ class PlacementError(PipealError, ValueError):
     """Layers, stages and devices do not fit each other, or a device does not exist."""
 
 
+class LayerError(PipealError, TypeError):
+    """What is given as a layer, a part of one or a model is none, such as a class in the place of an instance."""
+
+
 class ScheduleError(PipealError, RuntimeError):
     """A layer or pipeline was used out of order, or a recorded run broke its schedule."""
 
@@ -153,6 +157,17 @@ def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(found.lower(), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown {kind} {found!r}{hint} (known: {', '.join(names)})"
+
+
+def check_named(kind: str, found: object, known: Iterable[str | None]) -> None:
+    """Refuses what is not among the known names.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    names = list(known)
+    if found not in names:
+        raise ConfigError(unknown_name(kind, str(found), filter(None, names)))
 
 
 def first_line(error: BaseException) -> str:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 # their own containers with.
 from torch.utils import _pytree as pytree
 
+from pipeal.errors import DataError, LayerError
+
 Tree: TypeAlias = Any
 """A tensor, or any nesting of tuples, lists, dicts and dataclasses of tensors and of plain values."""
 
@@ -134,7 +136,7 @@ def scaler_of(layer: TrainableLayer) -> ScalesUpdates | None:
 def module_of(layer: TrainableLayer) -> nn.Module:
     """The layer as the ``nn.Module`` that it also is."""
     if not isinstance(layer, nn.Module):
-        raise TypeError(f"expected a layer that is an nn.Module, found {type(layer).__name__}")
+        raise LayerError(f"expected a layer that is an nn.Module, found {name_of(layer)}")
     return layer
 
 
@@ -152,8 +154,25 @@ def in_mode(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
 
 
 def layers_of(model: nn.Module | Iterable[TrainableLayer]) -> list[TrainableLayer]:
-    """The layers of a model in order: what it iterates over, or else its children."""
+    """The layers of a model in order: what it iterates over, or else its children.
+
+    Raises:
+        LayerError: It is neither a module nor something to iterate over.
+    """
+    if isinstance(model, type) or not isinstance(model, nn.Module | Iterable):
+        raise LayerError(f"expected a model, or layers in order, found {name_of(model)}")
     return list(model) if isinstance(model, Iterable) else list(model.children())  # type: ignore[arg-type]
+
+
+def name_of(given: object) -> str:
+    """What was given in the place of something else, in words.
+
+    >>> name_of(3.0), name_of(nn.Linear)
+    ('float', 'the class Linear itself instead of Linear(…)')
+    """
+    if isinstance(given, type):
+        return f"the class {given.__name__} itself instead of {given.__name__}(…)"
+    return "None" if given is None else type(given).__name__
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
@@ -263,9 +282,53 @@ def pair_of(batch: Any) -> tuple[Tree, Tree]:
 
     >>> pair_of((1, 2))
     (1, 2)
+
+    Raises:
+        DataError: It is something else.
     """
-    x, y = (batch.x, batch.y) if hasattr(batch, "x") else batch
-    return x, y
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    if hasattr(batch, "x") and hasattr(batch, "y"):
+        return batch.x, batch.y
+    raise DataError(f"found {_in_words(batch)}")
+
+
+def iterate(batches: Iterable[T]) -> Iterator[T]:
+    """``iter(batches)``.
+
+    Raises:
+        DataError: It is nothing to iterate over.
+    """
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        call = "; call it" if callable(batches) else ""
+        raise DataError(f"the batches are given as {name_of(batches)}; expected an iterable of pairs (x, y){call}")
+    return iter(batches)
+
+
+def _in_words(batch: Any) -> str:
+    """What it is, what was expected, and what to do.
+
+    >>> _in_words({"text": torch.zeros(8, 5), "label": torch.zeros(8)})
+    "a dict with 'text': (8, 5) float32, 'label': (8,) float32; expected a pair (x, y) of inputs and targets, or an \
+object with attributes x and y: pass ((b['text'], b['label']) for b in batches)"
+    """
+    expected = "; expected a pair (x, y) of inputs and targets, or an object with attributes x and y"
+    found, hint = name_of(batch), ""
+    if isinstance(batch, Tensor):
+        found, hint = f"tensor {_shape(batch)}", "zip(inputs, targets) joins batches of both; a single one is [(x, y)]"
+    elif isinstance(batch, Mapping):
+        found = f"{found} with {', '.join(f'{name!r}: {_shape(part)}' for name, part in batch.items())}"
+        if len(batch) > 1:
+            x, y, *_ = batch
+            hint = f"pass ((b[{x!r}], b[{y!r}]) for b in batches)"
+    elif isinstance(batch, tuple | list):
+        found = f"{found} of {len(batch)}: {', '.join(map(_shape, batch[:4]))}{', …' if len(batch) > 4 else ''}"
+        hint = "several inputs are joined as ((a, b), y)" if len(batch) > 2 else "the targets are missing"
+    return f"a {found}{expected}{hint and f': {hint}'}"
+
+
+def _shape(part: Any) -> str:
+    return describe(shapes_of(part)) if isinstance(part, Tensor) else type(part).__name__
 
 
 def batch_size(tree: Tree) -> int:

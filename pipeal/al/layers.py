@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from pipeal.al.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
 from pipeal.al.scaling import LossScaler, require_own, step_all
-from pipeal.errors import ConfigError, DataError, ScheduleError
-from pipeal.packet import Path, Tree, describe, detach, device_of, dtype_of, shapes_of
+from pipeal.errors import ConfigError, DataError, LayerError, ScheduleError
+from pipeal.packet import Path, Tree, describe, detach, device_of, dtype_of, name_of, shapes_of
 
 LearningRates: TypeAlias = float | Mapping[str, float]
 """One learning rate for both sides, or ``{"enc": …, "ae": …}``."""
@@ -46,6 +46,7 @@ class ENC(nn.Module):
 
     def __init__(self, f: nn.Module, b: nn.Module, cri: nn.Module | None = None) -> None:
         super().__init__()
+        _require_callable(self, f=f, b=b, cri=cri)
         self.f = f
         self.b = b
         self.cri = nn.MSELoss() if cri is None else cri
@@ -80,12 +81,22 @@ class AE(nn.Module):
 
     def __init__(self, g: nn.Module, h: nn.Module, cri: nn.Module | None = None) -> None:
         super().__init__()
+        _require_callable(self, g=g, h=h, cri=cri)
         self.g = g
         self.h = h
         self.cri = nn.MSELoss() if cri is None else cri
 
     def forward(self, y: Tree) -> tuple[Tensor, Tree]:
-        """Returns the autoencoder loss and the code ``g(y)``. Made to be overridden."""
+        """Returns the autoencoder loss and the code ``g(y)``. Made to be overridden.
+
+        Raises:
+            DataError: ``y`` is whole numbers, and ``g`` begins with a linear layer.
+        """
+        if isinstance(y, Tensor) and not (y.is_floating_point() or y.is_complex()) and _begins_linear(self.g):
+            raise DataError(
+                f"targets are {describe(shapes_of(y))}, whole numbers, and g begins with a linear layer, which takes "
+                "floats; use LabelAE(g, h, classes) where they are class numbers, else y.float()"
+            )
         code = self.g(y)
         return self.cri(self.h(code), y), code
 
@@ -112,6 +123,8 @@ class LabelAE(AE):
         Raises:
             DataError: ``y`` is of another shape or type.
         """
+        if not isinstance(y, Tensor):
+            raise DataError(f"targets are given as {name_of(y)}; expected a tensor: torch.as_tensor(y)")
         numbers = not y.is_floating_point()
         if y.shape[1:] != (() if numbers else (self.classes,)) or not y.dim():
             raise DataError(
@@ -142,8 +155,9 @@ class AL(nn.Module):
         scaler: What scales both losses, in fp16; None otherwise.
 
     Raises:
+        LayerError: A side is none, such as a class or the other side.
         ConfigError: ``lr`` is a mapping that lacks a side or names another one, or no number of 0 or more; or the
-            ``optimizer`` cannot be called.
+            ``optimizer`` makes none that a layer can use.
     """
 
     draws_from_default = False
@@ -156,6 +170,9 @@ class AL(nn.Module):
         optimizer: OptimizerFactory | None = None,
     ) -> None:
         super().__init__()
+        for name, side, wanted, other in (("enc", enc, "ENC(f, b)", AE), ("ae", ae, "AE(g, h)", ENC)):
+            if not isinstance(side, nn.Module) or isinstance(side, other) or _is_of_torch(side):
+                raise LayerError(f"found {name_of(side)} for {name}; expected a side of the layer, such as {wanted}")
         self.enc = enc
         self.ae = ae
         rates = _by_side(lr)
@@ -287,6 +304,24 @@ class AL(nn.Module):
         super()._apply(fn, recurse)
         follow_weights((self.enc_opt, self.ae_opt))
         return self
+
+
+def _require_callable(side: nn.Module, **parts: object) -> None:
+    """Refuses a class in the place of an instance; None only for a loss."""
+    for name, part in parts.items():
+        if isinstance(part, type) or not (callable(part) or (part is None and name == "cri")):
+            raise LayerError(f"found {name_of(part)} for {name} of {type(side).__name__}; expected a module")
+
+
+def _begins_linear(block: nn.Module) -> bool:
+    while isinstance(block, nn.Sequential) and len(block):
+        block = block[0]
+    return isinstance(block, nn.Linear)
+
+
+def _is_of_torch(side: nn.Module) -> bool:
+    """Such as a block in the place of a side: none of them takes and returns what a side does."""
+    return type(side).__module__.startswith("torch.nn.modules.")
 
 
 def _by_side(lr: LearningRates) -> dict[str, float]:

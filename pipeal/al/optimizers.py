@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from inspect import Parameter, signature
 from typing import Any, TypeAlias
 
 import torch
@@ -22,16 +23,33 @@ def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: floa
     """An optimizer of a module's parameters (:data:`adam` if None) that remembers its base learning rate.
 
     Raises:
-        ConfigError: ``factory`` cannot be called.
+        ConfigError: ``factory`` makes no optimizer, or one that wants to compute losses by itself.
     """
-    if factory is not None and not callable(factory):
-        raise ConfigError(f"optimizer is {factory!r}; expected what makes one, such as torch.optim.SGD, or None")
+    if factory is not None and (not callable(factory) or (isinstance(factory, type) and not _makes(factory))):
+        found = repr(factory)
+        if isinstance(factory, torch.optim.Optimizer):
+            found = f"an {type(factory).__name__} that was made already, but every side needs its own"
+        raise ConfigError(
+            f"optimizer is {found}; expected what makes one, such as torch.optim.SGD or "
+            "functools.partial(torch.optim.SGD, momentum=0.9), or None"
+        )
     # As a group, because a module without parameters (an identity) is fine but an empty list is refused.
     groups: list[dict[str, Any]] = [{"params": list(module.parameters())}]
     optimizer = (adam if factory is None else factory)(groups, lr=lr)
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise ConfigError(
+            f"optimizer {type(optimizer).__name__} computes losses by itself, several times per batch, and a layer "
+            "computes them once; expected another, such as torch.optim.SGD, or None"
+        )
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def _makes(kind: type) -> bool:
+    """Whether it makes optimizers; those of other libraries look like PyTorch's."""
+    return issubclass(kind, torch.optim.Optimizer) or (hasattr(kind, "step") and hasattr(kind, "zero_grad"))
 
 
 def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:

@@ -15,8 +15,8 @@ from pipeal.al.layers import AL, LearningRates
 from pipeal.al.optimizers import OptimizerFactory
 from pipeal.al.path import InferencePath
 from pipeal.al.summary import LayerShapes, Summary, find_shapes, summarize
-from pipeal.errors import PlacementError
-from pipeal.packet import TrainableLayer, Tree, device_of, layers_of, module_of, move
+from pipeal.errors import LayerError, PlacementError
+from pipeal.packet import TrainableLayer, Tree, device_of, layers_of, module_of, move, name_of
 
 
 class ALPackage(nn.Module):
@@ -34,6 +34,7 @@ class ALPackage(nn.Module):
 
     Raises:
         PlacementError: ``layers`` is empty.
+        LayerError: It is nothing to iterate over, or a layer in it is no module, such as a class.
     """
 
     draws_from_default = False
@@ -41,6 +42,8 @@ class ALPackage(nn.Module):
     def __init__(self, layers: Iterable[TrainableLayer] | None = None) -> None:
         super().__init__()
         self._shapes: list[LayerShapes] | None = None
+        if not isinstance(layers, Iterable | None):
+            raise LayerError(f"expected layers in order, such as [AL(enc, ae), AL(enc, ae)], found {name_of(layers)}")
         given = [] if layers is None else [module_of(layer) for layer in layers]
         if layers is not None and not given:
             raise PlacementError("an ALPackage needs at least one layer, found none")

@@ -14,7 +14,6 @@ from rich.console import Console
 from pipeal.al.bp_parts import bp_parts
 from pipeal.cli import bars
 from pipeal.cli.build import Experiment
-from pipeal.cli.options import device_names
 from pipeal.cli.remembered import Memory, key_of
 from pipeal.cli.say import Say
 from pipeal.config import RunConfig
@@ -22,7 +21,7 @@ from pipeal.data import EpochBatches
 from pipeal.engine import parse_device
 from pipeal.engine.compiling import check_compile
 from pipeal.engine.costs import Placement, all_devices, fit, place
-from pipeal.engine.device import Precision, fastest_precision
+from pipeal.engine.device import Precision, device_names, fastest_precision
 from pipeal.engine.graphed import STAGES_MOST, check_cuda_graphs
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.pipeline import check_row

@@ -23,13 +23,13 @@ import torch
 from pipeal.cli.experiment import run_experiment
 from pipeal.cli.find_run import as_begun
 from pipeal.cli.followers import OWN, Follower, Kind
-from pipeal.cli.options import device_names
 from pipeal.cli.say import say
 from pipeal.cli.site import OneProcess
 from pipeal.cli.stopping import StopRequest
 from pipeal.cli.team import Team, require_devices
 from pipeal.config import RunConfig
 from pipeal.engine.allocator import keep_freed_memory
+from pipeal.engine.device import device_names
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
 from pipeal.errors import ConfigError, PeerLostError

@@ -12,8 +12,9 @@ from pipeal.cli.grid import parse_grid
 from pipeal.cli.say import say
 from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config
 from pipeal.engine import SCHEDULES
+from pipeal.engine.device import device_names
 from pipeal.engine.distributed.launch import Launch
-from pipeal.errors import ConfigError, PlacementError
+from pipeal.errors import ConfigError
 from pipeal.models.registry import Mode, form_told
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -175,23 +176,3 @@ def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:
     told, launch = form_told(model, config.train.mode), Launch.found()
     if told is not None and (launch is None or not launch.rank):
         say(told)
-
-
-def device_names(text: str) -> list[str]:
-    """One name per stage out of what was typed.
-
-    >>> device_names("cuda:0,cuda:1"), device_names("cpu*3")
-    (['cuda:0', 'cuda:1'], ['cpu', 'cpu', 'cpu'])
-
-    Raises:
-        PlacementError: A count that is not a whole number above 0, or an empty name.
-    """
-    names: list[str] = []
-    for part in text.split(","):
-        name, star, count = (piece.strip() for piece in part.partition("*"))
-        if not name or (star and not (count.isascii() and count.isdigit() and len(count) < 4 and int(count) > 0)):
-            raise PlacementError(
-                f"engine.devices: found {text!r}, expected auto, or names such as cpu,cpu or cpu*4 or cuda:0,cuda:1"
-            )
-        names += [name] * (int(count) if star else 1)
-    return names

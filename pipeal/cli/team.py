@@ -16,14 +16,13 @@ from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
 from pipeal.cli.choices import TRIAL_BATCHES, Form, sample_batches
 from pipeal.cli.opening import open_pipeline
-from pipeal.cli.options import device_names
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.data import WHOLE, Batch, EpochBatches, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.compiling import check_compile
-from pipeal.engine.device import Precision, fastest_precision
+from pipeal.engine.device import Precision, device_names, fastest_precision
 from pipeal.engine.distributed.facts import require_same
 from pipeal.engine.distributed.front import DistributedPipeline, own_threads
 from pipeal.engine.distributed.states import hand_out_states

@@ -10,7 +10,7 @@ from pipeal.engine.device import Device
 from pipeal.engine.schedule import Action
 from pipeal.errors import NonFiniteError, OutOfMemoryError, PipealError, first_line
 from pipeal.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
-from pipeal.packet import Shapes, TrainableLayer, describe
+from pipeal.packet import Shapes, TrainableLayer, describe, dtype_of, module_of
 
 OnOom: TypeAlias = Literal["raise", "split"]
 """What happens on a batch that does not fit into memory."""
@@ -67,7 +67,17 @@ class Blame:
         if is_out_of_memory(error) and not isinstance(error, PipealError):
             place = self._number, index, batch
             raise does_not_fit(error, where, shapes, self._device, self._on_oom, place) from error
-        add_note(error, f"{where}; input {shapes}")
+        add_note(error, f"{where}; input {shapes}{self._on_types(error, index)}")
+
+    def _on_types(self, error: BaseException, index: int | None) -> str:
+        """What to do where operators refuse the types of the input."""
+        said = str(error)
+        if index is None or not isinstance(error, RuntimeError) or not ("dtype" in said or "scalar type" in said):
+            return ""
+        own = dtype_of(module_of(dict(self._layers)[index]))
+        if all(dtype == own for _, dtype in self.had[index]):
+            return ""
+        return f"; the layer's weights are {str(own).removeprefix('torch.')}: convert what differs, as x.to({own}) does"
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -7,7 +7,11 @@ forward: what that keeps for the backward is the layer's affair, and some layers
 Compilation is not thread-safe, and it is lazy: forwards compile at the first call with new shapes, backwards at the
 first backward after it. So all actions of all pipelines that compile pass one
 :data:`~pipeal.engine.gate.GATE`: an action that may compile, because its layer has not seen its like, runs alone;
-all others run side by side. A layer sees the same actions in the same order under every schedule.
+all others run side by side. A layer sees the same actions in the same order under every schedule. PyTorch's
+deterministic mode is ``warn`` at times meanwhile: code of yours on other threads sees it.
+
+``dynamic`` compiles with the first batch that comes: another one, as after loading a checkpoint, may leave kernels that
+round otherwise.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
@@ -29,7 +29,7 @@ from torch.nn.parameter import is_lazy
 
 from pipeal.engine.settings import trained_in
 from pipeal.engine.stateful import PLAIN, named_parameters, state_of, stateful, trained_by
-from pipeal.errors import ConfigError, DataError
+from pipeal.errors import ConfigError, DataError, PipealError, first_line
 from pipeal.packet import ScalesLosses, TrainableLayer, describe, module_of, scaler_of, shapes_of
 
 State: TypeAlias = dict[str, Any]
@@ -95,12 +95,8 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
         DataError: The state is of another architecture; the layer is as it was.
     """
     module = module_of(layer)
-    if set(state) != set(_PARTS):
-        raise DataError(f"found the parts {sorted(state)}; expected the state of a layer, with {sorted(_PARTS)}")
     with ExitStack() as undo:
-        if isinstance(layer, ScalesLosses):
-            state = {**state, "module": _scaled_as(layer, state["module"], undo)}
-        _refuse_misfit(layer, state)
+        state = _fitting(layer, state, undo)
         weights: OrderedDict[str, Any] = OrderedDict(
             (key, value if isinstance(value, Tensor) else copy.deepcopy(value))
             for key, value in state["module"].items()
@@ -121,6 +117,33 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
     for name, other in others.items():
         value = copy.deepcopy(state["others"][name]["state"])
         other.set_state(value) if isinstance(other, torch.Generator) else other.load_state_dict(value)
+
+
+def load_layer_states(layers: Sequence[TrainableLayer], states: Sequence[State]) -> None:
+    """Puts states back into all layers of a model, or into none. Holds a copy of what the layers have, meanwhile.
+
+    Raises:
+        DataError: There are more or fewer of them, one is of another architecture, or it is no state; all layers are
+            as they were, but for parameters that had no shape yet.
+    """
+    if len(states) != len(layers):
+        raise DataError(f"found the states of {len(states)} layers; the model has {len(layers)}")
+    for check in (True, False):  # most of what does not fit is found before anything is copied
+        with ExitStack() as undo:
+            for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
+                try:
+                    if check:
+                        _check_fit(layer, state)
+                        continue
+                    _keep(layer, undo)
+                    load_layer_state(layer, state)
+                except DataError as error:
+                    raise DataError(f"layer {number}: {error}") from error
+                except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+                    if isinstance(error, PipealError):
+                        raise
+                    raise DataError(f"layer {number}: found no state of a layer ({first_line(error)})") from error
+            undo.pop_all()
 
 
 class _Copier:
@@ -154,6 +177,35 @@ class _Copier:
         if id(tensor) not in self._copies:
             self._copies[id(tensor)] = tensor, self._copy_tensor(tensor.detach())
         return self._copies[id(tensor)][1]
+
+
+def _keep(layer: TrainableLayer, undo: ExitStack) -> None:
+    """Has ``undo`` make the layer what it is now, but for parameters that have no shape yet."""
+    if not any(map(is_lazy, module_of(layer).parameters())):
+        undo.callback(_put_back, layer, layer_state(layer))
+    if isinstance(layer, ScalesLosses) and scaler_of(layer) is None:
+        undo.callback(layer.scale_losses, False)  # first, as the last that is pushed
+
+
+def _put_back(layer: TrainableLayer, state: State) -> None:
+    with suppress(DataError):  # a layer may refuse its own state, too, after its weights; the first error is told
+        load_layer_state(layer, state)
+
+
+def _check_fit(layer: TrainableLayer, state: State) -> None:
+    """Raises a DataError where a layer would not take a state; changes nothing."""
+    with ExitStack() as undo:
+        _fitting(layer, state, undo)
+
+
+def _fitting(layer: TrainableLayer, state: State, undo: ExitStack) -> State:
+    """The state, with what scales losses just where the layer has it, or gets it here; it fits the layer."""
+    if set(state) != set(_PARTS):
+        raise DataError(f"found the parts {sorted(state)}; expected the state of a layer, with {sorted(_PARTS)}")
+    if isinstance(layer, ScalesLosses):
+        state = {**state, "module": _scaled_as(layer, state["module"], undo)}
+    _refuse_misfit(layer, state)
+    return state
 
 
 def _scaled_as(layer: TrainableLayer, weights: Mapping[str, Any], undo: ExitStack) -> dict[str, Any]:

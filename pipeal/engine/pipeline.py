@@ -12,26 +12,27 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
+from pipeal.engine.assigned import Devices, assign
 from pipeal.engine.blame import ON_OOM, OnOom, add_note
 from pipeal.engine.compiling import Compile, check_compile
+from pipeal.engine.delivery import Delivery
 from pipeal.engine.device import Device, DeviceRow, Precision, open_device, ready_now
 from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
 from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite
 from pipeal.engine.graphed import check_cuda_graphs
-from pipeal.engine.placement import balance, check_sizes, layers_of_stages
+from pipeal.engine.placement import layers_of_stages
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
+from pipeal.engine.saved import Load, save
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.settings import MATMULS, Matmul, check_precision, matmul_precision, ready
-from pipeal.engine.sharing import refuse_shared
+from pipeal.engine.sharing import refuse_shared, refuse_untrainable
 from pipeal.engine.stage import Parcel, Stage, bring_to_rest
-from pipeal.engine.threads import threads_each
 from pipeal.engine.trace import Span, StageTimes, Window
-from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, unknown_name
-from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, device_of, layers_of, module_of, pair_of
-from pipeal.spread import Spreads
+from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, check_named
+from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, iterate, layers_of, pair_of
 
 LrScale: TypeAlias = float | Callable[[int], float]
 """A factor on all learning rates, or a function from the batch number to it."""
@@ -45,67 +46,69 @@ class Pipeline:
 
     ::
 
-        with Pipeline(package, devices=["cuda:0", "cuda:1"]) as pipe:
-            report = pipe.run(batches)     # any iterable of (x, y)
+        with Pipeline(package, devices="cuda:0,cuda:1") as pipe:
+            print(pipe.run(batches))           # any iterable of pairs (x, y)
             logits = pipe.predict(x)
+            pipe.save("model.pipeal")          # and Pipeline.load("model.pipeal", package, devices="cpu*4")
 
-    Whatever the schedule, the number of stages and the queue depth, the weights, optimizer states and losses are
-    those of training the layers one after the other: bit for bit on a CPU with the same ``threads``. It takes
-    layers whose operators repeat their bits: with several threads the gradient of ``x[index]`` with repeated rows does
-    not, nor, compiled, that of interpolation, that of ``index_select`` and of an embedding does,
-    and ``torch.use_deterministic_algorithms`` makes all. What a layer draws in a prediction comes from the default
+    Whatever the schedule, the number of stages and the queue depth, the weights, optimizer states and losses are those
+    of training the layers one after the other: bit for bit on a CPU with the same ``threads``. It takes layers whose
+    operators repeat their bits: with several threads the gradient of ``x[index]`` with repeated rows does not, nor,
+    compiled, that of interpolation, that of ``index_select`` and of an embedding does, and
+    ``torch.use_deterministic_algorithms`` makes all. What a layer draws in a prediction comes from the default
     generators. ``torch.set_flush_denormal`` is of the thread that calls it, and not of the workers.
+
+    The ``with`` raises at its end what went wrong and no call within it has raised.
 
     Args:
         model: An :class:`pipeal.ALPackage`, or any module or sequence of layers that train themselves.
-        devices: One device per stage; a device may repeat. None: one stage per layer, where the layers are. The blocks
-            of a single :class:`pipeal.BP` whose network is a row of them, as an ``nn.Sequential``, lie on several
-            devices as one stage (naive model parallelism): not with ``compile`` or ``cuda_graphs``, and with the same
-            bits as on one device.
+        devices: One device per stage; a device may repeat: ``["cuda:0", "cpu"]``, ``"cuda:0,cpu"``, ``"cpu*4"``; or
+            what :func:`pipeal.plan` has measured to be best, with its ``sizes`` and ``threads``. ``"auto"`` measures
+            nothing: all GPUs, else as many CPU stages as there are cores, at most one per layer. None: one stage per
+            layer, where the layers are. The blocks of a single :class:`pipeal.BP` whose network is a row of
+            them, as an ``nn.Sequential``, lie on several devices as one stage (naive model parallelism): not with
+            ``compile`` or ``cuda_graphs``, and with the same bits as on one device.
         schedule: ``sequential``, ``backward-overlap``, ``al-fm`` or ``pipelined``.
         sizes: The number of layers of each stage, or of blocks on each device of a :class:`pipeal.BP`; None: as even
             in number as can be.
         queue_depth: How many packets may wait before each stage.
         seed: Of all randomness in forwards.
         threads: Intra-op threads of each CPU worker, and of the caller where it does their work (``sequential``,
-            predictions). None: the cores shared out evenly among the CPU stages that may run at once. It is a
-            numeric setting: some reductions round differently with another number.
+            predictions). None: the cores shared out evenly among the CPU stages that may run at once. It is a numeric
+            setting: some reductions round differently with another number.
         precision: ``fp32``, or ``bf16`` or ``fp16`` for forwards under autocast. In ``fp16`` each layer scales its
             losses (:class:`pipeal.packet.ScalesLosses`) from when the pipeline is opened, and in another precision no
             longer; a pipeline that only predicts needs not be opened, and leaves them.
         first_batch: The number of the first batch: how many the model was trained on before.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
-        compile: ``static`` compiles a layer's forward, backward and inference for each set of shapes, ``dynamic``
-            once for all sizes, ``none`` not at all. What cannot be compiled runs as it is, under a
-            :class:`~pipeal.engine.compiling.CompileWarning`. It is a numeric setting: fused operators round
-            differently. While one stage compiles, the others wait, and PyTorch's deterministic mode is ``warn`` at
-            times: code of yours on other threads sees it. ``dynamic`` compiles with the first batch that comes: another
-            one, as after loading a checkpoint, may leave kernels that round otherwise.
-        on_non_finite: What happens on a loss that is not finite: ``raise`` ends the run, on a GPU some batches late,
-            but not after a drain, and no fence gives states that learnt from it; ``skip`` leaves out that layer's
-            update on that batch, as if it had not been; ``ignore`` goes on, though in fp16 a layer
-            whose gradients overflowed with every factor learns no more. See :mod:`pipeal.engine.finite`.
-        on_oom: What happens on a batch that does not fit into a stage's memory: ``raise`` ends the run; ``split`` has
-            the layer learn from it in parts, which gives the update of the whole batch up to rounding where losses are
-            means over the samples. See :mod:`pipeal.engine.rescue`.
+        compile: ``static`` compiles a layer's forward, backward and inference for each set of shapes, ``dynamic`` once
+            for all sizes, ``none`` not at all (:mod:`pipeal.engine.compiling`). What cannot be compiled runs as it is,
+            under a :class:`~pipeal.engine.compiling.CompileWarning`. It is a numeric setting: fused operators round
+            differently.
+        on_non_finite: On a loss that is not finite, ``raise`` ends the run, on a GPU some batches late; ``skip``
+            leaves out that layer's update on that batch; ``ignore`` goes on, though in fp16 a layer whose gradients
+            overflowed with every factor learns no more (:mod:`pipeal.engine.finite`).
+        on_oom: On a batch that does not fit into a stage's memory, ``raise`` ends the run; ``split`` has the layer
+            learn from it in parts, the same update up to rounding where losses are means over the samples
+            (:mod:`pipeal.engine.rescue`).
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
-            ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.settings.Matmul`); None leaves it. It is a numeric
-            setting.
+            ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.settings.Matmul`); None leaves it. It is a
+            numeric setting.
         cuda_graphs: Whether a layer's forward, and its backward, are each given to a GPU as one piece of work, for the
-            sets of shapes that come again. What cannot be captured runs as it is, under a
-            :class:`~pipeal.engine.graphed.GraphWarning`. Not together with ``compile``, ``skip`` or ``split``. While
-            batches are under way, call neither ``torch.cuda.synchronize`` nor ``torch.cuda.empty_cache``, and draw
-            nothing from a GPU's default generator, on any thread: a capture would break. Nor, beside it, what calls
-            them: :func:`pipeal.data.collect_cuda_peak_alloc`, measuring and planning on GPUs. See
-            :mod:`pipeal.engine.graphed`, also for what is not seen.
+            sets of shapes that come again; not together with ``compile``, ``skip`` or ``split``. What cannot be
+            captured runs as it is, under a :class:`~pipeal.engine.graphed.GraphWarning`. While batches are under way,
+            call neither ``torch.cuda.synchronize`` nor ``torch.cuda.empty_cache``, nor what does, as measuring on
+            GPUs, and draw nothing from a GPU's default generator, on any thread: see :mod:`pipeal.engine.graphed`.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Attributes:
+        next_batch: The number of the next batch.
         left_behind: Whether a worker did not come back when it was told to; it may still change the layers.
         gathers: Whether the last batch submitted was one without an update, for which more are to come.
 
     Raises:
+        LayerError: The model is none, or has a layer that does not train itself.
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
         ConfigError: The schedule or another choice is unknown, nothing can be compiled on this machine, or there is
             no GPU for ``cuda_graphs``.
@@ -114,7 +117,7 @@ class Pipeline:
     def __init__(
         self,
         model: nn.Module | Iterable[TrainableLayer],
-        devices: Sequence[str | torch.device] | None = None,
+        devices: Devices = None,
         schedule: str | Schedule = "pipelined",
         *,
         sizes: Sequence[int] | None = None,
@@ -134,38 +137,29 @@ class Pipeline:
     ) -> None:
         self.model = model
         self.schedule = schedule_named(schedule)
+        self.seed = seed
         layers = layers_of(model)
+        refuse_untrainable(layers)
         refuse_shared(layers)
-        if on_non_finite not in ON_NON_FINITE:
-            raise ConfigError(unknown_name("on_non_finite", str(on_non_finite), ON_NON_FINITE))
-        if on_oom not in ON_OOM:
-            raise ConfigError(unknown_name("on_oom", str(on_oom), ON_OOM))
-        if matmul not in (None, *MATMULS):
-            raise ConfigError(unknown_name("matmul", str(matmul), MATMULS))
+        check_named("on_non_finite", on_non_finite, ON_NON_FINITE)
+        check_named("on_oom", on_oom, ON_OOM)
+        check_named("matmul", matmul, (None, *MATMULS))
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         if queue_depth < 1:
             raise PlacementError(f"queue_depth is {queue_depth}; expected at least 1 packet")
-        if devices is None:
-            devices = [device_of(module_of(layer)) for layer in layers]
-        if isinstance(devices, str):
-            devices = [devices]
-        handles = self._open_devices(devices)
+        stages = assign(layers, devices, sizes, threads, self.schedule)
+        self.sizes, self.threads = stages.sizes, stages.threads
+        handles = self._open_devices(stages.devices)
         near = [handle.device for handle in handles if not handle.far]
         precision = check_precision(precision, near)
         compile = check_compile(compile, near)
         check_cuda_graphs(cuda_graphs, near, compile=compile, on_non_finite=on_non_finite, on_oom=on_oom)
-        blocks = _blocks_of(layers) if len(handles) > 1 else None
-        units = len(layers) if blocks is None else blocks
-        if sizes is None:
-            self.sizes = balance([1.0] * units, len(handles))
-        else:
-            self.sizes = check_sizes(sizes, units, len(handles))
-        if blocks is None:
-            ranges = layers_of_stages(self.sizes)
-        else:
+        if stages.is_row:
             check_row(compile, cuda_graphs)
             handles, ranges = [DeviceRow(handles, self.sizes)], [range(1)]
+        else:
+            ranges = layers_of_stages(self.sizes)
         self._layer_count = len(layers)
         numbered = list(enumerate(layers))
         self.stages = [
@@ -184,15 +178,14 @@ class Pipeline:
             for number, (handle, own) in enumerate(zip(handles, ranges, strict=True))
         ]
         self.queue_depth = queue_depth
-        # The devices of a row take turns, each with all cores.
-        self.threads = threads_each(devices if blocks is None else devices[:1], self.schedule, threads)
         self.stall_timeout_s = stall_timeout_s
         self.matmul = matmul
         self._process_settings = ExitStack()
         self.dump_folder = None if dump_folder is None else Path(dump_folder)
         self.next_batch = first_batch
-        self.left_behind = self.gathers = False
+        self.left_behind = self.gathers = self._uneven = False
         self._sequence = 0
+        self._delivery = Delivery()
         self._executor: Executor | None = None
         self._predictor = Predictor(
             self.stages,
@@ -204,8 +197,7 @@ class Pipeline:
             dump_folder=self.dump_folder,
         )
         self._begin: float | None = None
-        self._batches = 0
-        self._samples = 0
+        self._batches = self._samples = 0
         for stage in self.stages:
             if stage.device.device.type == "cuda":
                 # The weights have arrived before other streams read. Of the whole GPU, no capture would stand a wait.
@@ -222,29 +214,35 @@ class Pipeline:
         if self._executor is not None:
             raise ScheduleError("this pipeline is already open")
         self._sequence = self._batches = self._samples = 0
-        self._begin, self.gathers = None, False
+        self._begin, self._delivery.failure, self.gathers = None, None, False
         for stage in self.stages:
             stage.reset()
         with ExitStack() as undo:
             undo.enter_context(matmul_precision(self.matmul))
             undo.enter_context(self._ready())
             self._executor = self._start()
+            self._uneven = False
             self._process_settings = undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Finishes what was submitted, unless an exception is on its way, and ends the workers."""
+        """Finishes what was submitted, unless an exception is on its way, and ends the workers.
+
+        Raises what no call within the ``with`` has raised before.
+        """
         executor = self._open()
-        failure = error
-        if error is None:
+        told = self._delivery.failure
+        failure = told if error is None and isinstance(told, StallError) else error  # it is not waited for twice
+        if failure is None:
             try:
-                self._require_update("the pipeline cannot end")
                 self._finish(executor)
+                self._require_update("the pipeline cannot end")
             except BaseException as found:  # noqa: BLE001  raised below, once the workers have ended
                 failure = found
         self._executor = None
+        self._uneven = failure is not None and self._begin is not None
         for stage in self.stages:
             stage.abandon()
         try:
@@ -260,7 +258,7 @@ class Pipeline:
                 for stage in self.stages:
                     stage.drop_unlearnt()
             self._lead_caller(failure)
-        if error is None and failure is not None:
+        if error is None and failure is not None and failure is not told:
             raise failure
 
     def submit(self, x: Tree, y: Tree, lr_scale: float = 1.0, *, updates: bool = True) -> None:
@@ -283,7 +281,9 @@ class Pipeline:
         if self._begin is None:
             self._begin = perf_counter()
             self._restart_clocks()
-        executor.submit(Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale, updates), ready_now((x, y))))
+        parcel = Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale, updates), ready_now((x, y)))
+        with self._delivery:
+            executor.submit(parcel)
         self.gathers = not updates
         self._sequence += 1
         self.next_batch += 1
@@ -315,11 +315,17 @@ class Pipeline:
 
     def drain(self) -> RunReport:
         """Waits until every batch submitted has been learnt from, and reports on them; raises as :meth:`submit`."""
-        self._open().drain()
-        self._synchronize()
+        executor = self._open()
+        with self._delivery:
+            executor.drain()
+            self._synchronize()
         seconds = 0.0 if self._begin is None else perf_counter() - self._begin
-        found = self._collect()  # which may count more samples
-        report = RunReport(self._batches, self._samples, seconds, *found)
+        losses, times, splits, overflows = self._collect()  # which may count more samples
+        rows, devices = sorted(losses), [name for stage in self.stages for name in stage.device.names]
+        by_row = [losses[layer] for layer in rows]
+        report = RunReport(
+            self._batches, self._samples, seconds, by_row, times, splits, overflows, rows, devices, self.sizes
+        )
         self._begin, self._batches, self._samples = None, 0, 0
         return report
 
@@ -343,7 +349,7 @@ class Pipeline:
         Raises:
             Exception: As :meth:`submit`.
         """
-        for batch in batches:
+        for batch in iterate(batches):
             x, y = pair_of(batch)
             number = self.next_batch
             scale = lr_scale(number) if callable(lr_scale) else lr_scale
@@ -408,6 +414,19 @@ class Pipeline:
         """As :meth:`predict_each`, but yields a list of the logits of every exit; each layer is climbed once."""
         return self._predictor.exits(batches)
 
+    def save(self, path: str | Path) -> None:
+        """Writes what all layers have learnt, the batch number and the seed into one file, whole or not at all.
+
+        An open pipeline learns from all that was submitted first; a :meth:`fence` holds nothing up. Raises as
+        :func:`pipeal.engine.saved.save`.
+        """
+        save(self, path)
+
+    load = Load()
+    """``Pipeline.load(path, model, devices, …)`` makes a pipeline that goes on from a file as the saved one would have,
+    on any devices, in any number of stages and under any schedule; ``pipe.load(path)`` has a pipeline go on from there.
+    Seed and batch number are those of the file. See :class:`pipeal.engine.saved.Load`."""
+
     def spans(self) -> list[Span]:
         """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""
         return sorted((span for stage in self.stages for span in stage.clock.spans()), key=lambda span: span.begin)
@@ -423,12 +442,14 @@ class Pipeline:
         if self._begin is None:
             for stage in self.stages:
                 stage.device.follow_caller()
-        executor.fence(fence)
+        with self._delivery:
+            executor.fence(fence)
         return fence
 
     def _rest(self) -> None:
         if self._executor is not None:
-            self._executor.drain()
+            with self._delivery:
+                self._executor.drain()
 
     def _ready(self) -> AbstractContextManager[None]:
         """Has the layers do their part for the precision, while the pipeline is open."""
@@ -469,13 +490,13 @@ class Pipeline:
     def _synchronize(self) -> None:
         bring_to_rest(self.stages)
 
-    def _collect(self) -> tuple[list[Tensor], list[StageTimes], list[int], list[int]]:
+    def _collect(self) -> tuple[dict[int, Tensor], list[StageTimes], list[int], list[int]]:
         """Losses by layer, times by stage and splits by layer since the last report; overflows by layer."""
         by_layer: dict[int, Tensor] = {}
         for stage in self.stages:
             by_layer |= stage.losses.take()
         return (
-            [by_layer[layer] for layer in sorted(by_layer)],
+            by_layer,
             [times for stage in self.stages for times in stage.clock.take_all_times()],
             [count for stage in self.stages for count in stage.take_splits().values()],
             [count for stage in self.stages for count in stage.overflows().values()],
@@ -483,7 +504,7 @@ class Pipeline:
 
     def _open(self) -> Executor:
         if self._executor is None:
-            raise ScheduleError("the pipeline is not open; use it as `with Pipeline(...) as pipe:`")
+            raise ScheduleError("the pipeline is not open: `with Pipeline(...) as pipe:`, or once more `with pipe:`")
         return self._executor
 
     def _lead_caller(self, failure: BaseException | None) -> None:
@@ -495,13 +516,6 @@ class Pipeline:
                 if failure is None:
                     raise
                 add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
-
-
-def _blocks_of(layers: Sequence[TrainableLayer]) -> int | None:
-    """The blocks of a model that may lie on several devices as a single stage; None for models of other kinds."""
-    if len(layers) == 1 and isinstance(layers[0], Spreads) and layers[0].block_count() > 1:
-        return layers[0].block_count()
-    return None
 
 
 def check_row(compile: Compile, cuda_graphs: bool) -> None:

@@ -27,6 +27,8 @@ def check_sizes(sizes: Sequence[int], layers: int, stages: int) -> list[int]:
     Raises:
         PlacementError: They do not cover the layers, do not match the stages, or a stage is empty.
     """
+    if isinstance(sizes, int):
+        raise PlacementError(f"sizes is {sizes}; expected the number of layers of each of {stages} stages, or None")
     if len(sizes) != stages:
         raise PlacementError(f"{len(sizes)} sizes {list(sizes)} for {stages} stages; pass one size per device")
     if not sizes or min(sizes) < 1 or sum(sizes) != layers:

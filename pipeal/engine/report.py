@@ -1,17 +1,19 @@
-"""What a run amounted to."""
+"""What a run amounted to; ``print`` shows it as a table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from pipeal.engine.placement import layers_of_stages
 from pipeal.engine.trace import StageTimes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunReport:
-    """What happened since the last report.
+    """What happened since the last report; ``print(report)`` shows a short table.
 
     Attributes:
         batches: The number of batches.
@@ -23,6 +25,9 @@ class RunReport:
         splits: For each layer of the model, how many batches did not fit into memory and were learnt from in parts.
         overflows: For each layer of the model, how many updates were left out because its gradients overflowed in
             fp16: all that its state counts, and so those before this report as well.
+        layers: For each row of ``losses``, the number of its layer.
+        devices: For each stage, where it is.
+        sizes: For each stage, how many layers it has; of one layer on several devices, how many blocks are on each.
     """
 
     batches: int
@@ -30,8 +35,11 @@ class RunReport:
     seconds: float
     losses: list[Tensor]
     stages: list[StageTimes]
-    splits: list[int] = field(default_factory=list)
-    overflows: list[int] = field(default_factory=list)
+    splits: list[int]
+    overflows: list[int]
+    layers: list[int]
+    devices: list[str]
+    sizes: list[int]
 
     @property
     def non_finite(self) -> list[int]:
@@ -42,3 +50,54 @@ class RunReport:
     def busy_share(self) -> list[float]:
         """For each stage, the share of the time in which it worked."""
         return [stage.busy_s / self.seconds if self.seconds else 0.0 for stage in self.stages]
+
+    def __repr__(self) -> str:
+        return (
+            f"RunReport(batches={self.batches}, samples={self.samples}, seconds={self.seconds:.6g}, "
+            f"stages={len(self.stages)})"
+        )
+
+    def __str__(self) -> str:
+        if not self.batches:
+            return "no batches since the last report; an iterator gives its batches only once"
+        rate = f" ({self.samples / self.seconds:,.0f} samples/s)" if self.samples and self.seconds else ""
+        lines = [f"{self.batches:,} batches, {self.samples:,} samples in {self.seconds:.3g} s{rate}"]
+        places = zip(self.devices, layers_of_stages(self.sizes), self.busy_share, self.stages, strict=True)
+        lines += _aligned(
+            ("stage", "device", "layers", "busy", "waiting for"),
+            [
+                (str(number), device, _span(own), f"{busy:.0%}", self._waits(stage))
+                for number, (device, own, busy, stage) in enumerate(places)
+            ],
+        )
+        rows = [
+            (str(number), "  ".join(f"{loss:#8.4g}" for loss in losses[-1].tolist()))
+            for number, losses in zip(self.layers, self.losses, strict=True)
+        ]
+        lines += _aligned(("layer", "losses of the last batch"), rows) if rows else []
+        told = {"learnt from in parts": self.splits, "updates left out in fp16": self.overflows}
+        lines += [f"{what}, by layer: {counts}" for what, counts in told.items() if any(counts)]
+        return "\n".join(lines)
+
+    def _waits(self, stage: StageTimes) -> str:
+        """What the stage waited for, in shares of the time, longest first."""
+        shares = {reason: seconds / self.seconds for reason, seconds in stage.waiting.items() if self.seconds}
+        longest = sorted(shares, key=lambda reason: -shares[reason])
+        return ", ".join(f"{reason} {shares[reason]:.0%}" for reason in longest if shares[reason] >= 0.005)
+
+
+def _span(layers: range) -> str:
+    """
+    >>> _span(range(2, 5)), _span(range(5, 6))
+    ('2-4', '5')
+    """
+    return f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])
+
+
+def _aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table; the last column stands to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  ".join([*(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)), row[-1]]).rstrip()
+        for row in (heads, *rows)
+    ]

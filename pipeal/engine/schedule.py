@@ -137,7 +137,7 @@ def schedule_named(name: str | Schedule) -> Schedule:
     if isinstance(name, Schedule):
         return name
     if name not in SCHEDULES:
-        raise ConfigError(unknown_name("schedule", name, SCHEDULES))
+        raise ConfigError(unknown_name("schedule", str(name), SCHEDULES))
     return SCHEDULES[name]
 
 

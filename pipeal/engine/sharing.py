@@ -1,4 +1,4 @@
-"""What no two layers may share."""
+"""What the layers of a pipeline must be: such as train themselves, with nothing in common."""
 
 from __future__ import annotations
 
@@ -6,8 +6,29 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from pipeal.errors import PlacementError
+from pipeal.errors import LayerError, PlacementError
 from pipeal.packet import TrainableLayer, module_of
+
+_TRAINING = ("backward", "update", "loss", "scale_lr")
+
+
+def refuse_untrainable(layers: Sequence[TrainableLayer]) -> None:
+    """Refuses what cannot be trained by a pipeline.
+
+    Raises:
+        PlacementError: There is no layer.
+        LayerError: One is no module, or does not train itself.
+    """
+    if not layers:
+        raise PlacementError("found 0 layers in the model; expected at least one, such as a pipeal.AL")
+    for number, layer in enumerate(map(module_of, layers)):
+        missing = [name for name in _TRAINING if not callable(getattr(layer, name, None))]
+        if missing:
+            raise LayerError(
+                f"layer {number} is of the class {type(layer).__name__}, which does not train itself: it has no "
+                f"{missing[0]}(); expected layers such as pipeal.AL, in an ALPackage or a list ([layer], of one); "
+                "ALPackage.from_bp(model, sample, outputs) makes them of a network"
+            )
 
 
 def refuse_shared(layers: Sequence[TrainableLayer]) -> None:

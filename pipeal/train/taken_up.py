@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeal.al import ALPackage
-from pipeal.engine.layer_state import State, load_layer_state
+from pipeal.engine.layer_state import State, load_layer_states
 from pipeal.errors import DataError, PipealError, first_line
 from pipeal.train.checkpoint import Checkpoint
 from pipeal.train.position import Position
@@ -58,10 +58,4 @@ class TakenUp:
         """
         if sorted(self.states) != list(range(len(package))):
             raise DataError(f"the checkpoint has the layers {sorted(self.states)}, the model {len(package)}")
-        for number, layer in enumerate(package):
-            try:
-                load_layer_state(layer, self.states[number])
-            except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-                if isinstance(error, PipealError):
-                    raise
-                raise DataError(f"layer {number} of the checkpoint is no state ({first_line(error)})") from error
+        load_layer_states(list(package), [self.states[number] for number in range(len(package))])

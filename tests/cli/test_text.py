@@ -21,10 +21,10 @@ import torch
 from pipeal.al.bridges import VectorBridge
 from pipeal.cli.build_batches import batch_sampler
 from pipeal.cli.build_text import text_experiment
-from pipeal.cli.options import device_names
 from pipeal.cli.text import command
 from pipeal.config import BatchingConfig, TextConfig, TextDataConfig, check_effects, load_config
 from pipeal.data import Grouped
+from pipeal.engine.device import device_names
 from pipeal.errors import ConfigError, DataError, PlacementError
 from pipeal.train.batches import Batches
 from tests.cli.running import run_command, told_one_line
@@ -320,7 +320,7 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
         (["toynews", "lstm", "--mode", "bp", "--devices", "cpu,cpu"], r"2 devices for 1 layer of the BP form"),
         (["toynews", "lstm", "--devices", "cuda:99"], r"device 'cuda:99' does not exist"),
         (["toynews", "lstm", "--devices", "tpu"], r"'tpu' is not a device"),
-        (["toynews", "lstm", "--devices", "cpu*0"], r"engine.devices: found 'cpu\*0', expected auto, or names"),
+        (["toynews", "lstm", "--devices", "cpu*0"], r"devices: found 'cpu\*0', expected auto, or names"),
         (
             ["toynews", "lstm", "--devices=cpu", "--set=engine.threads=1000"],
             r"engine.threads: 1000 threads per stage on \d+ cores; expected at most \d+$",

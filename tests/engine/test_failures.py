@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipeal import AE, AL, ENC, ALPackage, Pipeline, StallError
+from pipeal import AE, AL, ENC, ALPackage, Pipeline, ScheduleError, StallError
 from pipeal.engine import SCHEDULES
 from pipeal.engine.virtual import VirtualLayer
 
@@ -239,11 +239,63 @@ def test_a_failure_seen_only_at_the_end_of_the_with_block() -> None:
 
 @pytest.mark.parametrize("schedule", THREADED)
 def test_a_failed_pipeline_says_so_again(schedule: str) -> None:
-    pipe = Pipeline([Trap("B", 0, throw(ValueError("once")))], None, schedule)
-    with pytest.raises(ValueError, match="once"), pipe:  # noqa: PT012  the way out of the block raises, too
+    with Pipeline([Trap("B", 0, throw(ValueError("once")))], None, schedule) as pipe:
         for use in (lambda: pipe.run(nothing(4)), lambda: pipe.submit(None, None), lambda: pipe.predict(None)):
             with pytest.raises(ValueError, match="once"):
                 use()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_error_that_was_caught_is_not_raised_again_at_the_end(schedule: str) -> None:
+    """Symptom: ``try: pipe.run(…) except ValueError`` within the ``with`` did not help: its end raised once more."""
+    caught = []
+    with Pipeline([*quick(1), Trap("F", 1, throw(ValueError("bad batch")))], None, schedule) as pipe:
+        try:
+            pipe.run(nothing(3))
+        except ValueError as error:
+            caught.append(str(error))
+    assert caught == ["bad batch"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_caught_error_in_the_middle_of_an_update_is_not_raised_again_either(schedule: str) -> None:
+    with Pipeline([Trap("B", 1, throw(ValueError("bad batch")))], None, schedule) as pipe:
+        pipe.submit(None, None, updates=False)
+        with pytest.raises(ValueError, match="bad batch"):  # noqa: PT012  whichever call hears of it first
+            pipe.submit(None, None, updates=False)
+            pipe.drain()
+
+
+@pytest.mark.parametrize("schedule", THREADED)
+def test_another_error_than_the_one_that_was_caught_is_raised_at_the_end(schedule: str) -> None:
+    """What a stage failed with after something else was caught has yet to be told."""
+    pipe = Pipeline([Trap("U", 1, throw(ValueError("unseen")))], None, schedule)
+    with pytest.raises(ValueError, match="unseen"), pipe:  # noqa: PT012  its end raises
+        with pytest.raises(ScheduleError, match="between two batches of one update"):  # noqa: PT012
+            pipe.submit(None, None, updates=False)
+            pipe.fence()
+        pipe.submit(None, None)
+        pipe.submit(None, None)
+
+
+def test_a_wait_that_ctrl_c_ended_does_not_keep_the_end_from_finishing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KeyboardInterrupt in the caller's own wait is no failure of a stage; what was submitted is learnt from."""
+    learnt = Trap("U", 9, nothing)
+    with Pipeline([learnt, *quick(1)]) as pipe:
+        pipe.submit(None, None)
+        with monkeypatch.context() as patched:
+            patched.setattr(pipe._executor, "drain", throw(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                pipe.drain()
+    assert learnt.done["U"] == 1
+
+
+def test_a_standstill_that_was_caught_is_not_waited_for_again() -> None:
+    gate = Gate()
+    with Pipeline([Trap("B", 0, gate.stand_still_here), *quick(1)], stall_timeout_s=0.3) as pipe:
+        with pytest.raises(StallError, match="stands still"):
+            pipe.run(nothing(2))
+        gate.open()
 
 
 def test_a_first_failure_is_not_hidden_by_a_stage_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,17 @@ from pipeal.engine.device.cuda import CudaDevice
 from pipeal.errors import PlacementError
 
 
-def parse_device(name: str | torch.device) -> torch.device:
-    """A device that exists here.
+def parse_device(name: str | int | torch.device) -> torch.device:
+    """A device that exists here; a number is that of a GPU.
 
     Raises:
         PlacementError: The name is no device, the kind is not supported, or this machine has none such.
     """
+    if isinstance(name, int):
+        name = f"cuda:{name}"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise PlacementError(f"{name!r} is not a device; expected 'cpu', 'cuda' or 'cuda:N'") from error
     if device.type == "cpu":
         return torch.device("cpu")
@@ -30,6 +32,26 @@ def parse_device(name: str | torch.device) -> torch.device:
         has = f"{count} CUDA device(s): cuda:0 to cuda:{count - 1}" if count else "no CUDA device; use 'cpu'"
         raise PlacementError(f"device 'cuda:{index}' does not exist; this machine has {has}")
     return torch.device("cuda", index)
+
+
+def device_names(text: str) -> list[str]:
+    """One name per stage out of what was typed; whether such devices exist is not looked at.
+
+    >>> device_names("cuda:0,cuda:1"), device_names("cpu*3")
+    (['cuda:0', 'cuda:1'], ['cpu', 'cpu', 'cpu'])
+
+    Raises:
+        PlacementError: A count that is not a whole number above 0, or an empty name.
+    """
+    names: list[str] = []
+    for part in text.split(","):
+        name, star, count = (piece.strip() for piece in part.partition("*"))
+        if not name or (star and not (count.isascii() and count.isdigit() and len(count) < 4 and int(count) > 0)):
+            raise PlacementError(
+                f"devices: found {text!r}, expected auto, or names such as cpu,cpu or cpu*4 or cuda:0,cuda:1"
+            )
+        names += [name] * (int(count) if star else 1)
+    return names
 
 
 def fastest_precision(*names: str | torch.device) -> Precision:

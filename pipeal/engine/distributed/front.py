@@ -237,7 +237,7 @@ class DistributedPipeline(_Line):
     def _synchronize(self) -> None:
         """Every rank has, when it came to rest."""
 
-    def _collect(self) -> tuple[list[Tensor], list[StageTimes], list[int], list[int]]:
+    def _collect(self) -> tuple[dict[int, Tensor], list[StageTimes], list[int], list[int]]:
         found = sorted(self._line().ask("report"), key=lambda reply: int(reply[0]["rank"]))
         self._samples += sum(facts["samples"] for facts, _ in found)
         line = found[: self.world.mesh.stages]
@@ -246,7 +246,7 @@ class DistributedPipeline(_Line):
             losses |= by_layer
         self._spans = [span for stage, (facts, _) in enumerate(line) for span in spans_in(facts, stage)]
         return (
-            [losses[layer] for layer in sorted(losses)],
+            losses,
             [times_in(facts) for facts, _ in line],
             [count for facts, _ in line for count in facts["splits"]],
             [count for facts, _ in line for count in facts["overflows"]],
