@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.find_run import find_run, new_run
-from pipeal.cli.forms import Form, in_turns
+from pipeal.cli.forms import Form, asked_forms, in_turns
 from pipeal.cli.grid import parse_grid
 from pipeal.cli.outcome import TRACED, Outcome, show, write_curves, write_summary
 from pipeal.cli.run_folder import RunFolder, Status
@@ -23,7 +23,6 @@ from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.data.atomic import write_whole
 from pipeal.engine import parse_device
 from pipeal.errors import ConfigError, PlacementError, SaveError
-from pipeal.models.registry import Mode
 from pipeal.train.attempts import Attempts
 from pipeal.train.report.folder import value_at
 from pipeal.train.tensorboard import require_tensorboard
@@ -47,8 +46,8 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
     """
     experiment = make(say)
     config = experiment.config
-    modes: tuple[Mode, ...] = ("al", "bp") if config.train.mode == "compare" else (config.train.mode,)
-    compared = len(modes) > 1
+    asked = asked_forms(experiment, say, alternates=site.alternates)
+    compared = len(asked) > 1
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
@@ -60,12 +59,12 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
                 say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
         own = partial(_own, compared=compared)
         if found is not None:
-            for mode in modes:
-                require_same_data(experiment, own(found.path, mode))
+            for form in asked:
+                require_same_data(experiment, own(found.path, form.name))
         heard: list[str] = []  # what was tried to make the choices: the run keeps it
         forms = [
-            Form(mode, mode.upper(), _choice(experiment, mode, found, site, _also_to(heard), compared=compared))
-            for mode in modes
+            replace(form, config=_choice(experiment, form, found, site, _also_to(heard), compared=compared))
+            for form in asked
         ]
         run = found or open_now.enter_context(new_run(config))
         if resume != "auto":
@@ -169,7 +168,7 @@ def _own(folder: Path, form: str, *, compared: bool) -> Path:
 
 def _choice(
     experiment: Experiment,
-    form: Mode,
+    form: Form,
     run: RunFolder | None,
     site: Site,
     say: Say,
@@ -177,15 +176,15 @@ def _choice(
     compared: bool,
 ) -> RunConfig:
     """What is left open is chosen once in a run's life; that which decides how numbers round stays for all of it."""
-    config = experiment.config
-    path = None if run is None else _own(run.path, form, compared=compared) / "config.yaml"
+    config = form.config
+    path = None if run is None else _own(run.path, form.name, compared=compared) / "config.yaml"
     if run is None or path is None or not path.is_file():
-        return site.choose(experiment, form, say)
+        return site.choose(experiment, form.mode, say, config)
     before = _as_chosen(type(config), path)
     if config.tune.grid and not before.tune.grid:  # its trials are behind it
         config = tuned(config, {key: value_at(asdict(before), key) for key in parse_grid(config)})
     train = replace(config.train, precision=before.train.precision)
-    if config.engine == run.asked.engine and site.fits(before.engine):
+    if experiment.config.engine == run.asked.engine and site.fits(before.engine):
         try:
             for device in before.engine.devices:
                 parse_device(device)
@@ -193,8 +192,6 @@ def _choice(
             raise PlacementError(
                 f"{path}: {error}; to go on elsewhere, give --resume {run.path} and --devices"
             ) from error
-        return replace(config, engine=before.engine, train=replace(train, mode=form))
-    alone = compared and form == "bp"  # whose threads are its own, see choose
-    asked = None if alone else config.engine.threads
-    engine = replace(config.engine, threads=asked or before.engine.threads)
-    return site.choose(experiment, form, say, replace(config, engine=engine, train=train))
+        return replace(config, engine=before.engine, train=replace(train, mode=form.mode))
+    engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
+    return site.choose(experiment, form.mode, say, replace(config, engine=engine, train=train))

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 
+from pipeal.cli.build import Experiment
+from pipeal.cli.say import Say
 from pipeal.config import RunConfig
+from pipeal.engine.device import device_names
 from pipeal.engine.threads import intra_op_threads
+from pipeal.models.registry import Mode
+from pipeal.spread import Spreads
 
 T = TypeVar("T")
 
@@ -29,12 +34,45 @@ class Form:
     Attributes:
         name: That of its folder in a comparison: ``al`` or ``bp``, or either with a hyphen and more behind it.
         label: What tables and pictures call it.
-        config: Of this form, with every choice made.
+        mode: Which form it is.
+        config: Of this form; once devices, threads and precision are chosen, with every choice made.
     """
 
     name: str
     label: str
+    mode: Mode
     config: RunConfig
+
+
+def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[Form]:
+    """The forms that a run trains, with what is asked of each.
+
+    A comparison on several devices that the user named has backpropagation twice: on the first of them, and with its
+    blocks spread over all of them, as the published baseline is.
+
+    Args:
+        experiment: What is to be run.
+        say: Told why a form is left out.
+        alternates: Whether all of it is done in this process.
+    """
+    config = experiment.config
+    if config.train.mode != "compare":
+        return [Form(config.train.mode, config.train.mode.upper(), config.train.mode, config)]
+    forms = [Form("al", "AL", "al", config), Form("bp", "BP", "bp", config)]
+    named = config.engine.devices
+    devices = device_names(named) if isinstance(named, str) else list(named)
+    if named == "auto" or len(devices) < 2 or not alternates:
+        return forms
+    if config.engine.compile != "none" or config.engine.cuda_graphs:
+        say("BP over several devices is not compared: engine.compile and engine.cuda_graphs are for layers on one")
+        return forms
+    (layer,) = experiment.package("bp", config.train.seed)
+    devices = devices[: layer.block_count() if isinstance(layer, Spreads) else 1]
+    if len(devices) > 1:
+        engine = replace(config.engine, devices=tuple(devices), sizes=None)
+        spread = replace(config, engine=engine, train=replace(config.train, mode="bp"))
+        forms.append(Form("bp-spread", f"BP over {len(devices)}", "bp", spread))
+    return forms
 
 
 def in_turns(trainings: Sequence[Generator[int, None, T]]) -> list[T]:

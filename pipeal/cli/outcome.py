@@ -198,7 +198,7 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     name = f"{config.dataset} {config.model.name}"
     print_table(f"{name}, {config.train.epochs} epochs{_seeds(config)}", *_results(outcomes))
     _tell_choice(outcomes)
-    over = f", speed-up over {outcomes[-1].label}" if len(outcomes) > 1 else ""
+    over = f", speed-up over {_rival(outcomes).label}" if len(outcomes) > 1 else ""
     print_table(f"costs{over}", *_costs(outcomes))
     if any(outcome.costs is not None for outcome in outcomes):
         print("counted:  MFLOPs per sample of products, convolutions, attention and recurrences; MiB of weights,")
@@ -252,7 +252,8 @@ def _results(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
 
 
 def _costs(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
-    """What each form took: heads and rows; the last form is what the others are faster than."""
+    """What each form took: heads and rows."""
+    rival = _rival(outcomes)
     tokens = outcomes[0].totals.tokens > 0
     heads = ["form", "train MFLOPs", "infer MFLOPs", "MiB", "s/epoch", "samples/s", *(["tokens/s"] * tokens), "busy"]
     rows: list[list[Cell]] = []
@@ -268,10 +269,15 @@ def _costs(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
             *([f"{totals.tokens / totals.seconds:,.0f}"] if tokens else []),
             _busy(totals.busy_share),
         ]
-        rows.append([*cells, f"{outcomes[-1].epoch_s.mean / outcome.epoch_s.mean:.2f}×"])
+        rows.append([*cells, f"{rival.epoch_s.mean / outcome.epoch_s.mean:.2f}×"])
     if len(outcomes) > 1:
         return [*heads, "speed-up"], rows
     return heads, [row[:-1] for row in rows]
+
+
+def _rival(outcomes: Sequence[Outcome]) -> Outcome:
+    """What the others are held against: backpropagation on one device, where there is one."""
+    return next((outcome for outcome in outcomes if outcome.config.train.mode == "bp"), outcomes[-1])
 
 
 def _busy(shares: Sequence[float]) -> str:

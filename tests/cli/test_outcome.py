@@ -21,7 +21,7 @@ def outcome(folder: Path, **totals: object) -> Outcome:
     config = replace(config, engine=replace(config.engine, devices=("cpu",)))
     known = Totals(seconds=2.0, batches=4, samples=12, tokens=60, padded=70, shapes=Counter({(4, 10): 3}))
     row = EpochRow(1, 1, 0.5, 0.5, 2.0, 2.0, 6.0, 30.0)
-    form = Form("al", "AL", config)
+    form = Form("al", "AL", "al", config)
     return Outcome(form, [row], replace(known, **totals), {}, None, (1, 1), folder)  # type: ignore[arg-type]
 
 
@@ -57,7 +57,7 @@ def test_the_table_says_of_which_split_seeds_and_epochs_it_is(
         )
     ]  # fmt: skip
     costs = FormCosts(3e6, 1e6, 2**20, 2**20, 2 * 2**20, 2**20)
-    forms = [replace(one, form=Form(name, name.upper(), config), rows=rows, costs=costs) for name in ("al", "bp")]
+    forms = [replace(one, form=Form(name, name.upper(), name, config), rows=rows, costs=costs) for name in ("al", "bp")]
     show(forms, tmp_path)
     out = capsys.readouterr().out
     assert "2 epochs, mean ± sd of seeds 3 to 4" in out

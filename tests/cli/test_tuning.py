@@ -50,7 +50,7 @@ def forms_of(experiment: TextExperiment) -> list[Form]:
         layers = len(experiment.package(mode, 0))
         engine = replace(one.engine, sizes=(layers,), schedule="sequential")
         form = replace(one, engine=engine, train=replace(one.train, mode=mode))  # type: ignore[arg-type]
-        found.append(Form(mode, mode.upper(), form))
+        found.append(Form(mode, mode.upper(), mode, form))
     return found
 
 
