@@ -71,7 +71,7 @@ def test_lists_are_grouped() -> None:
     modules = list(linears(6, 8, 8, 8))
     parts = cut(modules, 2, VECTORS)
     assert [[*part.module] for part in parts] == [modules[:4], modules[4:]]
-    with pytest.raises(ConfigError, match="split is 7, but the model is a list of 6"):
+    with pytest.raises(ConfigError, match="split is 7, but only 3 modules"):
         cut(modules, 7, VECTORS)
 
 
