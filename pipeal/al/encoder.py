@@ -70,9 +70,9 @@ class Encoder:
             names = list(inspect.signature(block.forward).parameters)
             if len(names) > 1 and names[1].startswith(("past_", "layer_past", "cache")):
                 raise ConfigError(
-                    f"{type(block).__name__}.forward takes {names[1]} as its second argument, where an Encoder gives "
-                    "the mask, and a decoder needs a causal mask as well: pass the whole model with split=…, and inputs as "
-                    "{'input_ids': …, 'attention_mask': …}"
+                    f"{type(block).__name__}.forward takes {names[1]} as its second argument, where an Encoder "
+                    "gives the mask, and a decoder needs a causal mask as well: pass the whole model with split=…, and "
+                    "inputs as {'input_ids': …, 'attention_mask': …}"
                 )
 
 

@@ -93,22 +93,46 @@ class ALPackage(nn.Module):
 
         Args:
             model: An ``nn.Sequential`` or a list, each child a layer; any module, cut where ``split`` says; or an
-                :class:`pipeal.Encoder`. Its forward takes one argument (any nesting of tensors).
-            sample: A batch of inputs, of two rows or more, as ``model`` takes.
+                :class:`pipeal.Encoder`. Of a module that ``split`` cuts, and of one alone in a list, the forward may
+                take several arguments (see ``sample``); an argument ``target``, ``targets``, ``label``, ``labels`` or
+                ``y`` without a default is None, and ``use_cache`` is false. Of a ``ModelOutput``, another dataclass or
+                a dict the answer is ``logits``, ``out`` or ``last_hidden_state``; of a tuple, the one item that is not
+                None.
+            sample: A batch of inputs, of two rows or more, as ``model`` takes: one argument (any nesting of tensors); a
+                dict of arguments by their names, ``{"input_ids": …, "attention_mask": …}``; or a tuple of arguments by
+                their places. Batches are to be alike. An argument called a mask, ``(B, T)``, false on padding, goes
+                with the features to all bridges.
             outputs: How many classes, labels or numbers to predict.
-            task: ``classification``, ``multilabel`` or ``regression``; see :func:`pipeal.al.codes.target_side` for the
-                targets each takes.
+            task: ``classification``, ``multilabel`` or ``regression``, one target for each input (see
+                :func:`pipeal.al.codes.target_side` for their shapes); or ``per-place``, class numbers ``(B, T)`` or
+                ``(B, H, W)`` for a model that answers ``(B, T, C)`` or ``(B, C, H, W)``: language models, tagging,
+                segmentation (:mod:`pipeal.al.placecodes`). Answers of all exits have the shape of the model's own.
+                Where features have fewer places than the answer, or more, their bridge resamples its answers, images
+                bilinearly. Which dimension of features is that of the places is told by their number: take a sample in
+                which it is not that of the features, too.
             split: Names of submodules, in the order of their calls; a layer begins at each. What comes before the first
-                is a layer, too. How many devices train the layers is :class:`pipeal.Pipeline`'s choice.
-            code: The width of the label codes.
+                is a layer, too. Or a number: so many layers of about equal cost, counted on the sample
+                (:mod:`pipeal.al.shares`). Several values may cross a cut, such as the skips of a U-Net: they are handed
+                on, detached, as a tuple that begins with what the named submodule takes (:mod:`pipeal.al.graph`). How
+                many devices train the layers is :class:`pipeal.Pipeline`'s choice.
+            code: The width of the label codes; None for 128, or ``per-place`` for four times as many as there are
+                classes, at most 512.
             hidden: The width of a hidden layer in the bridges; None for none.
-            labels: ``inverse``, or ``published``: how label sides are built (:mod:`pipeal.al.codes`).
-            bridges: ``pooled``, or ``flat``, as published (:mod:`pipeal.al.bridges`).
-            pool: From what an ``f`` gives to ``(B, D)``, where that is no image, sequence or vector: one for all
-                layers, or by the layer's number. Of a module, each layer trains a copy. Images with their channels last
-                need one, too, such as ``lambda x: x.mean((1, 2))``: nothing tells them from others.
-            blocks: In the place of built ones, by the layer's number, from 0, and the block's letter:
-                ``{2: {"b": my_bridge}}``.
+            labels: ``inverse``, or ``published``: how label sides are built (:mod:`pipeal.al.codes`). Not per place.
+            bridges: ``pooled``, or ``flat``, as published (:mod:`pipeal.al.bridges`). Not per place.
+            class_dim: Per place: the dimension of the answer that is the classes', 1 or -1; None for the one of these
+                that has ``outputs`` entries, or where the answer is no more than features, the last of ``(B, T, D)``
+                and the second of others.
+            ignore_index: Per place: the label of places that have none, beside all below zero; None for -100. Padding
+                has none either, where a mask goes with the features.
+            pool: From what an ``f`` gives to ``(B, D)``, where that is no image, sequence or vector; per place, to
+                features laid out as the answer is. One for all layers, or by the layer's number. Of a module, each
+                layer trains a copy. Images with their channels last need one, too, such as ``lambda x: x.mean((1,
+                2))``: nothing tells them from others. Where several values cross, it is given the first, and with a
+                mask ``(first, mask)``.
+            blocks: In the place of built ones, by the layer's number, from 0, and the block's letter: ``{2: {"b":
+                my_bridge}}``. A bridge is given what a pool is; per place it gives codes ``(B, T, K)`` or ``(B, H, W,
+                K)``, and ``g`` and ``h`` are replaced together.
             lr: One learning rate, or ``{"enc": …, "ae": …}``.
             optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
 
@@ -181,7 +205,8 @@ class ALPackage(nn.Module):
             exit_at: How many layers to climb before the bridge, from 1 to ``len(self)``; None for all.
 
         Returns:
-            What the first layer's ``h`` returns: for classification, logits ``(B, classes)``.
+            What the first layer's ``h`` returns: for classification, logits ``(B, classes)``; per place, as the
+            network that was converted gives them.
 
         Raises:
             PlacementError: There is no such exit.

@@ -8,6 +8,7 @@ activations three times, weights seven times, as Adam does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -16,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipeal.al.graph import parents, trace_model
 from pipeal.al.probe import probing
 from pipeal.errors import ConfigError
-from pipeal.packet import Tree, device_of, move, tensors
+from pipeal.packet import Tree, batch_size, device_of, move, tensors
 from pipeal.partition import balance
 
 _FLOPS_PER_BYTE = 10
@@ -26,14 +27,20 @@ _WEIGHTS = 7
 
 
 def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
-    """The submodules of a module at which ``count`` parts of about equal cost begin, but for the first part.
+    """The submodules at which ``count`` parts of about equal cost begin, but for the first part.
 
-    A part begins at a submodule that has a matrix of weights: what has none (norms, activations) goes with the one
-    before. A submodule that costs more than a part should is looked into, where its forward can be followed.
+    A part begins at a submodule that has a matrix of weights, and takes a batch: what has none (norms, activations)
+    goes with the one before. A submodule that costs more than a part should is looked into, where its forward can be
+    followed.
 
     Raises:
         ConfigError: The forward cannot be followed, or there are fewer such submodules.
     """
+    have = sum(_has_matrix(part.parameters(recurse=False)) for part in model.modules())
+    if have < count:
+        raise ConfigError(
+            f"split is {count}, but only {have} submodules have a matrix of weights for a layer to begin at"
+        )
     around, closed = _with_sequences(model, ()), set[str]()
     while True:
         costs = _costs(model, around, sample)
@@ -67,20 +74,30 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
 
 
 def grouped(modules: Sequence[nn.Module], count: int, sample: Tree) -> list[int]:
-    """How many modules of a row each of ``count`` parts has.
+    """How many modules of a row each of ``count`` parts has; what has no matrix of weights goes with the one before.
 
     Raises:
-        ConfigError: There are fewer modules.
+        ConfigError: There are fewer modules with such a matrix.
     """
-    if len(modules) < count:
-        raise ConfigError(f"split is {count}, but the model is a list of {len(modules)}; pass at most that many")
-    costs, x = [], sample
+    sizes, costs, x = list[int](), list[float](), sample
     for module in modules:
+        weights = list(module.parameters())
         with probing(module):
             x = move(x, device_of(module))
-            cost, x = _cost(module, (x,), {}, list(module.parameters()))
-        costs.append(cost)
-    return balance(costs, count)
+            cost, x = _cost(module, (x,), {}, weights)
+        if not sizes or _has_matrix(weights):
+            sizes.append(0)
+            costs.append(0.0)
+        sizes[-1] += 1
+        costs[-1] += cost
+    if len(sizes) < count:
+        raise ConfigError(f"split is {count}, but only {len(sizes)} modules of the list have a matrix of weights")
+    each = iter(sizes)
+    return [sum(islice(each, units)) for units in balance(costs, count)]
+
+
+def _has_matrix(weights: Iterable[Tensor]) -> bool:
+    return any(one.dim() > 1 for one in weights)
 
 
 def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> list[tuple[str, float]]:
@@ -96,7 +113,8 @@ def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> list[tuple[
             if n.op == "call_module":
                 weights = list(self.fetch_attr(str(n.target)).parameters())
                 name = str(n.target).removeprefix("model.")
-                if name != n.target and called.count(n.target) == 1 and any(one.dim() > 1 for one in weights):
+                known = name != n.target and called.count(n.target) == 1 and _has_matrix(weights)
+                if known and batch_size(traced.values.get(n.all_input_nodes[0])) == batch_size(sample):
                     found.append((name, 0.0))
             cost, out = _cost(super().run_node, (n,), {}, weights)
             found[-1] = (found[-1][0], found[-1][1] + cost)
