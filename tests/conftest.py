@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
-# Before torch is imported: the threads of its operators would wait for each other in loops, which on a busy machine takes
-# five times what the operators themselves take.
+# Before torch is imported. The threads of its operators would wait for each other in loops, which takes five times the
+# CPU time of the operators themselves where the machine is busy.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
