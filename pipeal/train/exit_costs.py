@@ -79,7 +79,7 @@ def exit_costs(model: nn.Module | Iterable[TrainableLayer], sample: Tree) -> Exi
 
 
 def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    """Each query is held against every key, and takes a share of each value. PyTorch 2.6 has no count of it on a CPU."""
+    """Each query meets every key, and takes a share of each value. PyTorch 2.6 does not count that on a CPU."""
     return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
