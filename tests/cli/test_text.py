@@ -61,7 +61,9 @@ def varied(folder: Path) -> Path:
     return agnews(folder, *rows, count=1)
 
 
-@pytest.mark.parametrize("model", ["lstm", pytest.param("transformer", marks=pytest.mark.draws)])
+@pytest.mark.parametrize(
+    "model", [pytest.param("lstm", marks=pytest.mark.draws), pytest.param("transformer", marks=pytest.mark.slow)]
+)
 def test_a_comparison_leaves_tables_rows_and_pictures(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,7 +270,18 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
     root = agnews(tmp_path / "data")
     for number in (1, 2):
         code, out, _ = leaves(
-            capsys, "AGNews", "LSTM", "--epochs", "1", "--data-root", str(root), "--out", str(tmp_path), *SMALL
+            capsys,
+            "AGNews",
+            "LSTM",
+            "--epochs",
+            "1",
+            "--devices",
+            "cpu",
+            "--data-root",
+            str(root),
+            "--out",
+            str(tmp_path),
+            *SMALL,
         )
         assert code == 0
         assert f"agnews-lstm-bp-00{number}" in out
@@ -443,6 +456,7 @@ def test_devices_as_typed() -> None:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_real_news_are_learnt(real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = leaves(
         capsys, "ag_news", "TransformerAL", "--data-root", str(real_data), "--epochs", "2", "--devices", "cpu*2",

@@ -31,7 +31,9 @@ SMALL = (
 leaves = partial(run_command, command)
 
 
-@pytest.mark.parametrize("model", [pytest.param("resnet", marks=pytest.mark.draws), "vgg"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("resnet", marks=pytest.mark.slow), pytest.param("vgg", marks=pytest.mark.draws)]
+)
 def test_a_comparison_leaves_tables_rows_and_pictures(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,6 +184,7 @@ def test_bad_data_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert re.search(r"val_annotations.txt", told("no annotations"))
 
 
+@pytest.mark.slow
 def test_the_script_shows_its_options() -> None:
     shown = subprocess.run(
         [sys.executable, str(ROOT / "cvmain.py"), "--help"], capture_output=True, text=True, check=True, cwd=ROOT
@@ -190,6 +193,7 @@ def test_the_script_shows_its_options() -> None:
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_real_images_from_the_zip_as_it_is(
     real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

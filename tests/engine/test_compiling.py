@@ -391,8 +391,9 @@ class Folds(nn.Module):
         return cut + slid
 
 
-@pytest.mark.parametrize("how", ["static", pytest.param("dynamic", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("block", [Looks, pytest.param(Folds, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["static", "dynamic"])
+@pytest.mark.parametrize("block", [Looks, Folds])
 def test_threads_add_to_one_place_in_one_order(block: type[nn.Module], how: Any) -> None:
     """Symptom: no two trainings alike. Cause: threads added to the gradient of an embedding as they came."""
     draw = torch.Generator().manual_seed(3)

@@ -64,10 +64,11 @@ def test_every_schedule_leaves_what_training_layer_by_layer_leaves(case: Case, d
         assert run(case, schedule, sizes, queue_depth).differences(wanted) == []
 
 
+@pytest.mark.parametrize("depths", [(1, 2), pytest.param((3, 4), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_any_placement_and_any_queue_depth(schedule: str) -> None:
+def test_any_placement_and_any_queue_depth(schedule: str, depths: tuple[int, ...]) -> None:
     wanted = reference(RICH)
-    for stages, queue_depth in product(range(1, 5), range(1, 5)):
+    for stages, queue_depth in product(range(1, 5), depths):
         for sizes in cuts(4, stages):
             assert run(RICH, schedule, sizes, queue_depth).differences(wanted) == [], (sizes, queue_depth)
 

@@ -23,6 +23,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_first_signal_drops_nothing_and_the_last_checkpoint_is_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,9 @@ def train(package: ALPackage, data: list[Any], schedule: str, **options: Any) ->
         pipe._open().drain()
 
 
-@pytest.mark.parametrize(("schedule", "policy"), [("sequential", "raise"), ("pipelined", "skip")])
+@pytest.mark.parametrize(
+    ("schedule", "policy"), [("pipelined", "skip"), pytest.param("sequential", "raise", marks=pytest.mark.slow)]
+)
 @EVERY_MODEL
 def test_forward_backward_and_update_read_nothing(name: str, form: str, schedule: str, policy: str) -> None:
     # Adam in its fused form is for devices with kernels; what optimizers of PyTorch's do is its own affair.

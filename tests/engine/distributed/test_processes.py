@@ -30,6 +30,7 @@ def line(world: World) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_four_processes_leave_what_one_leaves(tmp_path: Path) -> None:
     assert run(line, 4, tmp_path)[0] == [[], [], []]
 
