@@ -38,9 +38,9 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def written(out: Path) -> set[tuple[str, int]]:
     """The checkpoints there; one that took the place of another of its step is another one."""
     found = set()
-    for path in out.glob("*/checkpoints/step-*"):
+    for path in (*out.glob("*/checkpoints/step-*"), *out.glob("*/*/checkpoints/step-*")):
         with suppress(FileNotFoundError):
-            found.add((path.name, path.stat().st_ino))
+            found.add((str(path.relative_to(out)), path.stat().st_ino))
     return found
 
 

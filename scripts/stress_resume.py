@@ -43,14 +43,18 @@ IMAGES = (
     "--set=train.train_accuracy_samples=100",
 )
 QUICK = ("--epochs=1", "--set=model.embedding_dim=12", "--set=model.n_heads=2", "--set=model.x_hid=8")
-CASES: dict[str, list[str]] = {
-    f"{model}-{kind}": ["nlpmain.py", "toynews", model, f"--set=data.batching.kind={kind}", *TEXT]
-    for model in ("lstm", "transformer")
-    for kind in ("plan", "stream")
-} | {
-    f"resnet-{workers}-workers": ["cvmain.py", "toyimages", "resnet", f"--set=data.workers={workers}", *IMAGES]
-    for workers in (0, 2)
-}
+CASES: dict[str, list[str]] = (
+    {
+        f"{model}-{kind}": ["nlpmain.py", "toynews", model, f"--set=data.batching.kind={kind}", *TEXT]
+        for model in ("lstm", "transformer")
+        for kind in ("plan", "stream")
+    }
+    | {
+        f"resnet-{workers}-workers": ["cvmain.py", "toyimages", "resnet", f"--set=data.workers={workers}", *IMAGES]
+        for workers in (0, 2)
+    }
+    | {"transformer-compare": ["nlpmain.py", "toynews", "transformer", "--mode=compare", *TEXT]}
+)
 
 
 def finish(arguments: list[str], out: Path) -> float:
@@ -95,11 +99,15 @@ def disturb(
     return kills
 
 
-def _left_in(out: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
+def _left_in(out: Path) -> tuple[dict[tuple[int, int], Any], list[dict[str, str]]]:
+    """The layers and the rows of a run; of all its forms, if it compares some."""
     runs = [path for path in out.iterdir() if path.is_dir() and not path.name.startswith(".")]
     if len(runs) != 1:
         raise SystemExit(f"the same command began anew: {', '.join(sorted(path.name for path in runs))}")
-    return left_behind(runs[0])
+    forms = sorted(path.parent for path in runs[0].glob("*/checkpoints")) or runs
+    found = [left_behind(form) for form in forms]
+    layers = {(place, number): layer for place, (own, _) in enumerate(found) for number, layer in own.items()}
+    return layers, [row for _, rows in found for row in rows]
 
 
 def _status_in(out: Path) -> dict[str, Any]:
@@ -108,9 +116,7 @@ def _status_in(out: Path) -> dict[str, Any]:
 
 
 def _trained(out: Path) -> float:
-    (path,) = out.glob("*/epochs.csv")
-    rows, _ = read_rows(path)
-    return rows[-1].train_time
+    return sum(read_rows(path)[0][-1].train_time for path in out.glob("**/epochs.csv"))
 
 
 def main() -> None:

@@ -89,6 +89,8 @@ def tune(
         Interrupted: The run was asked to end.
     """
     grid = parse_grid(experiment.config)
+    # A form whose choice was written before the others' were has left what there is to try behind it.
+    forms = [replace(form, config=replace(form.config, tune=experiment.config.tune)) for form in forms]
     name = "held-out accuracy" if experiment.criterion is None else "held-out loss"
     trials = _read(run.path / TRIALS)
     widened: Counter[tuple[str, bool]] = Counter()

@@ -83,6 +83,12 @@ class Measure:
     train: Callable[[EpochRow], float]
     held: Callable[[EpochRow], float | None]
 
+    def held_value(self, row: EpochRow) -> float:
+        """Its value on the samples to choose by, of a row that has one; see :func:`held_rows`."""
+        value = self.held(row)
+        assert value is not None
+        return value
+
     def at_best(self, rows: Sequence[EpochRow]) -> Spread | None:
         """The test figure of each turn's best epoch by its held-out samples; None where no epoch can be chosen."""
         best = best_rows(rows)
@@ -101,6 +107,11 @@ def best_rows(rows: Sequence[EpochRow]) -> list[EpochRow]:
         if score is not None and (row.turn not in chosen or score > chosen[row.turn][0]):
             chosen[row.turn] = score, row
     return [chosen[turn][1] for turn in sorted(chosen)]
+
+
+def held_rows(rows: Sequence[EpochRow], measure: Measure) -> list[EpochRow]:
+    """Those that were measured on held-out samples."""
+    return [row for row in rows if measure.held(row) is not None]
 
 
 def last_rows(rows: Sequence[EpochRow]) -> list[EpochRow]:

@@ -16,12 +16,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from pipeal.data.atomic import replacing
-from pipeal.train.measure import measure_of
+from pipeal.train.measure import held_rows, measure_of
 from pipeal.train.recorders import EpochRow
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 _STYLES = ("-", "--", ":", "-.")
 _TRAIN: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white", "alpha": 0.8}
+_HELD: dict[str, Any] = {"linestyle": ":", "markerfacecolor": "white", "alpha": 0.8}
 _LEGEND: dict[str, Any] = {"fontsize": 8.5, "loc": "best", "framealpha": 0.85, "edgecolor": "none"}
 
 Rows = Sequence[EpochRow]
@@ -47,6 +48,7 @@ def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -
         for axes, x in ((by_epoch, _epoch), (by_second, _seconds)):
             _draw_line(axes, rows, x, measure.test, label=run, color=colour)
             _draw_line(axes, rows, x, measure.train, color=colour, **_TRAIN)
+            _draw_line(axes, held_rows(rows, measure), x, measure.held_value, color=colour, **_HELD)
         style = _STYLES[number % len(_STYLES)]
         named = run if len(rows_by_run) > 1 else ""
         _draw_losses(associated, rows, part=0, run=named, linestyle=style)
@@ -63,6 +65,8 @@ def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if _drawn(by_epoch):
         kinds = [_key(measure.unseen), _key("train", **_TRAIN)]
+        if any(held_rows(rows, measure) for rows in rows_by_run.values()):
+            kinds.append(_key("held-out", **_HELD))
         by_epoch.legend(handles=[*by_epoch.get_legend_handles_labels()[0], *kinds], **_LEGEND)
     for axes in filter(_drawn, (associated, autoencoder)):
         _spread(axes)

@@ -1,4 +1,4 @@
-"""The best epoch, and the best checkpoint, of a run: by held-out samples, whatever the test set says."""
+"""The best epoch and checkpoint of a run, from end to end: by held-out samples, whatever the test set says."""
 
 from __future__ import annotations
 

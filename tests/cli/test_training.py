@@ -58,13 +58,13 @@ def test_the_traced_batches_are_still_to_come(epoch: int, done: int, window: Win
 def test_a_run_without_a_good_checkpoint_says_that_it_begins_anew(tmp_path: Path) -> None:
     said: list[str] = []
     with CheckpointStore(tmp_path / "checkpoints") as store:
-        assert _newest(store, "al", said.append) is None
+        assert _newest(store, "AL", said.append) is None
         assert said == [f"there is no checkpoint in {store.folder} yet: AL begins at its first batch"]
         for step in (1, 2):
             store.save(step, {0: {"w": 1}}, {}, {})
             (store.folder / f"step-{step:09d}" / "layer-000.pt").write_bytes(b"")
         said.clear()
-        assert _newest(store, "al", said.append) is None
+        assert _newest(store, "AL", said.append) is None
     assert len(said) == 3
     assert said[-1] == f"no checkpoint in {store.folder} is as it was written: AL begins anew in the same folder"
 

@@ -251,7 +251,7 @@ def test_a_bare_no_where_text_is_wanted_is_explained(tmp_path):
         ("trian: {epochs: 1}", "trian: unknown key; did you mean 'train'?"),
         ("epochs: 3", "epochs: unknown key; did you mean 'train.epochs'?"),
         ("train: {lr: {zzz: 1}}", "train.lr.zzz: unknown key; expected one of base, end, ae, decay, per, warmup"),
-        ("3: 3", "3: unknown key; expected one of dataset, model, data, train, engine, out"),
+        ("3: 3", "3: unknown key; expected one of dataset, model, data, train, engine, tune, out"),
     ],
 )
 def test_an_unknown_key_gives_the_nearest_one(tmp_path, content, line):
@@ -340,4 +340,4 @@ def test_every_key_is_documented():
             assert f"        {name}: " in words, f"{section.__name__}.{name} has no words"
             if is_dataclass(kind):
                 sections.append(kind)
-    assert len(set(sections)) == 15
+    assert len(set(sections)) == 16

@@ -139,3 +139,5 @@ def test_curves_name_what_they_show(
     assert by_epoch.get_title(loc="left") == f"{title} over epochs"
     assert by_second.get_title(loc="left") == f"{title} over training time"
     assert ("%" in by_epoch.yaxis.get_major_formatter()(0.5)) == shares
+    told = [text.get_text() for text in by_epoch.get_legend().get_texts()]
+    assert told == ["al", "test" if shares else "validation", "train", *([] if rows == [ROW] else ["held-out"])]

@@ -125,7 +125,7 @@ def test_a_comparison_stands_side_by_side_with_what_was_asked_differently(tmp_pa
     for mode in ("al", "bp"):
         (whole / mode / "summary.json").unlink()
     assert "tokens/s" not in report(whole).text, "a column without a figure"
-    assert "Accuracy over epochs (dashed: training samples) " in page.text
+    assert "Accuracy over epochs (dashed: training samples, dotted: held out) " in page.text
     assert "Loss, end to end" in page.text
     assert [words["id"] for name, words in page.tags if name == "section" and "id" in words] == ["run-1", "run-2"]
 

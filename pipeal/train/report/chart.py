@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from pipeal.train.report.markup import Html, number, tag
+
+Style: TypeAlias = Literal["solid", "dashed", "dotted"]
 
 _WIDTH, _HEIGHT = 540, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 10, 40
 _MOST_POINTS = 200
+_DASHES = {"dashed": "5 4", "dotted": "1.5 4"}
 
 
 @dataclass(frozen=True)
@@ -21,14 +25,14 @@ class Line:
         label: What the legend calls it; the legend leaves it out if empty.
         points: ``(x, y)``, with x growing; points that are not finite are left out.
         colour: As CSS has it.
-        dashed: Whether it is drawn in dashes.
+        style: ``solid``, ``dashed`` or ``dotted``.
         band: ``(x, least, most)`` behind it; empty for none.
     """
 
     label: str
     points: Sequence[tuple[float, float]]
     colour: str
-    dashed: bool = False
+    style: Style = "solid"
     band: Sequence[tuple[float, float, float]] = ()
 
 
@@ -51,7 +55,7 @@ def chart(
         return tag("figure", head, tag("p", "Nothing recorded.", class_="note"), class_="chart")
     ys = [y for _, points in drawn for _, y in points]
     xs = [x for _, points in drawn for x, _ in points]
-    far = min(ys) > 0 and max(ys) > 10 * min(ys)
+    far = min(ys) > 1e-90 and max(ys) > 10 * min(ys)  # of less, half may be 0, which has no logarithm
     y_scale = _Scale(min(ys), max(ys), _HEIGHT - _BOTTOM, _TOP, logarithmic=far)
     x_scale = _Scale(min(xs) if whole else min(0.0, *xs), max(xs), _LEFT, _WIDTH - _RIGHT, fitted=True)
     marks = [mark for mark in x_scale.marks() if not whole or float(mark).is_integer()]
@@ -129,11 +133,11 @@ def _line(line: Line, points: Sequence[tuple[float, float]], x: _Scale, y: _Scal
     if len(band) > 1:
         outline = [(at, most) for at, _, most in band] + [(at, least) for at, least, _ in reversed(band)]
         found.append(tag("polygon", points=_path(outline, x, y), fill=line.colour, opacity="0.14"))
-    dashes = {"stroke_dasharray": "5 4"} if line.dashed else {}
+    dashes = {} if line.style == "solid" else {"stroke_dasharray": _DASHES[line.style]}
     found.append(tag("polyline", points=_path(points, x, y), stroke=line.colour, class_="line", **dashes))
     if len(points) <= 20:
         for at, value in points:
-            fill = "white" if line.dashed else line.colour
+            fill = line.colour if line.style == "solid" else "white"
             found.append(
                 tag(
                     "circle",
@@ -163,4 +167,4 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _key(line: Line) -> str:
-    return f"border-top: 2px {'dashed' if line.dashed else 'solid'} {line.colour}"
+    return f"border-top: 2px {line.style} {line.colour}"

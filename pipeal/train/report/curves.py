@@ -8,9 +8,9 @@ from statistics import fmean
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
-from pipeal.train.measure import Measure
+from pipeal.train.measure import Measure, held_rows
 from pipeal.train.recorders import EpochRow
-from pipeal.train.report.chart import Line, chart
+from pipeal.train.report.chart import Line, Style, chart
 from pipeal.train.report.folder import Run
 from pipeal.train.report.markup import Html, tag
 
@@ -41,7 +41,7 @@ def compared_curves(runs: Sequence[Run], names: Sequence[str]) -> Html:
             for place, (run, name) in enumerate(zip(runs, names, strict=True))
             for pair in (_lines(run.rows, measure, name, _RUNS[place % len(_RUNS)]) if run.measure is measure else ())
         ]
-        charts += _measured(measure, lines, "time", " (dashed: training samples)")
+        charts += _measured(measure, lines, "time", " (dashed: training samples, dotted: held out)")
     return tag("div", *charts, class_="charts")
 
 
@@ -56,18 +56,25 @@ def _measured(measure: Measure, lines: Sequence[tuple[Line, Line]], time: str, n
 
 
 def _lines(rows: Sequence[EpochRow], measure: Measure, name: str, colour: str) -> list[tuple[Line, Line]]:
-    """The measure on test and on training samples, each over epochs and over time."""
+    """The measure on test, training and held-out samples, each over epochs and over time."""
     found = []
-    for kind, value, dashed in ((measure.unseen, measure.test, False), ("train", measure.train, True)):
-        label = kind if not name else "" if dashed else name  # of several runs, the legend names each once
-        points, band = _means(rows, value)
-        times = [fmean(row.train_time for row in turns) for turns in _by_epoch(rows)]
+    held = held_rows(rows, measure)
+    kinds: list[tuple[str, Value, Style, Sequence[EpochRow]]] = [
+        (measure.unseen, measure.test, "solid", rows),
+        ("train", measure.train, "dashed", rows),
+    ]
+    if held:
+        kinds.append(("held-out", measure.held_value, "dotted", held))
+    for kind, value, style, own in kinds:
+        label = kind if not name else name if style == "solid" else ""  # of several runs, the legend names each once
+        points, band = _means(own, value)
+        times = [fmean(row.train_time for row in turns) for turns in _by_epoch(own)]
         over_time = [(at, y) for at, (_, y) in zip(times, points, strict=True)]
         band_over_time = [(at, *edges) for at, (_, *edges) in zip(times, band, strict=False)]
         found.append(
             (
-                Line(label, points, colour, dashed, band),
-                Line(label, over_time, colour, dashed, [(at, low, high) for at, low, high in band_over_time]),
+                Line(label, points, colour, style, band),
+                Line(label, over_time, colour, style, [(at, low, high) for at, low, high in band_over_time]),
             )
         )
     return found
