@@ -96,6 +96,8 @@ def choose(
     )
     settled = replace(placement, threads=engine.threads or 1)
     say(f"{form.upper()} on {settled}, {engine.schedule}, {precision} ({source})")
+    if engine.compile != "none":
+        say("its first batches are compiled for, which may take minutes")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
 
 

@@ -47,31 +47,36 @@ def kept(folder: Path) -> list[tuple[str, object]]:
 def test_a_run_that_moves_from_two_devices_to_three_leaves_that_of_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one, mixed = tmp_path / "one", tmp_path / "mixed"
-    folders = [out / "toynews-transformer-bp-001" for out in (one, mixed)]
-    again = f"--resume={folders[1]}"
-    for out, options in (
-        (one, ["--epochs=2", "--devices=cpu"]),
-        (mixed, ["--epochs=1", "--devices=cpu*2"]),
-        (mixed, ["--epochs=2", "--devices=cpu*3", again]),
-    ):
-        code, _, err = run(capsys, out, *options)
+    folders = [tmp_path / name / "toynews-transformer-bp-001" for name in ("one", "several")]
+    for folder, devices in zip(folders, ("cpu", "cpu*2"), strict=True):
+        code, _, err = run(capsys, folder.parent, "--epochs=2", f"--devices={devices}")
         assert code == 0, err
+    assert_equal(*folders)
+    first = min((folders[1] / "checkpoints").glob("step-*"))  # of its first epoch
+    code, _, err = run(capsys, folders[1].parent, "--epochs=2", "--devices=cpu*3", f"--resume={first}")
+    assert code == 0, err
+    assert "BP goes on after epoch 1" in err
+    assert_equal(*folders)
+    summary = json.loads((folders[1] / "summary.json").read_text())
+    assert (summary["devices"], sum(summary["sizes"]), len(summary["stages"])) == (["cpu"] * 3, 5, 3)
+    assert (folders[1] / "timeline.png").exists()
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    """Rows, times aside, and all that the model has learnt."""
     rows = [
         [
             [json.loads(line)[key] for key in ("train_acc", "test_acc", "losses")]
             for line in (folder / "epochs.jsonl").read_text().splitlines()
         ]
-        for folder in folders
+        for folder in (one, other)
     ]
+    assert len(rows[0]) == 2
     assert rows[0] == rows[1]
     assert all(
         name == same and (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b)
-        for (name, a), (same, b) in zip(*map(kept, folders), strict=True)
+        for (name, a), (same, b) in zip(kept(one), kept(other), strict=True)
     )
-    summary = json.loads((folders[1] / "summary.json").read_text())
-    assert (summary["devices"], sum(summary["sizes"]), len(summary["stages"])) == (["cpu"] * 3, 5, 3)
-    assert (folders[1] / "timeline.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
 def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 2)
     monkeypatch.setattr("pipeal.cli.choices.TRIAL_BATCHES", 2)
-    monkeypatch.setattr("pipeal.cli.choices.TimeLimit", lambda _: TimeLimit(None))  # or there is time for two
+    monkeypatch.setattr("pipeal.cli.choices.TimeLimit", lambda _: TimeLimit(clock=lambda: 0.0))  # time for all
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     small = ["dataset=toynews", "model.x_hid=8", "model.y_hid=8", "model.embedding_dim=12"]
     config = load_config(TextConfig, None, overrides=[*small, "data.batching.budget_tokens=256"], values={})
