@@ -386,6 +386,8 @@ def test_published_cifar_is_downloaded_checked_and_read(served, published, tmp_p
         assert data.classes == ("a", "b", "c")
         assert data.train.labels.tolist() == [0, 1, 2, 0, 1, 0, 1]
         assert np.array_equal(data.train.pixels, rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        assert data.test.labels.tolist() == [0, 1, 2]
+        assert not np.array_equal(data.test.pixels, data.train.pixels[:3]), "it is tested on images of its own"
     assert len(served.asked) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "cifar-10-python.tar.gz"]
     assert not (tmp_path.parent / "escaped").exists()

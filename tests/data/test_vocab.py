@@ -71,6 +71,12 @@ def test_size_frequency_and_independence_of_order(texts, size, frequency, random
     assert Vocab.build(texts, max_size=size, min_frequency=frequency) == vocab
 
 
+@pytest.mark.parametrize(("frequency", "words"), [(1, "cba"), (2, "cb"), (3, "c"), (4, "")])
+def test_a_word_has_to_occur_so_often(frequency, words):
+    vocab = Vocab.build([["a", "b", "c"], ["b", "c"], ["c"]], min_frequency=frequency)
+    assert vocab.words == ("<pad>", "<unk>", *words)
+
+
 def test_encode():
     codes = Vocab(["<pad>", "<unk>", "a"]).encode(["a", "x", "a"])
     assert codes.dtype == np.int32

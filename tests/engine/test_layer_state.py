@@ -167,6 +167,24 @@ def test_the_state_is_a_copy_and_so_is_what_is_loaded() -> None:
     assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs(state, kept).values())
 
 
+def test_gradients_that_wait_for_an_update_come_back_and_stale_ones_go() -> None:
+    """Else an update of several batches would forget those before the state, or learn from another training's."""
+    old, new, without = layer(), layer(), layer_state(layer())
+    old(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))
+    old.backward()
+    waiting = [one.grad.clone() for one in old.parameters() if one.grad is not None]
+    assert waiting
+    load_layer_state(new, written_and_read(layer_state(old)))
+    assert all(map(torch.equal, waiting, [one.grad for one in new.parameters() if one.grad is not None]))
+    old.update()
+    new.update()
+    assert states_differ(ALPackage([old]), ALPackage([new])) == []
+    old(torch.ones(4, 3), torch.zeros(4, dtype=torch.int64))
+    old.backward()
+    load_layer_state(old, without)
+    assert all(one.grad is None for one in old.parameters())
+
+
 def test_rates_set_on_the_way_come_back() -> None:
     old, new = layer(), layer()
     old.set_lr("enc", 0.5)

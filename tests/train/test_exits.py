@@ -294,6 +294,14 @@ def test_the_table_says_what_was_measured() -> None:
         assert row.points == pytest.approx(100 * (row.accuracy - table.full.accuracy))
         assert row.ms > 0
     assert sum(row.share or 0.0 for row in table.exits) == pytest.approx(1)
+    answers = list(trained().predict_each((batch.x for batch in test), policy=calibration.policy))
+    right = torch.cat([answer.logits.argmax(-1) == batch.y for answer, batch in zip(answers, test, strict=True)])
+    assert table.early.accuracy == pytest.approx(float(right.double().mean()))
+    left = [depth for answer in answers for depth in answer.exits.tolist()]
+    assert [row.share for row in table.exits] == pytest.approx([left.count(depth) / 300 for depth in (1, 2, 3)])
+    price = dict(zip(calibration.policy.tried, calibration.costs.on_the_way(calibration.policy.tried), strict=True))
+    assert table.early.mflops == pytest.approx(sum(price[depth] for depth in left) / 300 / 1e6)
+    assert table.early.mflops != pytest.approx(calibration.cost / 1e6), "that is of the held-out samples"
     assert table.full.relative_cost == 1
     assert table.saving == pytest.approx(1 - table.early.mflops / table.full.mflops)
     assert table.samples == 300

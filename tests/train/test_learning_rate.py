@@ -41,6 +41,11 @@ def test_without_a_decay_the_rate_stays() -> None:
     assert scales("none", "batch") == [1.0] * 8
 
 
+def test_a_warm_up_rises_from_its_first_batch_on_which_learns_too() -> None:
+    scale = epoch_scale("none", "batch", end_over_base=0.0, warmup=4, epoch=0, epochs=1, batches=9, first_batch=0)
+    assert [scale(batch) for batch in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
 def test_per_batch_it_falls_at_every_batch_and_ends_where_it_should() -> None:
     found = scales("cosine", "batch", begun=100)
     assert found[0] == 1.0

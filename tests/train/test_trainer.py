@@ -205,7 +205,8 @@ def test_wherever_a_training_is_taken_up_it_is_fed_what_was_to_come(
         packages.append(ALPackage([BP(Bag())]))
     untouched, ended = Position(), Position()
     wanted = fed_in(untouched, packages[0])
-    assert len({str(one) for one in wanted}) == len(wanted) == 6, "no two are alike"
+    assert [number for number, *_ in wanted] == list(range(6))
+    assert [x for _, x, _ in wanted[:3]] != [x for _, x, _ in wanted[3:]], "each epoch has an order of its own"
     assert fed_in(ended, packages[1], EndsAfter(behind)) == wanted[:behind]
     assert ended.batches == behind
     hour_s, ended.part.seconds = 3600.0, 3600.0

@@ -17,7 +17,7 @@ from torch import Tensor
 from pipeal import DataError
 from pipeal.engine.distributed.flat import flat, row_for, unflat
 from pipeal.engine.distributed.trees import put_together, taken_apart
-from pipeal.engine.distributed.wire import BrokenWireError, Wire
+from pipeal.engine.distributed.wire import FRAME, BrokenWireError, Wire
 
 from .lines import on_each, thread_ranks
 
@@ -168,6 +168,35 @@ def test_messages_of_any_length_arrive_in_order_and_a_peer_that_is_gone_is_known
                 (kind, number) for number in range(len(trees)) for kind in ("word", "tree")
             ]
             assert all(alike(tree, trees[number]) for kind, number, tree in told if kind == "tree")
+
+
+def test_a_message_that_just_fits_into_a_frame_or_just_not_arrives_whole() -> None:
+    """Its head says how long it is: what does not fit beside that comes behind."""
+    texts = ["x" * length for length in range(FRAME - 60, FRAME + 4)]
+    with thread_ranks(2) as worlds:
+        from pipeal.engine.distributed import front
+
+        def work(world: Any) -> list[str]:
+            wire = Wire(front.open_groups(world, []).control, 2)
+            if world.rank:
+                for text in texts:
+                    wire.send(0, "word", {"text": text})
+                return []
+            found = []
+            for _ in texts:
+                message = wire.receive(1)
+                wire.body(message)
+                found.append(message.facts["text"])
+            return found
+
+        assert on_each(worlds, work)[0] == texts
+
+
+def test_a_dict_keeps_its_order() -> None:
+    tree = {"b": torch.ones(1), "a": {2: torch.zeros(2), 1: torch.ones(2)}}
+    back = put_together(*taken_apart(tree))
+    assert (list(back), list(back["a"])) == (["b", "a"], [2, 1])
+    assert alike(back, tree)
 
 
 def test_a_broken_wire_has_an_error_of_its_own() -> None:
