@@ -17,7 +17,16 @@ from pipeal.cli.duration import at_length
 from pipeal.cli.find_run import as_begun
 from pipeal.cli.opening import course_of
 from pipeal.cli.text import command
-from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.config import (
+    LanguageConfig,
+    LrConfig,
+    RunConfig,
+    TextConfig,
+    TrainConfig,
+    VisionConfig,
+    find_config,
+    load_config,
+)
 from pipeal.train.learning_rate import usual_course
 from tests.cli.running import run_command
 
@@ -29,10 +38,9 @@ TINY = (
 )  # fmt: skip
 
 
-def settled(batches: int, **train: Any) -> tuple[RunConfig, list[str]]:
+def settled(batches: int, lr: LrConfig | None = None, **train: Any) -> tuple[RunConfig, list[str]]:
     said: list[str] = []
-    config = load_config(TextConfig, values={"train": train})
-    return at_length(config, batches, said.append), said
+    return at_length(TextConfig(train=TrainConfig(lr=lr or LrConfig(), **train)), batches, said.append), said
 
 
 def test_a_run_of_54_updates_says_what_it_takes_instead() -> None:
@@ -57,7 +65,7 @@ def test_an_accumulated_run_has_the_course_of_one_whose_batches_are_as_large(
 def test_what_is_given_stays_and_what_was_settled_is_settled(
     epochs: int, batches: int, base: float | None, warmup: int | None
 ) -> None:
-    config, said = settled(batches, epochs=epochs, lr={"base": base, "warmup": warmup})
+    config, said = settled(batches, epochs=epochs, lr=LrConfig(base=base, warmup=warmup))
     usual = usual_course(epochs * batches)
     assert config.train.lr.base == (usual.rate if base is None else base)
     assert config.train.lr.warmup == (usual.warmup if warmup is None else warmup)
@@ -75,7 +83,7 @@ def test_the_rule_is_the_same_for_both_forms(mode: str) -> None:
 
 @pytest.mark.parametrize(("warmup", "told"), [(28, True), (50, True), (99, True), (27, False), (0, False)])
 def test_a_given_warm_up_that_takes_most_of_the_run_is_told_and_left_alone(warmup: int, told: bool) -> None:
-    config, said = settled(54, epochs=1, lr={"base": 1e-3, "warmup": warmup})
+    config, said = settled(54, epochs=1, lr=LrConfig(base=1e-3, warmup=warmup))
     assert config.train.lr.warmup == warmup
     assert said == [
         f"the run has 54 batches, {min(54, warmup)} of them warm-up: it will learn little; without train.lr.warmup, "
