@@ -290,12 +290,22 @@ def test_a_wait_that_ctrl_c_ended_does_not_keep_the_end_from_finishing(monkeypat
     assert learnt.done["U"] == 1
 
 
-def test_a_standstill_that_was_caught_is_not_waited_for_again() -> None:
-    gate = Gate()
-    with Pipeline([Trap("B", 0, gate.stand_still_here), *quick(1)], stall_timeout_s=0.3) as pipe:
-        with pytest.raises(StallError, match="stands still"):
-            pipe.run(nothing(2))
-        gate.open()
+def test_a_standstill_that_was_caught_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: the end of the ``with`` waited ``stall_timeout_s`` once more, and raised the same once more."""
+    monkeypatch.setattr("pipeal.engine.executors.STOP_S", 0.2)
+    gate, reports = Gate(), []
+
+    def reported(*args: Any) -> StallError:
+        reports.append(args)
+        return StallError("stands still")
+
+    monkeypatch.setattr("pipeal.engine.executors.stall_report", reported)
+    pipe = Pipeline([Trap("B", 0, gate.stand_still_here), *quick(1)], stall_timeout_s=0.3)
+    with pipe, pytest.raises(StallError, match="stands still"):
+        pipe.run(nothing(2))
+    gate.open()
+    assert pipe.left_behind
+    assert len(reports) == 1
 
 
 def test_a_first_failure_is_not_hidden_by_a_stage_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline, ScheduleError
 from pipeal.engine import SCHEDULES, settings
@@ -290,6 +291,14 @@ def test_a_file_of_another_model_loads_nothing(tmp_path: Path, name: str) -> Non
         Pipeline.load(path, package)
     assert "\n" not in str(caught.value)
     assert values(package) == before
+
+
+def test_a_layer_that_has_no_shapes_yet_has_none_after_a_file_that_does_not_fit(tmp_path: Path) -> None:
+    lazy = AL(ENC(nn.LazyLinear(6), nn.Linear(6, 3)), LabelAE(nn.Linear(3, 3), nn.Linear(3, 3), 3))
+    package = ALPackage([lazy, *other_width()[1:]])
+    with pytest.raises(DataError, match="m does not fit the model: layer 2"):
+        Pipeline.load(saved(tmp_path / "m"), package)
+    assert is_lazy(lazy.enc.f.weight)
 
 
 class Moody(AL):

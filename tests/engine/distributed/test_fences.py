@@ -5,20 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from pipeal import ALPackage, StallError
-from pipeal.engine import SCHEDULES, Fence, LayerState, Window, violations
+from pipeal import ALPackage, Pipeline, ScheduleError, StallError
+from pipeal.engine import SCHEDULES, Fence, LayerState, Window, layer_state, violations
 from pipeal.engine.distributed.front import DistributedPipeline, serve
 from pipeal.engine.distributed.server import OnFence, Server
 from pipeal.engine.distributed.world import World
 
 from ..cases import cosine
 from ..test_fence import RICH, by_hand, differences
+from ..test_layer_state import rebuilt
 from ..traps import Trap, quick, throw
 from .lines import on_each, thread_ranks
 
@@ -190,3 +193,37 @@ def test_what_was_recorded_keeps_the_schedule_and_reports_count_every_stage(sche
 
     with thread_ranks(3) as worlds:
         with_pipe(worlds, built(worlds), work, schedule=schedule, sizes=[1, 1, 2], trace=Window(0, 8))
+
+
+def test_what_ranks_have_learnt_is_saved_in_one_file_that_one_process_goes_on_from(tmp_path: Path) -> None:
+    path, batches, wanted = tmp_path / "model.pipeal", RICH.batches(), by_hand(RICH, len(RICH.rows))
+    pipes = []
+
+    def work(pipe: DistributedPipeline) -> str:
+        pipes.append(pipe)
+        report = pipe.run(batches[:3], cosine)
+        pipe.save(path)
+        with pytest.raises(ScheduleError, match="what other processes' layers have learnt is not here"):
+            pipe.load(path)
+        return str(report)
+
+    with thread_ranks(2) as worlds:
+        printed = with_pipe(worlds, built(worlds), work)
+    assert "cpu of rank 1" in printed
+    with pytest.raises(ScheduleError, match="is not here; save within the `with`"):
+        pipes[0].save(path)
+
+    with Pipeline.load(path, rebuilt(RICH), ["cpu"] * 3, threads=1) as pipe:
+        pipe.run(batches[3:], cosine)
+    found = {number: LayerState(layer_state(layer), None) for number, layer in enumerate(pipe.model)}
+    assert differences(found, [replace(state, losses=None) for state in wanted[-1]]) == []
+
+
+def test_states_that_ranks_keep_themselves_are_not_saved(tmp_path: Path) -> None:
+    def work(pipe: DistributedPipeline) -> None:
+        with pytest.raises(ScheduleError, match="other ranks keep their layers' states themselves"):
+            pipe.save(tmp_path / "m")
+
+    with thread_ranks(2) as worlds:
+        with_pipe(worlds, built(worlds), work, lambda fence, states: {"file": "here"})
+    assert list(tmp_path.iterdir()) == []
