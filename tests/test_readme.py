@@ -22,9 +22,11 @@ def run(example: str) -> dict[str, Any]:
     return names
 
 
-def test_the_first_example_runs() -> None:
+def test_the_first_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     names = run(EXAMPLES[0])
     assert names["report"].batches == 50
+    assert Path("model.pipeal").is_file()
     assert names["logits"].shape == (16, 4)
 
 

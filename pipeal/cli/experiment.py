@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from pipeal.atomic import write_whole
 from pipeal.cli.build import Experiment
 from pipeal.cli.find_run import find_run, new_run
 from pipeal.cli.forms import Form, asked_forms, in_turns
@@ -20,7 +21,6 @@ from pipeal.cli.stopping import StopRequest
 from pipeal.cli.training import require_same_data, train_form
 from pipeal.cli.tuning import tune, tuned
 from pipeal.config import RunConfig, dump_config, load_config
-from pipeal.data.atomic import write_whole
 from pipeal.engine import parse_device
 from pipeal.errors import ConfigError, PlacementError, SaveError
 from pipeal.train.attempts import Attempts

@@ -14,11 +14,11 @@ from time import time
 from typing import TypeVar
 from uuid import uuid4
 
+from pipeal.atomic import sync_folder
 from pipeal.cli.decisive import decisive
 from pipeal.cli.run_folder import RunFolder, last_told, write_asked
 from pipeal.cli.say import Say
 from pipeal.config import RunConfig, document, load_config
-from pipeal.data.atomic import sync_folder
 from pipeal.data.lock import FileLock, lock_is_held
 from pipeal.errors import ConfigError, DataError, first_line
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
+from pipeal.atomic import write_whole
 from pipeal.cli.say import Say
-from pipeal.data.atomic import write_whole
 from pipeal.data.cachefolder import cache_folder
 from pipeal.engine.costs import Placement
 from pipeal.errors import DataError

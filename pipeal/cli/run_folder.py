@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+from pipeal.atomic import write_whole
 from pipeal.config import RunConfig, dump_config
-from pipeal.data.atomic import write_whole
 from pipeal.data.lock import FileLock
 from pipeal.errors import DataError, Interrupted, PipealError, first_line
 from pipeal.train.manifest import Checkpoint, read_manifest

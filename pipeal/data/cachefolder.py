@@ -32,7 +32,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Within it, that the system refuses to write (:func:`pipeal.data.atomic.replacing`) is a :class:`CacheError`."""
+    """Within it, that the system refuses to write (:func:`pipeal.atomic.replacing`) is a :class:`CacheError`."""
     try:
         yield
     except DataError as error:

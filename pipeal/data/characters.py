@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pipeal.data.atomic import write_whole
+from pipeal.atomic import write_whole
 from pipeal.data.download import Progress
 from pipeal.data.lines import read_lines
 from pipeal.data.loader import Batch

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 
-from pipeal.data.atomic import replacing, write_whole
+from pipeal.atomic import replacing, write_whole
 from pipeal.data.cachefolder import CacheError, writing
 from pipeal.data.download import Progress
 from pipeal.data.imagedecode import BrokenImageError, Pixels

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from pipeal.data.atomic import replacing
+from pipeal.atomic import replacing
 from pipeal.data.download import Progress, download, verify
 from pipeal.errors import DataError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.data.atomic import replacing
+from pipeal.atomic import replacing
 from pipeal.data.cachefolder import CacheError, cache_folder, writing
 from pipeal.data.lines import read_lines
 from pipeal.errors import DataError

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.data.atomic import write_whole
+from pipeal.atomic import write_whole
 from pipeal.errors import ConfigError, DataError
 
 _FORMAT = "pipeal-vocab-1"

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pipeal.atomic import replacing
 from pipeal.data import FixedBatchSampler, padding_share
-from pipeal.data.atomic import replacing
 
 _TOKENS, _PADDING = "#0072B2", "#D9D9D9"
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pipeal.data.atomic import sync_folder
+from pipeal.atomic import sync_folder
 from pipeal.data.lock import FileLock
 from pipeal.errors import DataError, UntidyError
 from pipeal.train.layerfile import require_plain, write_layer

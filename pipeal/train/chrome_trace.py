@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeal.data.atomic import write_whole
+from pipeal.atomic import write_whole
 from pipeal.engine.trace import Span
 
 _NAMES = {"F": "forward", "B": "backward", "U": "update"}

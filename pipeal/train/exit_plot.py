@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from pipeal.data.atomic import replacing
+from pipeal.atomic import replacing
 from pipeal.train.exits import ExitRow, ExitTable
 
 _EXIT, _EARLY = "#0072B2", "#D55E00"  # of Okabe and Ito's, as in the curves

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from pipeal.atomic import replacing
 from pipeal.data import EpochBatches
-from pipeal.data.atomic import replacing
 from pipeal.engine.blame import add_note
 from pipeal.errors import NonFiniteError, PipealError, first_line
 from pipeal.train.position import Position

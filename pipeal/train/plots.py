@@ -15,7 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from pipeal.data.atomic import replacing
+from pipeal.atomic import replacing
 from pipeal.train.measure import held_rows, measure_of
 from pipeal.train.recorders import EpochRow
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from pipeal.data.atomic import write_whole
+from pipeal.atomic import write_whole
 
 _LOSS_NAMES = {1: ("",), 2: ("_enc", "_ae")}
 

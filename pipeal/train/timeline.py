@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from pipeal.data.atomic import replacing
+from pipeal.atomic import replacing
 
 # Okabe and Ito's palette: apart for colour-blind eyes, and of different lightness in print.
 _COLOURS = {"F": "#0072B2", "B": "#E69F00", "U": "#33B58C"}

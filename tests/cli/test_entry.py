@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
+from pipeal.atomic import replacing
 from pipeal.cli import main
-from pipeal.data.atomic import replacing
 from pipeal.engine.blame import add_note
 from pipeal.engine.distributed.failures import rebuilt, told
 from pipeal.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError, WorkerError

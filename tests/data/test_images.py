@@ -305,7 +305,7 @@ def test_without_a_place_to_keep_them_images_are_in_memory(why, cifar, tmp_path,
         def full(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("pipeal.data.atomic.os.fsync", full)
+        monkeypatch.setattr("pipeal.atomic.os.fsync", full)
     said = []
     found = load("cifar10", cifar, cache=True, say=said.append)
     assert np.array_equal(found.train.pixels, wanted.train.pixels)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.data.atomic import replacing
+from pipeal.atomic import replacing
 from pipeal.errors import DataError
 from pipeal.train.recorders import CsvRecorder, EpochRow, JsonLinesRecorder, write_json
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
 
-from pipeal.data.atomic import write_whole
+from pipeal.atomic import write_whole
 from pipeal.train.report.comparison import comparison
 from pipeal.train.report.folder import Run, are_forms
 from pipeal.train.report.markup import Html, tag
