@@ -52,8 +52,9 @@ class Bars:
 
     def close(self) -> None:
         """Leaves the terminal to others."""
-        self._forget_begun()
-        self._bars.stop()
+        if self._begun is not None or self._tasks:
+            self._forget_begun()
+            self._bars.stop()
 
     def _forget_begun(self) -> None:
         if self._begun is not None:
