@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,15 +32,38 @@ class LSTMBlock(nn.Module):
         self.dropout = Dropout(dropout)
         self.onward = nn.LSTM(dim, hidden, batch_first=True)
         self.back = nn.LSTM(dim, hidden, batch_first=True)
+        self._missing = _missing_types()
 
     def forward(self, x: Features) -> Features:
         """``(B, T, D)`` to ``(B, T, 2 * hidden)``; the mask passes through."""
         features, mask = x
         features = self.dropout(features)
         mirror = _mirror(mask)
+        if self._missing and x[0].device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            cast = torch.get_autocast_dtype("cpu") not in self._missing
+            with torch.autocast("cpu", enabled=cast):
+                return self._both(features if cast else features.float(), mirror), mask
+        return self._both(features, mirror), mask
+
+    def _both(self, features: Tensor, mirror: Tensor) -> Tensor:
         onward, _ = self.onward(features)
         back, _ = self.back(_Permute.apply(features, mirror))
-        return torch.cat((onward, _Permute.apply(back, mirror)), -1), mask
+        return torch.cat((onward, _Permute.apply(back, mirror)), -1)
+
+
+@cache
+def _missing_types() -> frozenset[torch.dtype]:
+    """Types in which this CPU has no LSTM under autocast, though products are emulated: oneDNN asks for AVX512."""
+    missing = set()
+    rows, state = torch.zeros(1, 1, 1), (torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))
+    weights = [torch.zeros(4, 1), torch.zeros(4, 1), torch.zeros(4), torch.zeros(4)]
+    for dtype in (torch.bfloat16, torch.float16):
+        try:
+            with torch.no_grad(), torch.autocast("cpu", dtype):
+                torch.lstm(rows, state, weights, True, 1, 0.0, False, False, True)
+        except RuntimeError:
+            missing.add(dtype)
+    return frozenset(missing)
 
 
 def _mirror(mask: Tensor) -> Tensor:
