@@ -199,7 +199,7 @@ def test_test_texts_are_read_as_training_texts_are(tmp_path: Path) -> None:
     for path in files:
         path.write_text('"1","of the topic1","and the news of it"\n"2","of the topic2","and the news of it"\n' * 5)
     for drops in (True, False):
-        data = {"root": str(root), "drop_stop_words": drops, "max_len": 6}
+        data = {"root": str(root), "drop_stop_words": drops, "max_len": 6, "held_out": 0.0}
         config = load_config(TextConfig, values={"dataset": "agnews", "model": {"name": "lstm"}, "data": data})
         experiment = text_experiment(config, lambda _: None)
         train, test = (next(iter(part)) for part in (experiment.train_evaluation(), experiment.test_evaluation()))
