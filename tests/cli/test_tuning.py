@@ -23,6 +23,7 @@ from pipeal.cli.text import command
 from pipeal.cli.tuning import Trial, tune, widen
 from pipeal.config import TextConfig, TuneConfig, load_config
 from pipeal.errors import ConfigError, DataError, Interrupted
+from pipeal.models import TokenCrossEntropy
 from tests.cli.running import run_command, told_one_line
 from tests.cli.test_text import agnews
 
@@ -124,6 +125,20 @@ def test_a_winner_at_the_edge_widens_the_range_for_all(tmp_path: Path, monkeypat
     values = [1e-3, 1e-2, 1e-1, 1e-4, 1e-5]  # at 1e-4 it was at the edge, at 1e-5 no more
     assert order == [(form, value) for value in values for form in ("al", "bp")]
     assert not any("no more" in text for text in said)
+
+
+def test_of_language_models_the_lowest_loss_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-3,1e-2,1e-1"), lambda _: None)
+    monkeypatch.setattr(TextExperiment, "criterion", property(lambda _: TokenCrossEntropy()))
+    losses = {1e-3: 2.0, 1e-2: 1.5, 1e-1: 1.75}
+
+    def tried(_: Any, form: Form, setting: dict[str, Any], *__: Any) -> Trial:
+        return Trial(form.name, setting, 0, 2, 1, losses.get(setting["train.lr.base"], 3.0))
+
+    monkeypatch.setattr(tuning, "_tried", tried)
+    forms, _ = tuned(experiment, tmp_path)
+    assert [form.config.train.lr.base for form in forms] == [1e-2, 1e-2]
+    assert json.loads((tmp_path / "tune.json").read_text())["chosen_by"] == "held-out loss"
 
 
 def test_a_range_is_widened_twice_and_then_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,7 @@ def test_accuracies_of_texts_are_those_of_their_splits(
     assert len({train, held, test, share_right(left.model, x, y)}) == 4, "else a wrong split would not show"
     assert left.last["train_acc"] == pytest.approx(train)
     assert left.last["test_acc"] == pytest.approx(test)
+    assert left.last["held_acc"] == pytest.approx(held)
     if mode == "al":
         exits, depths = left.json("exits.json"), range(1, len(left.model) + 1)
         by_exit = [share_right(left.model, *read_news(files / "test.csv", vocab), depth) for depth in depths]
@@ -198,7 +199,7 @@ def test_test_texts_are_read_as_training_texts_are(tmp_path: Path) -> None:
     for path in files:
         path.write_text('"1","of the topic1","and the news of it"\n"2","of the topic2","and the news of it"\n' * 5)
     for drops in (True, False):
-        data = {"root": str(root), "drop_stop_words": drops, "max_len": 6}
+        data = {"root": str(root), "drop_stop_words": drops, "max_len": 6, "held_out": 0.0}
         config = load_config(TextConfig, values={"dataset": "agnews", "model": {"name": "lstm"}, "data": data})
         experiment = text_experiment(config, lambda _: None)
         train, test = (next(iter(part)) for part in (experiment.train_evaluation(), experiment.test_evaluation()))
@@ -375,6 +376,7 @@ def test_accuracies_of_images_are_those_of_their_splits(tmp_path: Path, capsys: 
     exits, depths = left.json("exits.json"), range(1, len(left.model) + 1)
     held = [share_right(left.model, *some(train, out), depth) for depth in depths]
     assert exits["calibration"]["held_out_accuracy_by_exit"] == pytest.approx(held)
+    assert left.last["held_acc"] == pytest.approx(held[-1])
     by_exit = [share_right(left.model, *some(test, np.arange(len(test))), depth) for depth in depths]
     assert [row["accuracy"] for row in exits["rows"][:-1]] == pytest.approx(by_exit)
     part = torch.cat([batch.x for batch in vision_experiment(left.config, lambda _: None).train_evaluation()])  # type: ignore[arg-type]
@@ -420,7 +422,8 @@ def test_training_images_are_augmented_anew_in_every_epoch() -> None:
 
 
 def test_losses_of_characters_are_those_of_their_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The end of the text, on which it is validated, has letters that its beginning has not."""
+    """The end of the text, on which it is validated, has letters that its beginning has not; of that, the end is held
+    out."""
     draw = np.random.default_rng(0)
     beginning = "".join(draw.choice(list("abcdefgh \n"), 3600))
     end = "".join(draw.choice(list("stuvwxyz \n"), 400))
@@ -434,12 +437,16 @@ def test_losses_of_characters_are_those_of_their_parts(tmp_path: Path, capsys: p
     alphabet, trained_on = experiment.text.alphabet, set[str]()
     for batch in experiment.train_batches(left.config.train.seed):
         trained_on |= {alphabet.decode(row) for row in batch.x}
-    assert all(block in beginning for block in trained_on)
+    count = round(left.config.data.held_out * len(beginning))
+    kept, held = beginning[:-count], beginning[-count:]
+    assert all(block in kept for block in trained_on)
     for part, name, evaluation in (
-        (beginning, "train", experiment.train_evaluation()),
+        (kept, "train", experiment.train_evaluation()),
+        (held, "held", experiment.held_out()),
         (end, "test", experiment.test_evaluation()),
     ):
         losses, right, blocks = [], [], []
+        assert evaluation is not None
         for batch in evaluation:
             with torch.no_grad():
                 logits = left.model.infer(batch.x)
@@ -469,7 +476,7 @@ def test_estimates_of_all_epochs_are_of_the_same_blocks(tmp_path: Path) -> None:
         batches.set_epoch(epoch)
         return [start for batch in batches for start in batch.indices]
 
-    for estimate in (experiment.train_evaluation, experiment.test_evaluation):
+    for estimate in (experiment.train_evaluation, experiment.held_out, experiment.test_evaluation):
         assert starts(estimate(), 0) == starts(estimate(), 1)
     orders = [starts(experiment.train_batches(seed), epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     assert len({tuple(order) for order in orders}) == 3
