@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +64,12 @@ def broken() -> NonFiniteError:
 
 def attempts(monkeypatch: pytest.MonkeyPatch, *found: tuple[NonFiniteError, str] | None) -> None:
     results = list(found)
-    monkeypatch.setattr(Turns, "_attempt", lambda *_: results.pop(0))
+
+    def attempt(*_: Any) -> Generator[None, None, tuple[NonFiniteError, str] | None]:
+        yield from ()  # no epoch comes to its end
+        return results.pop(0)
+
+    monkeypatch.setattr(Turns, "_attempt", attempt)
 
 
 def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +83,7 @@ def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.M
     monkeypatch.setattr(pipeal.cli.turns, "go_back", back)
     attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
     turns, said = made(run)
-    turns.turn(None, where, None)  # type: ignore[arg-type]
+    list(turns.turn(None, where, None))  # type: ignore[arg-type]
     assert run.told == [1]
     assert said == ["batch 7 is left out; going back to where it stood after epoch 1"]
 
@@ -94,7 +100,7 @@ def test_why_nothing_goes_back_is_told(written: bool, note: str, monkeypatch: py
     attempts(monkeypatch, (broken(), "batch 7 is left out"))
     turns, said = made(Run(), written=written)
     with pytest.raises(NonFiniteError) as caught:
-        turns.turn(None, Position(batches=30), None)  # type: ignore[arg-type]
+        list(turns.turn(None, Position(batches=30), None))  # type: ignore[arg-type]
     assert caught.value.__notes__ == [note]
     assert said == []
 
@@ -107,7 +113,7 @@ def test_that_graphs_for_all_sizes_may_round_otherwise_after_it_is_said(
     monkeypatch.setattr(Turns, "tell", lambda *_: None)
     attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
     turns, said = made(Run(), compile=compile)
-    turns.turn(Any, Position(batches=30), Any)  # type: ignore[arg-type]
+    list(turns.turn(Any, Position(batches=30), Any))  # type: ignore[arg-type]
     assert [text for text in said if text.startswith("graphs for all sizes")] == said[1:]
     assert len(said) == 1 + may
 

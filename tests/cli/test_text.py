@@ -156,6 +156,7 @@ def test_layers_run_grouped_where_the_configuration_says_so(
     root, found, calls = varied(tmp_path / "data"), [], []
     forward = Grouped.forward
     monkeypatch.setattr(Grouped, "forward", lambda self, x: calls.append(self) or forward(self, x))
+    monkeypatch.setattr("pipeal.cli.training.form_costs", lambda *_: None)  # which looks at models of its own
     for grouping in ("0", "3"):
         code, _, err = leaves(
             capsys, "agnews", "lstm", "--mode", form, "--epochs", "1", "--devices", "cpu", "--data-root", str(root),
