@@ -133,9 +133,10 @@ def test_a_grouped_block_in_other_types_and_without_gradients(block: str, dtype:
         with mode():
             wanted, found = (each((x, mask))[0] for each in (module, Grouped(module, THRESHOLDS)))
         assert found.dtype == dtype
-        # Products of fewer rows may add in another order, and halves then differ by a last place.
-        near = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float16 else {}
-        torch.testing.assert_close(found[mask], wanted[mask], **near)
+        # Products of fewer rows may add in another order, and halves then differ by a last place: of numbers up to 1
+        # some 1e-3 in fp16, and 4e-3 in bf16 (seen on a CPU that emulates it).
+        near = {torch.float16: {"rtol": 1e-3, "atol": 1e-3}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 4e-3}}
+        torch.testing.assert_close(found[mask], wanted[mask], **near.get(dtype, {}))
     with torch.autocast("cpu", torch.bfloat16):
         plain = module.float()
         wanted, found = (each((x.float(), mask))[0] for each in (plain, Grouped(plain, THRESHOLDS)))
