@@ -201,18 +201,19 @@ def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
     broken = [*images.train.skipped, *images.test.skipped]
     if broken:
         say(f"left out {len(broken)} broken images, the first {broken[0]}")
-    facts: dict[str, int | float | str] = {
-        "classes": len(images.classes),
-        "train_samples": len(train),
-        "held_out_samples": 0 if held is None else len(held),
-        "test_samples": len(images.test),
-        "skipped_images": len(broken),
-        "pixels": data.size,
-        "fingerprint": train.fingerprint,
-        "test_fingerprint": images.test.fingerprint,
-    }
-    if held is not None:
-        facts["held_out_fingerprint"] = held.fingerprint
+    with bars.Steps("summing up the images"):
+        facts: dict[str, int | float | str] = {
+            "classes": len(images.classes),
+            "train_samples": len(train),
+            "held_out_samples": 0 if held is None else len(held),
+            "test_samples": len(images.test),
+            "skipped_images": len(broken),
+            "pixels": data.size,
+            "fingerprint": train.fingerprint,
+            "test_fingerprint": images.test.fingerprint,
+        }
+        if held is not None:
+            facts["held_out_fingerprint"] = held.fingerprint
     config = at_length(config, ceil(len(train) / data.batch_size), say)
     return VisionExperiment(config, images, train, held, facts)
 
