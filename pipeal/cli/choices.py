@@ -92,10 +92,9 @@ def choose(
         config.engine,
         devices=tuple(placement.devices),
         sizes=tuple(placement.sizes),
-        threads=config.engine.threads or placement.threads,
+        threads=placement.threads,
     )
-    settled = replace(placement, threads=engine.threads or 1)
-    say(f"{form.upper()} on {settled}, {engine.schedule}, {precision} ({source})")
+    say(f"{form.upper()} on {placement}, {engine.schedule}, {precision} ({source})")
     if engine.compile != "none":
         say("its first batches are compiled for, which may take minutes")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))

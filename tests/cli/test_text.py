@@ -331,7 +331,7 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
             r"no layer 5 to group; wanted layers from 1 to 4",
         ),
         (["toynews", "lstm", "--devices", "cpu*5"], r"5 devices for 4 layers"),
-        (["toynews", "lstm", "--mode", "bp", "--devices", "cpu,cpu"], r"2 devices for 1 layer of the BP form"),
+        (["toynews", "lstm", "--mode", "bp", "--devices", "cpu*6"], r"6 devices for 5 blocks of the BP form"),
         (["toynews", "lstm", "--devices", "cuda:99"], r"device 'cuda:99' does not exist"),
         (["toynews", "lstm", "--devices", "tpu"], r"'tpu' is not a device"),
         (["toynews", "lstm", "--devices", "cpu*0"], r"devices: found 'cpu\*0', expected auto, or names"),
@@ -520,7 +520,7 @@ def test_updates_that_meet_a_loss_that_is_not_finite_are_left_out_and_counted(
     monkeypatch.setattr(VectorBridge, "forward", sometimes)
     code, out, err = leaves(
         capsys, "agnews", "lstm", "--epochs", "1", "--devices", "cpu", "--data-root", str(varied(tmp_path / "data")),
-        *SMALL, "--set=train.on_non_finite=skip", "--out", str(tmp_path),
+        *SMALL, "--set=train.on_non_finite=skip", "--set=engine.threads=1", "--out", str(tmp_path),
     )  # fmt: skip
     assert code == 0, err
     folder = tmp_path / "agnews-lstm-al-001"
