@@ -258,6 +258,7 @@ class Pipeline:
                 for stage in self.stages:
                     stage.drop_unlearnt()
             self._lead_caller(failure)
+            self._delivery.failure = None  # its frames hold the last batches
         if error is None and failure is not None and failure is not told:
             raise failure
 

@@ -29,6 +29,7 @@ EVERY_MODEL = pytest.mark.parametrize(("name", "form"), MODELS)
 @pytest.fixture(autouse=True)
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets pipelines work on ``meta``, which has no autocast and no generators of its own."""
+    monkeypatch.setattr(pipeal.engine.assigned, "parse_device", torch.device)
     monkeypatch.setattr(pipeal.engine.pipeline, "open_device", lambda _: BlindDevice())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(pipeal.engine.stage, "autocast", lambda *_: nullcontext())
