@@ -2,9 +2,12 @@
 
 import sys
 
+from rich.console import Console
+
 if __name__ == "__main__":
     try:
-        from pipeal.cli.text import main
-    except KeyboardInterrupt:  # the import takes seconds
+        with Console(stderr=True).status("loading PyTorch"):  # takes seconds
+            from pipeal.cli.text import main
+    except KeyboardInterrupt:
         sys.exit(130)
     main()

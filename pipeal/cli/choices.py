@@ -136,7 +136,8 @@ def _tried(
     engine = config.engine
     if engine.sizes is not None:
         raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
-    package = experiment.package(form, config.train.seed)
+    with bars.Steps(f"building the {form.upper()} form"):  # the first optimizer imports PyTorch's compiler: seconds
+        package = experiment.package(form, config.train.seed)
     sample = sample_batches(batches, WARM_UP + TRIAL_BATCHES)
     key = key_of(package, sample, form, precision, *_settings(config))
     if (known := memory.recall(key)) is not None and _is_here(known.placement):
@@ -177,7 +178,8 @@ def _fitted(
 ) -> tuple[str, Placement]:
     """The devices that the user named, with sizes and threads as named, measured now or before; and which of these."""
     engine = config.engine
-    package = experiment.package(form, config.train.seed)
+    with bars.Steps(f"building the {form.upper()} form"):  # the first optimizer imports PyTorch's compiler: seconds
+        package = experiment.package(form, config.train.seed)
     layers = list(package)
     parts = _parts(layers, form) if len(devices) > 1 else None
     units = len(parts or layers)
@@ -278,7 +280,7 @@ def _table(trials: Sequence[Placement], taken: Placement, form: Form) -> str:
         for trial in trials
     ]
     text = StringIO()
-    columns = ["devices", "layers of each", "threads each", "alone, ms/batch", "together, ms/batch", ""]
+    columns = ["devices", "layers of each", "threads each", "its layers, ms/batch", "together, ms/batch", ""]
     print_table(f"placements of {form.upper()}, tried", columns, rows, console=Console(file=text))
     return text.getvalue().rstrip()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
@@ -16,13 +16,14 @@ from pipeal.engine.compiling import Compile
 from pipeal.engine.cpus import omp_threads
 from pipeal.engine.device import Precision, parse_device
 from pipeal.engine.gpus import layout_on_gpus
-from pipeal.engine.measure import WARM_UP, before_the_clock, counted_of, layer_costs, uncollected
+from pipeal.engine.measure import WARM_UP, before_the_clock, counted_of, layer_costs, seconds_by_layer, uncollected
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance, balance_rows, check_sizes, layers_of_stages
 from pipeal.engine.schedule import Action, Schedule, schedule_named
 from pipeal.engine.simulate import simulate
 from pipeal.engine.threads import cores, threads_each
-from pipeal.engine.trials import FEWEST, LOOK_AFTER, More, TimeLimit, Trials
+from pipeal.engine.trace import Window
+from pipeal.engine.trials import LOOK_AFTER, More, TimeLimit, Trials
 from pipeal.errors import PlacementError
 from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, layers_of
@@ -105,8 +106,9 @@ def place(
     stage on all cores, on half of them, and so on down to one, since threads that share little work wait for each other
     longer than they work; and from two stages up to twice as many as there are cores, which are shared out among them,
     the fastest of these with half its threads as well, and so on while that helps.
-    Stages are balanced by the measured costs of the layers, or by their number where all of them together do not fit
-    into the memory of one device. How many candidates are tried, and on how many batches, is bounded by time
+    One stage is tried first. The others are balanced by what the layers took in it, or by their number where all of
+    them together do not fit into the memory of one device. How many candidates are tried, and on how many batches, is
+    bounded by time
     (:mod:`pipeal.engine.trials`).
 
     Args:
@@ -136,49 +138,23 @@ def place(
         return Placement(choices[0], [len(layers)], counts[0])
     counted_of(batches)
     trials = _Search(layers, batches, schedule, how)
-    wide: Placement | None = None
-    costs: LayerSeconds | None = None
-    try:
-        if len(usable) > 1:
-            trials.step("measuring layers")
-            layout = layout_on_gpus(
-                layers,
-                batches,
-                usable,
-                schedule,
-                queue_depth=how.queue_depth,
-                precision=how.precision,
-                compile=how.compile,
-                on_oom=how.on_oom,
-            )
-            names = [usable[stage.devices[0]] for stage in layout.stages]
-            alone = tuple(stage.seconds for stage in layout.stages)
-            wide = Placement(names, layout.sizes, threads_each(names, schedule, threads), stage_s=alone)
-        elif len(choices) > 1:
-            costs = trials.costs_on(home)
-    except PlacementError:
-        if len(usable) < 2:
-            raise
-        # By what was counted nothing fits; whether that is so, the trials show.
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-    totals = None if costs is None else [sum(cost.values()) for cost in costs]
     one, *several = choices
-    left = [_balanced(one, totals, len(layers), count) for count in counts]
-    left += [_balanced(names, totals, len(layers), threads_each(names, schedule, threads)) for names in several]
-    if wide is not None:
-        left = left[:1] if wide.devices == [home] else [left[0], wide]
-    elif not _are_alike(usable):  # perhaps since one of them is too small
-        others = {torch.cuda.get_device_name(gpu): gpu for gpu in reversed(usable)}.values()
-        left += [replace(left[0], devices=[gpu]) for gpu in others if gpu != home]
-    # The likeliest first, as there may be time for two alone: one stage with all cores, and one stage for each core.
-    first = left[0]
-    likely = sorted(left[1:], key=lambda each: (abs(len(each.devices) - cores()), -each.threads))
-    trials.run([first, *likely])
+
+    def candidates() -> Iterator[Placement]:
+        yield Placement(one, [len(layers)], counts[0])
+        if len(usable) > 1:
+            yield from trials.on_gpus(usable)
+            return
+        # The likeliest first, as there may be time for one more alone: a stage for each core.
+        others = [Placement(one, [len(layers)], count) for count in counts[1:]]
+        for names in several:
+            others.append(Placement(names, trials.balanced(len(names)), threads_each(names, schedule, threads)))
+        yield from sorted(others, key=lambda each: (abs(len(each.devices) - cores()), -each.threads))
+
+    trials.run(candidates(), len(counts) + len(several))
     if home == "cpu" and threads is None:
         trials.try_fewer_threads()
-    return trials.taken(order=left)
+    return trials.taken()
 
 
 def fit(
@@ -235,9 +211,9 @@ def fit(
     settled = Placement(names, found, share, stage_s=alone)
     if how.threads is not None or share == 1 or not any(parse_device(name).type == "cpu" for name in names):
         return settled
-    trials.run([settled, replace(settled, threads=share // 2)])
+    trials.run([settled, replace(settled, threads=share // 2)], 2)
     trials.try_fewer_threads()
-    return trials.taken(order=[settled])
+    return trials.taken()
 
 
 class _Search:
@@ -248,13 +224,12 @@ class _Search:
     ) -> None:
         self._layers = layers
         # More shapes would each be compiled for every candidate.
-        self._batches = batches if how.compile == "none" else batches[: WARM_UP + FEWEST]
+        self._batches = batches if how.compile == "none" else batches[: WARM_UP + LOOK_AFTER]
         self._schedule = schedule
         self._how = how
         self._limit = how.limit or TimeLimit()
-        self._failed = 0
-        self._to_try = 0
         self._costs: LayerSeconds | None = None
+        self._too_large: Exception | None = None
         self._trials = Trials(self._measure, self._limit, rounds=how.rounds, left_out=self._leave_out)
 
     def step(self, what: str) -> None:
@@ -262,11 +237,11 @@ class _Search:
         if self._how.on_step is not None:
             self._how.on_step(what, self._limit.spent_s, self._limit.bound_s)
 
-    def costs_on(self, device: str, units: Sequence[TrainableLayer] | None = None) -> LayerSeconds:
+    def costs_on(self, device: str, units: Sequence[TrainableLayer]) -> LayerSeconds:
         """Seconds of each layer, or of what else is given, by action."""
         self.step(f"measuring layers on {device}")
         costs = layer_costs(
-            deepcopy(list(self._layers if units is None else units)),
+            deepcopy(list(units)),
             self._batches,
             device=device,
             threads=self._how.threads or 1,
@@ -275,61 +250,137 @@ class _Search:
             goes_on=lambda: self._limit.left_s > self._limit.bound_s * _LEFT_FOR_TRIALS,
         )
         self._limit.learn(sum(sum(cost.values()) for cost in costs))
-        self._costs = costs if units is None else None
         return costs
 
-    def run(self, candidates: Sequence[Placement]) -> None:
-        """Tries some."""
-        self._to_try += len(candidates)
-        self._trials.run(candidates)
+    def balanced(self, stages: int) -> list[int]:
+        """Sizes of equal cost, for what layers took in the trial of one stage; of equal numbers if that did not fit."""
+        count = len(self._layers)
+        return balance([1.0] * count if self._costs is None else [sum(cost.values()) for cost in self._costs], stages)
+
+    def on_gpus(self, usable: Sequence[str]) -> Iterator[Placement]:
+        """What a plan would choose, or one of each kind where by what was counted nothing fits: the trials show it."""
+        self.step("measuring layers")
+        how = self._how
+        try:
+            layout = layout_on_gpus(
+                self._layers,
+                self._batches,
+                usable,
+                self._schedule,
+                queue_depth=how.queue_depth,
+                precision=how.precision,
+                compile=how.compile,
+                on_oom=how.on_oom,
+            )
+        except (PlacementError, MemoryError, RuntimeError) as error:
+            if not (isinstance(error, PlacementError) or is_out_of_memory(error)):
+                raise
+        else:
+            names = [usable[stage.devices[0]] for stage in layout.stages]
+            if names != usable[:1]:
+                alone = tuple(stage.seconds for stage in layout.stages)
+                yield Placement(names, layout.sizes, threads_each(names, self._schedule, how.threads), stage_s=alone)
+            return
+        names = list(usable[: len(self._layers)])
+        others = {torch.cuda.get_device_name(gpu): [gpu] for gpu in reversed(usable)}.values()
+        for each in [names, *others]:
+            if each != usable[:1]:
+                yield Placement(each, self.balanced(len(each)), threads_each(each, self._schedule, how.threads))
+
+    def run(self, candidates: Iterable[Placement], count: int) -> None:
+        """Tries some, about so many."""
+        self._trials.run(candidates, count)
 
     def try_fewer_threads(self) -> None:
         """Tries the fastest that has several stages, or else one, with half its threads, and so on while that helps."""
-        several = [times for times in self._trials.times if len(times.candidate.devices) > 1] or self._trials.times
-        best = min(several, key=lambda times: times.seconds)
-        while best.candidate.threads > 1:
+        tried = self._trials.times
+        several = [times for times in tried if len(times.candidate.devices) > 1] or tried
+        best = min(several, key=lambda times: times.seconds, default=None)
+        while best is not None and best.candidate.threads > 1:
             fewer = replace(best.candidate, threads=best.candidate.threads // 2)
-            before = len(self._trials.times)
-            if all(times.candidate != fewer for times in self._trials.times):
-                self.run([fewer])
-            if len(self._trials.times) == before or self._trials.times[-1].seconds >= best.seconds:
+            before = len(tried)
+            if all(times.candidate != fewer for times in tried):
+                self.run([fewer], 1)
+            if len(tried) == before or tried[-1].seconds >= best.seconds:
                 return
-            best = self._trials.times[-1]
+            best = tried[-1]
 
-    def taken(self, order: Sequence[Placement]) -> Placement:
-        """The best, once those that are close have been tried again; all are told, those of ``order`` first."""
+    def taken(self) -> Placement:
+        """The best, once those that are close have been tried again; all are told, those of fewest stages first.
+
+        Raises:
+            OutOfMemoryError: None fitted.
+        """
+        if self._too_large is not None and not self._trials.times:
+            raise self._too_large
         self._trials.repeat()
+        best = self._trials.best
         tried = {
-            str(times.candidate): replace(times.candidate, seconds_per_batch=times.seconds)
+            id(times): replace(times.candidate, seconds_per_batch=times.seconds, stage_s=self._alone(times.candidate))
             for times in self._trials.times
         }
-        best = tried[str(self._trials.best.candidate)]
-        names = dict.fromkeys([*(str(each) for each in order), *tried])
-        for name in names:
-            if name in tried and self._how.on_trial is not None:
-                self._how.on_trial(tried[name])
-        return best
+        if self._how.on_trial is not None:
+            for placement in sorted(tried.values(), key=lambda each: (len(each.devices), -each.threads)):
+                self._how.on_trial(placement)
+        return tried[id(best)]
 
+    def _alone(self, candidate: Placement) -> tuple[float, ...] | None:
+        """What the layers of each stage took per batch in the trial of one stage, unless that is known better."""
+        if candidate.stage_s is not None or self._costs is None:
+            return candidate.stage_s
+        return tuple(sum(stage.values()) for stage in self._stage_costs(candidate))
+
+    @uncollected()
     def _measure(self, candidate: Placement, more: More) -> float:
+        """Seconds per batch, on a copy, in the long run: what filling the stages took is reckoned out."""
         self.step(f"trying {candidate}")
-        how = self._how
-        return _trial(
-            self._layers,
-            self._batches,
+        how, batches = self._how, self._batches
+        stages = self._stage_costs(candidate)
+        with Pipeline(
+            deepcopy(self._layers),
+            candidate.devices,
             self._schedule,
-            candidate,
-            how.precision,
-            how.compile,
-            how.on_oom,
-            how.queue_depth,
-            more,
-            self._costs,
-        )
+            sizes=candidate.sizes,
+            queue_depth=how.queue_depth,
+            threads=candidate.threads,
+            precision=how.precision,
+            compile=how.compile,
+            on_non_finite="ignore",
+            on_oom=how.on_oom,
+            trace=Window(0, _ALL),
+        ) as pipe:
+            before = before_the_clock(batches, how.compile)
+            pipe.run(before)
+            warmed = len(before) + 1
+            if pipe.run(batches[:1]).seconds < _QUICK_S:
+                pipe.run(batches[1:WARM_UP])
+                warmed += WARM_UP - 1
+            timed = cycle(batches[WARM_UP:])
+            look = pipe.run(islice(timed, LOOK_AFTER)).seconds * _in_the_long_run(self._schedule, stages, LOOK_AFTER)
+            count = more(look / LOOK_AFTER)
+            rest = 0.0
+            if count:
+                rest = pipe.run(islice(timed, count)).seconds * _in_the_long_run(self._schedule, stages, count)
+            if self._costs is None and len(candidate.devices) == 1:
+                self._costs = seconds_by_layer(
+                    (span for span in pipe.spans() if span.batch >= warmed), len(self._layers), LOOK_AFTER + count
+                )
+        return (look + rest) / (LOOK_AFTER + count)
+
+    def _stage_costs(self, candidate: Placement) -> list[Mapping[Action, float]]:
+        """What each stage takes, by action; where that is not known, as if all took the same."""
+        costs = self._costs
+        if costs is None or sum(candidate.sizes) != len(costs):
+            return [dict.fromkeys(Action, 1.0) for _ in candidate.devices]
+        return [
+            {action: sum(costs[layer][action] for layer in own) for action in Action}
+            for own in layers_of_stages(candidate.sizes)
+        ]
 
     def _leave_out(self, candidate: Placement, error: Exception) -> bool:
-        if not is_out_of_memory(error) or self._failed == self._to_try - 1:
+        if not is_out_of_memory(error):
             return False
-        self._failed += 1
+        self._too_large = error.with_traceback(None)  # whose frames hold what did not fit
         if self._how.on_left_out is not None:
             self._how.on_left_out(candidate, error)
         return True
@@ -342,14 +393,6 @@ _LEFT_FOR_TRIALS = 0.75
 def _kind(device: str) -> str:
     found = parse_device(device)
     return torch.cuda.get_device_name(found) if found.type == "cuda" else found.type
-
-
-def _balanced(devices: list[str], totals: Sequence[float] | None, layers: int, threads: int) -> Placement:
-    sizes = balance([1.0] * layers if totals is None else totals, len(devices))
-    alone = None
-    if totals is not None:
-        alone = tuple(sum(totals[layer] for layer in own) for own in layers_of_stages(sizes))
-    return Placement(devices, sizes, threads, stage_s=alone)
 
 
 def _halves(most: int) -> list[int]:
@@ -389,57 +432,12 @@ def _candidate_devices(layers: int, usable: list[str], on_one_gpu: int) -> list[
     return [["cpu"] * count for count in range(1, min(layers, 2 * cores()) + 1)] if cores() > 1 else [["cpu"]]
 
 
-@uncollected()
-def _trial(
-    layers: list[TrainableLayer],
-    batches: Sequence[Any],
-    schedule: Schedule,
-    candidate: Placement,
-    precision: Precision,
-    compile: Compile,
-    on_oom: OnOom,
-    queue_depth: int,
-    more: More,
-    costs: LayerSeconds | None,
-) -> float:
-    """Seconds per batch of a candidate, on a copy, in the long run: what filling its stages took is reckoned out."""
-    stages = _stage_costs(candidate, costs)
-    with Pipeline(
-        deepcopy(layers),
-        candidate.devices,
-        schedule,
-        sizes=candidate.sizes,
-        queue_depth=queue_depth,
-        threads=candidate.threads,
-        precision=precision,
-        compile=compile,
-        on_non_finite="ignore",
-        on_oom=on_oom,
-    ) as pipe:
-        pipe.run(before_the_clock(batches, compile))
-        if pipe.run(batches[:1]).seconds < _QUICK_S:
-            pipe.run(batches[1:WARM_UP])
-        timed = cycle(batches[WARM_UP:])
-        look = pipe.run(islice(timed, LOOK_AFTER)).seconds * _in_the_long_run(schedule, stages, LOOK_AFTER)
-        count = more(look / LOOK_AFTER)
-        if not count:
-            return look / LOOK_AFTER
-        rest = pipe.run(islice(timed, count)).seconds * _in_the_long_run(schedule, stages, count)
-        return (look + rest) / (LOOK_AFTER + count)
-
-
 _QUICK_S = 0.25
 """Batches that take longer need but one of them to warm up."""
 
 
-def _stage_costs(candidate: Placement, costs: LayerSeconds | None) -> list[Mapping[Action, float]]:
-    """What each stage takes, by action; where that is not known, as if all took the same."""
-    if costs is None or sum(candidate.sizes) != len(costs):
-        return [dict.fromkeys(Action, 1.0) for _ in candidate.devices]
-    return [
-        {action: sum(costs[layer][action] for layer in own) for action in Action}
-        for own in layers_of_stages(candidate.sizes)
-    ]
+_ALL = 1 << 30
+"""More batches than a trial has."""
 
 
 def _in_the_long_run(schedule: Schedule, stages: Sequence[Mapping[Action, float]], batches: int) -> float:

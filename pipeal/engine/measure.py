@@ -23,7 +23,7 @@ from pipeal.engine.layercost import LayerCost
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.placement import balance
 from pipeal.engine.schedule import Action
-from pipeal.engine.trace import Window
+from pipeal.engine.trace import Span, Window
 from pipeal.errors import PlacementError
 from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, Tree, layers_of, module_of, pair_of, tensors
@@ -188,11 +188,15 @@ def layer_costs(
         pipe.run(before)
         pipe.run(bounded())
         spans = pipe.spans()
-    counted = taken - WARM_UP
+    return seconds_by_layer(spans, len(layers), taken - WARM_UP)
+
+
+def seconds_by_layer(spans: Iterable[Span], layers: int, batches: int) -> list[dict[Action, float]]:
+    """What each layer took per batch, by action, of spans of so many batches."""
     totals: dict[tuple[int, Action], float] = defaultdict(float)
     for span in spans:
         totals[span.layer, span.action] += span.end - span.begin
-    return [{action: totals[layer, action] / counted for action in Action} for layer in range(len(layers))]
+    return [{action: totals[layer, action] / batches for action in Action} for layer in range(layers)]
 
 
 def balanced_sizes(

@@ -6,7 +6,7 @@ to ten batches if there is time. Those that come close to the best are timed onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
@@ -21,8 +21,8 @@ SHARE = 0.05
 LOOK_AFTER = 2
 """Batches after which a candidate may be dropped."""
 
-FEWEST, MOST = 3, 10
-"""Batches that a candidate is timed on: the fewest, for the first two of them; and the most."""
+MOST = 10
+"""The most batches that a candidate is timed on."""
 
 HOPELESS = 2.0
 """So many times as long as the best: dropped."""
@@ -124,13 +124,16 @@ class Trials(Generic[Candidate]):
         self._rounds = rounds
         self._left_out = left_out
 
-    def run(self, candidates: Sequence[Candidate]) -> None:
-        """Times some more candidates, those first that are likely to be fastest."""
+    def run(self, candidates: Iterable[Candidate], count: int) -> None:
+        """Times some more candidates, of which there are about so many, those first that are likely to be fastest.
+
+        Each is asked for when those before it have been timed, so that it may follow from what they took.
+        """
         for number, candidate in enumerate(candidates):
             if len(self.times) >= 2 and not self._limit.left_s:
                 return
             times = Times(candidate)
-            if self._time(times, still=len(candidates) - number):
+            if self._time(times, still=max(1, count - number)):
                 self.times.append(times)
 
     def repeat(self) -> None:
@@ -164,7 +167,6 @@ class Trials(Generic[Candidate]):
     def _time(self, times: Times[Candidate], *, still: int) -> bool:
         """Whether it could be timed; ``still`` is how many are to come, itself included."""
         best = min((other.seconds for other in self.times), default=inf)
-        must = len(self.times) < 2
         dropped = False
 
         def more(so_far_s: float) -> int:
@@ -173,8 +175,7 @@ class Trials(Generic[Candidate]):
             if so_far_s >= HOPELESS * best:
                 dropped = True
                 return 0
-            room = int(min(self._limit.left_s / still / max(so_far_s, 1e-9), MOST - LOOK_AFTER))
-            return max(room, FEWEST - LOOK_AFTER if must else 0)
+            return int(min(self._limit.left_s / still / max(so_far_s, 1e-9), MOST - LOOK_AFTER))
 
         try:
             seconds = self._measure(times.candidate, more)

@@ -1,6 +1,6 @@
 """How far a run is: a live line in a terminal, one plain line per epoch anywhere else.
 
-No thread of its own: the line is redrawn, at most some times a second, by whoever reports a batch.
+The line is redrawn some times a second, so that its clock goes on while a batch, or an evaluation, takes long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.text import Text
 from pipeal.train.measure import measure_of
 from pipeal.train.recorders import EpochRow
 
-_REDRAW_S = 0.2
+_DRAWN_PER_S = 4
 
 
 class Progress:
@@ -55,7 +55,7 @@ class Progress:
         self._turn, self._epoch, self._batches = 1, 1, 0
         self._done, self._samples, self._tokens = 0, 0, 0
         self._last = ""
-        self._began = self._drawn = clock()
+        self._began = clock()
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
@@ -72,15 +72,12 @@ class Progress:
         self._done, self._samples, self._tokens = 0, 0, 0
         self._began = self.clock()
         self._take_terminal()
-        self._draw()
 
     def advance(self, *, samples: int, tokens: int) -> None:
         """Counts a batch. Cheap enough for every one."""
         self._done += 1
         self._samples += samples
         self._tokens += tokens
-        if self.clock() - self._drawn >= _REDRAW_S:
-            self._draw()
 
     def note(self, text: str) -> None:
         """Prints a line of its own, above the live one."""
@@ -89,13 +86,13 @@ class Progress:
     def end_epoch(self, row: EpochRow) -> None:
         """Prints the line that stays."""
         told, last = self.figures(row)
-        self._last = f"last {last}"
         tokens = f"  {row.tokens_per_s:,.0f} tokens/s" if row.tokens_per_s else ""  # images have none
         self.note(
             f"{self._place(row.turn, row.epoch)}  {told}  "
             f"{row.epoch_time:.2f} s  {row.samples_per_s:,.0f} samples/s{tokens}"
         )
         self._leave_terminal()
+        self._last = f"last {last}"
 
     def figures(self, row: EpochRow) -> tuple[str, str]:
         """How an epoch is told, and how it is in the live line of the next one."""
@@ -110,22 +107,18 @@ class Progress:
         if self._live is None and self.console.is_terminal:
             self._live = Live(
                 console=self.console,
-                auto_refresh=False,
+                get_renderable=lambda: self._line(self.console.width),
+                refresh_per_second=_DRAWN_PER_S,
                 transient=True,
                 vertical_overflow="crop",
                 redirect_stdout=False,  # what is printed there may be on its way to a file
             )
-            self._live.start()
+            self._live.start(refresh=True)
 
     def _leave_terminal(self) -> None:
         live, self._live = self._live, None
         if live:
             live.stop()  # shows the cursor again
-
-    def _draw(self) -> None:
-        self._drawn = self.clock()
-        if self._live:
-            self._live.update(self._line(self.console.width), refresh=True)
 
     def _line(self, width: int) -> Text:
         """The live line, its parts dropped from the right until it fits."""
@@ -134,6 +127,7 @@ class Progress:
             self._place(self._turn, self._epoch),
             _bar(self._done, self._batches),
             f"{self._done}/{self._batches}",
+            _minutes(elapsed),
             f"{self._samples / elapsed:,.0f} samples/s",
             self._last,
             f"{self._tokens / elapsed:,.0f} tokens/s" if self._tokens else "",
@@ -149,6 +143,15 @@ class Progress:
     def _place(self, turn: int, epoch: int) -> str:
         turns = f"turn {turn}/{self.turns}" if self.turns > 1 else ""
         return "  ".join(filter(None, (self.label, turns, f"epoch {epoch}/{self.epochs}")))
+
+
+def _minutes(seconds: float) -> str:
+    """Minutes and seconds.
+
+    >>> _minutes(61.9)
+    '1:01'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 def _bar(done: int, total: int, width: int = 12) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline, PlacementError
-from pipeal.engine import Action, Schedule, simulate
+from pipeal.engine import SCHEDULES, Action, simulate
 from pipeal.engine.costs import Placement, place
 from pipeal.engine.measure import WARM_UP, layer_costs
 from pipeal.engine.placement import layers_of_stages
@@ -52,15 +52,17 @@ def test_layers_that_overlap_get_several_stages_and_lopsided_ones_are_balanced(m
     times = [(1.0, 2.0)] * 3 + [(3.0, 6.0)]
     costs = [dict(zip(Action, (*own, 0.0), strict=True)) for own in times]
 
-    def trial(layers: Any, batches: Any, schedule: Schedule, candidate: Placement, *_: Any) -> float:
+    def trial(search: Any, candidate: Placement, _: Any) -> float:
+        if search._costs is None:
+            assert candidate.sizes == [4]
+            search._costs = costs
         stages = [
             {action: sum(costs[layer][action] for layer in own) for action in Action}
             for own in layers_of_stages(candidate.sizes)
         ]
-        return simulate(schedule, stages, len(batches)).makespan_s / len(batches)
+        return simulate(SCHEDULES["pipelined"], stages, 8).makespan_s / 8
 
-    monkeypatch.setattr("pipeal.engine.costs.layer_costs", lambda *_, **__: costs)
-    monkeypatch.setattr("pipeal.engine.costs._trial", trial)
+    monkeypatch.setattr("pipeal.engine.costs._Search._measure", trial)
     layers = [VirtualLayer(*own) for own in times]
     tried: list[Placement] = []
     chosen = place(layers, [(None, None)] * 8, "pipelined", on_trial=tried.append)
@@ -81,17 +83,10 @@ def test_what_is_tried_is_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None
             opened.append((len(devices), options["threads"], options["queue_depth"]))
             super().__init__(layers, devices, *arguments, **options)
 
-    measured: list[int] = []
-
-    def told_costs(*arguments: Any, threads: int, **options: Any) -> Any:
-        measured.append(threads)
-        return layer_costs(*arguments, threads=threads, **options)
-
     monkeypatch.setattr("pipeal.engine.costs.Pipeline", Told)
-    monkeypatch.setattr("pipeal.engine.costs.layer_costs", told_costs)
     layers, batches = [VirtualLayer(0, 0), VirtualLayer(0, 0)], [(None, None)] * 4
     chosen = place(layers, batches, "pipelined", devices=["cpu"], threads=3, queue_depth=5, rounds=1)
-    assert (opened, measured, chosen.threads) == ([(1, 3, 5), (2, 3, 5)], [3], 3)
+    assert (opened, chosen.threads) == ([(1, 3, 5), (2, 3, 5)], 3)
     opened.clear()
     place(layers, batches, "pipelined", rounds=1)
     assert opened == [(1, 2, 2), (2, 1, 2), (1, 1, 2)]
@@ -102,7 +97,7 @@ def test_one_layer_is_tried_on_fewer_threads_too(monkeypatch: pytest.MonkeyPatch
     """It had all cores, unasked: a small model on many of them mostly waits for threads."""
     monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 12)
     took = {12: 3.0, 6: 2.0, 3: 1.0, 1: 1.5}
-    monkeypatch.setattr("pipeal.engine.costs._trial", lambda *arguments: took[arguments[3].threads])
+    monkeypatch.setattr("pipeal.engine.costs._Search._measure", lambda _, candidate, __: took[candidate.threads])
     tried: list[Placement] = []
     chosen = place([VirtualLayer(0, 0)], [(None, None)] * 4, "sequential", on_trial=tried.append)
     assert {trial.threads: trial.seconds_per_batch for trial in tried} == took
@@ -114,8 +109,7 @@ def test_of_stages_on_one_gpu_no_more_are_tried_than_may_share_it(monkeypatch: p
     """Symptom: with CUDA graphs a stage for each of twelve layers was measured, chosen, and then refused."""
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr("pipeal.engine.costs.parse_device", lambda _: gpu)
-    monkeypatch.setattr("pipeal.engine.costs.layer_costs", lambda *_, **__: [{Action.FORWARD: 1.0}] * 12)
-    monkeypatch.setattr("pipeal.engine.costs._trial", lambda *_: 1.0)
+    monkeypatch.setattr("pipeal.engine.costs._Search._measure", lambda *_: 1.0)
     for most, stages in ((None, 12), (8, 8), (1, 1), (20, 12)):
         tried: list[Placement] = []
         layers, batches = [VirtualLayer(0, 0)] * 12, [(None, None)] * 4

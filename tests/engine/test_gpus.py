@@ -53,7 +53,7 @@ def test_only_the_gpus_named_are_used_and_the_layout_is_that_for_the_schedule(
     three_gpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layouts were always those of a pipeline without joins, and always of all GPUs."""
-    monkeypatch.setattr(costs, "_trial", lambda _, __, ___, candidate, *____: 1.0 / len(candidate.devices))
+    monkeypatch.setattr(costs._Search, "_measure", lambda _, candidate, __: 1.0 / len(candidate.devices))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (24 * GIB, 24 * GIB))
     layers = [VirtualLayer(0, 0) for _ in range(8)]
     named: list[str] = ["cuda:0", "cuda:2"]
@@ -91,7 +91,7 @@ def test_one_stage_on_a_faster_gpu_than_the_first_is_tried(
     for backpropagation, went there unmeasured."""
     stage = PlannedStage(range(layers), (1,), PlannedDevice(), 3.0, 0.0, 0)
     monkeypatch.setattr(costs, "layout_on_gpus", lambda *_, **__: Layout((stage,), any_order=True))
-    monkeypatch.setattr(costs, "_trial", lambda _, __, ___, candidate, *____: 2.0 - (candidate.devices == ["cuda:1"]))
+    monkeypatch.setattr(costs._Search, "_measure", lambda _, candidate, __: 2.0 - (candidate.devices == ["cuda:1"]))
     tried: list[Placement] = []
     taken = place([VirtualLayer(0, 0)] * layers, [None] * 3, "pipelined", on_trial=tried.append)
     assert [trial.devices for trial in tried] == [["cuda:0"], ["cuda:1"]]
@@ -105,7 +105,7 @@ def test_the_layout_is_tried_against_one_stage(monkeypatch: pytest.MonkeyPatch) 
     ]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(costs, "layout_on_gpus", lambda *_, **__: Layout(tuple(stages), any_order=True))
-    monkeypatch.setattr(costs, "_trial", lambda _, __, ___, candidate, *____: 1.0 / len(candidate.devices))
+    monkeypatch.setattr(costs._Search, "_measure", lambda _, candidate, __: 1.0 / len(candidate.devices))
     tried: list[Placement] = []
     taken = place([VirtualLayer(0, 0) for _ in range(4)], [(None, None)] * 3, "pipelined", on_trial=tried.append)
     assert [(trial.devices, trial.sizes) for trial in tried] == [(["cuda:0"], [4]), (["cuda:1", "cuda:0"], [3, 1])]
@@ -122,13 +122,13 @@ def test_where_one_kind_of_gpu_is_too_small_to_measure_on_the_other_is_tried(
 ) -> None:
     """A model of one layer, as any in BP form, was only tried on the first GPU, which was the small one."""
 
-    def trial(_: Any, __: Any, ___: Any, candidate: Placement, *____: Any) -> float:
+    def trial(_: Any, candidate: Placement, __: Any) -> float:
         if candidate.devices != ["cuda:1"]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 1.0
 
     monkeypatch.setattr(costs, "layout_on_gpus", nothing_fits)
-    monkeypatch.setattr(costs, "_trial", trial)
+    monkeypatch.setattr(costs._Search, "_measure", trial)
     taken = place([VirtualLayer(0, 0) for _ in range(layers)], [(None, None)] * 3, "pipelined")
     assert (taken.devices, taken.sizes) == (["cuda:1"], [layers])
     assert three_gpus == []
@@ -138,7 +138,7 @@ def test_where_nothing_fits_by_counting_the_trials_decide(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "alike")
     monkeypatch.setattr(costs, "layout_on_gpus", nothing_fits)
-    monkeypatch.setattr(costs, "_trial", lambda _, __, ___, candidate, *____: 1.0 / len(candidate.devices))
+    monkeypatch.setattr(costs._Search, "_measure", lambda _, candidate, __: 1.0 / len(candidate.devices))
     taken = place([VirtualLayer(0, 0) for _ in range(4)], [(None, None)] * 3, "pipelined")
     assert (taken.devices, taken.sizes) == (["cuda:0", "cuda:1"], [2, 2])
 

@@ -3,6 +3,7 @@
 import io
 import re
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -60,7 +61,7 @@ def test_turns_are_named_where_there_are_several():
 def test_a_terminal_shows_batches_and_throughput():
     shown = play(terminal(200))
     live = [line for line in CONTROL.split(shown) if "/10" in line]
-    assert re.fullmatch(r"al  epoch 2/3  ━+─*  \d+/10  [\d,]+ samples/s  [\d,]+ tokens/s\n?", live[-1])
+    assert re.fullmatch(r"al  epoch 2/3  ━+─*  \d+/10  \d+:\d\d  [\d,]+ samples/s  [\d,]+ tokens/s\n?", live[-1])
     assert "al  epoch 2/3  train 0.9123  test 0.8900" in shown
 
 
@@ -90,11 +91,23 @@ def test_the_cursor_comes_back_and_the_exception_passes(fail):
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
-def test_no_thread_is_started():
+def test_the_clock_goes_on_while_a_batch_takes_long():
+    """The line stood still for as long as a batch took, three seconds of a large one."""
+    console = terminal(80)
+    with Progress(epochs=1, console=console) as progress:
+        progress.begin_epoch(1, batches=1)
+        while "0/1  0:01" not in console.file.getvalue():
+            time.sleep(0.01)
+
+
+def test_its_thread_ends_with_the_epoch():
     before = threading.active_count()
     with Progress(epochs=1, console=terminal(80)) as progress:
         progress.begin_epoch(1, batches=1)
-        assert threading.active_count() == before
+        assert threading.active_count() == before + 1
+        progress.end_epoch(ROW)
+        while threading.active_count() > before:
+            time.sleep(0.01)
 
 
 def test_it_writes_to_standard_error(capsys):
