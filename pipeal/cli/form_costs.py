@@ -15,6 +15,7 @@ from pipeal.config import RunConfig
 from pipeal.data import Batch
 from pipeal.engine.device import Precision
 from pipeal.engine.measure import count_bytes
+from pipeal.engine.parts import cut
 from pipeal.packet import move, tensors
 from pipeal.train.exit_costs import exit_costs, training_flops
 
@@ -23,6 +24,9 @@ LOOKED_AT = 64
 
 COUNTED = 8
 """Batches of these, evenly spread, whose FLOPs are counted."""
+
+ROWS = 2
+"""Samples of each whose FLOPs are counted: all of a batch are padded to one length, and cost the same."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
         samples = [len(batch.x) for batch in counted]
         trained = inferred = 0.0
         for batch, count in zip(counted, samples, strict=True):
-            x, y = move((batch.x, batch.y), device)
+            few = range(count if "grouped_at" in experiment.facts else min(count, ROWS))
+            x, y = move(cut((batch.x, batch.y), few), device)
             trained += count * training_flops(layers, x, y)
             inferred += count * exit_costs(layers, x).alone(len(layers))
         # Its graphs, states and scalers are those of a training; the gradients of the look before would be more.

@@ -13,7 +13,7 @@ from torch import nn
 
 from pipeal.engine.blame import OnOom
 from pipeal.engine.compiling import Compile
-from pipeal.engine.cpus import omp_threads
+from pipeal.engine.cpus import is_busy, omp_threads
 from pipeal.engine.device import Precision, parse_device
 from pipeal.engine.gpus import layout_on_gpus
 from pipeal.engine.measure import WARM_UP, before_the_clock, counted_of, layer_costs, seconds_by_layer, uncollected
@@ -132,6 +132,8 @@ def place(
     choices = _candidate_devices(len(layers), usable, on_one_gpu or len(layers))
     if home == "cpu" and threads is None:
         counts = _halves(min(cores(), omp_threads() or cores()))
+        if is_busy():  # threads that wait for one that is not at work may take fifty times as long as a single one
+            counts.reverse()
     else:
         counts = [threads_each([home], schedule, threads)]
     if len(choices) == len(counts) == 1 and _are_alike(usable):
@@ -352,7 +354,10 @@ class _Search:
             before = before_the_clock(batches, how.compile)
             pipe.run(before)
             warmed = len(before) + 1
-            if pipe.run(batches[:1]).seconds < _QUICK_S:
+            warming_s = pipe.run(batches[:1]).seconds
+            if not more(warming_s, warm=False):
+                return warming_s
+            if warming_s < _QUICK_S:
                 pipe.run(batches[1:WARM_UP])
                 warmed += WARM_UP - 1
             timed = cycle(batches[WARM_UP:])

@@ -45,6 +45,19 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
+def load_average() -> float | None:
+    """How many processes were at work, or wanted to be, in the last minute; None where the system does not tell."""
+    try:
+        return os.getloadavg()[0]
+    except (OSError, AttributeError):
+        return None
+
+
+def is_busy() -> bool:
+    """Whether others keep all CPUs of this machine at work."""
+    return (load_average() or 0.0) >= (os.cpu_count() or 1)
+
+
 def omp_threads() -> int | None:
     """What ``OMP_NUM_THREADS`` says of the first level, if it is a whole number above 0."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

@@ -152,11 +152,12 @@ class Pipeline:
         self.sizes, self.threads = stages.sizes, stages.threads
         handles = self._open_devices(stages.devices)
         near = [handle.device for handle in handles if not handle.far]
+        if stages.is_row:  # what cannot be together is told before a compiler is tried, which takes long
+            check_row(compile, cuda_graphs)
         precision = check_precision(precision, near)
         compile = check_compile(compile, near)
         check_cuda_graphs(cuda_graphs, near, compile=compile, on_non_finite=on_non_finite, on_oom=on_oom)
         if stages.is_row:
-            check_row(compile, cuda_graphs)
             handles, ranges = [DeviceRow(handles, self.sizes)], [range(1)]
         else:
             ranges = layers_of_stages(self.sizes)

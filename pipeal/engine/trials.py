@@ -2,6 +2,7 @@
 
 A candidate is first timed on two batches. One that then takes twice as long as the best is dropped; the others go on,
 to ten batches if there is time. Those that come close to the best are timed once more before any of them is believed.
+One whose first batch, which warms up, takes four times as long as those of the best is dropped at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 MOST_S = 20.0
 """The longest that trials may take, in seconds."""
@@ -25,15 +26,22 @@ MOST = 10
 """The most batches that a candidate is timed on."""
 
 HOPELESS = 2.0
-"""So many times as long as the best: dropped."""
+"""So many times as long as the best: dropped. Twice that, as long as it warms up."""
 
 CLOSE = 1.1
 """So many times as long as the best: timed once more."""
 
 Candidate = TypeVar("Candidate")
 
-More = Callable[[float], int]
-"""Told the seconds per batch so far, says how many more batches to time; 0 for none."""
+
+class More(Protocol):
+    """How much more of a candidate is timed."""
+
+    def __call__(self, seconds: float, warm: bool = True) -> int:
+        """Told the seconds per batch so far, of a batch that warms up or of those after it, says how many to time yet.
+
+        None where it is dropped; as it warms up, :data:`LOOK_AFTER` or none.
+        """
 
 
 class TimeLimit:
@@ -97,7 +105,8 @@ class Times(Generic[Candidate]):
 
 
 Measure = Callable[[Candidate, More], float]
-"""Times a candidate on :data:`LOOK_AFTER` batches and as many as it is then told; gives seconds per batch."""
+"""Times a candidate on a batch that warms up, on :data:`LOOK_AFTER` batches and as many as it is then told, asking
+before either; gives seconds per batch."""
 
 
 class Trials(Generic[Candidate]):
@@ -169,13 +178,13 @@ class Trials(Generic[Candidate]):
         best = min((other.seconds for other in self.times), default=inf)
         dropped = False
 
-        def more(so_far_s: float) -> int:
+        def more(seconds: float, warm: bool = True) -> int:
             nonlocal dropped
-            self._limit.learn(so_far_s)
-            if so_far_s >= HOPELESS * best:
-                dropped = True
-                return 0
-            return int(min(self._limit.left_s / still / max(so_far_s, 1e-9), MOST - LOOK_AFTER))
+            dropped = seconds >= (HOPELESS if warm else 2 * HOPELESS) * best
+            if dropped or not warm:
+                return 0 if dropped else LOOK_AFTER
+            self._limit.learn(seconds)
+            return int(min(self._limit.left_s / still / max(seconds, 1e-9), MOST - LOOK_AFTER))
 
         try:
             seconds = self._measure(times.candidate, more)

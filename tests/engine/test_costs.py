@@ -22,8 +22,9 @@ from pipeal.errors import OutOfMemoryError, first_line
 
 @pytest.fixture(autouse=True)
 def no_omp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the machine's own environment says of threads is not what is tested here."""
+    """What the machine's own environment says of threads, and how busy it is, is not what is tested here."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("pipeal.engine.costs.is_busy", lambda: False)
 
 
 @pytest.fixture
@@ -103,6 +104,19 @@ def test_one_layer_is_tried_on_fewer_threads_too(monkeypatch: pytest.MonkeyPatch
     assert {trial.threads: trial.seconds_per_batch for trial in tried} == took
     assert (chosen.devices, chosen.threads) == (["cpu"], 3)
     assert place([VirtualLayer(0, 0)], [], "sequential", threads=4).threads == 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
+def test_on_a_busy_machine_one_thread_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads took 17 s for a batch there and one 0.3 s; there was nothing yet to drop them for."""
+    monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 4)
+    monkeypatch.setattr("pipeal.engine.costs.is_busy", lambda: True)
+    order: list[int] = []
+    monkeypatch.setattr(
+        "pipeal.engine.costs._Search._measure", lambda _, candidate, __: order.append(candidate.threads) or 1.0
+    )
+    place([VirtualLayer(0, 0)], [(None, None)] * 4, "sequential")
+    assert order[0] == 1
 
 
 def test_of_stages_on_one_gpu_no_more_are_tried_than_may_share_it(monkeypatch: pytest.MonkeyPatch) -> None:

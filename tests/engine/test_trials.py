@@ -12,8 +12,9 @@ from pipeal.engine.trials import CLOSE, LOOK_AFTER, MOST, MOST_S, SHARE, More, T
 class Machine:
     """Takes so many seconds per batch for each candidate, round by round, and sets the clock by them."""
 
-    def __init__(self, seconds: dict[str, Sequence[float]]) -> None:
+    def __init__(self, seconds: dict[str, Sequence[float]], warming: float = 1.0) -> None:
         self.now = 0.0
+        self.warming = warming
         self.seconds = seconds
         self.timed: list[tuple[str, int]] = []
 
@@ -23,6 +24,10 @@ class Machine:
     def measure(self, name: str, more: More) -> float:
         rounds = self.seconds[name]
         each = rounds[min(len([one for one, _ in self.timed if one == name]), len(rounds) - 1)]
+        self.now += self.warming * each
+        if not more(self.warming * each, warm=False):
+            self.timed.append((name, 0))
+            return self.warming * each
         self.now += each * LOOK_AFTER
         count = more(each)
         self.now += each * count
@@ -42,6 +47,14 @@ def test_the_fastest_is_taken_and_what_is_hopeless_is_dropped() -> None:
     best, machine = tried({"slow": [0.03], "fast": [0.01], "hopeless": [0.02], "middling": [0.015]})
     assert best == "fast"
     assert machine.timed == [("slow", MOST), ("fast", MOST), ("hopeless", LOOK_AFTER), ("middling", MOST)]
+
+
+def test_what_does_not_even_warm_up_in_time_is_dropped_at_once() -> None:
+    """Two threads took 17 s for a batch on a busy machine, one 0.3 s: they were timed on three."""
+    best, machine = tried({"one thread": [0.3], "two": [17.0], "three": [0.5]})
+    assert best == "one thread"
+    assert [name for name, batches in machine.timed if not batches] == ["two"]
+    assert machine.now < 17 + MOST_S
 
 
 def test_a_close_result_is_timed_again_before_it_is_believed() -> None:
