@@ -111,10 +111,14 @@ WHITE = bytes.fromhex(
 
 
 @pytest.fixture
-def blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are one white pixel: drawing them takes half of the time of a small run. Tests marked ``draws`` draw."""
+def cheap_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are one white pixel, and costs are counted on one batch: most of what a small run takes.
+
+    Tests marked ``draws`` run as users do.
+    """
     if request.node.get_closest_marker("draws") is None:
         monkeypatch.setattr(Figure, "savefig", lambda _, path, **options: Path(path).write_bytes(WHITE))
+        monkeypatch.setattr("pipeal.cli.form_costs.LOOKED_AT", 1)
 
 
 @pytest.fixture(scope="session")

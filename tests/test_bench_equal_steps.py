@@ -23,6 +23,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
         sys.modules.pop(name)
 
 
+@pytest.mark.slow
 def test_a_look_on_the_way_changes_nothing(bench: dict[str, ModuleType], tmp_path: Path) -> None:
     (tmp_path / "shakespeare.txt").write_text("so it goes, and so it went.\n" * 60, encoding="utf-8")
     task = bench["rung_data"].task_of("charlm", torch.device("cpu"), str(tmp_path))

@@ -61,6 +61,7 @@ def test_kernels_of_a_trace_are_told_apart_by_device_and_stream(bench: ModuleTyp
     assert bench.overlap(found) == bench.Overlap(1.0, pytest.approx(2 / 6), 3)
 
 
+@pytest.mark.slow
 def test_it_runs_and_keeps_its_figures(bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["--models", "transformer,vgg", "--precisions", "fp32", "--turns", "1", "--steps", "1"]
     bench.main(["--quick", "--device", "cpu", "--out", str(tmp_path), *chosen])

@@ -138,6 +138,7 @@ def test_mistakes() -> None:
         ALPackage.from_bp(Encoder(Embedding(), [shared, shared]), texts(), 3)
 
 
+@pytest.mark.slow
 def test_a_bert_from_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

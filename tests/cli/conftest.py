@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _cheap(blank_pictures: None) -> None:
+def _cheap(cheap_runs: None) -> None:
     """For all tests of this folder."""

@@ -21,7 +21,7 @@ SMALL = [
     f"--set={key}"
     for key in (
         *("model.embedding_dim=12", "model.n_heads=2", "model.x_hid=8", "model.y_hid=8", "engine.threads=1"),
-        *("data.batching.budget_tokens=2048", "train.train_accuracy_samples=100", "train.precision=fp32"),
+        *("data.batching.budget_tokens=8192", "train.train_accuracy_samples=100", "train.precision=fp32"),
     )
 ]
 
@@ -114,12 +114,12 @@ def test_threads_bind_every_form_and_are_otherwise_found_the_same_way(
     """Backpropagation beside a pipeline took all cores, untried, whatever ``engine.threads`` said."""
     tried: list[int] = []
 
-    def trial(_: object, __: object, ___: object, candidate: object, *____: object) -> float:
+    def trial(_: object, candidate: object, __: object) -> float:
         threads = getattr(candidate, "threads")  # noqa: B009
         tried.append(threads)
         return {4: 3.0, 2: 1.0, 1: 2.0}[threads]
 
-    monkeypatch.setattr("pipeal.engine.costs._trial", trial)
+    monkeypatch.setattr("pipeal.engine.costs._Search._measure", trial)
     monkeypatch.setattr("pipeal.engine.threads.cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     keys = ["dataset=toynews", "train.mode=compare", "engine.devices=cpu"]

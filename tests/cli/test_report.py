@@ -65,6 +65,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"text": root / "toynews-lstm-compare-001", "vision": root / "toyimages-resnet-al-001"}
 
 
+@pytest.mark.slow
 def test_real_runs_on_one_page_in_a_real_browser(
     trained: dict[str, Path], tmp_path: Path, look: Look, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,7 @@ def test_replicas_of_touched_rows_are_refused_in_one_line(capsys: pytest.Capture
     )
 
 
+@pytest.mark.slow
 def test_all_of_them_together_train_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [
         f"--set={option}"

@@ -31,9 +31,8 @@ SMALL = (
 leaves = partial(run_command, command)
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param("resnet", marks=pytest.mark.slow), pytest.param("vgg", marks=pytest.mark.draws)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["resnet", pytest.param("vgg", marks=pytest.mark.draws)])
 def test_a_comparison_leaves_tables_rows_and_pictures(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +87,7 @@ def test_one_line_says_which_form_is_trained(
     assert "".join(lines).startswith(told)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_accuracies_under_every_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -340,6 +340,7 @@ def _rows_of_a_training_step_in_60_megabytes():
     return max_batch_cost(step, **options, cleanup=layers.zero_grad)
 
 
+@pytest.mark.slow
 class TestResidentPeak:
     @pytest.fixture
     def meter(self):

@@ -306,7 +306,7 @@ def test_every_schedule_leaves_the_same_bits_compiled(
 
 @pytest.mark.usefixtures("tracing_only")
 @given(
-    rows=st.lists(st.integers(2, 6), min_size=2, max_size=4),
+    rows=st.lists(st.integers(2, 5), min_size=2, max_size=3),
     how=st.sampled_from(["static", "dynamic"]),
     speaks=st.booleans(),
     data=st.data(),
@@ -318,7 +318,7 @@ def test_compiled_random_shapes_under_every_schedule(
     """The graphs' operators are those of the eager model, one by one: here even the bits are."""
     build = partial(small, speaks=speaks)
     plain = train("sequential", [4], rows, build)
-    for schedule in ("sequential", "pipelined", data.draw(st.sampled_from(sorted(SCHEDULES)), label="schedule")):
+    for schedule in ("pipelined", data.draw(st.sampled_from(sorted({*SCHEDULES} - {"pipelined"})), label="schedule")):
         stages = data.draw(st.integers(1, 4), label=f"{schedule} stages")
         sizes = data.draw(st.sampled_from(list(cuts(4, stages))), label="sizes")
         found = train(schedule, sizes, rows, build, compile=how)
@@ -693,6 +693,7 @@ def test_no_compiler() -> None:
 
 
 @pytest.mark.usefixtures("tracing_only")
+@pytest.mark.slow
 def test_placements_are_tried_as_they_will_run() -> None:
     package, batches = ALPackage(small()[:2]), batches_of([4] * (WARM_UP + 2))
     before = {name: value.clone() for name, value in package.state_dict().items()}

@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _cheap(one_thread: None, blank_pictures: None) -> None:
+def _cheap(one_thread: None, cheap_runs: None) -> None:
     """For all tests of this folder."""

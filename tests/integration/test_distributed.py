@@ -41,7 +41,8 @@ def many(tmp_path: Path, ranks: int, script: str, *arguments: str) -> str:
         return said
 
 
-@pytest.mark.parametrize(("model", "ranks"), [("lstm", 2), pytest.param("transformer", 4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "ranks"), [("lstm", 2), ("transformer", 4)])
 def test_texts_over_processes(model: str, ranks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = texts(tmp_path, model)
     alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)

@@ -214,6 +214,7 @@ def test_a_good_one_is_not_removed_for_the_sake_of_bad_ones(folder):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.slow
 def test_killed_at_any_moment_the_newest_is_what_was_saved(folder):
     saved, killed = 0, 0
     chance, most_s = random.Random(5), 0.08

@@ -240,6 +240,7 @@ def test_a_chart_of_any_numbers_can_be_drawn_within_its_frame(points, whole):
             assert 0 <= float(words["cy"]) <= 270
 
 
+@pytest.mark.slow
 def test_many_runs_with_large_pictures_stay_below_two_megabytes(tmp_path):
     noise = np.random.default_rng(0).integers(0, 255, (600, 800, 3), dtype=np.uint8)
     folders = [make_run(tmp_path / f"run-{number}", turns=2) for number in range(5)]

@@ -90,7 +90,7 @@ def test_the_number_of_workers_changes_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", ["shares", "whole"])
-@pytest.mark.parametrize("workers", [0, 2, 4])
+@pytest.mark.parametrize("workers", [0, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_saved_at_every_position_and_resumed_with_workers(kind, workers):
     reference, states = walk(loader(kind, 0))
     with loader(kind, workers) as fresh:
