@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from pipeal.al.bridges import BridgeStyle, Pool
-from pipeal.al.calling import Answer, fields_of, packed
+from pipeal.al.calling import Answer, called, fields_of, packed
 from pipeal.al.codes import TASKS, LabelStyle, Task
 from pipeal.al.cut import Part, cut, refuse_ties
 from pipeal.al.encoder import Encoder
@@ -29,10 +29,11 @@ from pipeal.al.layers import AL, LearningRates
 from pipeal.al.optimizers import OptimizerFactory
 from pipeal.al.piece import Features, Piece
 from pipeal.al.placecodes import code_width, padding_of
+from pipeal.al.probe import probing
 from pipeal.al.sides import EachPlace, Sides, WholeInput
 from pipeal.al.summary import LayerShapes
 from pipeal.errors import ConfigError, first_line, unknown_name
-from pipeal.packet import Tree, batch_size, describe, device_of, move, shapes_of, tensors
+from pipeal.packet import Tree, batch_size, describe, device_of, map_tensors, move, shapes_of, tensors
 
 Network: TypeAlias = nn.Module | Sequence[nn.Module] | Encoder
 OwnBlocks: TypeAlias = Mapping[int, Mapping[str, nn.Module]]
@@ -111,6 +112,8 @@ class Conversion:
         for number, part in enumerate(parts):
             _check_trainable(number, part, self.optimizer)
             tried.append(_try_part(number, part, tried[-1].out if tried else sample))
+        if isinstance(model, nn.Module) and all(isinstance(part.module, Piece) for part in parts):
+            _check_same(model, sample, tried[-1].out)
         sides = self._sides(parts, tried, sample)
         layers, shapes = [], []
         for number, (part, f) in enumerate(zip(parts, tried, strict=True)):
@@ -227,6 +230,39 @@ def _try_part(number: int, part: Part, x: Tree) -> Harmless:
     if _is_packed(tried.out):
         raise packed(f"what layer {number} ({part.name!r}) gives is")
     return tried
+
+
+def _check_same(model: nn.Module, sample: Tree, out: Tree) -> None:
+    """Asks whether the parts that a forward was cut into give together what it gives whole.
+
+    They do not where it writes into a tensor that another part has a copy of, or into a constant, at which no cut can
+    look. A model that gives something else each time is not asked: its random numbers differ, too.
+    """
+    whole = called(model, sample)
+
+    def run() -> list[torch.Tensor]:
+        return tensors(whole(map_tensors(torch.Tensor.clone, move(sample, _device(model, sample)))))
+
+    with probing(model):
+        try:
+            wanted = run()
+        except Exception:  # noqa: BLE001  whole it does not run here, as one of which each part is on its own device
+            return
+        found = tensors(out)[: len(wanted)]  # a mask may follow the answer
+        if not _are_close(found, wanted) and _are_close(run(), wanted):
+            raise ConfigError(
+                f"{type(model).__name__}, cut so, gives other numbers for the sample than whole: between the cuts, its "
+                "forward writes in place into a tensor that another part reads, or into a constant; write x = x * 2 "
+                "there instead of x.mul_(2), or cut elsewhere"
+            )
+
+
+def _are_close(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    try:
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
 
 
 def _hint(x: Tree, error: Exception) -> str:

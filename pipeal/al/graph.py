@@ -84,10 +84,11 @@ def cut_graph(model: nn.Module, split: Sequence[str], sample: Tree = None) -> li
     crossing = {number: _crossing(graph, piece_of, number, split[number - 1], masks) for number in numbers[1:]}
     if sample is not None:
         shared = _shared(traced, sample, {node for kinds in crossing.values() for node in kinds})
-        crossing = {
-            number: {node: "shared" if kind == "value" and node in shared else kind for node, kind in kinds.items()}
-            for number, kinds in crossing.items()
-        }
+        for kinds in crossing.values():
+            # The first is handed on as it is: sizes of a batch that comes second look like those of no batch at all.
+            for node in list(kinds)[1:]:
+                if kinds[node] == "value" and node in shared:
+                    kinds[node] = "shared"
     built = []
     for number, following in zip(numbers, [*numbers[1:], None], strict=True):
         leaving = _answer(traced, masks) if following is None else crossing[following]

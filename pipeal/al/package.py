@@ -138,7 +138,8 @@ class ALPackage(nn.Module):
 
         Raises:
             ConfigError: A name in ``split`` does not exist or cannot begin a layer (the message says why); the sample
-                or a block of the user's does not fit; there is no bridge for a shape; two layers would share a
+                or a block of the user's does not fit; there is no bridge for a shape; the parts together give
+                other numbers than the network, which writes in place between the cuts; two layers would share a
                 parameter; or an argument is out of range.
         """
         conversion = Conversion(

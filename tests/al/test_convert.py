@@ -471,3 +471,76 @@ def test_mistakes_are_told_in_one_line(model: Any, sample: Any, options: dict[st
     with pytest.raises(ConfigError, match=message) as raised:
         ALPackage.from_bp(model, sample, **{"outputs": 3, **options})
     assert "\n" not in str(raised.value)
+
+
+class Four(nn.Module):
+    """Linear maps, put together by subclasses between the cuts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(6, 6) for _ in range(3))
+        self.d = nn.Linear(6, 3)
+
+
+class PlacesFirst(Four):
+    """Hands on ``(T, B, D)``, as many recurrent networks do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(torch.relu(self.b(self.a(x).transpose(0, 1))))
+
+
+def over_places(x: Tensor) -> Tensor:
+    return x.mean(0)
+
+
+def test_what_has_its_batch_second_crosses_whole() -> None:
+    """Symptom: all layers but the first trained on place 0 alone. Cause: for fewer samples there are as many places, so
+    that what crossed was taken to be one for all samples, of which one is fetched."""
+    net, x = PlacesFirst(), torch.randn(5, 4, 6)
+    package = ALPackage.from_bp(net, x, 3, split=["b"], pool=over_places)
+    first, second = package
+    assert torch.equal(second.inference(first.inference(x, "f"), "f"), net(x))
+    with pytest.raises(ConfigError, match=r"layer 0 .* gives \(4, 5, 6\) float32 for a batch of 5; expected the batch"):
+        ALPackage.from_bp(net, x, 3, split=["b"])
+
+
+class WritesIntoAView(Four):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x).sigmoid()
+        half = x[:, :3]
+        y = self.b(x)
+        half.mul_(3)
+        return self.d(self.c(x + y))
+
+
+class WritesIntoAConstant(Four):
+    def forward(self, x: Tensor) -> Tensor:
+        shift = torch.arange(6.0)
+        x = self.b(self.a(x) + shift)
+        shift.mul_(2)
+        return self.d(self.c(x + shift))
+
+
+@pytest.mark.parametrize(("network", "split"), [(WritesIntoAView, ["b"]), (WritesIntoAConstant, ["d"])])
+def test_a_cut_that_changes_the_network_is_refused(network: type[nn.Module], split: list[str]) -> None:
+    """Symptom: the package computes other numbers than the network. Cause: one part writes, another has a copy."""
+    with pytest.raises(ConfigError, match=f"{network.__name__}, cut so, gives other numbers .*: .* in place"):
+        ALPackage.from_bp(network(), VECTORS, 3, split=split)
+
+
+class Shaken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class Draws(Four):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b, self.c = Shaken(), Shaken()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.b(self.a(x))))
+
+
+def test_a_network_that_draws_in_evaluation_is_not_held_against_itself() -> None:
+    assert len(ALPackage.from_bp(Draws(), VECTORS, 3, split=["c"])) == 2
