@@ -48,7 +48,7 @@ class Experiment(Models, Protocol):
 
     @property
     def config(self) -> RunConfig:
-        """What was asked for, with every name in its canonical spelling, and with what the run's length decides."""
+        """What was asked for, with every name in its canonical spelling."""
         ...
 
     @property

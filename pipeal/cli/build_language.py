@@ -13,7 +13,6 @@ import torch
 from pipeal.al import ALPackage, OptimizerFactory
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, from_seed, rates
-from pipeal.cli.duration import at_length
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest, Unless
 from pipeal.config import LanguageConfig, LanguageModelConfig, RunConfig
@@ -214,7 +213,7 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
         "validation_characters": len(text.validation),
         "fingerprint": text.fingerprint,
     }
-    return LanguageExperiment(at_length(config, data.steps, say), text, train, held, facts)
+    return LanguageExperiment(config, text, train, held, facts)
 
 
 def _of_language(config: RunConfig) -> LanguageConfig:

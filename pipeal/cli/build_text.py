@@ -14,7 +14,6 @@ from pipeal.al import ALPackage, TouchedAdam, encode_each_class, touch_rows
 from pipeal.cli import bars
 from pipeal.cli.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
 from pipeal.cli.build_batches import batch_sampler
-from pipeal.cli.duration import at_length
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig, TextModelConfig
@@ -254,8 +253,6 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
     thresholds = _thresholds(train.lengths, config.model.grouping)
     if thresholds:
         facts["grouped_at"] = " ".join(map(str, thresholds))
-    sampler = _train_sampler(train, config.data, config.train.seed)
-    config = at_length(config, len(sampler), say)
     models = TextModels(config, len(vocab), classes, vocab.pad_index, thresholds, pretrained)
     return TextExperiment(config, train, held, test, vocab, models, facts)
 

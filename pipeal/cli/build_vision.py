@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from pipeal.al import ALPackage, encode_each_class
 from pipeal.cli import bars
 from pipeal.cli.build import data_root, evaluated_part, from_seed, hold_out, kept_in, rates
-from pipeal.cli.duration import at_length
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
 from pipeal.config import RunConfig, VisionConfig, VisionModelConfig
@@ -214,7 +212,6 @@ def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
         }
         if held is not None:
             facts["held_out_fingerprint"] = held.fingerprint
-    config = at_length(config, ceil(len(train) / data.batch_size), say)
     return VisionExperiment(config, images, train, held, facts)
 
 

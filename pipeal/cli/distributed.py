@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import torch
 
 from pipeal.cli.experiment import run_experiment
-from pipeal.cli.find_run import as_begun
 from pipeal.cli.followers import OWN, Follower, Kind
 from pipeal.cli.say import say
 from pipeal.cli.site import OneProcess
@@ -53,7 +52,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     keep_freed_memory()
     launch = Launch.found()
     if launch is None or launch.size == 1:
-        run_experiment(lambda say: kind.read(as_begun(config, resume), say), resume, OneProcess(retry=retry))
+        run_experiment(lambda say: kind.read(config, say), resume, OneProcess(retry=retry))
         return
     if retry:
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
@@ -82,7 +81,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
             with _blaming(world):
                 world.on_signal(_signal_here)
                 team = Team(world, device, say)
-                run_experiment(lambda say: team.gather(kind.read(as_begun(config, resume), say)), resume, team)
+                run_experiment(lambda say: team.gather(kind.read(config, say)), resume, team)
                 team.dismiss()
 
 

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from math import ceil
 from typing import TypeVar
 
+from pipeal.cli.build import Experiment
 from pipeal.cli.say import Say
 from pipeal.config import RunConfig
+from pipeal.config.effects import refuse_rising
 from pipeal.train.learning_rate import LONG_ENOUGH, usual_course
 
 Config = TypeVar("Config", bound=RunConfig)
+
+
+def at_its_length(experiment: Experiment, config: Config, say: Say) -> Config:
+    """:func:`at_length` of a training on the data of an experiment.
+
+    Args:
+        experiment: Its data is batched as ``config`` says.
+        config: See there, as for ``say``.
+
+    Raises:
+        ConfigError: As there, or the configuration does not fit the data.
+    """
+    with closing(experiment.under(config).train_batches(config.train.seed)) as batches:
+        return at_length(config, len(batches), say)
 
 
 def at_length(config: Config, batches: int, say: Say) -> Config:
@@ -20,6 +37,9 @@ def at_length(config: Config, batches: int, say: Say) -> Config:
         config: As asked for.
         batches: Of an epoch.
         say: Told what is other than in a long run, and of a given warm-up that takes most of the run.
+
+    Raises:
+        ConfigError: The rate is to decay to one that is above what is chosen.
     """
     lr, train = config.train.lr, config.train
     updates = train.epochs * ceil(batches / train.accumulate)
@@ -43,4 +63,6 @@ def at_length(config: Config, batches: int, say: Say) -> Config:
             f"the run has {all_batches} batches, {min(lr.warmup, all_batches)} of them warm-up: it will learn little; "
             f"without train.lr.warmup, which was given, they are {here.warmup * train.accumulate}"
         )
-    return replace(config, train=replace(train, lr=chosen))
+    found = replace(config, train=replace(train, lr=chosen))
+    refuse_rising(found)
+    return found

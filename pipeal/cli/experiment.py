@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeal.atomic import write_whole
 from pipeal.cli.build import Experiment
+from pipeal.cli.duration import at_its_length
 from pipeal.cli.find_run import find_run, new_run
 from pipeal.cli.forms import Form, asked_forms, in_turns
 from pipeal.cli.grid import parse_grid
@@ -19,7 +20,7 @@ from pipeal.cli.say import Say, say
 from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.stopping import StopRequest
 from pipeal.cli.training import require_same_data, train_form
-from pipeal.cli.tuning import tune, tuned
+from pipeal.cli.tuning import check_grid, tune, tuned
 from pipeal.config import RunConfig, dump_config, load_config
 from pipeal.engine import parse_device
 from pipeal.errors import ConfigError, PlacementError, SaveError
@@ -61,6 +62,11 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
         if found is not None:
             for form in asked:
                 require_same_data(experiment, own(found.path, form.name))
+        if config.tune.grid:
+            check_grid(experiment, asked)
+        elif found is None or not all((own(found.path, form.name) / "config.yaml").is_file() for form in asked):
+            lr = at_its_length(experiment, config, say).train.lr
+            asked = [replace(one, config=replace(one.config, train=replace(one.config.train, lr=lr))) for one in asked]
         heard: list[str] = []  # what was tried to make the choices: the run keeps it
         forms = [
             replace(form, config=_choice(experiment, form, found, site, _also_to(heard), compared=compared))
@@ -183,7 +189,10 @@ def _choice(
     before = _as_chosen(type(config), path)
     if config.tune.grid and not before.tune.grid:  # its trials are behind it
         config = tuned(config, {key: value_at(asdict(before), key) for key in parse_grid(config)})
-    train = replace(config.train, precision=before.train.precision)
+    # The rate and the warm-up that were left open were chosen by the length of the run when it began.
+    begun = before.train.lr
+    lr = replace(config.train.lr, base=begun.base, warmup=begun.warmup)
+    train = replace(config.train, precision=before.train.precision, lr=lr)
     if experiment.config.engine == run.asked.engine and site.fits(before.engine):
         try:
             for device in before.engine.devices:

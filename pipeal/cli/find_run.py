@@ -64,38 +64,6 @@ def find_run(config: RunConfig, resume: str, say: Say = lambda _: None) -> RunFo
     return None
 
 
-def as_begun(config: Config, resume: str) -> Config:
-    """The configuration with the learning rate and the warm-up that the run which is named began with.
-
-    What this command leaves open was chosen by the length of the run when it began, and it may have another now.
-
-    Args:
-        config: As asked for.
-        resume: As for :func:`find_run`, which tells what is wrong with it.
-    """
-    if resume in ("auto", "never", "") or "\0" in resume:
-        return config
-    try:
-        path = Path(resume)
-        found = (run_of(path) or path) / "asked.yaml"
-        if not found.is_file():
-            return config
-    except OSError:
-        return config
-    lr, before = config.train.lr, load_config(type(config), found).train.lr
-    return replace(
-        config,
-        train=replace(
-            config.train,
-            lr=replace(
-                lr,
-                base=before.base if lr.base is None else lr.base,
-                warmup=before.warmup if lr.warmup is None else lr.warmup,
-            ),
-        ),
-    )
-
-
 def new_run(config: RunConfig) -> RunFolder:
     """Makes the first folder of ``name-001``, ``name-002``, … that is not there yet or empty, and locks it.
 

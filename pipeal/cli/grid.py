@@ -121,5 +121,15 @@ def numbers(values: Sequence[Value]) -> list[float | int] | None:
     return sorted(found) if len(found) == len(values) else None
 
 
+def is_inner(value: Value, values: Sequence[Value]) -> bool:
+    """Whether a value lies within a range of numbers, at neither of its edges.
+
+    >>> is_inner(2, (1, 2, 3)), is_inner(3, (1, 2, 3)), is_inner("relu", ("relu", "tanh"))
+    (True, False, False)
+    """
+    ordered = numbers(values)
+    return ordered is not None and value not in (ordered[0], ordered[-1])
+
+
 def _is_in(key: str, sections: Sequence[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pipeal.cli.grid import parse_grid
+from pipeal.cli.grid import parse_grid, settings_of, with_setting
 from pipeal.cli.say import say
 from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config
 from pipeal.engine import SCHEDULES
@@ -147,11 +147,14 @@ def configure(
             section[key] = value
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
     config = load_config(schema, path, overrides=overrides, values=values)
-    parse_grid(config)
+    grid = parse_grid(config)
     launch = Launch.found()
-    asked = given_keys(schema, overrides=overrides, values=values)
+    asked = {*given_keys(schema, overrides=overrides, values=values), *grid}
     processes = 1 if launch is None else launch.size
-    idle = check_effects(config, asked, stages=_stages(config) if processes == 1 else None, processes=processes)
+    stages = _stages(config) if processes == 1 else None
+    idle: dict[str, None] = {}  # each line once, in order
+    for setting in settings_of(grid):
+        idle |= dict.fromkeys(check_effects(with_setting(config, setting), asked, stages=stages, processes=processes))
     if launch is None or launch.rank == 0:
         for line in idle:
             say(line)

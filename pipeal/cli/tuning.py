@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import NoReturn
@@ -16,16 +17,30 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from pipeal.cli.build import Experiment
+from pipeal.cli.duration import at_its_length
 from pipeal.cli.forms import Form
-from pipeal.cli.grid import MOST_WIDENINGS, Grid, Setting, Value, beyond, numbers, parse_grid, settings_of, with_setting
+from pipeal.cli.grid import (
+    MOST_WIDENINGS,
+    Grid,
+    Setting,
+    Value,
+    beyond,
+    is_inner,
+    numbers,
+    parse_grid,
+    settings_of,
+    with_setting,
+)
 from pipeal.cli.opening import course_of, new_package
 from pipeal.cli.run_folder import RunFolder
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import Stoppable, StopRequest, worker_failures
 from pipeal.cli.turns import measured
 from pipeal.config import RunConfig, TuneConfig
+from pipeal.config.effects import check_effects
 from pipeal.engine import Pipeline
 from pipeal.errors import ConfigError, DataError, Interrupted, NonFiniteError, first_line
+from pipeal.outofmemory import is_out_of_memory
 from pipeal.train.checked import checked
 from pipeal.train.measure import best_rows
 from pipeal.train.position import Position
@@ -47,7 +62,7 @@ class Trial:
         setting: What was tried.
         seed: It was trained with.
         epochs: It was trained for.
-        best_epoch: The best of them by held-out samples; None where the training diverged.
+        best_epoch: The best of them by held-out samples; None where the training diverged, or its memory ran out.
         held_out: The accuracy, or loss, of that epoch on them; likewise.
     """
 
@@ -60,6 +75,20 @@ class Trial:
 
 
 _TRIALS = TypeAdapter(list[Trial])
+
+
+def check_grid(experiment: Experiment, forms: Sequence[Form]) -> None:
+    """Asks whether every form can be made, and trained, with every setting of ``tune.grid``.
+
+    Raises:
+        ConfigError: One cannot; no trial need be run to know.
+    """
+    for setting in settings_of(parse_grid(experiment.config)):
+        for form in forms:
+            try:
+                _check_setting(experiment, form, setting)
+            except ConfigError as error:
+                raise ConfigError(f"--tune {_shown(setting)}: {error}") from error
 
 
 def tune(
@@ -77,11 +106,14 @@ def tune(
 
     Args:
         experiment: What is to be run.
-        forms: With every choice made.
+        forms: With every choice made but for what the length of the run decides.
         run: The run's folder.
         stop: Whether the run is to end.
         say: Told what is being done.
         open_pipe: As :func:`pipeal.cli.opening.open_pipeline`.
+
+    Returns:
+        The forms with every choice made.
 
     Raises:
         ConfigError: A form diverged with all of them.
@@ -90,7 +122,17 @@ def tune(
     """
     grid = parse_grid(experiment.config)
     # A form whose choice was written before the others' were has left what there is to try behind it.
-    forms = [replace(form, config=replace(form.config, tune=experiment.config.tune)) for form in forms]
+    forms = [
+        replace(
+            form,
+            config=replace(
+                form.config,
+                tune=experiment.config.tune,
+                train=replace(form.config.train, lr=experiment.config.train.lr),
+            ),
+        )
+        for form in forms
+    ]
     name = "held-out accuracy" if experiment.criterion is None else "held-out loss"
     trials = _read(run.path / TRIALS)
     widened: Counter[tuple[str, bool]] = Counter()
@@ -101,8 +143,10 @@ def tune(
                 label = f"trial {number}/{len(wanted)}  {form.label} {_shown(setting)}"
                 trials.append(_tried(experiment, form, setting, label, run, stop, say, open_pipe))
                 write_json(run.path / TRIALS, _kept(name, grid, trials, {}, []))
-        best = {form.name: _best(experiment, form, grid, trials) for form in forms}
-        wider, notes = widen(grid, [best[form.name].setting for form in forms], experiment.config, widened)
+        equals = {form.name: _equals(experiment, form, grid, trials) for form in forms}
+        best = {form: found[0] for form, found in equals.items()}
+        settings = [[trial.setting for trial in found] for found in equals.values()]
+        wider, notes = widen(grid, settings, partial(_fits, experiment, forms), widened)
         if wider == grid:
             break
         for key in grid:
@@ -113,7 +157,10 @@ def tune(
     say(_table(name, forms, grid, trials, best))
     for note in notes:
         say(note)
-    return [replace(form, config=tuned(form.config, best[form.name].setting)) for form in forms]
+    return [
+        replace(form, config=at_its_length(experiment, tuned(form.config, best[form.name].setting), say))
+        for form in forms
+    ]
 
 
 def tuned(config: RunConfig, setting: Setting) -> RunConfig:
@@ -122,14 +169,15 @@ def tuned(config: RunConfig, setting: Setting) -> RunConfig:
 
 
 def widen(
-    grid: Grid, best: Sequence[Setting], config: RunConfig, widened: Counter[tuple[str, bool]]
+    grid: Grid, best: Sequence[Sequence[Setting]], fits: Callable[[Grid], bool], widened: Counter[tuple[str, bool]]
 ) -> tuple[Grid, list[str]]:
     """The grid with a further value at every edge where one of the best is, and why it has none where it has not.
 
     Args:
         grid: What was tried.
-        best: The setting chosen for each form.
-        config: The values must fit it.
+        best: For each form the best setting, and those that are as good: a range grows where all of them are at its
+            edge.
+        fits: Whether all settings of a grid can be trained with.
         widened: How often, by key and whether below; counted up.
     """
     wider, notes = dict(grid), list[str]()
@@ -139,13 +187,13 @@ def widen(
             continue
         for below in (True, False):
             edge = ordered[0] if below else ordered[-1]
-            if not any(setting[key] == edge for setting in best):
+            if not any(all(setting[key] == edge for setting in equals) for equals in best):
                 continue
             if widened[key, below] == MOST_WIDENINGS:
                 notes.append(f"the best {key} is still at the edge of what was tried, {edge:g}: widened twice, no more")
                 continue
             new = beyond(values, below=below)
-            if new is None or not _fits(config, key, new):
+            if new is None or not fits({**wider, key: (new,)}):
                 notes.append(f"the best {key} is at the edge of what was tried, {edge:g}: there is no further value")
                 continue
             widened[key, below] += 1
@@ -153,12 +201,31 @@ def widen(
     return wider, notes
 
 
-def _fits(config: RunConfig, key: str, value: Value) -> bool:
+def _fits(experiment: Experiment, forms: Sequence[Form], grid: Grid) -> bool:
     try:
-        with_setting(config, {key: value})
+        for setting in settings_of(grid):
+            for form in forms:
+                _check_setting(experiment, form, setting)
     except ConfigError:
         return False
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
     return True
+
+
+def _check_setting(experiment: Experiment, form: Form, setting: Setting) -> None:
+    """Asks for what a training would refuse before its first batch, of a trial and of the run.
+
+    Raises:
+        ConfigError: It would.
+    """
+    for config in (_trial_config(form, setting), tuned(form.config, setting)):
+        check_effects(config, setting)
+        at_its_length(experiment, config, lambda _: None)
+    if any(key.startswith("model.") for key in setting):
+        experiment.under(config).package(form.mode, config.train.seed)
 
 
 class _TrialProgress(Progress):
@@ -204,7 +271,7 @@ def _tried(
     open_pipe: Callable[..., Pipeline],
 ) -> Trial:
     """Trains a form with a setting."""
-    config = _trial_config(form, setting)
+    config = at_its_length(experiment, _trial_config(form, setting), lambda _: None)
     seed, epochs = config.train.seed, config.train.epochs
     tried = experiment.under(config)
     held, position, keeper = tried.held_out(), Position(), _Unsaved(stop, run.way_back)
@@ -216,22 +283,26 @@ def _tried(
 
     if stop.signal is not None:
         raise Interrupted(f"interrupted; {run.way_back} goes on with the trials", stop.code() or 1)
-    failed: NonFiniteError | None = None
+    failed: str | None = None
     with (
         worker_failures(stop, run.way_back),
         closing(tried.train_batches(seed)) as batches,
         _TrialProgress(epochs=epochs, label=label) as progress,
     ):
-        package = new_package(tried, config, 1)
         try:
+            package = new_package(tried, config, 1)
             with open_pipe(package, config, seed, 0, None, run.path) as pipe:
                 for _ in fit(pipe, Stoppable(batches, stop), evaluate, course_of(config), progress, position, keeper):
                     pass
         except NonFiniteError as error:
-            failed = error
+            failed = f"diverged, {first_line(error)}"
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = first_line(error)
     best = best_rows(position.rows)
     if failed is not None or not best or best[0].score == -math.inf:
-        say(f"{label}: diverged{'' if failed is None else f', {first_line(failed)}'}")
+        say(f"{label}: {failed or 'diverged'}")
         return Trial(form.name, setting, seed, epochs, None, None)
     (row,) = best
     return Trial(form.name, setting, seed, epochs, row.epoch, row.held_acc if row.held_loss is None else row.held_loss)
@@ -250,18 +321,20 @@ def _find(trials: Sequence[Trial], form: Form, setting: Setting) -> Trial | None
     return next((one for one in trials if (one.form, one.setting, one.seed, one.epochs) == known), None)
 
 
-def _best(experiment: Experiment, form: Form, grid: Grid, trials: Sequence[Trial]) -> Trial:
-    """The best trial of a form; of equals the one that was tried first, so that a range does not grow for nothing."""
+def _equals(experiment: Experiment, form: Form, grid: Grid, trials: Sequence[Trial]) -> list[Trial]:
+    """The best trials of a form, all as good; first the one that is at the fewest edges, and of these tried first."""
     found = [_find(trials, form, setting) for setting in settings_of(grid)]
     own = [trial for trial in trials if trial in found]
     sign = 1 if experiment.criterion is None else -1
     ended = [trial for trial in own if trial.held_out is not None]
     if not ended:
         raise ConfigError(
-            f"--tune: {form.label} diverged with all of the {len(own)} settings tried; expected smaller learning "
-            "rates, or other settings"
+            f"--tune: {form.label} came to no figure with any of the {len(own)} settings tried; expected smaller "
+            "learning rates, or other settings"
         )
-    return max(ended, key=lambda trial: sign * (trial.held_out or 0.0))
+    best = max(sign * (trial.held_out or 0.0) for trial in ended)
+    equals = [trial for trial in ended if sign * (trial.held_out or 0.0) == best]
+    return sorted(equals, key=lambda trial: -sum(is_inner(trial.setting[key], grid[key]) for key in grid))
 
 
 def _kept(
@@ -296,7 +369,7 @@ def _table(name: str, forms: Sequence[Form], grid: Grid, trials: Sequence[Trial]
             trial = _find(trials, form, setting)
             if trial is None:
                 continue
-            figure = "diverged" if trial.held_out is None else f"{trial.held_out:.4f}"
+            figure = "failed" if trial.held_out is None else f"{trial.held_out:.4f}"
             taken = "chosen" if trial == best[form.name] else ""
             rows.append([form.label, *(str(setting[key]) for key in grid), trial.best_epoch, figure, taken])
     text = StringIO()

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from pipeal.config.language import LanguageConfig
-from pipeal.config.schema import USUAL_RATE, RunConfig
+from pipeal.config.schema import RunConfig
 from pipeal.config.text import BatchingConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.errors import ConfigError
@@ -103,7 +103,7 @@ def check_effects(
         ConfigError: A value makes no sense beside another: a rate that decays to a higher one, an option of another
             kind of batching.
     """
-    _refuse_rising(config)
+    refuse_rising(config)
     if isinstance(config, TextConfig):
         _refuse_other_kinds(config.data.batching, given)
     counts = {"stages": stages, "processes": processes}
@@ -117,13 +117,17 @@ def check_effects(
     return lines
 
 
-def _refuse_rising(config: RunConfig) -> None:
+def refuse_rising(config: RunConfig) -> None:
+    """Asks that a learning rate does not decay to a higher one; one that is still to be chosen is not asked.
+
+    Raises:
+        ConfigError: It does.
+    """
     lr = config.train.lr
-    base = USUAL_RATE if lr.base is None else lr.base  # the least that it may be chosen as
-    if lr.decay != "none" and lr.end is not None and lr.end > base:
+    if lr.decay != "none" and lr.base is not None and lr.end is not None and lr.end > lr.base:
         raise ConfigError(
-            f"train.lr.end: found {lr.end:g}, above train.lr.base, which is {base:g}; expected at most that: lower the "
-            "end, or raise the base"
+            f"train.lr.end: found {lr.end:g}, above train.lr.base, which is {lr.base:g}; expected at most that: lower "
+            "the end, or raise the base"
         )
 
 

@@ -21,6 +21,7 @@ from statistics import mean
 from typing import Any
 
 from pipeal.cli.build_language import LanguageExperiment, language_experiment
+from pipeal.cli.duration import at_its_length
 from pipeal.cli.opening import course_of, open_pipeline
 from pipeal.config import LanguageConfig, find_config, load_config
 from pipeal.engine import Pipeline
@@ -178,6 +179,7 @@ def main() -> None:
             engine=replace(config.engine, devices=("cpu",), schedule="sequential", threads=options.threads),
         )
         experiment = language_experiment(config, lambda _: None)
+        experiment = experiment.under(at_its_length(experiment, experiment.config, lambda _: None))
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             how = {"precision": config.train.precision, "threads": options.threads, "machine": environment()}
             run = trained(experiment, seed) | how

@@ -21,6 +21,7 @@ from typing import Any, get_args, get_type_hints
 
 from pipeal.cli.build_text import TextExperiment, text_experiment
 from pipeal.cli.choices import choose
+from pipeal.cli.duration import at_its_length
 from pipeal.cli.opening import course_of, open_pipeline
 from pipeal.config import BatchingConfig, RunConfig, TextConfig, find_config, load_config
 from pipeal.data import EpochBatches
@@ -96,6 +97,7 @@ def main() -> None:
     if options.epochs:
         config = replace(config, train=replace(config.train, epochs=options.epochs))
     whole = text_experiment(config, lambda text: print(text, file=sys.stderr))
+    whole = whole.under(at_its_length(whole, whole.config, lambda text: print(text, file=sys.stderr)))
     planned = len(of_kind(whole, "plan", 1).train_batches(0))
     experiments = {kind: of_kind(whole, kind, -(-len(whole.train) // planned)) for kind in options.kinds}
     chosen = choose(of_kind(whole, "plan", 1), "al", lambda text: print(text, file=sys.stderr))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeal import ConfigError
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.build_vision import vision_experiment
-from pipeal.cli.duration import at_length
-from pipeal.cli.find_run import as_begun
+from pipeal.cli.duration import at_its_length, at_length
 from pipeal.cli.opening import course_of
 from pipeal.cli.text import command
 from pipeal.config import (
@@ -76,6 +76,13 @@ def test_what_is_given_stays_and_what_was_settled_is_settled(
         assert all("which was given" in line for line in said)
 
 
+def test_a_rate_may_end_at_what_the_length_of_the_run_chooses_and_no_higher() -> None:
+    """Symptom: an end below the rate of a short run was refused as above that of a long one."""
+    assert settled(70, LrConfig(end=2e-3), epochs=1)[0].train.lr.base > 2e-3  # type: ignore[operator]
+    with pytest.raises(ConfigError, match=r"train.lr.end: found 0.002, above train.lr.base, which is 0.001; expected"):
+        settled(250, LrConfig(end=2e-3), epochs=1)
+
+
 @pytest.mark.parametrize("mode", ["al", "bp", "compare"])
 def test_the_rule_is_the_same_for_both_forms(mode: str) -> None:
     assert settled(54, epochs=1, mode=mode)[0].train.lr == settled(54, epochs=1)[0].train.lr
@@ -129,7 +136,9 @@ def test_it_is_written_once_repeated_by_its_file_and_kept_by_a_run_that_goes_on(
     assert "train.lr.base 0.003 instead of 0.001" in err
     folder = tmp_path / "a" / "agnews-transformer-al-001"
     first = load_config(TextConfig, folder / "config.yaml")
-    assert first.train.lr == load_config(TextConfig, folder / "asked.yaml").train.lr
+    assert load_config(TextConfig, folder / "asked.yaml").train.lr == LrConfig(), (
+        "what was asked for, not what was chosen"
+    )
     assert None not in (first.train.lr.base, first.train.lr.warmup)
 
     code, _, err = leaves(capsys, *model, f"--config={folder / 'config.yaml'}", "--out", str(tmp_path / "b"))
@@ -144,11 +153,7 @@ def test_it_is_written_once_repeated_by_its_file_and_kept_by_a_run_that_goes_on(
     code, _, err = leaves(capsys, *longer, "--epochs=2")
     assert code == 0, err
     assert load_config(TextConfig, folder / "config.yaml").train == replace(first.train, epochs=2)
-
-
-@pytest.mark.parametrize("resume", ["auto", "never", "", "a\0b", "nowhere", "x" * 5_000])
-def test_without_a_run_to_go_on_with_nothing_is_taken_from_one(resume: str) -> None:
-    assert as_begun(TextConfig(), resume) == TextConfig()
+    assert "which was given" not in err
 
 
 def test_images_are_counted_as_their_batches_are() -> None:
@@ -157,6 +162,7 @@ def test_images_are_counted_as_their_batches_are() -> None:
     one = replace(config, train=replace(config.train, epochs=1))
     experiment = vision_experiment(one, said.append)
     assert len(experiment.train_batches(0)) == 7  # of 1,900 images
+    at_its_length(experiment, experiment.config, said.append)
     assert said[-1].startswith("a run of 7 updates: train.lr.base 0.003 instead of 0.001, train.lr.warmup 1 instead")
 
 
@@ -166,4 +172,5 @@ def test_texts_are_counted_as_their_batches_are(tmp_path: Path) -> None:
         said: list[str] = []
         values = {"data": {"root": str(tmp_path), "batching": {"kind": kind}}, "train": {"epochs": 2}}
         experiment = text_experiment(load_config(TextConfig, values=values), said.append)
+        at_its_length(experiment, experiment.config, said.append)
         assert f"a run of {2 * len(experiment.train_batches(0))} updates: " in said[-1], kind

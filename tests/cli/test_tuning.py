@@ -15,13 +15,14 @@ import pytest
 
 from pipeal.cli import tuning
 from pipeal.cli.build_text import TextExperiment, text_experiment
+from pipeal.cli.duration import at_its_length, at_length
 from pipeal.cli.forms import Form
 from pipeal.cli.grid import Value, parse_grid, with_setting
 from pipeal.cli.opening import open_pipeline
 from pipeal.cli.stopping import StopRequest
 from pipeal.cli.text import command
 from pipeal.cli.tuning import Trial, tune, widen
-from pipeal.config import TextConfig, TuneConfig, load_config
+from pipeal.config import LrConfig, TextConfig, TuneConfig, load_config
 from pipeal.errors import ConfigError, DataError, Interrupted
 from pipeal.models import TokenCrossEntropy
 from tests.cli.running import run_command, told_one_line
@@ -83,9 +84,9 @@ def test_trials_look_at_held_out_samples_alone_and_are_not_run_again(
         assert (trial["seed"], trial["epochs"]) == (0, 2)
     for form in found:
         own = [trial for trial in kept["trials"] if trial["form"] == form.name]
-        best = max(own, key=lambda trial: trial["held_out"])
-        assert form.config.train.lr.base == best["setting"]["train.lr.base"]
-        assert kept["chosen"][form.name] == best["setting"]
+        (taken,) = (trial for trial in own if trial["setting"] == kept["chosen"][form.name])
+        assert taken["held_out"] == max(trial["held_out"] for trial in own)
+        assert form.config.train.lr.base == taken["setting"]["train.lr.base"]
         assert form.config.tune == TuneConfig(), "the configuration of the form, given again, repeats the run"
     assert any("settings tried" in text and "chosen" in text for text in said)
     monkeypatch.setattr(tuning, "_tried", looked)
@@ -153,15 +154,104 @@ def test_a_range_is_widened_twice_and_then_that_is_said(tmp_path: Path, monkeypa
 
 
 def test_what_is_no_range_of_numbers_is_not_widened() -> None:
-    asked = TextConfig()
     words = {"model.label_codes": ("per-sample", "per-class"), "train.lr.base": (1e-3,)}
     best = [{"model.label_codes": "per-class", "train.lr.base": 1e-3}]
-    assert widen(words, best, asked, Counter()) == (words, [])  # type: ignore[arg-type]
+    assert widen(words, [best], lambda _: True, Counter()) == (words, [])  # type: ignore[arg-type]
     grid: dict[str, tuple[Value, ...]] = {"model.dropout": (0.3, 0.9)}
-    assert widen(grid, [{"model.dropout": 0.9}], asked, Counter()) == (
+    assert widen(grid, [[{"model.dropout": 0.9}]], lambda _: False, Counter()) == (
         grid,
         ["the best model.dropout is at the edge of what was tried, 0.9: there is no further value"],
     )
+
+
+def test_what_others_are_as_good_as_does_not_widen_a_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: up to four more trials of each form, where all values score alike, or an inner one is as good."""
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-3,1e-2,1e-1"), lambda _: None)
+    scores = {"al": {1e-3: 0.5, 1e-2: 0.5, 1e-1: 0.5}, "bp": {1e-3: 0.7, 1e-2: 0.7, 1e-1: 0.6}}
+
+    def tried(_: Any, form: Form, setting: dict[str, Any], *__: Any) -> Trial:
+        return Trial(form.name, setting, 0, 2, 1, scores[form.name][setting["train.lr.base"]])
+
+    monkeypatch.setattr(tuning, "_tried", tried)
+    forms, _ = tuned(experiment, tmp_path)
+    assert len(json.loads((tmp_path / "tune.json").read_text())["trials"]) == 6
+    assert [form.config.train.lr.base for form in forms] == [1e-2, 1e-2], "of equals an inner one"
+    grid: dict[str, tuple[Value, ...]] = {"model.x_hid": (8, 16), "model.y_hid": (8, 16)}
+    best = [{"model.x_hid": 16, "model.y_hid": 8}, {"model.x_hid": 16, "model.y_hid": 16}]
+    assert widen(grid, [best], lambda _: True, Counter())[0] == {**grid, "model.x_hid": (8, 16, 32)}
+
+
+@pytest.mark.parametrize("edge", [5, 8])
+def test_a_range_does_not_grow_by_what_the_model_cannot_be_made_with(edge: int, tmp_path: Path) -> None:
+    """Symptom: "3 heads do not divide 40 features" after the trials before, and at each resume again."""
+    asked = config(agnews(tmp_path / "data"), "model.n_heads=5,8")
+    model = replace(asked.model, name="transformer", embedding_dim=40, n_heads=5)
+    experiment = text_experiment(replace(asked, model=model), lambda _: None)
+    fits = partial(tuning._fits, experiment, forms_of(experiment))
+    grid: dict[str, tuple[Value, ...]] = {"model.n_heads": (5, 8)}
+    assert fits(grid)
+    assert widen(grid, [[{"model.n_heads": edge}]], fits, Counter())[1] == [
+        f"the best model.n_heads is at the edge of what was tried, {edge}: there is no further value"
+    ]
+
+
+def test_a_setting_without_the_memory_for_it_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = config(agnews(tmp_path / "data", count=10), "model.x_hid=4,8", epochs=1)
+    experiment, new_package = text_experiment(asked, lambda _: None), tuning.new_package
+
+    def too_small(models: Any, config: TextConfig, turn: int) -> Any:
+        if config.model.x_hid > 4:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return new_package(models, config, turn)
+
+    monkeypatch.setattr(tuning, "new_package", too_small)
+    forms, said = tuned(experiment, tmp_path)
+    assert all(form.config.model.x_hid < 8 for form in forms)  # type: ignore[attr-defined]
+    assert any("x_hid=8: RuntimeError: DefaultCPUAllocator: can't allocate memory" in text for text in said)
+    monkeypatch.setattr(tuning, "new_package", lambda *_: pytest.fail("tried again"))
+    tuned(experiment, tmp_path)
+
+
+def test_what_is_left_open_follows_from_the_length_of_each_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Symptom: trials of one epoch warmed up for as long as the run of 30, and stayed at chance; all settings of
+    train.accumulate had the warm-up of the first."""
+    root = agnews(tmp_path / "data", count=40)
+    asked = config(root, "train.accumulate=1,3", "data.batching.budget_tokens=60,120", epochs=30)
+    asked = replace(asked, tune=replace(asked.tune, epochs=1))
+    trained: list[TextConfig] = []
+
+    def course_of(found: TextConfig) -> Any:
+        trained.append(found)
+        raise MemoryError("nothing is trained here")
+
+    monkeypatch.setattr(tuning, "course_of", course_of)
+    experiment = text_experiment(asked, lambda _: None)
+    with pytest.raises(ConfigError, match="AL came to no figure with any of the 4 settings"):
+        tuned(experiment, tmp_path)
+    assert len({one.train.lr.warmup for one in trained}) > 2
+    for one in trained:
+        batches = len(experiment.under(one).train_batches(0))
+        open_again = replace(one, train=replace(one.train, lr=LrConfig()))
+        assert (one.train.epochs, one) == (1, at_length(open_again, batches, lambda _: None))
+
+    def tried(_: Any, form: Form, setting: dict[str, Any], *__: Any) -> Trial:
+        return Trial(form.name, setting, 0, 1, 1, float(setting["train.accumulate"] == 3))
+
+    monkeypatch.setattr(tuning, "_tried", tried)
+    (tmp_path / "tune.json").unlink()
+    for form in tuned(experiment, tmp_path)[0]:
+        whole = replace(form.config, train=replace(form.config.train, lr=LrConfig()))
+        assert (form.config.train.accumulate, form.config.train.epochs) == (3, 30)
+        assert form.config == at_its_length(experiment, whole, lambda _: None)
+        assert form.config.train.lr.warmup not in {one.train.lr.warmup for one in trained}
+
+
+def test_a_value_may_be_what_the_length_of_the_training_decides(tmp_path: Path) -> None:
+    asked = config(agnews(tmp_path / "data", count=10), "train.lr.base=null,1e-6", epochs=1)
+    forms, _ = tuned(text_experiment(asked, lambda _: None), tmp_path)
+    assert all(form.config.train.lr.base in (3e-3, 1e-6) for form in forms)
 
 
 def test_a_run_that_is_ended_keeps_the_trials_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +328,12 @@ def test_a_run_trains_each_form_with_what_was_chosen_for_it(tmp_path: Path, caps
         (["--tune=model.name=lstm"], r"--tune model.name: it says which data is read"),
         (["--tune=train.lr.base=1e-3", "--set=data.held_out=0"], r"--tune: .* but data.held_out is 0"),
         (["--tune-epochs=3"], r"--tune-epochs: found without --tune"),
+        (
+            ["--tune=train.lr.base=1e-5,1e-3", "--set=train.lr.end=5e-4"],
+            r"train.lr.end: found 0.0005, above train.lr.base, which is 1e-05",
+        ),
+        (["--tune=train.lr.end=0,1e-2"], r"--tune train.lr.end=0.01: train.lr.end: found 0.01, above train.lr.base"),
+        (["--tune=data.batching.bucket_width=10,20"], r"bucket_width: found 10, but kind plan does not have it"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -247,10 +343,21 @@ def test_a_mistake_is_one_line(
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_the_model_cannot_be_made_with_is_told_before_anything_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--tune=model.n_heads=5,7", "--set=model.embedding_dim=40", "--set=model.n_heads=5", "--devices=cpu")
+    told_one_line(
+        r"--tune model.n_heads=7: .*7 heads",
+        *leaves(capsys, "toynews", "transformer", *options, f"--out={tmp_path / 'runs'}"),
+    )
+    assert not (tmp_path / "runs").exists()
+
+
 def test_every_setting_diverging_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-2,1e-1"), lambda _: None)
     monkeypatch.setattr(tuning, "_tried", lambda _, form, setting, *__: Trial(form.name, setting, 0, 2, None, None))
-    with pytest.raises(ConfigError, match="AL diverged with all of the 2 settings tried"):
+    with pytest.raises(ConfigError, match="AL came to no figure with any of the 2 settings tried"):
         tuned(experiment, tmp_path)
 
 

@@ -158,6 +158,10 @@ BP = "train.mode is bp"
         ),
         (["--mode=compare", "--set=train.lr.ae=1e-2", "--set=model.y_hid=8", "--schedule=al-fm"], []),
         (
+            ["--mode=bp", "--tune=model.y_hid=8,16", "--tune=train.accumulate=1,2"],
+            [f"model.y_hid {width}: without effect, since {BP}" for width in (8, 16)],
+        ),
+        (
             ["--schedule=sequential", "--set=engine.queue_depth=4"],
             ["engine.queue_depth 4: without effect, since engine.schedule is sequential"],
         ),
