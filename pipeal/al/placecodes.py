@@ -102,7 +102,7 @@ class WhichCode(ENC):
         out = self.f(x)
         y, codes = labels
         if self.mask_at is not None and out[self.mask_at].shape == y.shape:
-            y = y.masked_fill(~out[self.mask_at].bool(), UNLABELLED)
+            y = _long(y).masked_fill(~out[self.mask_at].bool(), UNLABELLED)
         return self.cri(self._logits(out, codes[0] / codes.shape[-1] ** 0.5), y), out
 
     def _logits(self, features: Tree, every: Tensor) -> Tensor:
@@ -205,7 +205,12 @@ class ClassCodes(AE):
 
 def without(y: Tensor, ignore_index: int) -> Tensor:
     """Labels, below zero where they were ``ignore_index``."""
-    return y if ignore_index < 0 else y.masked_fill(y == ignore_index, UNLABELLED)
+    return y if ignore_index < 0 else _long(y).masked_fill(y == ignore_index, UNLABELLED)
+
+
+def _long(y: Tensor) -> Tensor:
+    """Labels of any whole type in one that has numbers below zero; others, which the loss refuses, as they are."""
+    return y if y.is_floating_point() else y.long()
 
 
 class OnwardCodes(AE):
@@ -282,5 +287,11 @@ def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
         )
     # Not in half precision, in which two likely classes may get the same logit.
     rows, labels = logits.float().flatten(0, -2), y.flatten().long().clamp(min=UNLABELLED)
-    total = F.cross_entropy(rows, labels, ignore_index=UNLABELLED, reduction="sum")
+    try:
+        total = F.cross_entropy(rows, labels, ignore_index=UNLABELLED, reduction="sum")
+    except IndexError as error:  # of a CPU, as a GPU ends the process
+        raise DataError(
+            f"targets are classes up to {int(labels.max())}; expected 0 to {rows.shape[1] - 1}, and where a place has "
+            "none, a number below 0 or the one that ignore_index names"
+        ) from error
     return total / y.ge(0).sum().clamp(min=1)

@@ -292,6 +292,29 @@ def test_places_without_a_label_teach_nothing(ignored: int) -> None:
     )
 
 
+def test_labels_of_a_type_without_negative_numbers() -> None:
+    """Symptom: an IndexError for pictures with uint8 labels, 255 where there is none. Cause: -100 was 156 in them."""
+    x, targets = pictures()
+    package = ALPackage.from_bp(UNet(), x, 3, task="per-place", split=["middle"], ignore_index=255).eval()
+    targets[:, 0] = 255
+    package(x, targets)
+    found = package.losses()
+    package(x, targets.to(torch.uint8))
+    assert package.losses() == found
+
+
+@pytest.mark.parametrize("ignored", [None, 255])
+def test_padding_has_no_label_of_such_a_type_either(ignored: int | None) -> None:
+    ids, targets = texts()
+    mask = torch.arange(BLOCK) < torch.tensor([[8], [3], [5], [8], [1], [2]])
+    whole = Encoder(nn.Embedding(CLASSES, 8), [Words(), Words()])
+    package = ALPackage.from_bp(whole, (ids, mask), CLASSES, task="per-place", ignore_index=ignored)
+    package((ids, mask), targets)
+    found = package.losses()
+    package((ids, mask), targets.to(torch.uint8))
+    assert package.losses() == found
+
+
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -422,6 +445,8 @@ def test_targets_that_do_not_fit_are_told() -> None:
     for wrong in (targets[:, 1:], targets[:, 0], F.one_hot(targets).float()):
         with pytest.raises(DataError, match="expected a class, as a whole number, for each place"):
             package(ids, wrong)
+    with pytest.raises(DataError, match=rf"classes up to {CLASSES}; expected 0 to {CLASSES - 1}, and"):
+        package(ids, targets.masked_fill(targets == 2, CLASSES))
 
 
 class NeedsTarget(nn.Module):
