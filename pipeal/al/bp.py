@@ -112,11 +112,11 @@ class BP(nn.Module):
         places = [(part, device) for part, device in enumerate(devices) for _ in range(sizes[part])]
         owner: dict[int, int] = {}
         parameters = [0] * len(devices)
-        blocks = list(self.model.children())
+        blocks = _blocks(self.model)
         for (part, _), block in zip(places, blocks, strict=True):
             for name, tensor in (*block.named_parameters(), *block.named_buffers()):
-                parameters[part] += tensor.numel() if owner.setdefault(id(tensor), part) == part else 0
-                if owner[id(tensor)] != part:
+                parameters[part] += 0 if id(tensor) in owner else tensor.numel()
+                if owner.setdefault(id(tensor), part) != part:
                     raise ConfigError(
                         f"blocks on devices {owner[id(tensor)]} and {part} share {name!r}, which can be on one device "
                         "alone; give sizes that keep these blocks together, or one device"
@@ -133,7 +133,7 @@ class BP(nn.Module):
         if not self._places:
             return self.model(x)
         before = 0
-        for (part, device), block in zip(self._places, self.model.children(), strict=True):
+        for (part, device), block in zip(self._places, _blocks(self.model), strict=True):
             if part != before:
                 x = _hand_over(x, before, part, device)
                 before = part
@@ -157,10 +157,15 @@ class BP(nn.Module):
         """Moves the optimizer's state along with the weights."""
         super()._apply(fn, recurse)
         follow_weights((self.opt,))
-        own = zip(self._places, self.model.children(), strict=False)
+        own = zip(self._places, _blocks(self.model), strict=False)
         if any(tensor.device != device for (_, device), block in own for tensor in block.parameters()):
             self._places = ()  # it was moved as a whole
         return self
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Of a row, in order: one that is called several times comes as often, as it does not among ``children()``."""
+    return list(model) if isinstance(model, nn.Sequential) else []
 
 
 def _is_row(model: nn.Sequential) -> bool:

@@ -94,10 +94,10 @@ def bp_parts(layers: Sequence[nn.Module]) -> list[BPPart]:
     if len(layers) != 1 or not isinstance(layers[0], BP) or not isinstance(layers[0].model, nn.Sequential):
         raise ConfigError("found no single BP layer of an nn.Sequential; expected a model in BP form, made of blocks")
     whole = layers[0]
-    blocks = list(whole.model.children())
+    last = len(layers[0].model) - 1
     return [
-        BPPart(block, whole.opt, whole.cri if block is blocks[-1] else None, leads=block is blocks[0])
-        for block in blocks
+        BPPart(block, whole.opt, whole.cri if place == last else None, leads=not place)
+        for place, block in enumerate(layers[0].model)
     ]
 
 

@@ -54,6 +54,13 @@ def test_each_part_has_an_optimizer_as_the_whole_network_has() -> None:
     assert [set(part.opt.state) for part in parts] == [set(part.block.parameters()) for part in parts]
 
 
+def test_a_block_that_is_called_twice_is_two_parts() -> None:
+    tied = nn.Linear(4, 4)
+    parts = bp_parts([BP(nn.Sequential(tied, tied, tied))])
+    assert [part.leads for part in parts] == [True, False, False]
+    assert [part.cri is None for part in parts] == [True, True, False]
+
+
 def test_what_is_no_sequence_of_blocks_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected a model in BP form"):
         bp_parts([BP(nn.Linear(2, 2))])

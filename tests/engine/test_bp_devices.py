@@ -154,6 +154,23 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
         Pipeline([BP(tied)], ["cpu"] * 2)
 
 
+def test_a_block_that_is_called_twice_stays_on_one_device() -> None:
+    """Symptom: a bare ValueError of zip(). Cause: the block was counted twice, and found among the children once."""
+    torch.manual_seed(0)
+    tied = nn.Linear(4, 4)
+    network = nn.Sequential(tied, tied, nn.Linear(4, 3))
+    with pytest.raises(ConfigError, match=r"blocks on devices 0 and 1 share 'weight'.* together"):
+        Pipeline([BP(network)], ["cpu"] * 2, sizes=[1, 2])
+    x, y = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    losses = []
+    for sizes in ([2, 1], [3]):
+        layer = BP(copy.deepcopy(network))
+        with Pipeline([layer], ["cpu"] * len(sizes), sizes=sizes if len(sizes) > 1 else None, threads=1) as pipe:
+            losses.append(pipe.run([(x, y)] * 3).losses[0].tolist())
+    assert losses[0] == losses[1]
+    assert BP(network).spread([torch.device("cpu")] * 2, [2, 1]) == [20, 15]
+
+
 class Twice(nn.Sequential):
     """No row: its forward is its own."""
 
