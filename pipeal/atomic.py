@@ -11,6 +11,9 @@ from uuid import uuid4
 
 from pipeal.errors import DataError
 
+_NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
+"""What the system says where a file has the name of a folder on the way: no room helps."""
+
 _UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP)
 """What file systems say whose folders cannot be synced: they keep names in ways of their own."""
 
@@ -23,11 +26,17 @@ def replacing(path: Path) -> Iterator[Path]:
     block, the file and its name survive a power cut.
 
     Raises:
-        DataError: The system refused to write (no space, no permission, no such folder, too long a name).
+        DataError: The system refused to write (no space, no permission, no such folder, too long a name); or ``path``
+            has no name, or is there and is no file: a folder, a device, a pipe, all of which stay.
     """
+    if not path.name:
+        raise DataError(f"cannot write {str(path)!r}: expected the name of a file")
     # Cut: it must not be too long where the name itself is not.
     aside = path.with_name(f".{path.name[:40]}.{uuid4().hex[:12]}.aside")
     try:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "a device, or something else that is no file"
+            raise DataError(f"cannot write {path}: it is {what}; choose another name")
         path.parent.mkdir(parents=True, exist_ok=True)
         yield aside
         with aside.open("rb+") as written:
@@ -35,9 +44,8 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(aside, path)
         sync_folder(path.parent)
     except OSError as error:
-        raise DataError(
-            f"cannot write {path}: {error.strerror or error}; make room there or choose another folder"
-        ) from error
+        room = "" if error.errno in _NO_FOLDER else "make room there or "
+        raise DataError(f"cannot write {path}: {error.strerror or error}; {room}choose another folder") from error
     finally:
         # After the rename there is nothing left to remove; an unusable folder has nothing either.
         with suppress(OSError):

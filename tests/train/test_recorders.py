@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -135,6 +136,26 @@ def test_what_fails_halfway_leaves_the_old_file_and_nothing_beside_it(tmp_path):
         write_json(path, {"a": object()})
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["", ".", "folder", "pipe", "link"])
+def test_what_is_no_file_is_not_replaced(tmp_path, monkeypatch, name):
+    """As root, a device node gave way to a file; no name at all ended in a bare ValueError."""
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    Path("link").symlink_to("pipe")
+    with pytest.raises(DataError, match=r"^cannot write .*(expected the name of a file|choose another name)$"):
+        write_json(Path(name), {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "pipe"]
+    assert Path("pipe").is_fifo()
+    assert Path("link").is_symlink()
+
+
+def test_a_file_in_the_place_of_a_folder_is_not_a_matter_of_room(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cannot write .*(Not a directory|File exists); choose another folder"):
+        write_json(tmp_path / "file" / "x", {})
 
 
 def test_a_file_written_aside_has_the_rights_of_any_new_file(tmp_path):
