@@ -140,7 +140,7 @@ def _tried(
         package = experiment.package(form, config.train.seed)
     sample = sample_batches(batches, WARM_UP + TRIAL_BATCHES)
     key = key_of(package, sample, form, precision, *_settings(config))
-    if (known := memory.recall(key)) is not None and _is_here(known.placement):
+    if (known := memory.recall(key)) is not None and _is_here(known.placement, len(package)):
         return f"{known}; --retry tries again", known.placement
     say(f"choosing devices for {form.upper()}")
     trials: list[Placement] = []
@@ -203,7 +203,7 @@ def _fitted(
     sample = sample_batches(batches, WARM_UP + TRIAL_BATCHES)
     key = key_of(package, sample, form, precision, devices, wanted, *_settings(config))
     known = memory.recall(key)
-    if known is not None and known.placement.devices == devices and sum(known.placement.sizes) == units:
+    if known is not None and known.placement.devices == devices and _is_here(known.placement, units):
         return f"{known}; --retry measures again", known.placement
     steps: list[str] = []
     with bars.trials(f"fitting {form.upper()} to its devices") as bar, matmul_precision(engine.matmul):
@@ -257,13 +257,15 @@ def _batches_of(config: RunConfig, batches: EpochBatches) -> int:
     return config.train.epochs * config.train.repeat * len(batches)
 
 
-def _is_here(placement: Placement) -> bool:
+def _is_here(placement: Placement, layers: int) -> bool:
+    """Whether a remembered choice can be taken: its file may have been changed since, or the machine."""
     try:
         for device in placement.devices:
             parse_device(device)
-    except PlacementError:
+        _check_threads(placement.threads)
+    except (PlacementError, ConfigError):
         return False
-    return True
+    return sum(placement.sizes) == layers
 
 
 def _table(trials: Sequence[Placement], taken: Placement, form: Form) -> str:

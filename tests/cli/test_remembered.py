@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,12 @@ def test_the_second_run_tries_nothing_and_says_so(
     memory = Memory(said.append, tmp_path)
     chosen = [choose(experiment, "al", said.append, memory=memory).engine for _ in "ab"]
     assert chosen[0] == chosen[1]
+    (kept,) = tmp_path.iterdir()
+    for wrong in ({"sizes": [3, 2]}, {"threads": 5_000}):  # a run would end with them, at each command again
+        before = kept.read_text()
+        kept.write_text(json.dumps(json.loads(before) | wrong))
+        assert choose(experiment, "al", said.append, memory=memory).engine == chosen[0]
+        assert calls.pop() == devices, "tried again"
     assert (chosen[0].sizes, len(calls)) == ((3, 1), 1)
     lines = [line for line in said if line.startswith("AL on")]
     assert lines[0].endswith("now)")
