@@ -580,6 +580,15 @@ def test_one_that_is_made_the_newest_is_taken_and_those_after_it_are_rotated_awa
     assert sorted(path.name for path in folder.glob("step-*")) == ["step-000000003", "step-000000004"]
 
 
+def test_the_best_checkpoint_stays_so_where_a_run_goes_on_from_it(folder):
+    with CheckpointStore(folder, keep=1) as store:
+        put(store, 1, best=True)
+        put(store, 2)
+        store.make_newest(Checkpoint.open(folder / "step-000000001"))
+        put(store, 3)
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-000000001", "step-000000003"]
+
+
 def test_no_file_stays_open_after_a_look(folder):
     """Symptom: a file was closed when it was collected; where an error held on to it, files ran out in the end."""
     states = {0: {"w": torch.ones(3)}, 1: {"w": torch.ones(3)}}
