@@ -55,7 +55,9 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     folder, out = train(capsys, corpus, "--mode=compare")
     assert "val loss, best held-out" in out
     assert "acc" not in out
-    assert re.search(r"^exits: +validation loss \d\.\d+ \d\.\d+$", out, re.MULTILINE)
+    exits = re.search(r"^exits: +validation loss (\d\.\d+) (\d\.\d+)$", out, re.MULTILINE)
+    full_path = json.loads((folder / "al" / "summary.json").read_text())["last_validation_loss"]
+    assert float(exits[2]) == pytest.approx(full_path, abs=1e-4) != float(exits[1])  # type: ignore[index]
     assert out.count("sample:\n") == 2
     for form in ("al", "bp"):
         rows = list(csv.DictReader((folder / form / "epochs.csv").open()))
