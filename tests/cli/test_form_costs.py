@@ -22,7 +22,11 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.parametrize("mode", ["al", "bp"])
 def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: str) -> None:
-    values = {**SMALL, "train": {**SMALL["train"], "mode": mode}, "data": {"held_out": 0.97, "batching": {"budget_tokens": 900}}}
+    values = {
+        **SMALL,
+        "train": {**SMALL["train"], "mode": mode},
+        "data": {"held_out": 0.97, "batching": {"budget_tokens": 900}},
+    }
     config = load_config(TextConfig, values=values)
     experiment = text_experiment(config, lambda _: None)
     batches = experiment.train_batches(config.train.seed)
@@ -41,7 +45,10 @@ def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: 
         assert told == pytest.approx(sum(flops * n for flops, n in zip(each, sizes, strict=True)) / sum(sizes))
         assert told != pytest.approx(sum(each) / len(each)), "else the samples of a batch would not show"
     kept = [
-        sum(row.activation_bytes for row in count_bytes(list(experiment.package(mode, 0)), batch, "cpu", 1, "fp32", "raise"))
+        sum(
+            row.activation_bytes
+            for row in count_bytes(list(experiment.package(mode, 0)), batch, "cpu", 1, "fp32", "raise")
+        )
         for batch in (found[0], largest)
     ]
     assert costs.activation_bytes == kept[1] != kept[0]
