@@ -12,6 +12,7 @@ import torch
 
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.choices import choose
+from pipeal.cli.remembered import Memory
 from pipeal.config import TextConfig, load_config
 from pipeal.engine.costs import Placement
 from pipeal.engine.graphed import STAGES_MOST
@@ -58,6 +59,18 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
     experiment = text_experiment(replace(config, out=str(tmp_path)), lambda _: None)
     threads = [choose(experiment, form, lambda _: None).engine.threads for form in ("al", "bp")]
     assert (told, threads) == ([(3, 5), (3, 5)], [3, 3])
+
+
+def test_trials_are_bounded_by_what_all_turns_train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[int] = []
+    monkeypatch.setattr("pipeal.cli.choices.place", lambda *_, **__: Placement(["cpu"], [1], 1))
+    monkeypatch.setattr("pipeal.cli.choices.TimeLimit", expected.append)
+    keys = ["dataset=toynews", "engine.devices=auto", "train.epochs=2", "train.repeat=3"]
+    experiment = text_experiment(
+        replace(load_config(TextConfig, None, overrides=keys, values={}), out=str(tmp_path)), lambda _: None
+    )
+    choose(experiment, "al", lambda _: None, memory=Memory(lambda _: None, tmp_path))
+    assert expected == [6 * len(experiment.train_batches(0))]
 
 
 def test_auto_tries_no_more_stages_than_graphs_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,9 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     folder, out = train(capsys, corpus, "--mode=compare")
     assert "val loss, best held-out" in out
     assert "acc" not in out
-    assert re.search(r"^exits: +validation loss \d\.\d+ \d\.\d+$", out, re.MULTILINE)
+    exits = re.search(r"^exits: +validation loss (\d\.\d+) (\d\.\d+)$", out, re.MULTILINE)
+    full_path = json.loads((folder / "al" / "summary.json").read_text())["last_validation_loss"]
+    assert float(exits[2]) == pytest.approx(full_path, abs=1e-4) != float(exits[1])  # type: ignore[index]
     assert out.count("sample:\n") == 2
     for form in ("al", "bp"):
         rows = list(csv.DictReader((folder / form / "epochs.csv").open()))
@@ -181,6 +183,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_text_has_moved_to(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = train(capsys, corpus)
     moved = corpus.rename(corpus.with_name("moved.txt"))

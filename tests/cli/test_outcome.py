@@ -57,7 +57,8 @@ def test_the_table_says_of_which_split_seeds_and_epochs_it_is(
         )
     ]  # fmt: skip
     costs = FormCosts(3e6, 1e6, 2**20, 2**20, 2 * 2**20, 2**20)
-    forms = [replace(one, form=Form(name, name.upper(), name, config), rows=rows, costs=costs) for name in ("al", "bp")]
+    one = replace(one, rows=rows, costs=costs, parameters=(5, 2))
+    forms = [replace(one, form=Form(name, name.upper(), name, config)) for name in ("al", "bp")]
     show(forms, tmp_path)
     out = capsys.readouterr().out
     assert "2 epochs, mean ± sd of seeds 3 to 4" in out
@@ -75,7 +76,21 @@ def test_the_table_says_of_which_split_seeds_and_epochs_it_is(
     assert (first["best_epoch"], first["test_accuracy_of_best"], first["held_out_accuracy_of_best"]) == (1, 0.5, 0.9)
     assert (second["last_epoch"], second["test_accuracy_of_last"]) == (2, 0.6)
     assert (summary["seconds_per_epoch_least"], summary["seconds_per_epoch_most"]) == (1.0, 4.0)
-    assert summary["training_parameters"] == 2
+    assert (summary["training_parameters"], summary["inference_parameters"]) == (7, 5)
+    assert summary["batches_per_epoch"] == 1, "of four, in two epochs of two turns"
+
+
+def test_speed_ups_are_over_backpropagation_on_one_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, forms = outcome(tmp_path), []
+    for label, mode, seconds in (("AL", "al", 1.0), ("BP", "bp", 3.0), ("BP over 2", "bp", 2.0)):
+        config = replace(one.config, train=replace(one.config.train, mode=mode))
+        rows = [replace(one.rows[0], epoch_time=seconds)]
+        forms.append(replace(one, form=Form(label.lower(), label, mode, config), rows=rows))  # type: ignore[arg-type]
+    show(forms, tmp_path)
+    table = capsys.readouterr().out.partition("costs, speed-up over BP\n")[2]
+    rows_shown = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if line.startswith("| ")]
+    speed_ups = {cells[1]: cells[-2] for cells in rows_shown}
+    assert [speed_ups[form.label] for form in forms] == ["3.00×", "1.00×", "1.50×"]
 
 
 def test_where_nothing_is_held_out_no_epoch_is_called_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

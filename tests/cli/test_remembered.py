@@ -36,6 +36,8 @@ def test_a_choice_is_remembered_for_a_week_with_its_date_and_the_load(tmp_path: 
     now[0] += 2
     assert memory.recall("key") is None
     assert memory.recall("another") is None
+    now[0] = 999_999.0  # the clock was ahead
+    assert memory.recall("key") is None
     assert not said
 
 
@@ -106,3 +108,28 @@ def test_the_second_run_tries_nothing_and_says_so(
     assert lines[1].endswith("; --retry tries again)" if devices == "auto" else "; --retry measures again)")
     choose(experiment, "al", said.append, memory=Memory(said.append, tmp_path, retry=True))
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "other"),
+    [("auto", "engine.schedule=al-fm"), ("cpu,cpu", "engine.schedule=al-fm"), ("cpu,cpu", "engine.sizes=[2,2]")],
+)
+def test_another_schedule_or_other_sizes_are_another_choice(
+    devices: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def measured(*_: Any, on_step: Any, **options: Any) -> Placement:
+        calls.append(devices)
+        on_step("trying", 0.0, 1.0)
+        taken = Placement(["cpu", "cpu"], [3, 1], 1, 0.5)
+        options.get("on_trial", lambda _: None)(taken)
+        return taken
+
+    for name in ("place", "fit"):
+        monkeypatch.setattr(f"pipeal.cli.choices.{name}", measured)
+    for asked in ([], [other], [], [other]):
+        overrides = ["dataset=toynews", *asked]
+        config = load_config(TextConfig, overrides=overrides, values={"engine": {"devices": devices}})
+        choose(text_experiment(config, lambda _: None), "al", lambda _: None, memory=Memory(calls.append, tmp_path))
+    assert calls == [devices] * 2, "each was measured once, and remembered"

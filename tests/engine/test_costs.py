@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline, PlacementError
 from pipeal.engine import SCHEDULES, Action, simulate
-from pipeal.engine.costs import Placement, place
+from pipeal.engine.costs import Placement, _in_the_long_run, place
 from pipeal.engine.measure import WARM_UP, layer_costs
 from pipeal.engine.placement import layers_of_stages
 from pipeal.engine.rescue import SplitWarning
@@ -208,3 +208,11 @@ class Tight(nn.Module):
         if len(x) > 2:
             raise torch.OutOfMemoryError("Tried to allocate 4.00 GiB.")
         return self.inner(x)
+
+
+def test_a_trial_of_few_batches_is_reckoned_without_the_filling_of_its_stages() -> None:
+    stage = {Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.0}
+    # Four such stages take 3 s for each batch, and 3 s more until the first has come to the last of them.
+    wanted = ((3 * 64 + 3) / 64) / ((3 * 2 + 3) / 2)
+    assert _in_the_long_run(SCHEDULES["pipelined"], [stage] * 4, 2) == pytest.approx(wanted)
+    assert _in_the_long_run(SCHEDULES["sequential"], [stage] * 4, 2) == 1

@@ -112,6 +112,7 @@ def test_fences_find_what_training_by_hand_leaves_and_change_nothing(case: Case,
 
 
 @given(case=cases(), data=st.data())
+@pytest.mark.slow
 def test_going_on_from_a_fence_is_never_having_stopped(case: Case, data: st.DataObject) -> None:
     """In another schedule, on another number of stages, and once more from a fence of the second life."""
     last, batches = len(case.rows), case.batches()

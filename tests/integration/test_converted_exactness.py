@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torchvision.models import VisionTransformer, mobilenet_v3_small, resnet18
+from torchvision.models import VisionTransformer, mobilenet_v3_small
+from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.vgg import VGG, make_layers
 
 from pipeal import ALPackage, Pipeline
@@ -41,7 +42,7 @@ class Network:
 
 
 NETWORKS = {
-    "resnet18": Network(lambda: resnet18(num_classes=CLASSES), ["layer2", "layer3", "layer4"]),
+    "resnet10": Network(lambda: ResNet(BasicBlock, [1, 1, 1, 1], num_classes=CLASSES), ["layer2", "layer3", "layer4"]),
     "vgg_bn": Network(small_vgg, ["features.3", "features.6", "classifier"]),
     "mobilenet_v3_small": Network(
         lambda: mobilenet_v3_small(num_classes=CLASSES, width_mult=0.25), ["features.3", "features.7", "classifier.1"]

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pipeal.train.keeper import _is_best
-from pipeal.train.measure import ACCURACY, LOSS, Spread, best_rows, measure_of
+from pipeal.train.measure import ACCURACY, LOSS, Spread, best_rows, last_rows, measure_of
 from pipeal.train.plots import draw_curves
 from pipeal.train.position import Position
 from pipeal.train.recorders import CsvRecorder, EpochRow, JsonLinesRecorder
@@ -63,6 +63,12 @@ def test_without_held_out_samples_no_epoch_is_chosen() -> None:
     assert ACCURACY.at_best(rows) is None
     assert ACCURACY.last(rows) == Spread((0.2,))
     assert not any(_is_best(Position(epoch=n, batches=n, rows=rows[:n])) for n in (1, 2))
+
+
+def test_the_last_epoch_is_that_of_turns_which_have_come_to_it() -> None:
+    """A run is also shown while its second turn is under way."""
+    rows = [replace(ROW, turn=turn, epoch=epoch) for turn, epoch in ((1, 1), (1, 2), (2, 1))]
+    assert last_rows(rows) == [rows[1]]
 
 
 def test_turns_give_their_mean_and_sample_standard_deviation() -> None:
