@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """``AL`` or ``BP``."""
+        """What tables and pictures call the form: ``AL``, ``BP``, ``BP over 2``."""
         return self.form.label
 
     @property
@@ -173,7 +173,7 @@ class Outcome:
         write_summary(self.folder, self.summary, attempts)
         write_curves([self], self.folder, attempts)
         if self.lengths is not None:
-            title = f"{self.config.dataset} {self.config.model.name} {self.form}: batches"
+            title = f"{self.config.dataset} {self.config.model.name} {self.label}: batches"
             path = self.folder / "batches.png"
             attempts.make(path, lambda: self.batches.draw(path, title, self.totals.padding_share))
 
