@@ -12,11 +12,11 @@ from itertools import islice
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from pipeal.al.graph import parents, trace_model
 from pipeal.al.probe import probing
 from pipeal.errors import ConfigError
+from pipeal.flops import counting
 from pipeal.packet import Tree, batch_size, device_of, move, tensors
 from pipeal.partition import balance
 
@@ -128,7 +128,7 @@ def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> list[tuple[
 
 
 def _cost(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Sequence[Tensor]) -> tuple[float, Any]:
-    with FlopCounterMode(display=False) as counter:
+    with counting() as counter:
         out = run(*args, **kwargs)
     moved = _ACTIVATIONS * _bytes(tensors(out) if _is_tree(out) else []) + _WEIGHTS * _bytes(weights)
     return _FORWARDS * counter.get_total_flops() + _FLOPS_PER_BYTE * moved, out
