@@ -248,7 +248,7 @@ def _settings(config: RunConfig) -> tuple[object, ...]:
     engine = config.engine
     return (
         *(engine.schedule, engine.threads, engine.queue_depth, engine.compile, engine.matmul, engine.cuda_graphs),
-        *(engine.on_oom, config.train.accumulate),
+        *(engine.on_oom, config.train.accumulate, config.model),  # as of layouts, which no weight shows
     )
 
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from pipeal.cli.build_text import text_experiment
+from pipeal.cli.build_vision import vision_experiment
 from pipeal.cli.choices import choose
 from pipeal.cli.remembered import RENEWED_AFTER_S, Memory, key_of
-from pipeal.config import TextConfig, load_config
+from pipeal.config import TextConfig, VisionConfig, load_config
 from pipeal.engine.costs import Placement
 
 TAKEN = Placement(["cpu", "cpu"], [3, 1], 2)
@@ -76,6 +77,30 @@ def test_it_is_of_a_model_of_batches_and_of_settings() -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert key_of(nn.Linear(3, 4), [(torch.ones(8, 3), None)], "al", 1) == keys[0]
+
+
+def test_a_choice_is_of_a_model_also_in_what_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with convolutions in one layout was remembered for the other."""
+    tried: list[bool] = []
+
+    def place(*_: Any, on_trial: Any, **__: Any) -> Placement:
+        tried.append(True)
+        on_trial(Placement(["cpu"], [4], 1, 0.5))
+        return Placement(["cpu"], [4], 1, 0.5)
+
+    monkeypatch.setattr("pipeal.cli.choices.place", place)
+    for layout in ("true", "false") * 2:
+        small = [
+            "dataset=toyimages",
+            "model.width=0.125",
+            "model.x_hid=8",
+            "model.y_hid=8",
+            f"model.channels_last={layout}",
+        ]
+        config = load_config(VisionConfig, overrides=small, values={"engine": {"devices": "auto"}})
+        experiment = vision_experiment(config, lambda _: None)
+        choose(experiment, "al", lambda _: None, memory=Memory(print, tmp_path))
+    assert len(tried) == 2
 
 
 @pytest.mark.parametrize("devices", ["auto", "cpu,cpu"])
