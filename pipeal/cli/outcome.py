@@ -134,8 +134,6 @@ class Outcome:
             ],
             "training_parameters": sum(self.parameters),
             "inference_parameters": self.parameters[0],
-            "effective_parameters": self.parameters[0],
-            "affiliated_parameters": self.parameters[1],
             **({} if self.costs is None else self.costs.summary()),
             "compile": engine.compile,
             "peak_memory_bytes": peak_memory_bytes(engine.devices),
@@ -235,7 +233,7 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
 def _results(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
     """What each form has learnt, and with how much: heads and rows."""
     short = outcomes[0].measure.short
-    heads = ["form", "stages", "threads", f"{short}, best held-out", f"last {short}", "parameters", "at inference"]
+    heads = ["form", "stages", "threads", f"{short} at best held-out", f"last {short}", "parameters", "at inference"]
     rows: list[list[Cell]] = [
         [
             outcome.label,

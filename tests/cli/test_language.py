@@ -53,7 +53,7 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = train(capsys, corpus, "--mode=compare")
-    assert "val loss, best held-out" in out
+    assert "val loss at best held-out" in out
     assert "acc" not in out
     assert re.search(r"^exits: +validation loss \d\.\d+ \d\.\d+$", out, re.MULTILINE)
     assert out.count("sample:\n") == 2

@@ -63,8 +63,8 @@ class Run:
 
     @property
     def form(self) -> str:
-        """``AL`` or ``BP``."""
-        return _text(value_at(self.config, "train.mode") or self.summary.get("form")).upper()
+        """What tables and pictures call it: ``AL``, ``BP``, ``BP over 2``."""
+        return _text(self.summary.get("form") or _text(value_at(self.config, "train.mode")).upper())
 
     @property
     def epochs(self) -> tuple[int, int | None]:
@@ -88,6 +88,17 @@ class Run:
         if self.rows:
             return Spread.of(row.epoch_time for row in self.rows)
         return self._summarised("seconds_per_epoch")
+
+    @property
+    def parameters(self) -> tuple[float | None, float | None]:
+        """How many are trained, and how many an inference takes."""
+        trained, inference, effective, affiliated = (
+            number_at(self.summary, f"{kind}_parameters")
+            for kind in ("training", "inference", "effective", "affiliated")
+        )
+        if effective is not None and affiliated is not None:  # as runs of earlier versions tell it
+            return effective + affiliated, effective
+        return trained, inference
 
     def _summarised(self, key: str) -> Spread | None:
         """A mean of the summary, whose turns are not known."""

@@ -94,11 +94,9 @@ def _figures(run: Run) -> Html:
     if number_at(run.summary, "tokens_per_s"):
         figures["tokens per second"] = number(number_at(run.summary, "tokens_per_s"))
         figures["padding"] = percent(number_at(run.summary, "padding_share"))
-    weights = [number_at(run.summary, f"{kind}_parameters") for kind in ("effective", "affiliated")]
-    if weights[0] is not None:
-        figures["parameters"] = _count(weights[0])
-    if weights[1]:
-        figures["more of them to train"] = _count(weights[1])
+    for name, weights in zip(("parameters", "at inference"), run.parameters, strict=True):
+        if weights is not None:
+            figures[name] = _count(weights)
     for kind in ("training", "inference"):
         flops = number_at(run.summary, f"{kind}_flops_per_sample")
         if flops is not None:
