@@ -42,6 +42,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     TextConfig: (
         Idle("train.mode", ("bp",), ("model.y_hid", "model.label_codes")),
         Idle("model.name", ("lstm",), ("model.n_heads",)),
+        Idle("model.pretrained", ("none",), ("data.cache_dir",)),
     ),
     VisionConfig: (
         Idle(
@@ -49,6 +50,8 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
             ("bp",),
             ("model.x_hid", "model.y_hid", "model.bridges", "model.labels", "model.label_codes"),
         ),
+        Idle("data.cache", (False,), ("data.cache_dir",)),
+        Idle("dataset", ("toyimages",), ("data.cache", "data.cache_dir")),
     ),
     LanguageConfig: (Idle("train.mode", ("bp",), ("model.per_layer", "model.code", "model.labels", "model.bridges")),),
 }

@@ -265,6 +265,7 @@ def test_a_text_without_line_ends_is_written_on_from_its_first_character(
         (("text", "charlm", "--text=CORPUS", "--set=data.held_out=1e-5"), "data.held_out: 1e-05 of 1,008 .* is 0"),
         (("text", "charlm", "--text=CORPUS", "--set=data.held_out=0.005"), "5 held out .* hold out another share"),
         (("text", "charlm", "--text=CORPUS", "--set=train.exit_tolerance=0.1"), "exit_tolerance: found 0.1"),
+        (("text", "charlm", "--text=CORPUS", "--set=data.cache_dir=x"), "cache_dir: found x, but characters are not"),
         (("text", "charlm", "--text=CORPUS", "--set=train.train_accuracy_samples=9"), "accuracy_samples: found 9"),
         (("text", "charlm", "--text=CORPUS", "--set=model.width=0"), "model.width: found 0"),
         (("text", "charlm", "--text=CORPUS", "--max-len=9"), "data.max_len: unknown key"),
