@@ -192,6 +192,8 @@ def _choice(
             raise PlacementError(
                 f"{path}: {error}; to go on elsewhere, give --resume {run.path} and --devices"
             ) from error
+        if site.retry:
+            say("--retry: without effect, since a run is taken up; --resume never begins a new one")
         return replace(config, engine=before.engine, train=replace(train, mode=form.mode))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
     return site.choose(experiment, form.mode, say, replace(config, engine=engine, train=train))

@@ -60,7 +60,7 @@ def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[F
         return [Form(config.train.mode, config.train.mode.upper(), config.train.mode, config)]
     forms = [Form("al", "AL", "al", config), Form("bp", "BP", "bp", config)]
     named = config.engine.devices
-    devices = device_names(named) if isinstance(named, str) else list(named)
+    devices = device_names(named)
     if named == "auto" or len(devices) < 2 or not alternates:
         return forms
     if config.engine.compile != "none" or config.engine.cuda_graphs:
