@@ -203,6 +203,7 @@ def fit(
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            trials.step(_BY_NUMBER)
         else:
             rows = [[sum(cost.values()) for cost in by_kind[_kind(name)]] for name in names]
             found = balance_rows(rows)
@@ -277,6 +278,8 @@ class _Search:
         except (PlacementError, MemoryError, RuntimeError) as error:
             if not (isinstance(error, PlacementError) or is_out_of_memory(error)):
                 raise
+            if self._costs is None:
+                self.step(_BY_NUMBER)
         else:
             names = [usable[stage.devices[0]] for stage in layout.stages]
             if names != usable[:1]:
@@ -436,6 +439,8 @@ def _candidate_devices(layers: int, usable: list[str], on_one_gpu: int) -> list[
         return [usable * count for count in sorted({1, min(layers, on_one_gpu)})]
     return [["cpu"] * count for count in range(1, min(layers, 2 * cores()) + 1)] if cores() > 1 else [["cpu"]]
 
+
+_BY_NUMBER = "layers are divided by number: memory does not suffice to measure them"
 
 _QUICK_S = 0.25
 """Batches that take longer need but one of them to warm up."""
