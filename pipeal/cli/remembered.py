@@ -21,6 +21,7 @@ from pipeal.atomic import write_whole
 from pipeal.cli.say import Say
 from pipeal.data.cachefolder import cache_folder
 from pipeal.engine.costs import Placement
+from pipeal.engine.cpus import load_average
 from pipeal.errors import DataError
 from pipeal.packet import pair_of, tensors
 from pipeal.train.checked import checked
@@ -50,14 +51,6 @@ class Remembered:
     def __str__(self) -> str:
         date = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M")
         return f"remembered from {date}" + ("" if self.load is None else f", load {self.load:.1f}")
-
-
-def load_average() -> float | None:
-    """That of the machine over a minute; None where the system does not say."""
-    try:
-        return os.getloadavg()[0]
-    except (OSError, AttributeError):
-        return None
 
 
 class PlacementCache:
