@@ -33,6 +33,11 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
     goes with the one before. A submodule that costs more than a part should is looked into, where its forward can be
     followed.
 
+    Args:
+        model: The network, on one device.
+        count: How many parts.
+        sample: A batch of inputs, the batch first.
+
     Raises:
         ConfigError: The forward cannot be followed, or there are fewer such submodules.
     """
@@ -75,6 +80,11 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
 
 def grouped(modules: Sequence[nn.Module], count: int, sample: Tree) -> list[int]:
     """How many modules of a row each of ``count`` parts has; what has no matrix of weights goes with the one before.
+
+    Args:
+        modules: In the order in which a batch goes through them.
+        count: How many parts.
+        sample: A batch of inputs, the batch first.
 
     Raises:
         ConfigError: There are fewer modules with such a matrix.

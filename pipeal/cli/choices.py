@@ -16,19 +16,19 @@ from pipeal.config import RunConfig
 from pipeal.data import EpochBatches
 from pipeal.engine import parse_device
 from pipeal.engine.compiling import check_compile
-from pipeal.engine.costs import Placement, all_devices, fit, place
-from pipeal.engine.device import Precision, device_names, fastest_precision
+from pipeal.engine.costs import Placement, fit, place
+from pipeal.engine.cpus import cores
+from pipeal.engine.device import Precision, all_devices, device_names, fastest_precision
 from pipeal.engine.graphed import STAGES_MOST, check_cuda_graphs
 from pipeal.engine.pipeline import check_row
 from pipeal.engine.placement import check_sizes
 from pipeal.engine.planning import TRIAL_BATCHES
 from pipeal.engine.settings import check_precision, matmul_precision
-from pipeal.engine.threads import cores
 from pipeal.engine.trials import TimeLimit
 from pipeal.errors import ConfigError, PlacementError, first_line
 from pipeal.models.registry import Mode
 from pipeal.packet import TrainableLayer, module_of
-from pipeal.spread import Spreads
+from pipeal.spread import blocks_of
 from pipeal.train.tables import table_text
 
 
@@ -181,8 +181,7 @@ def _fitted(
         )
     wanted = engine.sizes
     if form == "bp" and len(devices) == 1:  # on one device it is one layer, into how many blocks it may be cut or not
-        blocks = layers[0].block_count() if isinstance(layers[0], Spreads) else 1
-        if wanted not in (None, (1,), (blocks,)):
+        if wanted not in (None, (1,), (blocks_of(layers[0]),)):
             raise ConfigError(
                 f"engine.sizes: found {list(wanted or ())} for the BP form on one device; expected [1], as it is one "
                 "layer there, or a device for each size"

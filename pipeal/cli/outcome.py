@@ -19,7 +19,7 @@ from pipeal.train.attempts import Attempts
 from pipeal.train.batches import Batches
 from pipeal.train.environment import environment
 from pipeal.train.exits import ExitTable
-from pipeal.train.measure import Measure, Spread, best_rows, last_rows, measure_of
+from pipeal.train.measure import MeanSd, Measure, best_rows, last_rows, measure_of
 from pipeal.train.peak_memory import peak_memory_bytes
 from pipeal.train.plots import draw_curves
 from pipeal.train.position import Totals
@@ -78,12 +78,12 @@ class Outcome:
         return self.form.label
 
     @property
-    def at_best(self) -> Spread | None:
+    def at_best(self) -> MeanSd | None:
         """The test accuracy, or validation loss, of each turn's best epoch by its held-out samples."""
         return self.measure.at_best(self.rows)
 
     @property
-    def last(self) -> Spread:
+    def last(self) -> MeanSd:
         """The test accuracy, or validation loss, after each turn's last epoch."""
         return self.measure.last(self.rows)
 
@@ -93,9 +93,9 @@ class Outcome:
         return measure_of(self.rows)
 
     @property
-    def epoch_s(self) -> Spread:
+    def epoch_s(self) -> MeanSd:
         """Seconds of training of each epoch."""
-        return Spread.of(row.epoch_time for row in self.rows)
+        return MeanSd.of(row.epoch_time for row in self.rows)
 
     def summary(self) -> dict[str, object]:
         """Every figure with its circumstances, for ``summary.json``."""

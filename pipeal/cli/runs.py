@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipeal.errors import ConfigError, DataError
-from pipeal.train.measure import Spread
+from pipeal.train.measure import MeanSd
 from pipeal.train.report import Run, read_runs, runs_in
 from pipeal.train.tables import print_table
 
@@ -41,7 +41,7 @@ def command(folder: str) -> None:
             click.echo(f"{run.name}: {' '.join(run.status.message.split())}")
 
 
-def _told(run: Run, found: Spread | None) -> str | None:
+def _told(run: Run, found: MeanSd | None) -> str | None:
     if found is None:
         return None
     return str(found) if run.measure.is_share else f"loss {found}"

@@ -74,7 +74,7 @@ def train_form(
             if (position.epoch, position.part.batches) > (train.epochs, 0):
                 raise DataError(
                     f"the checkpoint {saved.path} was taken after {position.where}, the run has {train.epochs}; "
-                    "raise train.epochs, or begin anew with --resume never"
+                    "raise train.epochs, or start over with --resume never"
                 )
             say(f"{form.label} goes on after {position.where}")
             tell_of_graphs(config, say)
@@ -169,7 +169,7 @@ def _newest(store: CheckpointStore, label: str, say: Say) -> Checkpoint | None:
 
     found = store.newest(tell)
     if found is None and bad:
-        say(f"no checkpoint in {store.folder} is as it was written: {label} begins anew in the same folder")
+        say(f"no checkpoint in {store.folder} is as it was written: {label} starts over in the same folder")
     elif found is None:
         say(f"there is no checkpoint in {store.folder} yet: {label} begins at its first batch")
     return found
@@ -203,5 +203,5 @@ def _check_same(facts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         if saved.get(name, found) != found:
             raise DataError(
                 f"the data has {name} {found}, but had {saved[name]} when the checkpoint was taken; "
-                "put the data back, or begin anew with --resume never"
+                "put the data back, or start over with --resume never"
             )

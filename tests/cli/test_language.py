@@ -21,7 +21,7 @@ from pipeal.cli.build_language import language_experiment
 from pipeal.cli.main import command as pipeal
 from pipeal.config import LanguageConfig, load_config
 from pipeal.engine.stage import Stage
-from pipeal.train.measure import Spread
+from pipeal.train.measure import MeanSd
 from pipeal.train.report import read_runs
 from tests.cli.running import run_command, told_one_line
 
@@ -72,7 +72,7 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     al, bp = read_runs(folder)
     assert al.measure.name == bp.measure.name == "loss"
     best = min(al.rows, key=lambda row: row.held_loss or 0)
-    assert al.at_best == Spread((best.test_loss,))  # type: ignore[arg-type]
+    assert al.at_best == MeanSd((best.test_loss,))  # type: ignore[arg-type]
 
 
 def test_the_report_and_the_list_of_runs_speak_of_losses(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def test_the_traced_batches_are_still_to_come(epoch: int, done: int, window: Win
     assert window_of(config, batches, position) == window
 
 
-def test_a_run_without_a_good_checkpoint_says_that_it_begins_anew(tmp_path: Path) -> None:
+def test_a_run_without_a_good_checkpoint_says_that_it_starts_over(tmp_path: Path) -> None:
     said: list[str] = []
     with CheckpointStore(tmp_path / "checkpoints") as store:
         assert _newest(store, "AL", said.append) is None
@@ -70,7 +70,7 @@ def test_a_run_without_a_good_checkpoint_says_that_it_begins_anew(tmp_path: Path
         said.clear()
         assert _newest(store, "AL", said.append) is None
     assert len(said) == 3
-    assert said[-1] == f"no checkpoint in {store.folder} is as it was written: AL begins anew in the same folder"
+    assert said[-1] == f"no checkpoint in {store.folder} is as it was written: AL starts over in the same folder"
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("no room"), RuntimeError("a bug")])

@@ -58,6 +58,11 @@ def device_names(text: str | Sequence[str]) -> list[str]:
     return names
 
 
+def all_devices() -> list[str]:
+    """All GPUs of this machine, or the CPU without any."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
+
+
 def fastest_precision(*names: str | torch.device) -> Precision:
     """``bf16`` where all devices have instructions for matrices of it, which make products faster; else ``fp32``."""
     return "bf16" if all(_has_bf16(parse_device(name)) for name in names) else "fp32"
