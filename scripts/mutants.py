@@ -74,7 +74,7 @@ class Bench:
     """Runs tests on copies of the tree, with a mutant and without; several threads may ask.
 
     Attributes:
-        folders: Copies that nobody uses at the moment.
+        folders: Copies that are not in use.
     """
 
     folders: SimpleQueue[Path]

@@ -37,7 +37,7 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 def pytest_collection_finish() -> None:
-    """What was imported by now is not garbage as long as tests run: to look through it takes half a second each time."""
+    """What was imported by now is not garbage while tests run: to look through it takes half a second each time."""
     gc.collect()
     gc.freeze()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +20,10 @@ from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.stopping import StopRequest
 from pipeal.cli.training import require_same_data, train_form
 from pipeal.cli.tuning import tune, tuned
-from pipeal.config import RunConfig, dump_config, load_config
+from pipeal.config import RunConfig, dump_config, load_config, value_at
 from pipeal.engine import parse_device
 from pipeal.errors import ConfigError, PlacementError, SaveError
 from pipeal.train.attempts import Attempts
-from pipeal.train.report.folder import value_at
 from pipeal.train.tensorboard import require_tensorboard
 
 
@@ -182,7 +181,7 @@ def _choice(
         return site.choose(experiment, form.mode, say, config)
     before = _as_chosen(type(config), path)
     if config.tune.grid and not before.tune.grid:  # its trials are behind it
-        config = tuned(config, {key: value_at(asdict(before), key) for key in parse_grid(config)})
+        config = tuned(config, {key: value_at(before, key) for key in parse_grid(config)})
     train = replace(config.train, precision=before.train.precision)
     if experiment.config.engine == run.asked.engine and site.fits(before.engine):
         try:
@@ -192,6 +191,8 @@ def _choice(
             raise PlacementError(
                 f"{path}: {error}; to go on elsewhere, give --resume {run.path} and --devices"
             ) from error
+        if site.retry:
+            say("--retry: without effect, since a run is taken up; --resume never begins a new one")
         return replace(config, engine=before.engine, train=replace(train, mode=form.mode))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
     return site.choose(experiment, form.mode, say, replace(config, engine=engine, train=train))

@@ -80,7 +80,7 @@ def as_begun(config: Config, resume: str) -> Config:
         found = (run_of(path) or path) / "asked.yaml"
         if not found.is_file():
             return config
-    except OSError:
+    except OSError:  # too long a name, or no permission: find_run says so
         return config
     lr, before = config.train.lr, load_config(type(config), found).train.lr
     return replace(

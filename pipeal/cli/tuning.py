@@ -8,12 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import NoReturn
 
 from pydantic import TypeAdapter
-from rich.console import Console
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.forms import Form
@@ -31,7 +29,7 @@ from pipeal.train.measure import best_rows
 from pipeal.train.position import Position
 from pipeal.train.progress import Progress
 from pipeal.train.recorders import EpochRow, write_json
-from pipeal.train.tables import Cell, print_table
+from pipeal.train.tables import Cell, table_text
 from pipeal.train.trainer import Scores, fit
 
 TRIALS = "tune.json"
@@ -299,11 +297,9 @@ def _table(name: str, forms: Sequence[Form], grid: Grid, trials: Sequence[Trial]
             figure = "diverged" if trial.held_out is None else f"{trial.held_out:.4f}"
             taken = "chosen" if trial == best[form.name] else ""
             rows.append([form.label, *(str(setting[key]) for key in grid), trial.best_epoch, figure, taken])
-    text = StringIO()
     seed = trials[0].seed
     title = f"settings tried, each with seed {seed} and of so many epochs: {trials[0].epochs}"
-    print_table(title, ["form", *grid, "best epoch", name, ""], rows, console=Console(file=text))
-    return text.getvalue().rstrip()
+    return table_text(title, ["form", *grid, "best epoch", name, ""], rows)
 
 
 def _shown(setting: Setting) -> str:

@@ -6,12 +6,15 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeal.cli.form_costs import FormCosts
 from pipeal.cli.forms import Form
 from pipeal.cli.outcome import Outcome, show
 from pipeal.config import TextConfig
+from pipeal.train.attempts import Attempts
+from pipeal.train.batches import Batches
 from pipeal.train.position import Totals
 from pipeal.train.recorders import EpochRow
 
@@ -43,6 +46,14 @@ def test_only_pictures_that_are_there_are_named(tmp_path: Path, capsys: pytest.C
     (tmp_path / "timeline.png").touch()
     show([one], tmp_path)
     assert f"timeline: {tmp_path / 'timeline.png'}\n" in capsys.readouterr().out
+
+
+def test_the_picture_of_batches_is_of_the_form_by_its_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its title was the whole ``Form``, with the configuration in it."""
+    titles = []
+    monkeypatch.setattr(Batches, "draw", lambda self, path, title, padding: titles.append(title))
+    replace(outcome(tmp_path), lengths=np.array([3, 5])).write(Attempts(print))
+    assert titles == ["toynews transformer AL: batches"]
 
 
 def test_the_table_says_of_which_split_seeds_and_epochs_it_is(

@@ -70,7 +70,7 @@ def test_files_that_cannot_grow_any_more_after_the_first_epoch(tmp_path: Path) -
     assert last.startswith("pipeal: training came to its end, but could not write ")
     assert "the same command writes what is missing, but for timeline.png and trace.json: no batch is left" in last
     assert "; not every checkpoint was written: " in last
-    assert "test acc, best held-out" in full.stdout
+    assert "test acc at best held-out" in full.stdout
     assert lines_of(folder) == 1
     assert json.loads((folder / "status.json").read_text())["status"] == "running"
     assert not list(folder.rglob("*.aside"))

@@ -297,8 +297,8 @@ def test_losses_and_speeds_of_a_row_are_those_of_its_epoch(tmp_path: Path, capsy
     assert summary["seconds_per_epoch"] == pytest.approx(left.last["train_time"] / 2)
     assert summary["padding_share"] == pytest.approx(1 - tokens / padded)
     assert summary["tokens_per_s"] == pytest.approx(tokens / left.last["train_time"])
-    for side, count in (("effective", model.effective_parameters()), ("affiliated", model.affiliated_parameters())):
-        assert summary[f"{side}_parameters"] == count
+    effective, affiliated = model.effective_parameters(), model.affiliated_parameters()
+    assert (summary["training_parameters"], summary["inference_parameters"]) == (effective + affiliated, effective)
 
 
 def test_every_turn_has_a_seed_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
