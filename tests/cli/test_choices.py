@@ -12,7 +12,7 @@ import torch
 
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.choices import choose
-from pipeal.cli.remembered import Memory
+from pipeal.cli.remembered import PlacementCache
 from pipeal.config import TextConfig, load_config
 from pipeal.engine.costs import Placement
 from pipeal.engine.graphed import STAGES_MOST
@@ -69,7 +69,7 @@ def test_trials_are_bounded_by_what_all_turns_train_on(tmp_path: Path, monkeypat
     experiment = text_experiment(
         replace(load_config(TextConfig, None, overrides=keys, values={}), out=str(tmp_path)), lambda _: None
     )
-    choose(experiment, "al", lambda _: None, memory=Memory(lambda _: None, tmp_path))
+    choose(experiment, "al", lambda _: None, cache=PlacementCache(lambda _: None, tmp_path))
     assert expected == [6 * len(experiment.train_batches(0))]
 
 
@@ -91,7 +91,7 @@ def test_auto_tries_no_more_stages_than_graphs_allow(tmp_path: Path, monkeypatch
 
 def test_sizes_of_a_form_that_is_one_layer_are_refused(tmp_path: Path) -> None:
     """They were passed over; those that its own run has written are right."""
-    keys = ["dataset=toynews", "engine.devices=cpu", "train.mode=bp", f"out={tmp_path}"]
+    keys = ["dataset=toynews", "engine.devices=cpu", "engine.threads=1", "train.mode=bp", f"out={tmp_path}"]
     for sizes, refused in (("[2,2]", True), ("[1]", False)):
         config = load_config(TextConfig, None, overrides=[*keys, f"engine.sizes={sizes}"], values={})
         experiment = text_experiment(config, lambda _: None)
