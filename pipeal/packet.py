@@ -7,7 +7,7 @@ actions: forward, backward, update) and hands on a detached packet. The engine k
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ Path: TypeAlias = Literal["f", "b", "h"]
 """The way of an inference through a layer: forward block, bridge, or label decoder."""
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,16 +294,59 @@ def pair_of(batch: Any) -> tuple[Tree, Tree]:
     raise DataError(f"found {_in_words(batch)}")
 
 
-def iterate(batches: Iterable[T]) -> Iterator[T]:
-    """``iter(batches)``.
+class MapStyle(Protocol[T_co]):
+    """A data set whose samples have numbers, as most ``torch.utils.data.Dataset`` are; it need not be iterable.
+
+    Iterated over, it has ``len(dataset)`` samples, whatever it gives for numbers beyond. One without ``__len__`` ends
+    where it raises ``IndexError``, as in a ``for`` loop.
+    """
+
+    def __getitem__(self, index: int, /) -> T_co:
+        """A sample, by its number from 0."""
+        ...
+
+
+Samples: TypeAlias = Iterable[T] | MapStyle[T]
+"""What a data set can be: an iterable, or map-style."""
+
+
+def as_iterable(data: Samples[T], wrong: type[Exception], name: str = "dataset") -> Iterable[T]:
+    """``data`` if it is an iterable, else one over its samples: a sequence if it has ``__len__``.
+
+    Args:
+        data: The data set.
+        wrong: Is raised for anything else.
+        name: What a message calls it.
+
+    >>> class Squares:
+    ...     def __len__(self):
+    ...         return 3
+    ...     def __getitem__(self, index):
+    ...         return index**2
+    >>> list(as_iterable(Squares(), TypeError))
+    [0, 1, 4]
+    """
+    kind = type(data)
+    if isinstance(data, Iterable):
+        return data
+    if not hasattr(kind, "__getitem__"):
+        raise wrong(
+            f"{name} is a {kind.__name__}; wanted something to iterate over: an iterable, or a data set with "
+            "__getitem__ and __len__"
+        )
+    return _Numbered(data) if hasattr(kind, "__len__") else _Unnumbered(data)
+
+
+def iterate(batches: Samples[T]) -> Iterator[T]:
+    """An iterator over batches, of an iterable or by their numbers.
 
     Raises:
-        DataError: It is nothing to iterate over.
+        DataError: They are nothing to iterate over.
     """
-    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+    if not isinstance(batches, Iterable) and not hasattr(type(batches), "__getitem__"):
         call = "; call it" if callable(batches) else ""
         raise DataError(f"the batches are given as {name_of(batches)}; expected an iterable of pairs (x, y){call}")
-    return iter(batches)
+    return iter(as_iterable(batches, DataError, "batches"))
 
 
 def _in_words(batch: Any) -> str:
@@ -335,3 +379,30 @@ def batch_size(tree: Tree) -> int:
     """The length of the first dimension of the first tensor; 0 without one (a virtual packet)."""
     found = tensors(tree)
     return found[0].shape[0] if found and found[0].dim() else 0
+
+
+class _Numbered(Sequence[T]):
+    """A map-style data set as a sequence."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._data[index]
+
+    def __iter__(self) -> Iterator[T]:
+        # A Sequence would take an IndexError in the middle, such as that of a bug, for the end.
+        return (self._data[index] for index in range(len(self._data)))
+
+
+class _Unnumbered(Iterable[T]):
+    """A map-style data set without ``__len__``, again and again."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._data)

@@ -33,6 +33,11 @@ class Spreads(Protocol):
         ...
 
 
+def blocks_of(layer: object) -> int:
+    """How many devices a layer can be spread over: the number of its blocks; 1 for a layer that cannot be spread."""
+    return layer.block_count() if isinstance(layer, Spreads) else 1
+
+
 class Handovers(Protocol):
     """Hears of each part of a layer when its work on a batch begins and ends, in both directions."""
 

@@ -1,6 +1,6 @@
 """Breaks the code on purpose, one small change at a time, and tells which changes no test notices.
 
-    python scripts/mutants.py                          # all of them: about an hour on two cores
+    python scripts/mutants.py                          # all of them: an hour or two on two cores
     python scripts/mutants.py --random 10              # a draw, whose seed is printed; --seed repeats it
     python scripts/mutants.py --only train-and-test-accuracy-swapped
     python scripts/mutants.py --list
@@ -74,7 +74,7 @@ class Bench:
     """Runs tests on copies of the tree, with a mutant and without; several threads may ask.
 
     Attributes:
-        folders: Copies that nobody uses at the moment.
+        folders: Copies that are not in use.
     """
 
     folders: SimpleQueue[Path]

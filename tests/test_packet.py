@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage
 from pipeal.engine.virtual import VirtualLayer
+from pipeal.errors import DataError
 from pipeal.packet import (
     Packet,
     TrainableLayer,
@@ -21,6 +23,7 @@ from pipeal.packet import (
     describe,
     detach,
     device_of,
+    iterate,
     layers_of,
     map_tensors,
     module_of,
@@ -51,6 +54,22 @@ def leaves_of(tree: Any) -> list[Any]:
     if isinstance(tree, dict):
         return [leaf for value in tree.values() for leaf in leaves_of(value)]
     return [leaf for value in tree for leaf in leaves_of(value)] if isinstance(tree, list | tuple) else [tree]
+
+
+def test_batches_with_numbers_end_where_their_length_says() -> None:
+    """A data set whose numbers go around ended no epoch."""
+
+    class Around:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> int:
+            return index % 3
+
+    assert list(islice(iterate(Around()), 5)) == [0, 1, 2]
+    assert list(iterate([1, 2])) == [1, 2]
+    with pytest.raises(DataError, match="; call it"):
+        iterate(list)  # type: ignore[arg-type]
 
 
 @given(tree=trees)

@@ -182,7 +182,7 @@ def _current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _hand_over(x: Tree, before: int, part: int, device: torch.device) -> Tree:
-    """Takes features from one part to the next, and lets whoever times the parts know, now and in the backward."""
+    """Takes features from one part to the next, and reports it to the listener, now and in the backward."""
     heard_by = handovers() if torch.is_grad_enabled() else None
     if heard_by is None:
         return move(x, device)

@@ -35,7 +35,7 @@ from pipeal.al.calling import Called, called, why_not
 from pipeal.al.draws import may_draw_between
 from pipeal.al.piece import Piece, TrainingFlag, for_each_sample, of_one_sample, shape_alone
 from pipeal.al.probe import probing
-from pipeal.al.symbols import FLAG, Values, named, trace
+from pipeal.al.symbols import FLAG, HELD, Values, named, trace
 from pipeal.errors import ConfigError, first_line
 from pipeal.packet import Tree, batch_size, in_mode, map_tensors
 
@@ -280,7 +280,7 @@ def reads_shape(node: fx.Node) -> bool:
 
 def _is_constant(node: fx.Node) -> bool:
     """Whether it is a tensor that fx has made of what the forward wrote out, or an object that it holds."""
-    return str(node.target).startswith(("_tensor_constant", "held_"))
+    return str(node.target).startswith(("_tensor_constant", HELD))
 
 
 def _is_written_to(node: fx.Node) -> bool:

@@ -12,11 +12,11 @@ from itertools import islice
 from typing import Any
 
 from torch import Tensor, fx, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from pipeal.al.graph import parents, trace_model
 from pipeal.al.probe import probing
 from pipeal.errors import ConfigError
+from pipeal.flops import counting
 from pipeal.packet import Tree, batch_size, device_of, move, tensors
 from pipeal.partition import balance
 
@@ -32,6 +32,11 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
     A part begins at a submodule that has a matrix of weights, and takes a batch: what has none (norms, activations)
     goes with the one before. A submodule that costs more than a part should is looked into, where its forward can be
     followed.
+
+    Args:
+        model: The network, on one device.
+        count: How many parts.
+        sample: A batch of inputs, the batch first.
 
     Raises:
         ConfigError: The forward cannot be followed, or there are fewer such submodules.
@@ -75,6 +80,11 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
 
 def grouped(modules: Sequence[nn.Module], count: int, sample: Tree) -> list[int]:
     """How many modules of a row each of ``count`` parts has; what has no matrix of weights goes with the one before.
+
+    Args:
+        modules: In the order in which a batch goes through them.
+        count: How many parts.
+        sample: A batch of inputs, the batch first.
 
     Raises:
         ConfigError: There are fewer modules with such a matrix.
@@ -128,7 +138,7 @@ def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> list[tuple[
 
 
 def _cost(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Sequence[Tensor]) -> tuple[float, Any]:
-    with FlopCounterMode(display=False) as counter:
+    with counting() as counter:
         out = run(*args, **kwargs)
     moved = _ACTIVATIONS * _bytes(tensors(out) if _is_tree(out) else []) + _WEIGHTS * _bytes(weights)
     return _FORWARDS * counter.get_total_flops() + _FLOPS_PER_BYTE * moved, out

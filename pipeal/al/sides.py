@@ -29,10 +29,17 @@ class Sides(Protocol):
     """What builds the blocks of a network's layers."""
 
     below: Tensor
-    """What codes look like above the layer asked for last; at first, what targets do."""
+    """What codes look like above the layer asked for last; at first, what targets do: ``(2, K)`` of a whole input,
+    ``(V, K)`` per place."""
 
     def label_side(self, number: int, own: Own, place: Mapping[str, Any]) -> AE:
-        """``g`` and ``h`` of a layer, of a device and type."""
+        """``g`` and ``h`` of a layer.
+
+        Args:
+            number: Of the layer.
+            own: The user's blocks of it.
+            place: ``device`` and ``dtype``, as ``Tensor.to`` takes them.
+        """
         ...
 
     def encoder_side(

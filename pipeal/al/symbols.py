@@ -24,7 +24,7 @@ from pipeal.packet import Tree
 FLAG = "training_or_not"
 """The name of the submodule that tells the mode (:class:`pipeal.al.piece.TrainingFlag`)."""
 
-_HELD = "held_"
+HELD = "held_"
 """How the attributes begin that hold the objects, no tensors and no modules, that functions are given."""
 
 _MAKERS = ("empty", "eye", "full", "ones", "rand", "randn", "zeros")
@@ -98,9 +98,9 @@ class _Tracer(fx.Tracer):
 
     def _hold(self, a: Any) -> fx.Node:
         held = vars(self.root)
-        name = next((key for key, value in held.items() if key.startswith(_HELD) and value is a), None)
+        name = next((key for key, value in held.items() if key.startswith(HELD) and value is a), None)
         if name is None:
-            name = f"{_HELD}{sum(key.startswith(_HELD) for key in held)}"
+            name = f"{HELD}{sum(key.startswith(HELD) for key in held)}"
             setattr(self.root, name, a)
         return self.create_node("get_attr", name, (), {})
 

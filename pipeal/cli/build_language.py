@@ -181,6 +181,8 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
         given, default = (getattr(of.train, key) for of in (config, LanguageConfig()))
         if given != default:
             raise ConfigError(f"train.{key}: found {given:g}, but it is for classifiers; leave it out")
+    if data.cache_dir is not None:
+        raise ConfigError(f"data.cache_dir: found {data.cache_dir}, but characters are not cached; leave it out")
     if dataset == "text":
         if data.text is None:
             raise ConfigError("data.text: found null, but the data set is text; name the file with --text FILE")

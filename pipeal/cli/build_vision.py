@@ -26,7 +26,7 @@ from pipeal.data import (
     load_images,
 )
 from pipeal.engine import Pipeline
-from pipeal.engine.threads import cores
+from pipeal.engine.cpus import cores
 from pipeal.errors import ConfigError
 from pipeal.models import VisionDims, build_vision, canonical_vision_model
 from pipeal.train.recorders import write_json

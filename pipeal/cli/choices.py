@@ -5,49 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from io import StringIO
-from itertools import groupby, islice
-from typing import Literal
-
-from rich.console import Console
+from itertools import cycle, groupby, islice
 
 from pipeal.al.bp_parts import bp_parts
 from pipeal.cli import bars
 from pipeal.cli.build import Experiment
-from pipeal.cli.remembered import Memory, key_of
+from pipeal.cli.remembered import PlacementCache, key_of
 from pipeal.cli.say import Say
 from pipeal.config import RunConfig
 from pipeal.data import EpochBatches
 from pipeal.engine import parse_device
 from pipeal.engine.compiling import check_compile
-from pipeal.engine.costs import Placement, all_devices, fit, place
-from pipeal.engine.device import Precision, device_names, fastest_precision
+from pipeal.engine.costs import Placement, fit, place
+from pipeal.engine.cpus import cores
+from pipeal.engine.device import Precision, all_devices, device_names, fastest_precision
 from pipeal.engine.graphed import STAGES_MOST, check_cuda_graphs
-from pipeal.engine.measure import WARM_UP
 from pipeal.engine.pipeline import check_row
 from pipeal.engine.placement import check_sizes
+from pipeal.engine.planning import TRIAL_BATCHES
 from pipeal.engine.settings import check_precision, matmul_precision
-from pipeal.engine.threads import cores
 from pipeal.engine.trials import TimeLimit
 from pipeal.errors import ConfigError, PlacementError, first_line
+from pipeal.models.registry import Mode
 from pipeal.packet import TrainableLayer, module_of
-from pipeal.spread import Spreads
-from pipeal.train.tables import print_table
-
-Form = Literal["al", "bp"]
-
-TRIAL_BATCHES = 10
-"""Batches a placement is tried with, beside those for warming up."""
+from pipeal.spread import blocks_of
+from pipeal.train.tables import table_text
 
 
 def choose(
     experiment: Experiment,
-    form: Form,
+    form: Mode,
     say: Say,
     config: RunConfig | None = None,
     *,
-    retry: bool = False,
-    memory: Memory | None = None,
+    cache: PlacementCache | None = None,
 ) -> RunConfig:
     """The configuration of one form with nothing left open: the same file, given again, repeats the run.
 
@@ -61,14 +52,13 @@ def choose(
         config: What to complete, with threads that stay if there are any; the experiment's configuration if None. Where
             its ``train.mode`` is ``bp``, backpropagation takes all the devices that it names; for ``compare``, the
             first.
-        retry: Whether choices are made anew that are remembered.
-        memory: Where they are remembered; None for the user's cache folder.
+        cache: Where choices are remembered; None for the user's cache folder.
 
     Raises:
         PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
     """
     config = config or experiment.config
-    memory = memory or Memory(say, retry=retry)
+    cache = cache or PlacementCache(say)
     _check_threads(config.engine.threads)
     if form == "bp":  # one stage: there is nothing to overlap, and nothing to hand to a thread
         sizes = config.engine.sizes if config.train.mode == "bp" else None
@@ -77,13 +67,13 @@ def choose(
         if config.engine.devices == "auto":
             _check_graphs(config, all_devices())
             precision = _precision(config, *all_devices())
-            source, placement = _tried(experiment, config, form, batches, precision, say, memory)
+            source, placement = _tried(experiment, config, form, batches, precision, say, cache)
         else:
             devices = _named_devices(config, form)
             precision = _precision(config, *devices)
             if form == "bp" and len(devices) > 1:
                 check_row(config.engine.compile, config.engine.cuda_graphs)
-            source, placement = _fitted(experiment, config, form, devices, batches, precision, memory)
+            source, placement = _fitted(experiment, config, form, devices, batches, precision, cache)
     found = [parse_device(device) for device in placement.devices]
     check_precision(precision, found)
     check_compile(config.engine.compile, found)
@@ -126,11 +116,11 @@ def _precision(config: RunConfig, *devices: str) -> Precision:
 def _tried(
     experiment: Experiment,
     config: RunConfig,
-    form: Form,
+    form: Mode,
     batches: EpochBatches,
     precision: Precision,
     say: Say,
-    memory: Memory,
+    cache: PlacementCache,
 ) -> tuple[str, Placement]:
     """What measurement finds best, now or before; and which of the two it is."""
     engine = config.engine
@@ -138,9 +128,9 @@ def _tried(
         raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
     with bars.Steps(f"building the {form.upper()} form"):  # the first optimizer imports PyTorch's compiler: seconds
         package = experiment.package(form, config.train.seed)
-    sample = sample_batches(batches, WARM_UP + TRIAL_BATCHES)
+    sample = sample_batches(batches, TRIAL_BATCHES)
     key = key_of(package, sample, form, precision, *_settings(config))
-    if (known := memory.recall(key)) is not None and _is_here(known.placement, len(package)):
+    if (known := cache.recall(key)) is not None and _is_here(known.placement, len(package)):
         return f"{known}; --retry tries again", known.placement
     say(f"choosing devices for {form.upper()}")
     trials: list[Placement] = []
@@ -163,18 +153,18 @@ def _tried(
     if not trials:
         return "the only choice", taken
     say(_table(trials, taken, form))
-    memory.keep(key, taken)
+    cache.keep(key, taken)
     return "tried now", taken
 
 
 def _fitted(
     experiment: Experiment,
     config: RunConfig,
-    form: Form,
+    form: Mode,
     devices: list[str],
     batches: EpochBatches,
     precision: Precision,
-    memory: Memory,
+    cache: PlacementCache,
 ) -> tuple[str, Placement]:
     """The devices that the user named, with sizes and threads as named, measured now or before; and which of these."""
     engine = config.engine
@@ -191,8 +181,7 @@ def _fitted(
         )
     wanted = engine.sizes
     if form == "bp" and len(devices) == 1:  # on one device it is one layer, into how many blocks it may be cut or not
-        blocks = layers[0].block_count() if isinstance(layers[0], Spreads) else 1
-        if wanted not in (None, (1,), (blocks,)):
+        if wanted not in (None, (1,), (blocks_of(layers[0]),)):
             raise ConfigError(
                 f"engine.sizes: found {list(wanted or ())} for the BP form on one device; expected [1], as it is one "
                 "layer there, or a device for each size"
@@ -200,9 +189,9 @@ def _fitted(
         wanted = None
     if wanted is not None:
         check_sizes(wanted, units, len(devices))
-    sample = sample_batches(batches, WARM_UP + TRIAL_BATCHES)
+    sample = sample_batches(batches, TRIAL_BATCHES)
     key = key_of(package, sample, form, precision, devices, wanted, *_settings(config))
-    known = memory.recall(key)
+    known = cache.recall(key)
     if known is not None and known.placement.devices == devices and _is_here(known.placement, units):
         return f"{known}; --retry measures again", known.placement
     steps: list[str] = []
@@ -229,11 +218,11 @@ def _fitted(
         )
     if not steps:
         return "as named", taken
-    memory.keep(key, taken)
+    cache.keep(key, taken)
     return "measured now", taken
 
 
-def _parts(layers: Sequence[TrainableLayer], form: Form) -> Sequence[TrainableLayer] | None:
+def _parts(layers: Sequence[TrainableLayer], form: Mode) -> Sequence[TrainableLayer] | None:
     """What of a form is one layer may be divided into, on several devices."""
     if form == "al":
         return None
@@ -248,7 +237,7 @@ def _settings(config: RunConfig) -> tuple[object, ...]:
     engine = config.engine
     return (
         *(engine.schedule, engine.threads, engine.queue_depth, engine.compile, engine.matmul, engine.cuda_graphs),
-        *(engine.on_oom, config.train.accumulate),
+        *(engine.on_oom, config.train.accumulate, config.model),  # as of layouts, which no weight shows
     )
 
 
@@ -268,7 +257,7 @@ def _is_here(placement: Placement, layers: int) -> bool:
     return sum(placement.sizes) == layers
 
 
-def _table(trials: Sequence[Placement], taken: Placement, form: Form) -> str:
+def _table(trials: Sequence[Placement], taken: Placement, form: Mode) -> str:
     """What was tried, what it took, and what each stage took alone."""
     rows = [
         [
@@ -281,10 +270,8 @@ def _table(trials: Sequence[Placement], taken: Placement, form: Form) -> str:
         ]
         for trial in trials
     ]
-    text = StringIO()
     columns = ["devices", "layers of each", "threads each", "its layers, ms/batch", "together, ms/batch", ""]
-    print_table(f"placements of {form.upper()}, tried", columns, rows, console=Console(file=text))
-    return text.getvalue().rstrip()
+    return table_text(f"placements of {form.upper()}, tried", columns, rows)
 
 
 def _briefly(devices: Sequence[str]) -> str:
@@ -297,10 +284,10 @@ def _briefly(devices: Sequence[str]) -> str:
     return ",".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
 
 
-def _named_devices(config: RunConfig, form: Form) -> list[str]:
+def _named_devices(config: RunConfig, form: Mode) -> list[str]:
     """What the user named, as far as it is for this form."""
     engine = config.engine
-    devices = device_names(engine.devices) if isinstance(engine.devices, str) else list(engine.devices)
+    devices = device_names(engine.devices)
     for device in devices:
         parse_device(device)
     return devices[:1] if form == "bp" and config.train.mode == "compare" else devices
@@ -310,4 +297,4 @@ def sample_batches(batches: EpochBatches, count: int) -> list[object]:
     """The first batches of an epoch, over again where it has fewer."""
     batches.set_epoch(0)
     first: list[object] = list(islice(iter(batches), count))
-    return (first * -(-count // len(first)))[:count]
+    return list(islice(cycle(first), count))

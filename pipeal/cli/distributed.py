@@ -44,7 +44,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
         kind: Its kind of data.
         config: As asked for.
         resume: As for :func:`pipeal.cli.experiment.run_experiment`.
-        retry: Whether a new run makes choices anew that are remembered; of one process.
+        retry: Whether a new run makes choices again although they are remembered; of one process.
 
     Raises:
         PipealError: As there; and what is wrong with the processes, on every one of them.
@@ -118,7 +118,7 @@ def _named_devices(config: RunConfig) -> list[str] | None:
     devices = config.engine.devices
     if devices == "auto":
         return None
-    return device_names(devices) if isinstance(devices, str) else list(devices)
+    return device_names(devices)
 
 
 def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pipeal.cli.build import Experiment
 from pipeal.cli.say import Say
 from pipeal.config import RunConfig
 from pipeal.config.effects import refuse_rising
-from pipeal.train.learning_rate import LONG_ENOUGH, usual_course
+from pipeal.config.schema import USUAL_RATE
+from pipeal.train.learning_rate import WARM_UP_MOST, UsualCourse, usual_course
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -43,7 +44,7 @@ def at_length(config: Config, batches: int, say: Say) -> Config:
     """
     lr, train = config.train.lr, config.train
     updates = train.epochs * ceil(batches / train.accumulate)
-    here, long = usual_course(updates), usual_course(1_000 * LONG_ENOUGH)
+    here, long = usual_course(updates), UsualCourse(USUAL_RATE, WARM_UP_MOST)
     chosen = replace(
         lr,
         base=here.rate if lr.base is None else lr.base,

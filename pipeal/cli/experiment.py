@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -21,11 +21,10 @@ from pipeal.cli.site import ONE_PROCESS, Site
 from pipeal.cli.stopping import StopRequest
 from pipeal.cli.training import require_same_data, train_form
 from pipeal.cli.tuning import check_grid, tune, tuned
-from pipeal.config import RunConfig, dump_config, load_config
+from pipeal.config import RunConfig, dump_config, load_config, value_at
 from pipeal.engine import parse_device
 from pipeal.errors import ConfigError, PlacementError, SaveError
 from pipeal.train.attempts import Attempts
-from pipeal.train.report.folder import value_at
 from pipeal.train.tensorboard import require_tensorboard
 
 
@@ -188,7 +187,7 @@ def _choice(
         return site.choose(experiment, form.mode, say, config)
     before = _as_chosen(type(config), path)
     if config.tune.grid and not before.tune.grid:  # its trials are behind it
-        config = tuned(config, {key: value_at(asdict(before), key) for key in parse_grid(config)})
+        config = tuned(config, {key: value_at(before, key) for key in parse_grid(config)})
     # The rate and the warm-up that were left open were chosen by the length of the run when it began.
     begun = before.train.lr
     lr = replace(config.train.lr, base=begun.base, warmup=begun.warmup)
@@ -201,6 +200,8 @@ def _choice(
             raise PlacementError(
                 f"{path}: {error}; to go on elsewhere, give --resume {run.path} and --devices"
             ) from error
+        if site.retry:
+            say("--retry: without effect, since a run is taken up; --resume never begins a new one")
         return replace(config, engine=before.engine, train=replace(train, mode=form.mode))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
     return site.choose(experiment, form.mode, say, replace(config, engine=engine, train=train))

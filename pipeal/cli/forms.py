@@ -22,7 +22,7 @@ from pipeal.config import RunConfig
 from pipeal.engine.device import device_names
 from pipeal.engine.threads import intra_op_threads
 from pipeal.models.registry import Mode
-from pipeal.spread import Spreads
+from pipeal.spread import blocks_of
 
 T = TypeVar("T")
 
@@ -60,14 +60,14 @@ def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[F
         return [Form(config.train.mode, config.train.mode.upper(), config.train.mode, config)]
     forms = [Form("al", "AL", "al", config), Form("bp", "BP", "bp", config)]
     named = config.engine.devices
-    devices = device_names(named) if isinstance(named, str) else list(named)
+    devices = device_names(named)
     if named == "auto" or len(devices) < 2 or not alternates:
         return forms
     if config.engine.compile != "none" or config.engine.cuda_graphs:
         say("BP over several devices is not compared: engine.compile and engine.cuda_graphs are for layers on one")
         return forms
     (layer,) = experiment.package("bp", config.train.seed)
-    devices = devices[: layer.block_count() if isinstance(layer, Spreads) else 1]
+    devices = devices[: blocks_of(layer)]
     if len(devices) > 1:
         engine = replace(config.engine, devices=tuple(devices), sizes=None)
         spread = replace(config, engine=engine, train=replace(config.train, mode="bp"))

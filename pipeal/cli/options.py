@@ -86,7 +86,7 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         click.option(
             "--retry",
             is_flag=True,
-            help="In a new run, tries anew what devices, sizes and threads are fastest; else known for a week.",
+            help="In a new run, tries again what devices, sizes and threads are fastest; else known for a week.",
         ),
         click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
         click.option(
@@ -166,7 +166,7 @@ def _stages(config: RunConfig) -> int | None:
     engine = config.engine
     if engine.devices == "auto" or engine.schedule == "sequential":
         return None
-    return len(device_names(engine.devices) if isinstance(engine.devices, str) else engine.devices)
+    return len(device_names(engine.devices))
 
 
 def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:

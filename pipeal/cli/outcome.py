@@ -19,7 +19,7 @@ from pipeal.train.attempts import Attempts
 from pipeal.train.batches import Batches
 from pipeal.train.environment import environment
 from pipeal.train.exits import ExitTable
-from pipeal.train.measure import Measure, Spread, best_rows, last_rows, measure_of
+from pipeal.train.measure import MeanSd, Measure, best_rows, last_rows, measure_of
 from pipeal.train.peak_memory import peak_memory_bytes
 from pipeal.train.plots import draw_curves
 from pipeal.train.position import Totals
@@ -74,16 +74,16 @@ class Outcome:
 
     @property
     def label(self) -> str:
-        """``AL`` or ``BP``."""
+        """What tables and pictures call the form: ``AL``, ``BP``, ``BP over 2``."""
         return self.form.label
 
     @property
-    def at_best(self) -> Spread | None:
+    def at_best(self) -> MeanSd | None:
         """The test accuracy, or validation loss, of each turn's best epoch by its held-out samples."""
         return self.measure.at_best(self.rows)
 
     @property
-    def last(self) -> Spread:
+    def last(self) -> MeanSd:
         """The test accuracy, or validation loss, after each turn's last epoch."""
         return self.measure.last(self.rows)
 
@@ -93,9 +93,9 @@ class Outcome:
         return measure_of(self.rows)
 
     @property
-    def epoch_s(self) -> Spread:
+    def epoch_s(self) -> MeanSd:
         """Seconds of training of each epoch."""
-        return Spread.of(row.epoch_time for row in self.rows)
+        return MeanSd.of(row.epoch_time for row in self.rows)
 
     def summary(self) -> dict[str, object]:
         """Every figure with its circumstances, for ``summary.json``."""
@@ -134,8 +134,6 @@ class Outcome:
             ],
             "training_parameters": sum(self.parameters),
             "inference_parameters": self.parameters[0],
-            "effective_parameters": self.parameters[0],
-            "affiliated_parameters": self.parameters[1],
             **({} if self.costs is None else self.costs.summary()),
             "compile": engine.compile,
             "peak_memory_bytes": peak_memory_bytes(engine.devices),
@@ -173,7 +171,7 @@ class Outcome:
         write_summary(self.folder, self.summary, attempts)
         write_curves([self], self.folder, attempts)
         if self.lengths is not None:
-            title = f"{self.config.dataset} {self.config.model.name} {self.form}: batches"
+            title = f"{self.config.dataset} {self.config.model.name} {self.label}: batches"
             path = self.folder / "batches.png"
             attempts.make(path, lambda: self.batches.draw(path, title, self.totals.padding_share))
 
@@ -235,7 +233,7 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
 def _results(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
     """What each form has learnt, and with how much: heads and rows."""
     short = outcomes[0].measure.short
-    heads = ["form", "stages", "threads", f"{short}, best held-out", f"last {short}", "parameters", "at inference"]
+    heads = ["form", "stages", "threads", f"{short} at best held-out", f"last {short}", "parameters", "at inference"]
     rows: list[list[Cell]] = [
         [
             outcome.label,

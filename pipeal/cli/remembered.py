@@ -7,21 +7,24 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+from pydantic import Field, TypeAdapter
 from torch import nn
 
 from pipeal.atomic import write_whole
 from pipeal.cli.say import Say
 from pipeal.data.cachefolder import cache_folder
 from pipeal.engine.costs import Placement
+from pipeal.engine.cpus import load_average
 from pipeal.errors import DataError
 from pipeal.packet import pair_of, tensors
+from pipeal.train.checked import checked
 from pipeal.train.environment import environment
 
 RENEWED_AFTER_S = 7 * 24 * 3600.0
@@ -36,7 +39,7 @@ class Remembered:
     """A choice, and when it was made.
 
     Attributes:
-        placement: It.
+        placement: What was chosen.
         since: Seconds of the epoch.
         load: The machine's load average then, over a minute; None where the system does not say.
     """
@@ -50,7 +53,7 @@ class Remembered:
         return f"remembered from {date}" + ("" if self.load is None else f", load {self.load:.1f}")
 
 
-class Memory:
+class PlacementCache:
     """One choice each, in a file of its own.
 
     Args:
@@ -68,13 +71,13 @@ class Memory:
         *,
         retry: bool = False,
         now: Callable[[], float] = time.time,
-        load: Callable[[], float | None] | None = None,
+        load: Callable[[], float | None] = load_average,
     ) -> None:
         self._say = say
         self._folder = folder
         self._retry = retry
         self._now = now
-        self._load = load or load_average
+        self._load = load
 
     def recall(self, key: str) -> Remembered | None:
         """The choice of that key; None if there is none, it is too old, or is not as it was written."""
@@ -83,26 +86,23 @@ class Memory:
         try:
             path = self._path(key)
             text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError, DataError):  # none yet, or none to be had
+        except FileNotFoundError:  # none yet
+            return None
+        except (OSError, ValueError, DataError) as error:
+            self._say(f"what was found before is not remembered: {error}")
             return None
         try:
             found = _read(json.loads(text))
-        except (ValueError, LookupError, TypeError) as error:
+        except ValueError as error:
             self._say(f"{path} is not as it was written ({error}), and is made again")
             return None
         return found if 0 <= self._now() - found.since < RENEWED_AFTER_S else None
 
     def keep(self, key: str, placement: Placement) -> None:
         """Keeps a choice; that it cannot be kept is said."""
-        values = {
-            "devices": placement.devices,
-            "sizes": placement.sizes,
-            "threads": placement.threads,
-            "since": self._now(),
-            "load": self._load(),
-        }
+        kept = _Kept(placement.devices, placement.sizes, placement.threads, self._now(), self._load())
         try:
-            write_whole(self._path(key), json.dumps(values))
+            write_whole(self._path(key), json.dumps(asdict(kept)))
         except DataError as error:
             self._say(f"what was found is not remembered: {error}")
 
@@ -127,24 +127,25 @@ def key_of(model: nn.Module, batches: Sequence[Any], *settings: object) -> str:
     return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def load_average() -> float | None:
-    """That of the machine over a minute; None where the system does not say."""
-    try:
-        return os.getloadavg()[0]
-    except (OSError, AttributeError):
-        return None
-
-
 def _read(values: Any) -> Remembered:
-    devices, sizes, threads = values["devices"], values["sizes"], values["threads"]
-    since, load = values["since"], values["load"]
-    named = isinstance(devices, list) and all(isinstance(name, str) for name in devices)
-    whole = isinstance(sizes, list) and all(_is_count(size) for size in sizes) and _is_count(threads)
-    timed = isinstance(since, int | float) and (load is None or isinstance(load, int | float))
-    if not (named and whole and timed and devices and len(devices) == len(sizes)):
-        raise ValueError("it holds no placement")
-    return Remembered(Placement(devices, sizes, threads), float(since), load)
+    kept = checked(_KEPT, values)
+    if not kept.devices or len(kept.devices) != len(kept.sizes):
+        raise ValueError(f"{len(kept.devices)} devices for {len(kept.sizes)} sizes")
+    return Remembered(Placement(kept.devices, kept.sizes, kept.threads), kept.since, kept.load)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+_Count: TypeAlias = Annotated[int, Field(strict=True, gt=0)]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a file holds."""
+
+    devices: list[str]
+    sizes: list[_Count]
+    threads: _Count
+    since: float
+    load: float | None
+
+
+_KEPT = TypeAdapter(_Kept)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipeal.errors import ConfigError, DataError
-from pipeal.train.measure import Spread
+from pipeal.train.measure import MeanSd
 from pipeal.train.report import Run, read_runs, runs_in
 from pipeal.train.tables import print_table
 
@@ -18,8 +18,8 @@ def command(folder: str) -> None:
     """Lists the runs in FOLDER (default: runs), the latest last.
 
     A run is running, finished, interrupted, failed, or died, when its process is gone without a word; unknown if it
-    left no status. Each can be given to `pipeal report`. Under "best held-out" stands what the test set says of the
-    epoch that was best on held-out samples.
+    left no status. Each can be given to `pipeal report`. "test at best held-out" is the test figure of the epoch that
+    was best on held-out samples.
     """
     if not folder or "\0" in folder:
         raise ConfigError(f"found {folder!r}, expected the name of a folder")
@@ -33,14 +33,15 @@ def command(folder: str) -> None:
     if not found:
         click.echo(f"no runs in {folder}")
         return
-    columns = ["run", "status", "data set", "model", "form", "epochs", "best held-out", "last test", "when", "MiB"]
+    columns = ["run", "status", "data set", "model", "form", "epochs"]
+    columns += ["test at best held-out", "last test", "when", "MiB"]
     print_table(f"{len(found)} run{'s' * (len(found) != 1)} in {folder}", columns, [_row(run) for run in found])
     for run in found:
         if run.status.message and run.status.state in ("failed", "interrupted", "died"):
             click.echo(f"{run.name}: {' '.join(run.status.message.split())}")
 
 
-def _told(run: Run, found: Spread | None) -> str | None:
+def _told(run: Run, found: MeanSd | None) -> str | None:
     if found is None:
         return None
     return str(found) if run.measure.is_share else f"loss {found}"

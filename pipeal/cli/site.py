@@ -7,24 +7,28 @@ from typing import Protocol
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
-from pipeal.cli.choices import Form, choose
+from pipeal.cli.choices import choose
 from pipeal.cli.opening import open_pipeline
+from pipeal.cli.remembered import PlacementCache
 from pipeal.cli.say import Say
 from pipeal.config import EngineConfig, RunConfig
 from pipeal.engine import Pipeline, Window
 from pipeal.errors import ConfigError
+from pipeal.models.registry import Mode
 
 
 class Site(Protocol):
-    """What differs between the two, for whoever carries out the run.
+    """What differs between the two.
 
     Attributes:
         alternates: Whether pipelines of several forms can be open at once, so that their epochs come in turns.
+        retry: Whether choices are made again although they are remembered.
     """
 
     alternates: bool
+    retry: bool
 
-    def choose(self, experiment: Experiment, form: Form, say: Say, config: RunConfig | None = None) -> RunConfig:
+    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
         """The configuration of one form with nothing left open; see :func:`pipeal.cli.choices.choose`."""
         ...
 
@@ -49,15 +53,15 @@ class OneProcess:
     """One process, with a thread for each stage.
 
     Args:
-        retry: Whether choices are made anew that are remembered.
+        retry: Whether choices are made again although they are remembered.
     """
 
     def __init__(self, *, retry: bool = False) -> None:
-        self._retry = retry
+        self.retry = retry
 
     alternates = True
 
-    def choose(self, experiment: Experiment, form: Form, say: Say, config: RunConfig | None = None) -> RunConfig:
+    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
         """Tries placements where devices are left open.
 
         Raises:
@@ -70,7 +74,7 @@ class OneProcess:
                 f"engine.replicas: found {replicas}, but this is one process; expected 1, or start it with "
                 "torchrun --nproc-per-node, whose processes are stages × replicas"
             )
-        return choose(experiment, form, say, config, retry=self._retry)
+        return choose(experiment, form, say, config, cache=PlacementCache(say, retry=self.retry))
 
     def fits(self, engine: EngineConfig) -> bool:
         """Stages that were processes may as well be threads."""

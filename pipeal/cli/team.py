@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pipeal.al import ALPackage
 from pipeal.cli.build import Experiment
-from pipeal.cli.choices import TRIAL_BATCHES, Form, sample_batches
+from pipeal.cli.choices import sample_batches
 from pipeal.cli.opening import open_pipeline
 from pipeal.cli.say import Say
 from pipeal.cli.stopping import StopRequest
@@ -27,10 +27,12 @@ from pipeal.engine.distributed.facts import require_same
 from pipeal.engine.distributed.front import DistributedPipeline, own_threads
 from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
-from pipeal.engine.measure import WARM_UP, balanced_sizes
+from pipeal.engine.measure import balanced_sizes
 from pipeal.engine.placement import check_sizes
+from pipeal.engine.planning import TRIAL_BATCHES
 from pipeal.engine.settings import check_precision, matmul_precision
 from pipeal.errors import ConfigError, PlacementError
+from pipeal.models.registry import Mode
 from pipeal.train.evaluation import Criterion
 
 
@@ -44,6 +46,7 @@ class Team:
     """
 
     alternates = False  # the other ranks serve one pipeline at a time
+    retry = False  # stages are measured each time
 
     def __init__(self, world: World, device: str, say: Say) -> None:
         self.world = world
@@ -75,7 +78,7 @@ class Team:
         """Lets all others leave."""
         self.world.tell({"do": "leave"})
 
-    def choose(self, experiment: Experiment, form: Form, say: Say, config: RunConfig | None = None) -> RunConfig:
+    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
         """One stage for each process of a replica.
 
         Raises:
@@ -113,7 +116,7 @@ class Team:
                 with matmul_precision(engine.matmul):
                     sizes = balanced_sizes(
                         experiment.package(form, config.train.seed),
-                        sample_batches(batches, WARM_UP + TRIAL_BATCHES),
+                        sample_batches(batches, TRIAL_BATCHES),
                         mesh.stages,
                         device=device,
                         threads=threads,
@@ -192,7 +195,7 @@ def stage_devices(world: World, engine: EngineConfig, kind: str) -> list[str]:
         PlacementError: There are more names than one, but not one for each stage.
     """
     names = [kind] if engine.devices == "auto" else engine.devices
-    names = device_names(names) if isinstance(names, str) else list(names)
+    names = device_names(names)
     stages = world.mesh.stages
     if len(names) not in (1, stages):
         raise PlacementError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeal.cli.build import Experiment
-from pipeal.cli.form_costs import form_costs
+from pipeal.cli.form_costs import FormCosts, form_costs
 from pipeal.cli.forms import Form
 from pipeal.cli.opening import new_package, open_pipeline
 from pipeal.cli.outcome import Outcome
@@ -20,7 +20,8 @@ from pipeal.cli.turns import Turns, tell_of_graphs
 from pipeal.config import RunConfig
 from pipeal.engine import Pipeline
 from pipeal.engine.blame import add_note
-from pipeal.errors import DataError, Interrupted, UntidyError
+from pipeal.errors import DataError, Interrupted, UntidyError, first_line
+from pipeal.outofmemory import is_out_of_memory
 from pipeal.train.attempts import Attempts
 from pipeal.train.checkpoint import Checkpoint, CheckpointStore
 from pipeal.train.position import Position
@@ -73,7 +74,7 @@ def train_form(
             if (position.epoch, position.part.batches) > (train.epochs, 0):
                 raise DataError(
                     f"the checkpoint {saved.path} was taken after {position.where}, the run has {train.epochs}; "
-                    "raise train.epochs, or begin anew with --resume never"
+                    "raise train.epochs, or start over with --resume never"
                 )
             say(f"{form.label} goes on after {position.where}")
             tell_of_graphs(config, say)
@@ -122,7 +123,7 @@ def train_form(
             outcome.ended_unsaved = saver.failing
             outcome.afterword = training.afterword
             if stop.signal is None:
-                outcome.costs = form_costs(experiment, config)
+                outcome.costs = _costs(experiment, form, say)
         except BaseException as error:
             outcome.write(attempts)
             if attempts.missing:
@@ -137,6 +138,17 @@ def train_form(
             how = f"which could not be saved: {outcome.unsaved}" if outcome.ended_unsaved else saved_it
             raise Interrupted(f"interrupted after the last epoch, {how}", code)
     return outcome
+
+
+def _costs(experiment: Experiment, form: Form, say: Say) -> FormCosts | None:
+    """None where memory does not suffice for the models that are counted on: no run fails for a column."""
+    try:
+        return form_costs(experiment, form.config)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        say(f"the costs of {form.label} are not counted: {first_line(error)}")
+        return None
 
 
 def _saved(store: CheckpointStore, run: RunFolder, label: str, say: Say) -> Checkpoint | None:
@@ -157,7 +169,7 @@ def _newest(store: CheckpointStore, label: str, say: Say) -> Checkpoint | None:
 
     found = store.newest(tell)
     if found is None and bad:
-        say(f"no checkpoint in {store.folder} is as it was written: {label} begins anew in the same folder")
+        say(f"no checkpoint in {store.folder} is as it was written: {label} starts over in the same folder")
     elif found is None:
         say(f"there is no checkpoint in {store.folder} yet: {label} begins at its first batch")
     return found
@@ -191,5 +203,5 @@ def _check_same(facts: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         if saved.get(name, found) != found:
             raise DataError(
                 f"the data has {name} {found}, but had {saved[name]} when the checkpoint was taken; "
-                "put the data back, or begin anew with --resume never"
+                "put the data back, or start over with --resume never"
             )

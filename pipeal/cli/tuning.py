@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import NoReturn
 
 from pydantic import TypeAdapter
-from rich.console import Console
 
 from pipeal.cli.build import Experiment
 from pipeal.cli.duration import at_its_length
@@ -46,7 +44,7 @@ from pipeal.train.measure import best_rows
 from pipeal.train.position import Position
 from pipeal.train.progress import Progress
 from pipeal.train.recorders import EpochRow, write_json
-from pipeal.train.tables import Cell, print_table
+from pipeal.train.tables import Cell, table_text
 from pipeal.train.trainer import Scores, fit
 
 TRIALS = "tune.json"
@@ -372,11 +370,9 @@ def _table(name: str, forms: Sequence[Form], grid: Grid, trials: Sequence[Trial]
             figure = "failed" if trial.held_out is None else f"{trial.held_out:.4f}"
             taken = "chosen" if trial == best[form.name] else ""
             rows.append([form.label, *(str(setting[key]) for key in grid), trial.best_epoch, figure, taken])
-    text = StringIO()
     seed = trials[0].seed
     title = f"settings tried, each with seed {seed} and of so many epochs: {trials[0].epochs}"
-    print_table(title, ["form", *grid, "best epoch", name, ""], rows, console=Console(file=text))
-    return text.getvalue().rstrip()
+    return table_text(title, ["form", *grid, "best epoch", name, ""], rows)
 
 
 def _shown(setting: Setting) -> str:

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from pipeal.config.language import LanguageConfig
+from pipeal.config.load import value_at
 from pipeal.config.schema import RunConfig
 from pipeal.config.text import BatchingConfig, TextConfig
 from pipeal.config.vision import VisionConfig
@@ -42,6 +43,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     TextConfig: (
         Idle("train.mode", ("bp",), ("model.y_hid", "model.label_codes")),
         Idle("model.name", ("lstm",), ("model.n_heads",)),
+        Idle("model.pretrained", ("none",), ("data.cache_dir",)),
     ),
     VisionConfig: (
         Idle(
@@ -49,6 +51,8 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
             ("bp",),
             ("model.x_hid", "model.y_hid", "model.bridges", "model.labels", "model.label_codes"),
         ),
+        Idle("data.cache", (False,), ("data.cache_dir",)),
+        Idle("dataset", ("toyimages",), ("data.cache", "data.cache_dir")),
     ),
     LanguageConfig: (Idle("train.mode", ("bp",), ("model.per_layer", "model.code", "model.labels", "model.bridges")),),
 }
@@ -109,8 +113,8 @@ def check_effects(
     counts = {"stages": stages, "processes": processes}
     lines = []
     for where, values, options in (*_of(type(config)), *(IDLE_IN_ONE_PROCESS if processes == 1 else ())):
-        found = counts[where] if where in counts else _at(config, where)
-        idle = [f"{option} {_shown(_at(config, option))}" for option in options if option in given]
+        found = counts[where] if where in counts else value_at(config, where)
+        idle = [f"{option} {_shown(value_at(config, option))}" for option in options if option in given]
         if idle and found in values:
             reason = _ONE[where] if where in counts else f"{where} is {_shown(found)}"
             lines.append(f"{', '.join(idle)}: without effect, since {reason}")
@@ -145,13 +149,6 @@ def _refuse_other_kinds(batching: BatchingConfig, given: Collection[str]) -> Non
 def _of(schema: type[RunConfig]) -> Iterator[Idle]:
     for kind in reversed(schema.__mro__):
         yield from IDLE.get(kind, ())
-
-
-def _at(config: RunConfig, key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _shown(value: Any) -> str:

@@ -14,6 +14,7 @@ import reprlib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -92,6 +93,11 @@ def given_keys(
 def dump_config(config: RunConfig) -> str:
     """YAML text of every value; :func:`load_config` reads it back to an equal configuration."""
     return document.dump(asdict(config))
+
+
+def value_at(config: Any, key: str) -> Any:
+    """The value at a dotted path of a configuration, which has it."""
+    return reduce(getattr, key.split("."), config)
 
 
 def find_config(dataset: str, model: str) -> Path | None:

@@ -64,7 +64,7 @@ class DataConfig:
             checkpoint and settings by, and to calibrate the early exit on; of a language model, the end of what is
             trained on. With 0 none is chosen, and the early exit is left out.
         cache_dir: The folder for what is made out of the data to be read faster, decoded images and word vectors; None
-            for the user's cache folder.
+            for the user's cache folder. Of characters nothing is made.
     """
 
     root: Text | None = None

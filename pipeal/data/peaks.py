@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from pipeal.data.reread import Samples, as_iterable
 from pipeal.errors import ConfigError, DataError
 from pipeal.outofmemory import is_out_of_memory
+from pipeal.packet import Samples, as_iterable
 
 _Data = TypeVar("_Data")
 _Feature = TypeVar("_Feature")

@@ -18,8 +18,8 @@ from torch.utils.data import Sampler, SequentialSampler
 from pipeal.data.packing import Cost, Log, Oversize, Packer, SizeOf, Sizes, SizeTypeError, Tally
 from pipeal.data.passes import PassSampler
 from pipeal.data.ranks import Uneven
-from pipeal.data.reread import Samples, as_iterable
 from pipeal.errors import ConfigError, DataError
+from pipeal.packet import Samples, as_iterable
 
 _Data = TypeVar("_Data")
 

@@ -21,9 +21,10 @@ from pipeal.data.bins import first_of_the_rest, least_wasteful
 from pipeal.data.bounds import checked_bounds
 from pipeal.data.budget import BatchCost, fitting
 from pipeal.data.packing import Oversize, as_number
-from pipeal.data.reread import CheckpointableSource, Samples, place_of, reader_at
+from pipeal.data.reread import CheckpointableSource, place_of, reader_at
 from pipeal.data.samplers import Lengths, at_least
 from pipeal.errors import ConfigError, DataError
+from pipeal.packet import Samples
 
 T = TypeVar("T")
 PadTo = Literal["bound", "longest"]

@@ -8,13 +8,15 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from pipeal.engine.device import device_names, parse_device
-from pipeal.engine.placement import balance, check_sizes
+from pipeal.engine.cpus import cores
+from pipeal.engine.device import all_devices, device_names, parse_device
+from pipeal.engine.placement import check_sizes
 from pipeal.engine.schedule import Schedule
-from pipeal.engine.threads import cores, threads_each
+from pipeal.engine.threads import threads_each
 from pipeal.errors import ConfigError, PlacementError
 from pipeal.packet import TrainableLayer, device_of, module_of
-from pipeal.spread import Spreads
+from pipeal.partition import balance
+from pipeal.spread import blocks_of
 
 
 @runtime_checkable
@@ -93,8 +95,8 @@ def _names(devices: Devices, layers: Sequence[TrainableLayer]) -> list[str | tor
     if isinstance(devices, torch.device):
         return [devices]
     if devices == "auto":
-        gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-        return list((gpus or ["cpu"] * cores())[: len(layers)])
+        found = all_devices()
+        return list((["cpu"] * cores() if found == ["cpu"] else found)[: len(layers)])
     if isinstance(devices, str):
         return list(device_names(devices))
     if not isinstance(devices, Iterable):
@@ -106,6 +108,5 @@ def _names(devices: Devices, layers: Sequence[TrainableLayer]) -> list[str | tor
 
 def _blocks_of(layers: Sequence[TrainableLayer]) -> int | None:
     """The blocks of a model that may lie on several devices as a single stage; None for models of other kinds."""
-    if len(layers) == 1 and isinstance(layers[0], Spreads) and layers[0].block_count() > 1:
-        return layers[0].block_count()
-    return None
+    blocks = blocks_of(layers[0]) if len(layers) == 1 else 1
+    return blocks if blocks > 1 else None

@@ -13,20 +13,21 @@ from torch import nn
 
 from pipeal.engine.blame import OnOom
 from pipeal.engine.compiling import Compile
-from pipeal.engine.cpus import is_busy, omp_threads
-from pipeal.engine.device import Precision, parse_device
+from pipeal.engine.cpus import cores, is_busy, omp_threads
+from pipeal.engine.device import Precision, all_devices, parse_device
 from pipeal.engine.gpus import layout_on_gpus
 from pipeal.engine.measure import WARM_UP, before_the_clock, counted_of, layer_costs, seconds_by_layer, uncollected
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.placement import balance, balance_rows, check_sizes, layers_of_stages
+from pipeal.engine.placement import check_sizes, layers_of_stages
 from pipeal.engine.schedule import Action, Schedule, schedule_named
 from pipeal.engine.simulate import simulate
-from pipeal.engine.threads import cores, threads_each
+from pipeal.engine.threads import threads_each
 from pipeal.engine.trace import Window
 from pipeal.engine.trials import LOOK_AFTER, More, TimeLimit, Trials
 from pipeal.errors import PlacementError
 from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, layers_of
+from pipeal.partition import balance, balance_rows
 
 LayerSeconds: TypeAlias = "Sequence[Mapping[Action, float]]"
 """What each layer takes per batch, by action."""
@@ -67,7 +68,7 @@ class TrialOptions:
         threads: Intra-op threads of each CPU worker; None to try.
         queue_depth: As for :class:`Pipeline`.
         precision: As for :class:`Pipeline`.
-        compile: As for :class:`Pipeline`. Each trial compiles anew, before its time is taken; layers are measured, to
+        compile: As for :class:`Pipeline`. Each trial compiles again, before its time is taken; layers are measured, to
             balance stages, as they are.
         on_oom: As for :class:`Pipeline`. A loss that is not finite ends no trial.
         limit: How long it may take; None for :data:`pipeal.engine.trials.MOST_S` from the call on.
@@ -203,6 +204,7 @@ def fit(
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            trials.step(_BY_NUMBER)
         else:
             rows = [[sum(cost.values()) for cost in by_kind[_kind(name)]] for name in names]
             found = balance_rows(rows)
@@ -277,6 +279,8 @@ class _Search:
         except (PlacementError, MemoryError, RuntimeError) as error:
             if not (isinstance(error, PlacementError) or is_out_of_memory(error)):
                 raise
+            if self._costs is None:
+                self.step(_BY_NUMBER)
         else:
             names = [usable[stage.devices[0]] for stage in layout.stages]
             if names != usable[:1]:
@@ -409,11 +413,6 @@ def _halves(most: int) -> list[int]:
     return [most] if most == 1 else [most, *_halves(most // 2)]
 
 
-def all_devices() -> list[str]:
-    """All GPUs of this machine, or the CPU without any."""
-    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
-
-
 def _usable(wanted: Sequence[str] | None) -> list[str]:
     """The CPU, or different GPUs."""
     if wanted is None:
@@ -436,6 +435,8 @@ def _candidate_devices(layers: int, usable: list[str], on_one_gpu: int) -> list[
         return [usable * count for count in sorted({1, min(layers, on_one_gpu)})]
     return [["cpu"] * count for count in range(1, min(layers, 2 * cores()) + 1)] if cores() > 1 else [["cpu"]]
 
+
+_BY_NUMBER = "layers are divided by number: memory does not suffice to measure them"
 
 _QUICK_S = 0.25
 """Batches that take longer need but one of them to warm up."""

@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path, PurePosixPath
 
 
-def usable_cpus(root: Path = Path("/")) -> int:
+def cores(root: Path = Path("/")) -> int:
     """The CPUs of the affinity mask, or as many as the quota of time comes to, rounded up, if that is fewer.
 
     Args:

@@ -19,14 +19,16 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from pipeal.engine.cpus import cores
 from pipeal.engine.device import Precision
 from pipeal.engine.measure import WARM_UP, counted_of
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.placement import balance, check_sizes, layers_of_stages
+from pipeal.engine.placement import check_sizes, layers_of_stages
 from pipeal.engine.simulate import Crowding
-from pipeal.engine.threads import cores, intra_op_threads
+from pipeal.engine.threads import intra_op_threads
 from pipeal.errors import PlacementError, StallError
 from pipeal.packet import TrainableLayer, Tree, layers_of, module_of
+from pipeal.partition import balance
 
 PATIENCE_S = 600.0
 """How long one crowd may take."""

@@ -16,7 +16,7 @@ class Delivery:
         self.failure: BaseException | None = None
 
     def __enter__(self) -> None:
-        """Nothing to do."""
+        """Begins without a failure that the caller has been given."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

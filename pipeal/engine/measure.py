@@ -21,12 +21,12 @@ from pipeal.engine.device import Precision
 from pipeal.engine.layer_state import layer_state
 from pipeal.engine.layercost import LayerCost
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.placement import balance
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import Span, Window
 from pipeal.errors import PlacementError
 from pipeal.outofmemory import is_out_of_memory
 from pipeal.packet import TrainableLayer, Tree, layers_of, module_of, pair_of, tensors
+from pipeal.partition import balance
 
 WARM_UP = 2
 """Batches that come first and are not counted: allocators fill, kernels are chosen."""

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from pipeal.errors import PlacementError
-from pipeal.partition import balance, balance_rows
-
-__all__ = ["balance", "balance_rows", "check_sizes", "layers_of_stages"]
 
 
 def layers_of_stages(sizes: Sequence[int]) -> list[range]:

@@ -14,10 +14,11 @@ from pipeal.engine.costs import Placement, place
 from pipeal.engine.device import Precision, device_names
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.schedule import Schedule
+from pipeal.engine.trials import MOST
 from pipeal.errors import DataError
 from pipeal.packet import TrainableLayer, iterate, pair_of
 
-TRIAL_BATCHES = WARM_UP + 10
+TRIAL_BATCHES = WARM_UP + MOST
 """So many batches are drawn, and each candidate is tried on all of them."""
 
 

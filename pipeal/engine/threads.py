@@ -1,4 +1,4 @@
-"""Cores and intra-op threads: who gets how many."""
+"""Intra-op threads: who gets how many."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from pipeal.engine.cpus import omp_threads, usable_cpus
+from pipeal.engine.cpus import cores, omp_threads
 from pipeal.engine.schedule import Schedule
-
-
-def cores() -> int:
-    """The cores that this process may use, by its affinity mask and its container's quota."""
-    return usable_cpus()
 
 
 def threads_each(devices: Sequence[str | torch.device], schedule: Schedule, wanted: int | None = None) -> int:

@@ -225,11 +225,6 @@ class RowClock:
         """Of each device."""
         return [clock.take_times() for clock in self._clocks]
 
-    def take_times(self) -> StageTimes:
-        """Of all devices together."""
-        first, *others = self.take_all_times()
-        return sum(others, first)
-
     def forget(self) -> None:
         """Drops all times and spans."""
         for clock in self._clocks:

@@ -1,4 +1,4 @@
-"""Which of some candidates is fastest, found within a bound: decided from times alone, whoever measures them.
+"""Which of some candidates is fastest, found within a bound: decided from times alone; the caller measures.
 
 A candidate is first timed on two batches. One that then takes twice as long as the best is dropped; the others go on,
 to ten batches if there is time. Those that come close to the best are timed once more before any of them is believed.
@@ -50,16 +50,12 @@ class TimeLimit:
     Args:
         run_batches: How many batches the run will train on; None where that is not known.
         clock: Seconds that only grow.
-        most_s: In place of :data:`MOST_S`.
     """
 
-    def __init__(
-        self, run_batches: int | None = None, *, clock: Callable[[], float] = monotonic, most_s: float = MOST_S
-    ) -> None:
+    def __init__(self, run_batches: int | None = None, *, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._begin = clock()
         self._run_batches = run_batches
-        self._most_s = most_s
         self._fastest_s = inf
 
     def learn(self, seconds_per_batch: float) -> None:
@@ -70,8 +66,8 @@ class TimeLimit:
     def bound_s(self) -> float:
         """All of it, as far as is known by now."""
         if self._run_batches is None or self._fastest_s == inf:
-            return self._most_s
-        return min(self._most_s, SHARE * self._run_batches * self._fastest_s)
+            return MOST_S
+        return min(MOST_S, SHARE * self._run_batches * self._fastest_s)
 
     @property
     def spent_s(self) -> float:
@@ -89,7 +85,7 @@ class Times(Generic[Candidate]):
     """What a candidate took.
 
     Attributes:
-        candidate: It.
+        candidate: What was timed.
         rounds: Seconds per batch, each time that it was timed to the end.
         dropped_s: Seconds per batch where it was dropped after :data:`LOOK_AFTER`.
     """

@@ -35,7 +35,7 @@ class CodeError(nn.Module):
         return _squared_error(answer, codes, y)
 
 
-class PlaceCodes(AE):
+class PublishedCodes(AE):
     """The published label side, at every place by itself: a sigmoid code, and a sigmoid on the way back.
 
     Args:
@@ -82,7 +82,7 @@ class InFloat32(nn.Sequential):
 def label_side(style: CodeStyle, characters: int, code: int, *, onward: bool) -> AE:
     """The label side of a layer, ``onward`` of one that is not the first; all codes are ``code`` wide."""
     if style == "published":
-        return PlaceCodes(code if onward else characters, code, onward=onward)
+        return PublishedCodes(code if onward else characters, code, onward=onward)
     return OnwardCodes(code, code) if onward else ClassCodes(characters, code)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from pipeal import __version__
-from pipeal.engine.threads import cores
+from pipeal.engine.cpus import cores
 
 
 def environment() -> dict[str, str | int | list[str]]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from pipeal.errors import DataError
+from pipeal.flops import counting
 from pipeal.packet import TrainableLayer, Tree, batch_size, device_of, in_mode, layers_of, module_of, move
 
 
@@ -68,10 +64,10 @@ def exit_costs(model: nn.Module | Iterable[TrainableLayer], sample: Tree) -> Exi
     x = sample
     with in_mode(map(module_of, layers), False), torch.no_grad():
         for depth, layer in enumerate(layers, 1):
-            with _counting() as counter:
+            with counting() as counter:
                 x = layer.inference(move(x, device_of(module_of(layer))), "f")
             climb.append(counter.get_total_flops() / size)
-            with _counting() as counter:
+            with counting() as counter:
                 code = layer.inference(x, "b")
                 for below in reversed(layers[:depth]):
                     code = below.inference(move(code, device_of(module_of(below))), "h")
@@ -96,54 +92,8 @@ def training_flops(model: nn.Module | Iterable[TrainableLayer], x: Tree, y: Tree
     size = batch_size(x)
     if not size:
         raise DataError("the cost of training cannot be counted on an empty batch; pass a batch of inputs")
-    with in_mode(map(module_of, layers), True), torch.enable_grad(), _counting() as counter:
+    with in_mode(map(module_of, layers), True), torch.enable_grad(), counting() as counter:
         for layer in layers:
             x, y = layer(x, y)
             layer.backward()
     return counter.get_total_flops() / size
-
-
-# Of a recurrent network's fused operators the counter of PyTorch knows nothing.
-def _recurrent_flops(rows: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
-    """Each matrix is applied once per step and sample."""
-    return 2 * prod(rows[:-1]) * sum(prod(shape) for shape in weights if len(shape) == 2)
-
-
-def _mkldnn_rnn_flops(x: Sequence[int], w_input: Sequence[int], w_hidden: Sequence[int], *_: Any, **__: Any) -> int:
-    return _recurrent_flops(x, [w_input, w_hidden])
-
-
-def _cudnn_rnn_flops(x: Sequence[int], weights: Sequence[Sequence[int]], *_: Any, **__: Any) -> int:
-    return _recurrent_flops(x, weights)
-
-
-def _mkldnn_rnn_backward_flops(*arguments: Any, **_: Any) -> int:
-    """Each matrix once for the gradient of what it was applied to, and once for its own."""
-    return 2 * _mkldnn_rnn_flops(*arguments)
-
-
-def _cudnn_rnn_backward_flops(*arguments: Any, **_: Any) -> int:
-    return 2 * _cudnn_rnn_flops(*arguments)
-
-
-_RECURRENT = {
-    torch.ops.aten.mkldnn_rnn_layer: _mkldnn_rnn_flops,
-    torch.ops.aten.mkldnn_rnn_layer_backward: _mkldnn_rnn_backward_flops,
-    torch.ops.aten._cudnn_rnn: _cudnn_rnn_flops,
-    torch.ops.aten._cudnn_rnn_backward: _cudnn_rnn_backward_flops,
-}
-
-
-@contextmanager
-def _counting() -> Iterator[FlopCounterMode]:
-    """Counts FLOPs; attention goes by plain products, which every version knows, not by fused operators."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with (
-            sdpa_kernel(SDPBackend.MATH),
-            FlopCounterMode(display=False, custom_mapping=_RECURRENT) as counter,
-        ):
-            yield counter
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)

@@ -15,33 +15,33 @@ from pipeal.train.recorders import EpochRow
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A figure of several turns.
+class MeanSd:
+    """One figure measured several times: one value of each turn, or of each epoch.
 
-    >>> str(Spread((0.90, 0.92, 0.91)))
+    >>> str(MeanSd((0.90, 0.92, 0.91)))
     '0.9100 ± 0.0100'
-    >>> str(Spread((0.9,)))
+    >>> str(MeanSd((0.9,)))
     '0.9000'
 
     Attributes:
-        values: One of each turn; at least one.
+        values: At least one.
     """
 
     values: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Spread:
+    def of(cls, values: Iterable[float]) -> MeanSd:
         """That of some values."""
         return cls(tuple(values))
 
     @property
     def mean(self) -> float:
-        """The mean over turns."""
+        """Their mean."""
         return fmean(self.values)
 
     @property
     def sd(self) -> float | None:
-        """The sample standard deviation over turns; None of one turn, and where a value is not finite."""
+        """Their sample standard deviation; None of one value, and where one is not finite."""
         return stdev(self.values) if len(self.values) > 1 and all(map(isfinite, self.values)) else None
 
     def __str__(self) -> str:
@@ -89,14 +89,14 @@ class Measure:
         assert value is not None
         return value
 
-    def at_best(self, rows: Sequence[EpochRow]) -> Spread | None:
+    def at_best(self, rows: Sequence[EpochRow]) -> MeanSd | None:
         """The test figure of each turn's best epoch by its held-out samples; None where no epoch can be chosen."""
         best = best_rows(rows)
-        return Spread.of(map(self.test, best)) if best else None
+        return MeanSd.of(map(self.test, best)) if best else None
 
-    def last(self, rows: Sequence[EpochRow]) -> Spread:
+    def last(self, rows: Sequence[EpochRow]) -> MeanSd:
         """The test figure of each turn's last epoch; turns that have not come that far are left out."""
-        return Spread.of(map(self.test, last_rows(rows)))
+        return MeanSd.of(map(self.test, last_rows(rows)))
 
 
 def best_rows(rows: Sequence[EpochRow]) -> list[EpochRow]:

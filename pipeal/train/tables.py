@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from io import StringIO
 
 from rich import box
 from rich.cells import cell_len
@@ -52,6 +53,13 @@ def print_table(
     for row in zip(*cells, strict=True):
         table.add_row(*map(Text, row))  # Text: brackets in a path are no markup
     console.print(table)
+
+
+def table_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """What :func:`print_table` prints where no terminal is, for a file or a line of what is being done."""
+    text = StringIO()
+    print_table(title, columns, rows, console=Console(file=text))
+    return text.getvalue().rstrip()
 
 
 def _markdown(heads: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> Iterator[str]:

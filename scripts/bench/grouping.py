@@ -33,7 +33,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pipeal.data import AnnotatedModule, DataCollection, Grouped, LengthThresholdGrouper, UniGrouper, find_thresholds
 from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.threads import cores
+from pipeal.engine.cpus import cores
 from pipeal.models import TextDims, build_text
 from pipeal.train.environment import environment
 from pipeal.train.tables import print_table

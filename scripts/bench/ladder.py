@@ -38,9 +38,9 @@ from rung_data import task_of
 from rung_training import Clock, Measured, train
 from rungs import FORMS, MODELS, TEXTS, Form, Rung, Setting, ends_of, rungs_of
 
+from pipeal.engine.cpus import cores
 from pipeal.engine.device import parse_device
 from pipeal.engine.measure import WARM_UP
-from pipeal.engine.threads import cores
 from pipeal.errors import PipealError
 from pipeal.train.environment import environment
 

@@ -23,6 +23,7 @@ from pipeal.cli.build_text import text_experiment
 from pipeal.cli.build_vision import vision_experiment
 from pipeal.cli.choices import choose, sample_batches
 from pipeal.cli.opening import new_package, open_pipeline
+from pipeal.cli.remembered import PlacementCache
 from pipeal.config import LanguageConfig, TextConfig, VisionConfig, find_config, load_config
 from pipeal.engine import Pipeline
 from pipeal.train.environment import environment
@@ -69,7 +70,7 @@ def main() -> None:
         arguments.data_root,
         [f"engine.devices={','.join(['cpu'] * arguments.stages)}"],
     )
-    chosen = choose(experiment, "al", print, retry=True)
+    chosen = choose(experiment, "al", print, cache=PlacementCache(print, retry=True))
     seed = chosen.train.seed
     batches = sample_batches(experiment.train_batches(seed), WARM_UP + arguments.batches)
     layers = len(new_package(experiment, chosen, 1))

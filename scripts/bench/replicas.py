@@ -36,11 +36,11 @@ from pipeal.data import WHOLE, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.compiling import COMPILES
+from pipeal.engine.cpus import cores
 from pipeal.engine.device import Precision
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
 from pipeal.engine.measure import WARM_UP
 from pipeal.engine.schedule import Action
-from pipeal.engine.threads import cores
 from pipeal.train.environment import environment
 from pipeal.train.recorders import write_json
 from pipeal.train.tables import Cell, print_table

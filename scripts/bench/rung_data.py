@@ -22,8 +22,8 @@ from pipeal.cli.build_vision import vision_experiment
 from pipeal.config import LanguageConfig, TextConfig, TextDataConfig, VisionConfig, find_config, load_config
 from pipeal.data import WHOLE, BatchLoader, PlannedBatchSampler, Share
 from pipeal.engine.costs import Placement, place
+from pipeal.engine.cpus import cores
 from pipeal.engine.measure import balanced_sizes
-from pipeal.engine.threads import cores
 from pipeal.packet import move, pair_of
 
 _EVALUATED = 1_000

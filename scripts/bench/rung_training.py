@@ -19,12 +19,12 @@ from rungs import Setting
 
 from pipeal.al import ALPackage
 from pipeal.engine import Pipeline
+from pipeal.engine.cpus import cores
 from pipeal.engine.distributed import DistributedPipeline
 from pipeal.engine.fence import LayerState
 from pipeal.engine.layer_state import load_layer_state
 from pipeal.engine.measure import WARM_UP, uncollected
 from pipeal.engine.schedule import Action
-from pipeal.engine.threads import cores
 from pipeal.engine.trace import Span, Window
 
 Line: TypeAlias = Pipeline | DistributedPipeline

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from pipeal.engine.compiling import Compile
+from pipeal.engine.cpus import cores
 from pipeal.engine.device import Precision, fastest_precision
-from pipeal.engine.threads import cores
 
 Form: TypeAlias = Literal["al", "bp"]
 

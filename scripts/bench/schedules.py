@@ -31,7 +31,7 @@ from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
 from pipeal.engine import SCHEDULES, Action, balance, simulate
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.costs import Placement, place
-from pipeal.engine.threads import cores
+from pipeal.engine.cpus import cores
 from pipeal.engine.virtual import VirtualLayer
 from pipeal.models import build_text
 from pipeal.train.environment import environment

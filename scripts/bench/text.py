@@ -36,11 +36,11 @@ from pipeal.data import (
 from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
 from pipeal.engine.costs import Placement, place
+from pipeal.engine.cpus import cores
 from pipeal.engine.device import fastest_precision
 from pipeal.engine.measure import WARM_UP
-from pipeal.engine.placement import balance
-from pipeal.engine.threads import cores
 from pipeal.models import build_text
+from pipeal.partition import balance
 from pipeal.random import keyed
 from pipeal.train.environment import environment
 from pipeal.train.tables import print_table

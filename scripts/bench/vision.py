@@ -28,8 +28,8 @@ from pipeal.al import ALPackage
 from pipeal.data import ImageBatches, ImageDataset, load_images
 from pipeal.engine import Pipeline
 from pipeal.engine.allocator import keep_freed_memory
+from pipeal.engine.cpus import cores
 from pipeal.engine.device import fastest_precision
-from pipeal.engine.threads import cores
 from pipeal.models import VisionDims, build_vision
 from pipeal.models.registry import Mode
 from pipeal.train.environment import environment

@@ -272,6 +272,13 @@ def test_sequences_are_resampled_without_a_look_ahead() -> None:
     assert Resample((2, 2), (4, 4))(image.expand(1, 2, 2, 5)).unique().numel() > 4
 
 
+def test_images_are_resampled_as_heads_of_segmentation_do() -> None:
+    """Places are areas: those at the edges keep their answers, half an area further in they begin to mix."""
+    image = torch.arange(4.0).view(1, 2, 2, 1)
+    assert Resample((2, 2), (4, 4))(image)[0, 0, :, 0].tolist() == [0, 0.25, 0.75, 1]
+    assert Resample((2, 2), (4, 4))(image)[0, :, 0, 0].tolist() == [0, 0.5, 1.5, 2]
+
+
 @pytest.mark.parametrize("ignored", [-100, -1, 7])
 def test_places_without_a_label_teach_nothing(ignored: int) -> None:
     """Whatever stands there as input's label, and whatever number says so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -50,6 +51,22 @@ def test_what_costs_too_much_is_looked_into() -> None:
     assert all(name.startswith("layer") for name in four[1:])
     vit = VisionTransformer(32, 16, 4, 2, 32, 48, num_classes=5)
     assert all(name.startswith("encoder.layers.encoder_layer_") for name in names(vit, 4, images)[1:])
+
+
+class Recurrent(nn.LSTM):
+    """The answers of an LSTM alone."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
+
+
+@pytest.mark.parametrize(
+    "costly", [lambda: Recurrent(16, 16), lambda: nn.TransformerEncoderLayer(16, 2, 64, batch_first=True)]
+)
+def test_recurrences_and_encoders_cost_what_they_do(costly: Callable[[], nn.Module]) -> None:
+    """PyTorch's counter found no FLOPs in either, and the cut was at module 2, as bytes have it."""
+    row = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), costly(), costly(), nn.Linear(16, 16))
+    assert names(row, 2, torch.randn(4, 256, 16)) == ["0", "3"]
 
 
 def test_what_cannot_be_followed_stays_whole() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ConfigError, Pipeline
 from pipeal.al import TouchedAdam, touch_rows
+from pipeal.al.optimizers import open_optimizer, scale_rates
 from pipeal.al.touched import _by_row, _summed_everywhere
 from pipeal.engine.layer_state import layer_state, load_layer_state
 from pipeal.packet import tensors
@@ -53,6 +54,17 @@ def test_rows_are_updated_as_pytorchs_own_sparse_adam_does(lookups: list[list[in
     train(one, TouchedAdam(one.parameters(), lr=0.1, eps=1e-14), batches)
     train(two, torch.optim.SparseAdam(list(two.parameters()), lr=0.1, eps=1e-14), batches)
     torch.testing.assert_close(one.weight, two.weight, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_follow_a_rate_that_is_scaled_as_dense_parameters_do() -> None:
+    weights = []
+    for rate, factor in ((0.1, 0.5), (0.05, 1.0)):
+        embedding = table(sparse=True)
+        optimizer = open_optimizer(TouchedAdam, embedding, rate)
+        scale_rates((optimizer,), factor)
+        train(embedding, optimizer, [torch.arange(ROWS), torch.tensor([3, 7])])
+        weights.append(embedding.weight)
+    assert torch.equal(*weights)
 
 
 @pytest.mark.parametrize("option", [{"weight_decay": 0.01}, {"amsgrad": True}, {"maximize": True}])

@@ -10,6 +10,7 @@ import torch
 
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.choices import choose
+from pipeal.cli.remembered import PlacementCache
 from pipeal.cli.text import command
 from pipeal.config import TextConfig, load_config
 from pipeal.engine.layer_state import layer_state
@@ -124,8 +125,9 @@ def test_threads_bind_every_form_and_are_otherwise_found_the_same_way(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     keys = ["dataset=toynews", "train.mode=compare", "engine.devices=cpu"]
     experiment = text_experiment(load_config(TextConfig, overrides=keys), lambda _: None)
-    assert choose(experiment, "al" if form == "al" else "bp", lambda _: None, retry=True).engine.threads == 2
+    fresh = PlacementCache(print, retry=True)
+    assert choose(experiment, "al" if form == "al" else "bp", lambda _: None, cache=fresh).engine.threads == 2
     assert tried == [4, 2, 1]
     bound = text_experiment(load_config(TextConfig, overrides=[*keys, "engine.threads=3"]), lambda _: None)
-    assert choose(bound, "al" if form == "al" else "bp", lambda _: None, retry=True).engine.threads == 3
+    assert choose(bound, "al" if form == "al" else "bp", lambda _: None, cache=fresh).engine.threads == 3
     assert tried == [4, 2, 1]

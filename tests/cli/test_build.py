@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pipeal.cli.build import rates
 from pipeal.cli.build_language import LanguageModels
-from pipeal.cli.build_text import TextModels
+from pipeal.cli.build_text import TextModels, _thresholds
 from pipeal.cli.build_vision import VisionModels
 from pipeal.cli.opening import course_of
-from pipeal.config import LanguageConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.config import GroupingConfig, LanguageConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.data import find_thresholds
 from pipeal.train.learning_rate import epoch_scale
+
+
+@pytest.mark.parametrize(("cost", "power"), [("length", 1), ("square", 2)])
+def test_layers_are_grouped_by_the_cost_that_is_configured(cost: Any, power: int) -> None:
+    lengths = np.random.default_rng(2).integers(1, 60, 200)
+    wanted = {power: find_thresholds(lengths, lambda length, power=power: length**power, 2) for power in (1, 2)}  # type: ignore[misc]
+    assert wanted[1] != wanted[2], "else one could not be told from the other"
+    assert _thresholds(lengths, GroupingConfig(thresholds=2, cost=cost)) == wanted[power]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.choices import choose
+from pipeal.cli.remembered import PlacementCache
 from pipeal.config import TextConfig, load_config
 from pipeal.engine.costs import Placement
 from pipeal.engine.graphed import STAGES_MOST
@@ -25,7 +26,7 @@ TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 2)
-    monkeypatch.setattr("pipeal.cli.choices.TRIAL_BATCHES", 2)
+    monkeypatch.setattr("pipeal.cli.choices.TRIAL_BATCHES", 4)
     monkeypatch.setattr("pipeal.cli.choices.TimeLimit", lambda _: TimeLimit(clock=lambda: 0.0))  # time for all
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     small = ["dataset=toynews", "model.x_hid=8", "model.y_hid=8", "model.embedding_dim=12"]
@@ -60,6 +61,18 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
     assert (told, threads) == ([(3, 5), (3, 5)], [3, 3])
 
 
+def test_trials_are_bounded_by_what_all_turns_train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[int] = []
+    monkeypatch.setattr("pipeal.cli.choices.place", lambda *_, **__: Placement(["cpu"], [1], 1))
+    monkeypatch.setattr("pipeal.cli.choices.TimeLimit", expected.append)
+    keys = ["dataset=toynews", "engine.devices=auto", "train.epochs=2", "train.repeat=3"]
+    experiment = text_experiment(
+        replace(load_config(TextConfig, None, overrides=keys, values={}), out=str(tmp_path)), lambda _: None
+    )
+    choose(experiment, "al", lambda _: None, cache=PlacementCache(lambda _: None, tmp_path))
+    assert expected == [6 * len(experiment.train_batches(0))]
+
+
 def test_auto_tries_no_more_stages_than_graphs_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     allowed: list[int | None] = []
 
@@ -78,7 +91,7 @@ def test_auto_tries_no_more_stages_than_graphs_allow(tmp_path: Path, monkeypatch
 
 def test_sizes_of_a_form_that_is_one_layer_are_refused(tmp_path: Path) -> None:
     """They were passed over; those that its own run has written are right."""
-    keys = ["dataset=toynews", "engine.devices=cpu", "train.mode=bp", f"out={tmp_path}"]
+    keys = ["dataset=toynews", "engine.devices=cpu", "engine.threads=1", "train.mode=bp", f"out={tmp_path}"]
     for sizes, refused in (("[2,2]", True), ("[1]", False)):
         config = load_config(TextConfig, None, overrides=[*keys, f"engine.sizes={sizes}"], values={})
         experiment = text_experiment(config, lambda _: None)

@@ -127,6 +127,7 @@ def news(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_it_is_written_once_repeated_by_its_file_and_kept_by_a_run_that_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,12 +159,12 @@ def test_it_is_written_once_repeated_by_its_file_and_kept_by_a_run_that_goes_on(
 
 def test_images_are_counted_as_their_batches_are() -> None:
     said: list[str] = []
-    config = load_config(VisionConfig, values={"dataset": "toyimages"}, overrides=["data.batch_size=300"])
+    config = load_config(VisionConfig, values={"dataset": "toyimages"}, overrides=["data.batch_size=320"])
     one = replace(config, train=replace(config.train, epochs=1))
     experiment = vision_experiment(one, said.append)
-    assert len(experiment.train_batches(0)) == 7  # of 1,900 images
+    assert len(experiment.train_batches(0)) == 6  # of 1,900 images; of those held out as well it would be 7
     at_its_length(experiment, experiment.config, said.append)
-    assert said[-1].startswith("a run of 7 updates: train.lr.base 0.003 instead of 0.001, train.lr.warmup 1 instead")
+    assert said[-1].startswith("a run of 6 updates: train.lr.base 0.003 instead of 0.001, train.lr.warmup 1 instead")
 
 
 def test_texts_are_counted_as_their_batches_are(tmp_path: Path) -> None:

@@ -88,6 +88,25 @@ def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.M
     assert said == ["batch 7 is left out; going back to where it stood after epoch 1"]
 
 
+def test_rows_of_epochs_that_are_to_come_again_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[str]] = []
+    recorder: Any = SimpleNamespace(path=Path("epochs.csv"), rewrite=lambda rows: kept.append(list(rows)))
+    where: Any = Position(epoch=3, batches=30)
+    where.rows[:] = ["row 1", "row 2", "row 3"]
+
+    def back(_: Any, position: Any, *others: Any) -> bool:
+        position.rows[:] = position.rows[:1]
+        position.epoch, position.batches = 1, 10
+        return True
+
+    monkeypatch.setattr(pipeal.cli.turns, "go_back", back)
+    attempts(monkeypatch, (broken(), "batch 27 is left out"), None)
+    turns, _ = made(Run())
+    turns.recorders = (recorder,)
+    list(turns.turn(None, where, None))  # type: ignore[arg-type]
+    assert kept == [["row 1"]]
+
+
 @pytest.mark.parametrize(
     ("written", "note"),
     [

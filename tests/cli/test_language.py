@@ -21,7 +21,7 @@ from pipeal.cli.build_language import language_experiment
 from pipeal.cli.main import command as pipeal
 from pipeal.config import LanguageConfig, load_config
 from pipeal.engine.stage import Stage
-from pipeal.train.measure import Spread
+from pipeal.train.measure import MeanSd
 from pipeal.train.report import read_runs
 from tests.cli.running import run_command, told_one_line
 
@@ -53,9 +53,11 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = train(capsys, corpus, "--mode=compare")
-    assert "val loss, best held-out" in out
+    assert "val loss at best held-out" in out
     assert "acc" not in out
-    assert re.search(r"^exits: +validation loss \d\.\d+ \d\.\d+$", out, re.MULTILINE)
+    exits = re.search(r"^exits: +validation loss (\d\.\d+) (\d\.\d+)$", out, re.MULTILINE)
+    full_path = json.loads((folder / "al" / "summary.json").read_text())["last_validation_loss"]
+    assert float(exits[2]) == pytest.approx(full_path, abs=1e-4) != float(exits[1])  # type: ignore[index]
     assert out.count("sample:\n") == 2
     for form in ("al", "bp"):
         rows = list(csv.DictReader((folder / form / "epochs.csv").open()))
@@ -72,7 +74,7 @@ def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     al, bp = read_runs(folder)
     assert al.measure.name == bp.measure.name == "loss"
     best = min(al.rows, key=lambda row: row.held_loss or 0)
-    assert al.at_best == Spread((best.test_loss,))  # type: ignore[arg-type]
+    assert al.at_best == MeanSd((best.test_loss,))  # type: ignore[arg-type]
 
 
 def test_the_report_and_the_list_of_runs_speak_of_losses(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +183,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_text_has_moved_to(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, _ = train(capsys, corpus)
     moved = corpus.rename(corpus.with_name("moved.txt"))
@@ -265,6 +268,7 @@ def test_a_text_without_line_ends_is_written_on_from_its_first_character(
         (("text", "charlm", "--text=CORPUS", "--set=data.held_out=1e-5"), "data.held_out: 1e-05 of 1,008 .* is 0"),
         (("text", "charlm", "--text=CORPUS", "--set=data.held_out=0.005"), "5 held out .* hold out another share"),
         (("text", "charlm", "--text=CORPUS", "--set=train.exit_tolerance=0.1"), "exit_tolerance: found 0.1"),
+        (("text", "charlm", "--text=CORPUS", "--set=data.cache_dir=x"), "cache_dir: found x, but characters are not"),
         (("text", "charlm", "--text=CORPUS", "--set=train.train_accuracy_samples=9"), "accuracy_samples: found 9"),
         (("text", "charlm", "--text=CORPUS", "--set=model.width=0"), "model.width: found 0"),
         (("text", "charlm", "--text=CORPUS", "--max-len=9"), "data.max_len: unknown key"),

@@ -6,12 +6,15 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeal.cli.form_costs import FormCosts
 from pipeal.cli.forms import Form
 from pipeal.cli.outcome import Outcome, show
 from pipeal.config import TextConfig
+from pipeal.train.attempts import Attempts
+from pipeal.train.batches import Batches
 from pipeal.train.position import Totals
 from pipeal.train.recorders import EpochRow
 
@@ -45,6 +48,14 @@ def test_only_pictures_that_are_there_are_named(tmp_path: Path, capsys: pytest.C
     assert f"timeline: {tmp_path / 'timeline.png'}\n" in capsys.readouterr().out
 
 
+def test_the_picture_of_batches_is_of_the_form_by_its_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its title was the whole ``Form``, with the configuration in it."""
+    titles = []
+    monkeypatch.setattr(Batches, "draw", lambda self, path, title, padding: titles.append(title))
+    replace(outcome(tmp_path), lengths=np.array([3, 5])).write(Attempts(print))
+    assert titles == ["toynews transformer AL: batches"]
+
+
 def test_the_table_says_of_which_split_seeds_and_epochs_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -57,7 +68,8 @@ def test_the_table_says_of_which_split_seeds_and_epochs_it_is(
         )
     ]  # fmt: skip
     costs = FormCosts(3e6, 1e6, 2**20, 2**20, 2 * 2**20, 2**20)
-    forms = [replace(one, form=Form(name, name.upper(), name, config), rows=rows, costs=costs) for name in ("al", "bp")]
+    one = replace(one, rows=rows, costs=costs, parameters=(5, 2))
+    forms = [replace(one, form=Form(name, name.upper(), name, config)) for name in ("al", "bp")]
     show(forms, tmp_path)
     out = capsys.readouterr().out
     assert "2 epochs, mean ± sd of seeds 3 to 4" in out
@@ -75,7 +87,21 @@ def test_the_table_says_of_which_split_seeds_and_epochs_it_is(
     assert (first["best_epoch"], first["test_accuracy_of_best"], first["held_out_accuracy_of_best"]) == (1, 0.5, 0.9)
     assert (second["last_epoch"], second["test_accuracy_of_last"]) == (2, 0.6)
     assert (summary["seconds_per_epoch_least"], summary["seconds_per_epoch_most"]) == (1.0, 4.0)
-    assert summary["training_parameters"] == 2
+    assert (summary["training_parameters"], summary["inference_parameters"]) == (7, 5)
+    assert summary["batches_per_epoch"] == 1, "of four, in two epochs of two turns"
+
+
+def test_speed_ups_are_over_backpropagation_on_one_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, forms = outcome(tmp_path), []
+    for label, mode, seconds in (("AL", "al", 1.0), ("BP", "bp", 3.0), ("BP over 2", "bp", 2.0)):
+        config = replace(one.config, train=replace(one.config.train, mode=mode))
+        rows = [replace(one.rows[0], epoch_time=seconds)]
+        forms.append(replace(one, form=Form(label.lower(), label, mode, config), rows=rows))  # type: ignore[arg-type]
+    show(forms, tmp_path)
+    table = capsys.readouterr().out.partition("costs, speed-up over BP\n")[2]
+    rows_shown = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if line.startswith("| ")]
+    speed_ups = {cells[1]: cells[-2] for cells in rows_shown}
+    assert [speed_ups[form.label] for form in forms] == ["3.00×", "1.00×", "1.50×"]
 
 
 def test_where_nothing_is_held_out_no_epoch_is_called_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

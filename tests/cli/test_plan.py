@@ -139,6 +139,7 @@ def test_a_form_that_fits_nowhere_is_left_out_and_said(tmp_path: Path, capsys: p
     assert "BP gpipe: no layout fits" in out
 
 
+@pytest.mark.slow
 def test_a_model_is_measured_and_its_costs_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +164,7 @@ def test_a_model_is_measured_and_its_costs_are_kept(
     assert again["AL pipelined"]["batch_s"] > 0
 
 
+@pytest.mark.slow
 def test_a_language_model_is_planned_as_it_is_configured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +198,7 @@ def test_a_language_model_is_planned_as_it_is_configured(
 SMALL = [f"model.{key}={value}" for key, value in (("x_hid", 8), ("y_hid", 8), ("embedding_dim", 12))]
 
 
+@pytest.mark.slow
 def test_another_optimizer_and_precision_of_products_are_what_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from pipeal.cli.build_text import text_experiment
+from pipeal.cli.build_vision import vision_experiment
 from pipeal.cli.choices import choose
-from pipeal.cli.remembered import RENEWED_AFTER_S, Memory, key_of
-from pipeal.config import TextConfig, load_config
+from pipeal.cli.remembered import RENEWED_AFTER_S, PlacementCache, key_of
+from pipeal.config import TextConfig, VisionConfig, load_config
 from pipeal.engine.costs import Placement
 
 TAKEN = Placement(["cpu", "cpu"], [3, 1], 2)
@@ -23,7 +24,7 @@ TAKEN = Placement(["cpu", "cpu"], [3, 1], 2)
 def test_a_choice_is_remembered_for_a_week_with_its_date_and_the_load(tmp_path: Path) -> None:
     said: list[str] = []
     now = [1_000_000.0]
-    memory = Memory(said.append, tmp_path, now=lambda: now[0], load=lambda: 3.25)
+    memory = PlacementCache(said.append, tmp_path, now=lambda: now[0], load=lambda: 3.25)
     assert memory.recall("key") is None
     memory.keep("key", replace(TAKEN, seconds_per_batch=1.0))
     found = memory.recall("key")
@@ -33,10 +34,12 @@ def test_a_choice_is_remembered_for_a_week_with_its_date_and_the_load(tmp_path: 
     assert str(found).endswith(", load 3.2")
     now[0] += RENEWED_AFTER_S - 1
     assert memory.recall("key") is not None
-    assert Memory(said.append, tmp_path, retry=True, now=lambda: now[0]).recall("key") is None
+    assert PlacementCache(said.append, tmp_path, retry=True, now=lambda: now[0]).recall("key") is None
     now[0] += 2
     assert memory.recall("key") is None
     assert memory.recall("another") is None
+    now[0] = 999_999.0  # the clock was ahead
+    assert memory.recall("key") is None
     assert not said
 
 
@@ -46,11 +49,12 @@ def test_a_choice_is_remembered_for_a_week_with_its_date_and_the_load(tmp_path: 
 )
 def test_a_damaged_file_is_told_in_a_line_and_written_again(text: str, tmp_path: Path) -> None:
     said: list[str] = []
-    memory = Memory(said.append, tmp_path)
+    memory = PlacementCache(said.append, tmp_path)
     (tmp_path / "key.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert memory.recall("key") is None
-    assert len(said) == (0 if "\udcff" in text else 1)
-    assert all("is made again" in line and "\n" not in line for line in said)
+    (line,) = said
+    assert "\n" not in line
+    assert ("is not remembered: " if "\udcff" in text else "is made again") in line
     memory.keep("key", TAKEN)
     found = memory.recall("key")
     assert found is not None
@@ -60,7 +64,7 @@ def test_a_damaged_file_is_told_in_a_line_and_written_again(text: str, tmp_path:
 def test_what_cannot_be_kept_is_told_and_no_more(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     said: list[str] = []
-    Memory(said.append, tmp_path / "file").keep("key", TAKEN)
+    PlacementCache(said.append, tmp_path / "file").keep("key", TAKEN)
     assert len(said) == 1
     assert said[0].startswith("what was found is not remembered: cannot write")
 
@@ -77,6 +81,30 @@ def test_it_is_of_a_model_of_batches_and_of_settings() -> None:
     ]
     assert len(set(keys)) == len(keys)
     assert key_of(nn.Linear(3, 4), [(torch.ones(8, 3), None)], "al", 1) == keys[0]
+
+
+def test_a_choice_is_of_a_model_also_in_what_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with convolutions in one layout was remembered for the other."""
+    tried: list[bool] = []
+
+    def place(package: Any, *_: Any, on_trial: Any, **__: Any) -> Placement:
+        tried.append(True)
+        on_trial(Placement(["cpu"], [len(package)], 1, 0.5))
+        return Placement(["cpu"], [len(package)], 1, 0.5)
+
+    monkeypatch.setattr("pipeal.cli.choices.place", place)
+    for layout in ("true", "false") * 2:
+        small = [
+            "dataset=toyimages",
+            "model.width=0.125",
+            "model.x_hid=8",
+            "model.y_hid=8",
+            f"model.channels_last={layout}",
+        ]
+        config = load_config(VisionConfig, overrides=small, values={"engine": {"devices": "auto"}})
+        experiment = vision_experiment(config, lambda _: None)
+        choose(experiment, "al", lambda _: None, cache=PlacementCache(print, tmp_path))
+    assert len(tried) == 2
 
 
 @pytest.mark.parametrize("devices", ["auto", "cpu,cpu"])
@@ -97,19 +125,45 @@ def test_the_second_run_tries_nothing_and_says_so(
     config = load_config(TextConfig, overrides=["dataset=toynews"], values={"engine": {"devices": devices}})
     said: list[str] = []
     experiment = text_experiment(config, lambda _: None)
-    memory = Memory(said.append, tmp_path)
-    chosen = [choose(experiment, "al", said.append, memory=memory).engine for _ in "ab"]
+    memory = PlacementCache(said.append, tmp_path)
+    chosen = [choose(experiment, "al", said.append, cache=memory).engine for _ in "ab"]
     assert chosen[0] == chosen[1]
     (kept,) = tmp_path.iterdir()
     for wrong in ({"sizes": [3, 2]}, {"threads": 5_000}):  # a run would end with them, at each command again
         before = kept.read_text()
         kept.write_text(json.dumps(json.loads(before) | wrong))
-        assert choose(experiment, "al", said.append, memory=memory).engine == chosen[0]
+        assert choose(experiment, "al", said.append, cache=memory).engine == chosen[0]
         assert calls.pop() == devices, "tried again"
     assert (chosen[0].sizes, len(calls)) == ((3, 1), 1)
     lines = [line for line in said if line.startswith("AL on")]
     assert lines[0].endswith("now)")
     assert "(remembered from " in lines[1]
     assert lines[1].endswith("; --retry tries again)" if devices == "auto" else "; --retry measures again)")
-    choose(experiment, "al", said.append, memory=Memory(said.append, tmp_path, retry=True))
+    choose(experiment, "al", said.append, cache=PlacementCache(said.append, tmp_path, retry=True))
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("devices", "other"),
+    [("auto", "engine.schedule=al-fm"), ("cpu,cpu", "engine.schedule=al-fm"), ("cpu,cpu", "engine.sizes=[2,2]")],
+)
+def test_another_schedule_or_other_sizes_are_another_choice(
+    devices: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def measured(*_: Any, on_step: Any, **options: Any) -> Placement:
+        calls.append(devices)
+        on_step("trying", 0.0, 1.0)
+        taken = Placement(["cpu", "cpu"], [3, 1], 1, 0.5)
+        options.get("on_trial", lambda _: None)(taken)
+        return taken
+
+    for name in ("place", "fit"):
+        monkeypatch.setattr(f"pipeal.cli.choices.{name}", measured)
+    for asked in ([], [other], [], [other]):
+        overrides = ["dataset=toynews", *asked]
+        config = load_config(TextConfig, overrides=overrides, values={"engine": {"devices": devices}})
+        cache = PlacementCache(calls.append, tmp_path)
+        choose(text_experiment(config, lambda _: None), "al", lambda _: None, cache=cache)
+    assert calls == [devices] * 2, "each was measured once, and remembered"

@@ -66,6 +66,7 @@ def test_another_command_or_never_begins_anew(tmp_path: Path) -> None:
     assert find_run(replace(config, train=replace(config.train, seed=1)), "auto") is None
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_is_found_though_its_status_says_running(tmp_path: Path) -> None:
     config = asked(tmp_path)
     code = (
@@ -99,6 +100,7 @@ def test_a_run_that_another_process_works_at_is_left_alone(tmp_path: Path) -> No
         other.communicate(b"\n")
 
 
+@pytest.mark.slow
 def test_a_process_that_was_forked_from_a_killed_run_does_not_hold_it(tmp_path: Path) -> None:
     """A loader's workers live some seconds longer than a run that was killed, and inherited its lock."""
     config = asked(tmp_path)

@@ -13,12 +13,14 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from pipeal.al.bridges import VectorBridge
+from pipeal.cli.build import hold_out
 from pipeal.cli.build_batches import batch_sampler
 from pipeal.cli.build_text import text_experiment
 from pipeal.cli.text import command
@@ -96,6 +98,7 @@ def test_a_comparison_leaves_tables_rows_and_pictures(
         assert second[0] < first[1] + second[1], "each turn counts its own seconds"
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_accuracies_under_every_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,10 +118,10 @@ def test_the_same_seed_gives_the_same_accuracies_under_every_schedule(
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("fixed", ["batch_size=16"]),
+        pytest.param("fixed", ["batch_size=16"], marks=pytest.mark.slow),
         ("bucket", ["batch_size=16", "bucket_width=4", "bucket_samples=8", "largest_first=true"]),
         ("size-aware", ["cost=sum", "oversize=single"]),
-        ("token-budget", ["max_samples=16"]),
+        pytest.param("token-budget", ["max_samples=16"], marks=pytest.mark.slow),
         ("plan", ["shapes=3", "spare_batches=2"]),
         ("stream", ["bounds=4", "buffer_samples=50", "max_wait=80", "pad_to=longest"]),
     ],
@@ -156,7 +159,8 @@ def test_layers_run_grouped_where_the_configuration_says_so(
     root, found, calls = varied(tmp_path / "data"), [], []
     forward = Grouped.forward
     monkeypatch.setattr(Grouped, "forward", lambda self, x: calls.append(self) or forward(self, x))
-    monkeypatch.setattr("pipeal.cli.training.form_costs", lambda *_: None)  # which looks at models of its own
+    # It looks at models of its own; a run goes without its figures where memory does not suffice for them.
+    monkeypatch.setattr("pipeal.cli.training.form_costs", Mock(side_effect=MemoryError))
     for grouping in ("0", "3"):
         code, _, err = leaves(
             capsys, "agnews", "lstm", "--mode", form, "--epochs", "1", "--devices", "cpu", "--data-root", str(root),
@@ -226,12 +230,14 @@ def test_how_many_samples_are_dropped_is_told_and_kept(
 ) -> None:
     code, _, err = leaves(
         capsys, "agnews", "lstm", "--epochs", "1", "--devices", "cpu", "--data-root", str(varied(tmp_path / "data")),
-        "--out", str(tmp_path), *SMALL, "--set=data.batching.budget_tokens=20",
+        "--out", str(tmp_path), *SMALL, "--set=data.batching.budget_tokens=21",
         f"--set=data.batching={{kind: {kind}, oversize: drop}}",
     )  # fmt: skip
     assert code == 0, err
     data = json.loads((tmp_path / "agnews-lstm-al-001" / "summary.json").read_text())["data"]
-    assert 0 < data["dropped_samples"] < data["train_samples"]
+    longer = [1 + max(0, n - 4) ** 2 % 40 > 21 for n in range(204)]  # some have 21 words, and just fit
+    dropped = sum(longer[row] for row in hold_out(204, 0.05)[0] if row >= 4)
+    assert data["dropped_samples"] == dropped < data["train_samples"]
     assert f"dropping {data['dropped_samples']} of {data['train_samples']} training samples" in err
     assert not [warning for warning in recwarn if "dropped" in str(warning.message)]
 
@@ -255,6 +261,7 @@ def test_samples_that_are_all_dropped_are_told_before_anything_is_written(
 def test_texts_have_exits_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = leaves(
         capsys, "agnews", "lstm", "--epochs", "1", "--devices", "cpu*2", "--set=data.held_out=0.25",
+        "--set=train.exit_tolerance=0.015",
         "--data-root", str(agnews(tmp_path / "data", count=100)), "--out", str(tmp_path), *SMALL,
     )  # fmt: skip
     assert code == 0, err
@@ -263,7 +270,7 @@ def test_texts_have_exits_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (data["train_samples"], data["held_out_samples"]) == (300, 100)
     exits = json.loads((folder / "exits.json").read_text())
     assert [row["name"] for row in exits["rows"]][-2:] == ["full path", "early exit (calibrated)"]
-    assert exits["calibration"]["held_out_samples"] == 100
+    assert (exits["calibration"]["held_out_samples"], exits["calibration"]["tolerance"]) == (100, 0.015)
     assert "early exit" in out
 
 

@@ -6,14 +6,18 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
+from pipeal.cli.forms import Form
 from pipeal.cli.opening import window_of
-from pipeal.cli.training import _newest
+from pipeal.cli.training import _costs, _newest
 from pipeal.config import TextConfig
 from pipeal.engine import Window
+from pipeal.errors import first_line
 from pipeal.train import batches as batches_module
 from pipeal.train.batches import Batches
 from pipeal.train.checkpoint import CheckpointStore
@@ -55,7 +59,7 @@ def test_the_traced_batches_are_still_to_come(epoch: int, done: int, window: Win
     assert window_of(config, batches, position) == window
 
 
-def test_a_run_without_a_good_checkpoint_says_that_it_begins_anew(tmp_path: Path) -> None:
+def test_a_run_without_a_good_checkpoint_says_that_it_starts_over(tmp_path: Path) -> None:
     said: list[str] = []
     with CheckpointStore(tmp_path / "checkpoints") as store:
         assert _newest(store, "AL", said.append) is None
@@ -66,7 +70,23 @@ def test_a_run_without_a_good_checkpoint_says_that_it_begins_anew(tmp_path: Path
         said.clear()
         assert _newest(store, "AL", said.append) is None
     assert len(said) == 3
-    assert said[-1] == f"no checkpoint in {store.folder} is as it was written: AL begins anew in the same folder"
+    assert said[-1] == f"no checkpoint in {store.folder} is as it was written: AL starts over in the same folder"
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("no room"), RuntimeError("a bug")])
+def test_memory_that_does_not_suffice_to_count_costs_fails_no_run(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All epochs were behind it, and a column of its table failed it."""
+    monkeypatch.setattr("pipeal.cli.training.form_costs", Mock(side_effect=error))
+    said: list[str] = []
+    form = Form("al", "AL", "al", TextConfig(dataset="toynews"))
+    if str(error) == "a bug":
+        with pytest.raises(RuntimeError, match="a bug"):
+            _costs(Mock(), form, said.append)
+        return
+    assert _costs(Mock(), form, said.append) is None
+    assert said == [f"the costs of AL are not counted: {first_line(error)}"]
 
 
 def test_random_batches_are_made_once_to_compare_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,16 +166,17 @@ def test_what_is_no_range_of_numbers_is_not_widened() -> None:
 
 def test_what_others_are_as_good_as_does_not_widen_a_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: up to four more trials of each form, where all values score alike, or an inner one is as good."""
-    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-3,1e-2,1e-1"), lambda _: None)
-    scores = {"al": {1e-3: 0.5, 1e-2: 0.5, 1e-1: 0.5}, "bp": {1e-3: 0.7, 1e-2: 0.7, 1e-1: 0.6}}
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-4,1e-3,1e-2,1e-1"), lambda _: None)
+    values = [1e-4, 1e-3, 1e-2, 1e-1]
+    scores = {"al": [0.5, 0.5, 0.5, 0.5], "bp": [0.7, 0.6, 0.7, 0.6]}
 
     def tried(_: Any, form: Form, setting: dict[str, Any], *__: Any) -> Trial:
-        return Trial(form.name, setting, 0, 2, 1, scores[form.name][setting["train.lr.base"]])
+        return Trial(form.name, setting, 0, 2, 1, scores[form.name][values.index(setting["train.lr.base"])])
 
     monkeypatch.setattr(tuning, "_tried", tried)
     forms, _ = tuned(experiment, tmp_path)
-    assert len(json.loads((tmp_path / "tune.json").read_text())["trials"]) == 6
-    assert [form.config.train.lr.base for form in forms] == [1e-2, 1e-2], "of equals an inner one"
+    assert len(json.loads((tmp_path / "tune.json").read_text())["trials"]) == 8
+    assert [form.config.train.lr.base for form in forms] == [1e-3, 1e-2], "of equals the first inner one"
     grid: dict[str, tuple[Value, ...]] = {"model.x_hid": (8, 16), "model.y_hid": (8, 16)}
     best = [{"model.x_hid": 16, "model.y_hid": 8}, {"model.x_hid": 16, "model.y_hid": 16}]
     assert widen(grid, [best], lambda _: True, Counter())[0] == {**grid, "model.x_hid": (8, 16, 32)}

@@ -73,8 +73,7 @@ def other_mode(config: RunConfig) -> RunConfig:
 def test_in_a_comparison_the_options_of_one_form_have_an_effect(schema: type[RunConfig]) -> None:
     of_al = {option for kind, where, value, option in rows() if (kind, where, value) == (schema, "train.mode", "bp")}
     assert len(of_al) > 4
-    elsewhere = {"train.exit_tolerance"}  # nothing is held out by default
-    assert not check_effects(other_mode(schema()), of_al - elsewhere, stages=2)
+    assert not check_effects(other_mode(schema()), of_al, stages=2)
 
 
 @pytest.mark.parametrize("kind", get_args(get_type_hints(BatchingConfig)["kind"]))
@@ -167,6 +166,8 @@ BP = "train.mode is bp"
         ),
         (["--mode=bp", "--set=data.batching.kind=fixed"], []),
         (["--mode=bp"], []),
+        (["--set=data.cache_dir=here"], ["data.cache_dir here: without effect, since model.pretrained is none"]),
+        (["--set=data.cache_dir=here", "--set=model.pretrained=glove"], []),
     ],
 )
 def test_what_was_given_and_does_nothing_is_told_in_a_line(
@@ -175,6 +176,22 @@ def test_what_was_given_and_does_nothing_is_told_in_a_line(
     config, said = configured(monkeypatch, text.command, ["agnews", "transformer", *arguments])
     assert said == lines
     assert isinstance(config, TextConfig)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (["cifar10"], []),
+        (["cifar10", "--set=data.cache=false"], ["data.cache_dir here: without effect, since data.cache is False"]),
+        (["toyimages"], ["data.cache_dir here: without effect, since dataset is toyimages"]),
+    ],
+)
+def test_a_cache_folder_is_of_images_that_are_kept(
+    arguments: list[str], lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, *others = arguments
+    _, said = configured(monkeypatch, vision.command, [dataset, "resnet", "--set=data.cache_dir=here", *others])
+    assert said == lines
 
 
 def test_of_many_processes_the_first_tells_and_packets_are_always_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:

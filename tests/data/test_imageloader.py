@@ -80,6 +80,15 @@ def test_an_epoch_holds_every_sample_once(split, augmentation, shuffle):
         assert (batch.x.dtype, batch.y.dtype) == (torch.float32, torch.int64)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_it_begins_with_the_batch_that_a_training_stands_before(split, workers):
+    with batches(split, augmentation="basic", workers=workers) as loader:
+        whole = epoch(loader, 1)
+        loader.set_epoch(1, 3)
+        assert len(loader) == 5, "of the epoch, not of what is left of it"
+        assert same([(batch.x, batch.y, batch.indices) for batch in loader], whole[3:])
+
+
 def test_none_is_the_scaled_image(split):
     (batch,) = batches(split, batch_size=37, shuffle=False)
     wanted = (torch.from_numpy(np.array(split.pixels)) / 255 - torch.tensor(MEAN)) / torch.tensor(STD)

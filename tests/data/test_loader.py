@@ -50,6 +50,17 @@ def test_the_epoch_reaches_the_sampler(corpus):
     assert [batch.indices for batch in loader] != first
 
 
+def test_it_begins_with_the_batch_that_a_training_stands_before(corpus):
+    loader = BatchLoader(corpus, TokenBudgetBatchSampler(corpus.lengths, 512))
+    loader.set_epoch(1)
+    whole = [batch.indices for batch in loader]
+    loader.set_epoch(1, 3)
+    assert [batch.indices for batch in loader] == whole[3:]
+    assert len(loader) == len(whole), "of the epoch, not of what is left of it"
+    loader.set_epoch(1)
+    assert [batch.indices for batch in loader] == whole
+
+
 def test_batches_are_padded_to_the_lengths_that_the_sampler_rounds_up_to(corpus):
     sampler = PlannedBatchSampler(corpus.lengths, 512, shapes=3)
     batches = list(BatchLoader(corpus, sampler))

@@ -17,7 +17,7 @@ from pipeal.data import (
     collect_peaks,
     size_aware_batching,
 )
-from pipeal.data.reread import as_iterable
+from pipeal.packet import as_iterable
 
 WORDS = ["a", "bb", "ccc", "dd", "e"]
 

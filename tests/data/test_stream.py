@@ -146,6 +146,15 @@ def test_no_sample_waits_for_ever():
     assert late.index(True) > 5
 
 
+def test_samples_of_a_bin_leave_in_the_order_in_which_they_came() -> None:
+    stream = BinnedBatchIterator(["a", "bb", "cccc", "d", "ee", "f"], [2, 4], budget=6)
+    found = [(batch.samples, batch.positions) for batch in stream]
+    assert [(samples, places) for samples, places in found if len(samples) > 1] == [
+        (["a", "bb", "d"], [0, 1, 3]),
+        (["ee", "f"], [4, 5]),
+    ]
+
+
 def test_batches_of_a_bin_have_one_shape():
     batches = list(stream(VARIED * 5))
     full = {(len(batch), batch.padded_length) for batch in batches if 80 // batch.padded_length == len(batch)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from copy import deepcopy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline, PlacementError
 from pipeal.engine import SCHEDULES, Action, simulate
-from pipeal.engine.costs import Placement, place
+from pipeal.engine.costs import Placement, _in_the_long_run, fit, place
 from pipeal.engine.measure import WARM_UP, layer_costs
 from pipeal.engine.placement import layers_of_stages
 from pipeal.engine.rescue import SplitWarning
@@ -199,6 +200,16 @@ def test_a_trial_neither_ends_for_a_loss_that_is_not_finite_nor_fails_where_the_
         assert layer_costs(package, batches, on_oom="split")[0][Action.FORWARD] > 0
 
 
+def test_stages_by_number_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory did not suffice to measure layers, and they were divided by number without a word."""
+    monkeypatch.setattr("pipeal.engine.costs.layer_costs", Mock(side_effect=MemoryError))
+    steps: list[str] = []
+    layers, batches = [VirtualLayer(0, 0) for _ in range(4)], [(None, None)] * 4
+    taken = fit(layers, batches, "pipelined", ["cpu"] * 2, threads=1, on_step=lambda step, *_: steps.append(step))
+    assert taken.sizes == [2, 2]
+    assert steps[-1] == "layers are divided by number: memory does not suffice to measure them"
+
+
 class Tight(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -208,3 +219,11 @@ class Tight(nn.Module):
         if len(x) > 2:
             raise torch.OutOfMemoryError("Tried to allocate 4.00 GiB.")
         return self.inner(x)
+
+
+def test_a_trial_of_few_batches_is_reckoned_without_the_filling_of_its_stages() -> None:
+    stage = {Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.0}
+    # Four such stages take 3 s for each batch, and 3 s more until the first has come to the last of them.
+    wanted = ((3 * 64 + 3) / 64) / ((3 * 2 + 3) / 2)
+    assert _in_the_long_run(SCHEDULES["pipelined"], [stage] * 4, 2) == pytest.approx(wanted)
+    assert _in_the_long_run(SCHEDULES["sequential"], [stage] * 4, 2) == 1

@@ -54,7 +54,7 @@ def test_cores_are_the_fewer_of_mask_and_quota(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     tight = in_group(tmp_path / "a", V2, {"sys/fs/cgroup/jobs/mine/cpu.max": "150000 100000"})
     wide = in_group(tmp_path / "b", V2, {"sys/fs/cgroup/jobs/mine/cpu.max": "9900000 100000"})
-    assert [cpus.usable_cpus(root) for root in (tight, wide, tmp_path / "none")] == [2, 8, 8]
+    assert [cpus.cores(root) for root in (tight, wide, tmp_path / "none")] == [2, 8, 8]
 
 
 @pytest.mark.parametrize(("said", "omp"), [("3", 3), ("3,2", 3), ("", None), ("0", None), ("many", None), ("-2", None)])

@@ -468,7 +468,12 @@ with Pipeline([VirtualLayer({seconds}, {seconds}) for _ in range(3)], schedule={
 
 
 @pytest.mark.parametrize(
-    ("schedule", "seconds"), [("pipelined", 0.05), ("sequential", 0.05), ("pipelined", 600.0)], ids=str
+    ("schedule", "seconds"),
+    [
+        ("pipelined", 600.0),
+        pytest.param("pipelined", 0.05, marks=pytest.mark.slow),
+        pytest.param("sequential", 0.05, marks=pytest.mark.slow),
+    ],
 )
 def test_ctrl_c_ends_the_run(schedule: str, seconds: float) -> None:
     """Also while a stage is in an action of ten minutes."""

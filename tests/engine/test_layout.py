@@ -299,6 +299,17 @@ def test_a_link_has_to_carry_packets_of_mean_size_and_memory_to_hold_the_largest
     assert (stage.sends_s, stage.memory_bytes) == (1.0, 3 * 800)
 
 
+@pytest.mark.parametrize("memory_bytes", [280, 279])
+def test_a_device_may_be_filled_to_the_last_byte(memory_bytes: int) -> None:
+    row = [LayerCost(1.0, 2.0, parameter_bytes=100, optimizer_bytes=50, activation_bytes=30)]
+    devices = [PlannedDevice(memory_bytes=memory_bytes)]
+    if memory_bytes < 280:
+        with pytest.raises(PlacementError, match="no layout fits"):
+            best_layout({"cpu": row}, devices)
+    else:
+        assert [stage.memory_bytes for stage in best_layout({"cpu": row}, devices).stages] == [280]
+
+
 def test_memory_decides_before_time_does() -> None:
     costs = flat([3, 3, 3, 3], parameter_bytes=2**20, optimizer_bytes=2**21)
     small = PlannedDevice(speed=9.0, memory_bytes=5 * 2**20)

@@ -65,6 +65,10 @@ def test_a_close_result_is_timed_again_before_it_is_believed() -> None:
     assert [name for name, _ in machine.timed] == ["steady", "lucky", "far", "steady", "lucky"]
 
 
+def test_of_close_ones_that_were_timed_twice_the_fastest_is_taken() -> None:
+    assert tried({"plain": [0.0105], "complex": [0.01]})[0] == "complex"
+
+
 def test_without_time_to_repeat_the_first_of_the_close_ones_is_taken() -> None:
     best, machine = tried({"plain": [5.2], "complex": [5.0]})
     assert best == "plain"

@@ -70,7 +70,7 @@ def test_files_that_cannot_grow_any_more_after_the_first_epoch(tmp_path: Path) -
     assert last.startswith("pipeal: training came to its end, but could not write ")
     assert "the same command writes what is missing, but for timeline.png and trace.json: no batch is left" in last
     assert "; not every checkpoint was written: " in last
-    assert "test acc, best held-out" in full.stdout
+    assert "test acc at best held-out" in full.stdout
     assert lines_of(folder) == 1
     assert json.loads((folder / "status.json").read_text())["status"] == "running"
     assert not list(folder.rglob("*.aside"))
@@ -88,6 +88,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
 
 
+@pytest.mark.slow
 def test_a_timeline_that_could_not_be_drawn_is_lost_and_told_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_timeline_that_could_not_be_drawn_is_lost_and_told_so(
     assert (code, "timeline:" in out, "curves:" in out) == (0, False, True), err
 
 
+@pytest.mark.slow
 def test_a_run_of_which_one_checkpoint_failed_is_not_trained_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,8 +297,8 @@ def test_losses_and_speeds_of_a_row_are_those_of_its_epoch(tmp_path: Path, capsy
     assert summary["seconds_per_epoch"] == pytest.approx(left.last["train_time"] / 2)
     assert summary["padding_share"] == pytest.approx(1 - tokens / padded)
     assert summary["tokens_per_s"] == pytest.approx(tokens / left.last["train_time"])
-    for side, count in (("effective", model.effective_parameters()), ("affiliated", model.affiliated_parameters())):
-        assert summary[f"{side}_parameters"] == count
+    effective, affiliated = model.effective_parameters(), model.affiliated_parameters()
+    assert (summary["training_parameters"], summary["inference_parameters"]) == (effective + affiliated, effective)
 
 
 def test_every_turn_has_a_seed_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,6 +315,15 @@ def test_every_turn_has_a_seed_of_its_own(tmp_path: Path, capsys: pytest.Capture
     assert len(left.model) == len(alone.model)
     for name, value in left.model.state_dict().items():
         assert torch.equal(value, alone.model.state_dict()[name])
+
+
+def test_exits_are_those_of_the_last_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left, files = news(capsys, tmp_path, "--mode=al", "--epochs=2", "-r", "2", "--set=train.lr.base=1e-2")
+    x, y = read_news(files / "test.csv", Vocab.load(left.folder / "vocab.json"))
+    by_exit = [share_right(left.model, x, y, depth) for depth in range(1, len(left.model) + 1)]
+    assert [row["accuracy"] for row in left.json("exits.json")["rows"][:-1]] == pytest.approx(by_exit)
+    first, last = (row["test_acc"] for row in left.rows if row["epoch"] == 2)
+    assert by_exit[-1] == pytest.approx(last) != pytest.approx(first), "else the turns could not be told apart"
 
 
 def test_dropout_follows_from_the_seed_of_the_turn(tmp_path: Path) -> None:

@@ -130,8 +130,9 @@ def test_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     arguments = ("toyimages", "resnet", "--devices=cpu*2", *IMAGES, f"--set=data.workers={workers}")
     run(vision.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
     stopping.at = [(1, 2), (1, 3)]
-    for code in (130, 130, 0):
-        run(vision.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}")
+    for code, retry in ((130, []), (130, []), (0, ["--retry"])):
+        err = run(vision.command, capsys, code, *arguments, f"--out={tmp_path / 'stopped'}", *retry)
+        assert ("--retry: without effect, since a run is taken up" in err) == bool(retry)
     assert_same(*(tmp_path / out / "toyimages-resnet-al-001" for out in ("untouched", "stopped")))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeal.cli import text
+from pipeal.train.checkpoint import CheckpointStore
 from tests.cli.running import told_one_line
 from tests.cli.test_text import leaves, varied
 from tests.integration.test_resume import SMALL, Stopping, assert_same, run, stopping
@@ -41,6 +42,9 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones
         patch.setattr("pipeal.train.keeper.CheckpointKeeper._save", kill)
         with pytest.raises(Killed):
             text.command.main([*arguments, f"--resume={named}"], standalone_mode=False)
+    newest = CheckpointStore(folder / "checkpoints").newest(pytest.fail)
+    assert newest is not None
+    assert newest.step == 4, "to which a number that is not finite would send it back"
     err = run(text.command, capsys, 0, *arguments)
     assert "AL goes on after batch 4 of epoch 1" in err
     assert_same(untouched, folder)
@@ -53,6 +57,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones
         told_one_line(line, *leaves(capsys, *arguments, f"--resume={folder / 'checkpoints' / name}"))
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_to_fewer_epochs_than_are_behind_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:

@@ -24,6 +24,7 @@ from pipeal.models import (
     canonical_text_model,
     group_layers,
 )
+from pipeal.models.lstm import LSTMBlock
 from pipeal.random import keyed, may_draw
 
 VOCAB, CLASSES = 50, 4
@@ -100,6 +101,30 @@ def test_an_lstm_or_encoder_sees_both_neighbours(name: str) -> None:
         before, after = climb(package, tokens)[1][0], climb(package, changed)[1][0]
         assert not torch.allclose(before[1, reader], after[1, reader])
         assert torch.equal(before[0], after[0])
+
+
+def test_an_lstm_block_reads_each_text_from_both_ends_as_pytorchs_own_does() -> None:
+    """What either direction says of a word stands, and learns, at that word."""
+    torch.manual_seed(0)
+    block, lengths = LSTMBlock(3, 4), (6, 4, 1)
+    both = nn.LSTM(3, 4, batch_first=True, bidirectional=True)
+    back = {f"{name}_reverse": value for name, value in block.back.state_dict().items()}
+    both.load_state_dict({**block.onward.state_dict(), **back})
+    x = torch.randn(3, 6, 3, requires_grad=True)
+    mask = torch.arange(6) < torch.tensor(lengths).unsqueeze(1)
+    found, _ = block((x, mask))
+    (found * mask.unsqueeze(-1)).square().sum().backward()
+    for row, length in enumerate(lengths):
+        alone = x[row : row + 1, :length].detach().requires_grad_()
+        wanted, _ = both(alone)
+        torch.testing.assert_close(found[row : row + 1, :length], wanted)
+        wanted.square().sum().backward()
+        torch.testing.assert_close(x.grad[row : row + 1, :length], alone.grad)  # type: ignore[index]
+
+
+def test_a_text_without_words_counts_as_one_token_that_pads() -> None:
+    _, mask = TokenEmbedding(VOCAB, 3)(torch.tensor([[4, 7, 0], [0, 0, 0]]))
+    assert mask.tolist() == [[True, True, False], [True, False, False]]
 
 
 @EVERY_MODEL

@@ -79,8 +79,8 @@ SUMMARY: dict[str, Any] = {
             "waiting_s": {"input": 1.5, "space": 0.0, "join": 0.6},
         },
     ],
-    "effective_parameters": 123456,
-    "affiliated_parameters": 7890,
+    "training_parameters": 131346,
+    "inference_parameters": 123456,
     "environment": {"torch": "2.15.0", "cores": 2, "gpus": []},
 }
 
@@ -114,7 +114,7 @@ def make_run(folder: Path, *, mode: str = "al", epochs: int = 3, done: int = 3, 
         write_rows(folder, rows(done, turns, layers, parts))
         (folder / "timeline.png").write_bytes(timeline())
     if done == epochs:
-        (folder / "summary.json").write_text(json.dumps(SUMMARY))
+        (folder / "summary.json").write_text(json.dumps(SUMMARY | {"form": mode.upper()}))
     return folder
 
 

@@ -41,6 +41,7 @@ epoch(5)
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_and_then_read_only(tmp_path: Path) -> None:
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("nothing may be mounted here")

@@ -229,7 +229,11 @@ def test_killed_at_any_moment_the_newest_is_what_was_saved(folder):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.parametrize(("rounds", "of_steps"), [(3, 3), (2, 1)], ids=["new steps", "always the same step"])
+@pytest.mark.parametrize(
+    ("rounds", "of_steps"),
+    [(3, 3), pytest.param(2, 1, marks=pytest.mark.slow)],
+    ids=["new steps", "always the same step"],
+)
 def test_killed_before_every_single_change_of_the_disk_the_newest_is_what_was_saved(folder, rounds, of_steps):
     saved, operation, dead = 0, 0, True
     with Forking(folder, f"kill_at(int(line), folder); save_on(folder, keep, {rounds}, {of_steps})") as child:
@@ -579,6 +583,15 @@ def test_one_that_is_made_the_newest_is_taken_and_those_after_it_are_rotated_awa
         put(store, 4, step=3)
         put(store, 5, step=4)
     assert sorted(path.name for path in folder.glob("step-*")) == ["step-000000003", "step-000000004"]
+
+
+def test_the_best_checkpoint_stays_so_where_a_run_goes_on_from_it(folder):
+    with CheckpointStore(folder, keep=1) as store:
+        put(store, 1, best=True)
+        put(store, 2)
+        store.make_newest(Checkpoint.open(folder / "step-000000001"))
+        put(store, 3)
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-000000001", "step-000000003"]
 
 
 def test_no_file_stays_open_after_a_look(folder):

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pipeal.train.keeper import _is_best
-from pipeal.train.measure import ACCURACY, LOSS, Spread, best_rows, measure_of
+from pipeal.train.measure import ACCURACY, LOSS, MeanSd, best_rows, last_rows, measure_of
 from pipeal.train.plots import draw_curves
 from pipeal.train.position import Position
 from pipeal.train.recorders import CsvRecorder, EpochRow, JsonLinesRecorder
@@ -39,11 +39,11 @@ def test_a_loss_is_the_better_the_lower_and_an_accuracy_the_higher() -> None:
     assert measure_of([ROW]) is measure_of([]) is measure_of([ROW, LOSSY[0]]) is ACCURACY
     assert measure_of(LOSSY) is LOSS
     # The held-out losses say the contrary of the validation's, and the best epochs are theirs.
-    assert (LOSS.at_best(LOSSY), LOSS.last(LOSSY)) == (Spread((2.0, 3.0)), Spread((1.75, 2.25)))
+    assert (LOSS.at_best(LOSSY), LOSS.last(LOSSY)) == (MeanSd((2.0, 3.0)), MeanSd((1.75, 2.25)))
     rows = [
         replace(ROW, epoch=n, test_acc=value, held_acc=1 - value) for n, value in enumerate((0.5, 0.9, 0.7), start=1)
     ]
-    assert (ACCURACY.at_best(rows), ACCURACY.last(rows)) == (Spread((0.5,)), Spread((0.7,)))
+    assert (ACCURACY.at_best(rows), ACCURACY.last(rows)) == (MeanSd((0.5,)), MeanSd((0.7,)))
 
 
 def test_no_test_figure_can_change_what_is_chosen() -> None:
@@ -61,8 +61,14 @@ def test_without_held_out_samples_no_epoch_is_chosen() -> None:
     rows = [replace(ROW, epoch=n, test_acc=n / 10) for n in (1, 2)]
     assert best_rows(rows) == []
     assert ACCURACY.at_best(rows) is None
-    assert ACCURACY.last(rows) == Spread((0.2,))
+    assert ACCURACY.last(rows) == MeanSd((0.2,))
     assert not any(_is_best(Position(epoch=n, batches=n, rows=rows[:n])) for n in (1, 2))
+
+
+def test_the_last_epoch_is_that_of_turns_which_have_come_to_it() -> None:
+    """A run is also shown while its second turn is under way."""
+    rows = [replace(ROW, turn=turn, epoch=epoch) for turn, epoch in ((1, 1), (1, 2), (2, 1))]
+    assert last_rows(rows) == [rows[1]]
 
 
 def test_turns_give_their_mean_and_sample_standard_deviation() -> None:
@@ -71,8 +77,8 @@ def test_turns_give_their_mean_and_sample_standard_deviation() -> None:
     assert found is not None
     assert (found.mean, found.sd) == (pytest.approx(0.93), pytest.approx(0.0360555))  # over two, not over three
     assert str(found) == "0.9300 ± 0.0361"
-    assert str(Spread((0.5,))) == "0.5000"
-    assert Spread((0.5, math.nan)).sd is None
+    assert str(MeanSd((0.5,))) == "0.5000"
+    assert MeanSd((0.5, math.nan)).sd is None
 
 
 def test_the_best_checkpoint_is_that_of_the_lowest_held_out_loss() -> None:

@@ -104,6 +104,32 @@ def test_the_reasons_of_idle_time_are_shares_of_all_time(tmp_path):
     assert "stage 0 · cpu 1 20.0 % 26.7 % 3.3 % 50.0 % 10.0 % 30.0 % 0.0 % 0.0 % 10.0 %" in report(run.folder).text
 
 
+def test_parameters_are_those_of_training_and_those_of_an_inference(tmp_path):
+    """A run's own section called those of an inference the parameters, the comparison all that are trained."""
+    whole = tmp_path / "runs"
+    runs = [make_run(whole / name) for name in ("new", "old")]
+    told = {key: value for key, value in SUMMARY.items() if not key.endswith("_parameters")}
+    told |= {"effective_parameters": 123456, "affiliated_parameters": 7890}  # as it was told before
+    (runs[1] / "summary.json").write_text(json.dumps(told))
+    text = report(*runs).text
+    assert text.count("parameters 131,346 at inference 123,456") == 2
+    assert text.count("131346 123456") + text.count("131,346 123,456") == 2, "in the table that compares them"
+
+
+def test_a_form_has_one_name_everywhere(tmp_path):
+    """The third of a comparison was ``BP`` in the list of runs, and ``BP-SPREAD`` in a report."""
+    whole = tmp_path / "agnews-transformer-compare-001"
+    for name in ("al", "bp", "bp-spread"):
+        make_run(whole / name, mode=name[:2])
+    path = whole / "bp-spread" / "summary.json"
+    path.write_text(json.dumps(SUMMARY | {"form": "BP over 2"}))
+    assert [run.form for run in read_runs(whole)] == ["AL", "BP", "BP over 2"]
+    page = report(whole)
+    assert "key AL BP BP over 2 train.mode al bp bp" in page.text
+    path.unlink()  # it has not ended: its label is not known yet
+    assert "bp-spread" in report(whole).text
+
+
 def test_only_what_differs_from_the_default_of_that_experiment_stands_first(tmp_path):
     text = report(make_run(tmp_path / "run")).text
     changed, _, rest = text.partition("Configuration")[2].partition("values as by default")

@@ -233,10 +233,12 @@ def test_going_back_takes_the_checkpoint_of_the_turn_or_its_beginning(tmp_path: 
     begun, wanted = Position(turn=2), package(batch=-1)
     later = Position(turn=2, batches=4, part=Part(batches=4))
     later.totals.left_out.add((2, 3))
+    later.totals.blamed.add((2, 3))
     rows, totals = later.rows, later.totals
     assert go_back(model, later, saved, begun, lambda: package(-1))  # the checkpoint is of turn 1
     assert (later.turn, later.batches, later.part.batches) == (2, 0, 0)
     assert later.totals.left_out == {(2, 3)}
+    assert later.totals.blamed == {(2, 3)}, "else it would go back without end"
     assert later.rows is rows
     assert later.totals is totals
     assert same(model, wanted)

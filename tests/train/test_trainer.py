@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 from pipeal import BP, ALPackage, Pipeline
 from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
+from pipeal.engine import RunReport
 from pipeal.errors import DataError, Interrupted
 from pipeal.train.evaluation import accuracy
 from pipeal.train.position import Part, Position
@@ -65,8 +67,29 @@ def test_rows_hold_each_turns_own_seconds_and_totals_hold_all() -> None:
     assert totals.seconds == sum(row.epoch_time for row in rows)
     assert (totals.samples, watcher.samples, totals.batches) == (80, 80, 12)
     assert totals.tokens == 4 * 30
+    assert totals.shapes == {(8, 2): 8, (4, 2): 4}  # samples, and what they are padded to
     assert 0 < totals.padding_share < 1
     assert 0 < totals.busy_share[0] <= 1
+
+
+def test_what_reports_count_is_counted_once_over_epochs_and_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report tells the splits since the last one, but all overflows of a pipeline's life."""
+    run, position, watcher = Pipeline.run, Position(), Silent()
+    overflows = 0
+
+    def counting(*args: Any, **options: Any) -> RunReport:
+        nonlocal overflows
+        overflows += 2
+        return replace(run(*args, **options), splits=[1, 2], overflows=[overflows, 1])
+
+    monkeypatch.setattr(Pipeline, "run", counting)
+    for _ in range(2):
+        watcher.epochs = overflows = 0
+        with Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe:
+            list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), Course(epochs=3), watcher, position))
+        position.next_turn()
+    assert position.totals.splits == 6 * 3
+    assert position.totals.overflows == {1: 7, 2: 7}
 
 
 def test_a_batch_that_is_left_out_is_passed_over_and_keeps_its_number() -> None:

@@ -11,7 +11,7 @@ from pipeal.data.iterators.maps import MapIterator
 from pipeal.data.iterators.prefetch import PrefetchIterator
 from pipeal.data.iterators.sources import Uneven, create_source_iterator
 from pipeal.data.iterators.windows import BlockwiseShuffleIterator, SelectManyIterator
-from pipeal.data.reread import Samples
+from pipeal.packet import Samples
 
 Ref = TypeVar("Ref")
 

@@ -7,8 +7,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import check_instance
-from pipeal.data.reread import Samples, as_iterable, read_from
+from pipeal.data.reread import read_from
 from pipeal.errors import ConfigError
+from pipeal.packet import Samples, as_iterable
 
 T = TypeVar("T")
 Uneven: TypeAlias = Literal["keep", "drop", "repeat"]

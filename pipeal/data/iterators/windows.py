@@ -15,8 +15,8 @@ from typing import ClassVar, TypeVar
 
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import apply, at_least, check_callable, shorter
-from pipeal.data.reread import Samples, as_iterable
 from pipeal.errors import DataError
+from pipeal.packet import Samples, as_iterable
 
 T = TypeVar("T")
 In = TypeVar("In")

@@ -3,7 +3,7 @@
 from pipeal.engine.device.base import Device, Precision, Ready, Stamp
 from pipeal.engine.device.cuda import CudaDevice, ready_now, take_over
 from pipeal.engine.device.far import FarDevice
-from pipeal.engine.device.named import device_names, fastest_precision, open_device, parse_device
+from pipeal.engine.device.named import all_devices, device_names, fastest_precision, open_device, parse_device
 from pipeal.engine.device.row import DeviceRow
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Precision",
     "Ready",
     "Stamp",
+    "all_devices",
     "device_names",
     "fastest_precision",
     "open_device",

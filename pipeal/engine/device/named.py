@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from pipeal.engine.device.base import Device, Precision
@@ -34,8 +36,8 @@ def parse_device(name: str | int | torch.device) -> torch.device:
     return torch.device("cuda", index)
 
 
-def device_names(text: str) -> list[str]:
-    """One name per stage out of what was typed; whether such devices exist is not looked at.
+def device_names(text: str | Sequence[str]) -> list[str]:
+    """One name per stage out of what was typed, or of a sequence of them; whether such devices exist is not looked at.
 
     >>> device_names("cuda:0,cuda:1"), device_names("cpu*3")
     (['cuda:0', 'cuda:1'], ['cpu', 'cpu', 'cpu'])
@@ -43,6 +45,8 @@ def device_names(text: str) -> list[str]:
     Raises:
         PlacementError: A count that is not a whole number above 0, or an empty name.
     """
+    if not isinstance(text, str):
+        return list(text)
     names: list[str] = []
     for part in text.split(","):
         name, star, count = (piece.strip() for piece in part.partition("*"))
@@ -52,6 +56,11 @@ def device_names(text: str) -> list[str]:
             )
         names += [name] * (int(count) if star else 1)
     return names
+
+
+def all_devices() -> list[str]:
+    """All GPUs of this machine, or the CPU without any."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())] or ["cpu"]
 
 
 def fastest_precision(*names: str | torch.device) -> Precision:

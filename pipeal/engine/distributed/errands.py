@@ -103,8 +103,8 @@ class Errands:
             self.guide.end()
 
     def _report(self, stage: Stage) -> tuple[dict[str, Any], Tree]:
-        times, samples = stage.clock.take_times(), self.samples
-        self.samples = 0
+        (times,) = stage.clock.take_all_times()
+        samples, self.samples = self.samples, 0
         shift = self._node.seats[self._node.rank].clock
         found = {
             "busy": {action.value: seconds for action, seconds in times.busy.items()},

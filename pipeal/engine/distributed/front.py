@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pipeal.engine.blame import OnOom
 from pipeal.engine.compiling import Compile
+from pipeal.engine.cpus import cores
 from pipeal.engine.device import Device, FarDevice, Precision, open_device
 from pipeal.engine.distributed.errands import spans_in, times_in
 from pipeal.engine.distributed.executor import DistributedExecutor
@@ -27,7 +28,6 @@ from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.schedule import Schedule
 from pipeal.engine.settings import Matmul, matmul_precision
 from pipeal.engine.stage import Stage
-from pipeal.engine.threads import cores
 from pipeal.engine.trace import Span, StageTimes, Window
 from pipeal.errors import ConfigError, ScheduleError
 from pipeal.packet import TrainableLayer

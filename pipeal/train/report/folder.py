@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeal.config import document
 from pipeal.errors import DataError
-from pipeal.train.measure import ACCURACY, LOSS, Measure, Spread, measure_of
+from pipeal.train.measure import ACCURACY, LOSS, MeanSd, Measure, measure_of
 from pipeal.train.recorders import EpochRow
 from pipeal.train.report.rows import read_rows, require_file
 from pipeal.train.report.status import Status, inferred_status, told_status
@@ -63,8 +63,8 @@ class Run:
 
     @property
     def form(self) -> str:
-        """``AL`` or ``BP``."""
-        return _text(value_at(self.config, "train.mode") or self.summary.get("form")).upper()
+        """What tables and pictures call it: ``AL``, ``BP``, ``BP over 2``."""
+        return _text(self.summary.get("form") or _text(value_at(self.config, "train.mode")).upper())
 
     @property
     def epochs(self) -> tuple[int, int | None]:
@@ -72,27 +72,38 @@ class Run:
         return len(self.rows), _asked(self.config)
 
     @property
-    def at_best(self) -> Spread | None:
+    def at_best(self) -> MeanSd | None:
         """The test accuracy, or validation loss, of each turn's best epoch by its held-out samples."""
         measure = self.measure
         return measure.at_best(self.rows) if self.rows else self._summarised(f"{measure.key}_at_best_held_out")
 
     @property
-    def last(self) -> Spread | None:
+    def last(self) -> MeanSd | None:
         """The test accuracy, or validation loss, after each turn's last epoch."""
         return self.measure.last(self.rows) if self.rows else self._summarised(f"last_{self.measure.key}")
 
     @property
-    def epoch_s(self) -> Spread | None:
+    def epoch_s(self) -> MeanSd | None:
         """Seconds of training of each epoch."""
         if self.rows:
-            return Spread.of(row.epoch_time for row in self.rows)
+            return MeanSd.of(row.epoch_time for row in self.rows)
         return self._summarised("seconds_per_epoch")
 
-    def _summarised(self, key: str) -> Spread | None:
+    @property
+    def parameters(self) -> tuple[float | None, float | None]:
+        """How many are trained, and how many an inference takes."""
+        trained, inference, effective, affiliated = (
+            number_at(self.summary, f"{kind}_parameters")
+            for kind in ("training", "inference", "effective", "affiliated")
+        )
+        if effective is not None and affiliated is not None:  # as runs of earlier versions tell it
+            return effective + affiliated, effective
+        return trained, inference
+
+    def _summarised(self, key: str) -> MeanSd | None:
         """A mean of the summary, whose turns are not known."""
         found = number_at(self.summary, key)
-        return None if found is None else Spread((found,))
+        return None if found is None else MeanSd((found,))
 
     @property
     def measure(self) -> Measure:

@@ -71,9 +71,11 @@ def _title(runs: Sequence[Run]) -> str:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """What the page calls each run; if two have the same name, their folders from where they part."""
+    """What the page calls each run: forms by their labels; if two are the same, their folders."""
     if are_forms(runs):
-        return [run.folder.name.upper() for run in runs]
+        forms = [run.form for run in runs]
+        if len(set(forms)) == len(forms):
+            return forms
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from pipeal.train.measure import Spread
+from pipeal.train.measure import MeanSd
 from pipeal.train.report.curves import run_curves
 from pipeal.train.report.folder import Run, number_at, value_at
 from pipeal.train.report.idle import idle_reasons
@@ -37,14 +37,14 @@ def epochs(run: Run) -> str:
     return f"{done} of {asked}" if asked else f"{done}"
 
 
-def measured(run: Run, value: Spread | None) -> str:
+def measured(run: Run, value: MeanSd | None) -> str:
     """An accuracy in percent, a loss as it is; of several turns with its standard deviation."""
     if value is None:
         return percent(None)
     return value.shown(percent if run.measure.is_share else partial(number, decimals=4))
 
 
-def seconds(value: Spread | None) -> str:
+def seconds(value: MeanSd | None) -> str:
     """The mean and the standard deviation over epochs."""
     return number(None) if value is None else value.shown(partial(number, decimals=2))
 
@@ -94,11 +94,9 @@ def _figures(run: Run) -> Html:
     if number_at(run.summary, "tokens_per_s"):
         figures["tokens per second"] = number(number_at(run.summary, "tokens_per_s"))
         figures["padding"] = percent(number_at(run.summary, "padding_share"))
-    weights = [number_at(run.summary, f"{kind}_parameters") for kind in ("effective", "affiliated")]
-    if weights[0] is not None:
-        figures["parameters"] = _count(weights[0])
-    if weights[1]:
-        figures["more of them to train"] = _count(weights[1])
+    for name, weights in zip(("parameters", "at inference"), run.parameters, strict=True):
+        if weights is not None:
+            figures[name] = _count(weights)
     for kind in ("training", "inference"):
         flops = number_at(run.summary, f"{kind}_flops_per_sample")
         if flops is not None:

@@ -284,6 +284,7 @@ def test_parallel_before_prefetch_and_shuffle_does_not_lock():
             assert sorted(item for _, item in pipeline) == list(range(20))
 
 
+@pytest.mark.slow
 def test_an_interpreter_ends_with_a_pipeline_left_open():
     code = """
 from pipeal.data.iterators import *
@@ -296,6 +297,7 @@ print(next(left) in "12")
     assert found.stderr == ""
 
 
+@pytest.mark.slow
 def test_processes_do_not_outlive_a_parent_that_is_killed():
     # They waited for work for ever. The pipe stays open, and the call waits, while one of them lives.
     code = """

@@ -301,6 +301,28 @@ def test_a_parameter_without_a_gradient_on_some_replicas_or_on_all() -> None:
         assert {name.split(".")[3] for name in moved if ".enc.f." in name} == {"always", "rarely"}
 
 
+def test_a_parameter_that_no_replica_used_keeps_its_bits_and_its_moments() -> None:
+    """A gradient of zero would let it drift on, by what is left of its momentum."""
+
+    def package() -> ALPackage:
+        torch.manual_seed(1)
+        return ALPackage([AL(ENC(Sometimes(), nn.Linear(6, 2)), AE(nn.Linear(3, 2), nn.Linear(2, 3)))])
+
+    def kept(one: ALPackage) -> list[Tensor]:
+        f, states = one[0].enc.f, one[0].enc_opt.state
+        assert not any(weight in states for weight in f.never.parameters())
+        return [value.clone() for p in f.rarely.parameters() for value in (p.detach(), *states[p].values())]
+
+    used, unused = ([(torch.ones(count, 6), torch.ones(count, 3))] for count in (3, 2))
+    with thread_ranks(2, replicas=2) as worlds:
+        packages = [package() for _ in worlds]
+        train(worlds, packages, [used, unused])
+        before = [kept(one) for one in packages]
+        train(worlds, packages, [unused, unused])
+        for one, earlier in zip(packages, before, strict=True):
+            assert all(map(torch.equal, kept(one), earlier))
+
+
 def test_replicas_that_are_not_alike_at_the_start_are_told_of_it() -> None:
     with thread_ranks(2, replicas=2) as worlds:
         packages = [Case(EXACT.layers, EXACT.rows, seed=seed).build() for seed in (4, 5)]

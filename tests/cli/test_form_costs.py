@@ -1,0 +1,63 @@
+"""What a table says that a form costs: counted by hand, batch by batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeal.cli.build_text import text_experiment
+from pipeal.cli.form_costs import COUNTED, FormCosts, form_costs
+from pipeal.config import TextConfig, load_config
+from pipeal.engine.measure import count_bytes
+from pipeal.train.exit_costs import exit_costs, training_flops
+
+SMALL: dict[str, Any] = {
+    "dataset": "toynews",
+    "model": {"name": "lstm", "embedding_dim": 4, "x_hid": 4, "y_hid": 4},
+    "engine": {"devices": ["cpu"], "sizes": [4], "threads": 1},
+    "train": {"precision": "fp32"},
+}
+
+
+@pytest.mark.draws  # counts as for users
+@pytest.mark.parametrize("mode", ["al", "bp"])
+def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: str) -> None:
+    values = {
+        **SMALL,
+        "train": {**SMALL["train"], "mode": mode},
+        "data": {"held_out": 0.97, "batching": {"budget_tokens": 900}},
+    }
+    config = load_config(TextConfig, values=values)
+    experiment = text_experiment(config, lambda _: None)
+    batches = experiment.train_batches(config.train.seed)
+    batches.set_epoch(0)
+    found = [(batch.x, batch.y) for batch in batches]
+    sizes = [len(y) for _, y in found]
+    largest = max(found, key=lambda one: one[0].numel())
+    assert 2 < len(found) <= COUNTED, "all are counted"
+    assert len(set(sizes)) > 1
+    assert largest is not found[0]
+    layers = list(experiment.package(mode, 0))
+    trained = [training_flops(layers, x, y) for x, y in found]
+    inferred = [exit_costs(layers, x).alone(len(layers)) for x, _ in found]
+    costs = form_costs(experiment, config)
+    for told, each in ((costs.training_flops, trained), (costs.inference_flops, inferred)):
+        assert told == pytest.approx(sum(flops * n for flops, n in zip(each, sizes, strict=True)) / sum(sizes))
+        assert told != pytest.approx(sum(each) / len(each)), "else the samples of a batch would not show"
+    kept = [
+        sum(
+            row.activation_bytes
+            for row in count_bytes(list(experiment.package(mode, 0)), batch, "cpu", 1, "fp32", "raise")
+        )
+        for batch in (found[0], largest)
+    ]
+    assert costs.activation_bytes == kept[1] != kept[0]
+
+
+def test_counted_memory_is_all_that_training_holds_at_once() -> None:
+    costs = FormCosts(1.0, 1.0, 1000, 200, 30, 4)
+    assert costs.memory_bytes == 1234
+    assert costs.summary()["counted_memory_bytes"] == {
+        "weights_bytes": 1000, "gradients_bytes": 200, "optimizer_bytes": 30, "activation_bytes": 4, "all": 1234,
+    }  # fmt: skip

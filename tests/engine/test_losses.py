@@ -1,0 +1,21 @@
+"""The local losses of a stage, as they are kept until somebody asks."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeal.engine.losses import LossLog
+
+
+def test_losses_stay_in_the_order_of_batches_however_many_there_are() -> None:
+    """They are joined a thousand at a time, and when a fence comes by."""
+    log, batches = LossLog(), 2500
+    wanted = torch.stack((torch.arange(batches), -torch.arange(batches)), 1).float()
+    for number, losses in enumerate(wanted):
+        if number == 1700:
+            assert torch.equal(log.so_far(3), wanted[:1700])  # type: ignore[arg-type]
+        log.add(3, list(losses))
+    assert log.so_far(4) is None
+    (found,) = log.take().values()
+    assert torch.equal(found, wanted)
+    assert log.take() == {}
