@@ -124,11 +124,13 @@ WHITE = bytes.fromhex(
 
 @pytest.fixture
 def cheap_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are one white pixel, and costs are counted on one batch: most of what a small run takes.
+    """Pictures are one white pixel, costs are counted on one batch, no numbers of threads are tried: most of what a
+    small run takes.
 
     Tests marked ``draws`` run as users do.
     """
     if request.node.get_closest_marker("draws") is None:
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
         monkeypatch.setattr(Figure, "savefig", lambda _, path, **options: Path(path).write_bytes(WHITE))
         monkeypatch.setattr("pipeal.cli.form_costs.LOOKED_AT", 1)
 

@@ -45,6 +45,7 @@ def kept(folder: Path) -> list[tuple[str, object]]:
     return values
 
 
+@pytest.mark.slow
 def test_a_run_that_moves_from_two_devices_to_three_leaves_that_of_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

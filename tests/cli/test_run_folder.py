@@ -82,6 +82,7 @@ def test_a_run_that_was_killed_is_found_though_its_status_says_running(tmp_path:
         pass
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_works_at_is_left_alone(tmp_path: Path) -> None:
     config = asked(tmp_path)
     code = (

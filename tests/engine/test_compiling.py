@@ -312,6 +312,7 @@ def test_every_schedule_leaves_the_same_bits_compiled(
     data=st.data(),
 )
 @settings(max_examples=2)
+@pytest.mark.slow
 def test_compiled_random_shapes_under_every_schedule(
     rows: list[int], how: str, speaks: bool, data: st.DataObject
 ) -> None:
