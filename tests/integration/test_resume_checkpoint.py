@@ -67,7 +67,7 @@ def test_a_run_does_not_go_on_to_fewer_epochs_than_are_behind_it(
     stopping.at = [(1, 16)]
     run(text.command, capsys, 130, *arguments, out)
     folder = tmp_path / "runs" / "agnews-lstm-al-001"
-    line = r"was taken after batch \d of epoch 2, the run has 1; raise train.epochs, or begin anew"
+    line = r"was taken after batch \d of epoch 2, the run has 1; raise train.epochs, or start over"
     told_one_line(line, *leaves(capsys, *arguments, f"--resume={folder}", "--epochs=1"))
     run(text.command, capsys, 0, *arguments, out)
 
