@@ -135,7 +135,7 @@ class Trials(Generic[Candidate]):
         Each is asked for when those before it have been timed, so that it may follow from what they took.
         """
         for number, candidate in enumerate(candidates):
-            if len(self.times) >= 2 and not self._limit.left_s:
+            if len(self.times) >= 2 and not self._has_time():
                 return
             times = Times(candidate)
             if self._time(times, still=max(1, count - number)):
@@ -148,7 +148,7 @@ class Trials(Generic[Candidate]):
             if not again:
                 return
             for number, times in enumerate(again):
-                if not self._limit.left_s:
+                if not self._has_time():
                     return
                 if not self._time(times, still=len(again) - number):
                     self.times.remove(times)
@@ -164,6 +164,11 @@ class Trials(Generic[Candidate]):
         if len(close) > 1 and self._rounds > 1 and any(len(times.rounds) < 2 for times in close):
             return close[0]
         return min(self.times, key=lambda times: times.seconds)
+
+    def _has_time(self) -> bool:
+        """Whether what is left suffices for the fewest batches of one that is as fast as the best."""
+        fewest = 1 + LOOK_AFTER
+        return self._limit.left_s >= fewest * min(times.seconds for times in self.times)
 
     def _close(self) -> list[Times[Candidate]]:
         best = min((times.seconds for times in self.times), default=inf)

@@ -62,7 +62,7 @@ def test_layers_that_overlap_get_several_stages_and_lopsided_ones_are_balanced(m
             {action: sum(costs[layer][action] for layer in own) for action in Action}
             for own in layers_of_stages(candidate.sizes)
         ]
-        return simulate(SCHEDULES["pipelined"], stages, 8).makespan_s / 8
+        return simulate(SCHEDULES["pipelined"], stages, 8).makespan_s / 8_000
 
     monkeypatch.setattr("pipeal.engine.costs._Search._measure", trial)
     layers = [VirtualLayer(*own) for own in times]

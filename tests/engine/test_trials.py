@@ -88,6 +88,13 @@ def test_the_bound_holds_but_for_a_last_round(each: float) -> None:
     assert machine.now <= max(MOST_S, 2 * LOOK_AFTER * 1.2 * each) + LOOK_AFTER * 4 * each
 
 
+def test_none_is_begun_that_cannot_be_ended_in_time() -> None:
+    """A third was begun in the last second of twenty, and took fourteen more."""
+    _, machine = tried({"first": [3.1], "second": [2.5], "third": [2.5]})
+    assert [name for name, _ in machine.timed] == ["first", "second"]
+    assert MOST_S - 3 * 2.5 < machine.now <= MOST_S, "there was some time left"
+
+
 def test_a_short_run_is_not_kept_waiting() -> None:
     """Twelve batches of each layout were trained on before a run of fifty."""
     _, machine = tried({str(number): [1.0] for number in range(6)}, run_batches=50)
