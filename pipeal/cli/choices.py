@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import cycle, groupby, islice
 
+from pipeal.al import ALPackage
 from pipeal.al.bp_parts import bp_parts
 from pipeal.cli import bars
 from pipeal.cli.build import Experiment
@@ -126,8 +127,7 @@ def _tried(
     engine = config.engine
     if engine.sizes is not None:
         raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
-    with bars.Steps(f"building the {form.upper()} form"):  # the first optimizer imports PyTorch's compiler: seconds
-        package = experiment.package(form, config.train.seed)
+    package = _built(experiment, config, form)
     sample = sample_batches(batches, TRIAL_BATCHES)
     key = key_of(package, sample, form, precision, *_settings(config))
     if (known := cache.recall(key)) is not None and _is_here(known.placement, len(package)):
@@ -168,8 +168,7 @@ def _fitted(
 ) -> tuple[str, Placement]:
     """The devices that the user named, with sizes and threads as named, measured now or before; and which of these."""
     engine = config.engine
-    with bars.Steps(f"building the {form.upper()} form"):  # the first optimizer imports PyTorch's compiler: seconds
-        package = experiment.package(form, config.train.seed)
+    package = _built(experiment, config, form)
     layers = list(package)
     parts = _parts(layers, form) if len(devices) > 1 else None
     units = len(parts or layers)
@@ -220,6 +219,11 @@ def _fitted(
         return "as named", taken
     cache.keep(key, taken)
     return "measured now", taken
+
+
+def _built(experiment: Experiment, config: RunConfig, form: Mode) -> ALPackage:
+    with bars.Steps(f"building the {form.upper()} form"):  # the first optimizer imports PyTorch's compiler: seconds
+        return experiment.package(form, config.train.seed)
 
 
 def _parts(layers: Sequence[TrainableLayer], form: Mode) -> Sequence[TrainableLayer] | None:

@@ -107,10 +107,8 @@ def test_a_choice_is_of_a_model_also_in_what_changes_no_weight(tmp_path: Path, m
     assert len(tried) == 2
 
 
-@pytest.mark.parametrize("devices", ["auto", "cpu,cpu"])
-def test_the_second_run_tries_nothing_and_says_so(
-    devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def measurements(devices: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Nothing is measured from now on: each time that it would have been, ``devices`` are added to the list."""
     calls: list[str] = []
 
     def measured(*_: Any, on_step: Any, **options: Any) -> Placement:
@@ -122,6 +120,14 @@ def test_the_second_run_tries_nothing_and_says_so(
 
     for name in ("place", "fit"):
         monkeypatch.setattr(f"pipeal.cli.choices.{name}", measured)
+    return calls
+
+
+@pytest.mark.parametrize("devices", ["auto", "cpu,cpu"])
+def test_the_second_run_tries_nothing_and_says_so(
+    devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = measurements(devices, monkeypatch)
     config = load_config(TextConfig, overrides=["dataset=toynews"], values={"engine": {"devices": devices}})
     said: list[str] = []
     experiment = text_experiment(config, lambda _: None)
@@ -150,17 +156,7 @@ def test_the_second_run_tries_nothing_and_says_so(
 def test_another_schedule_or_other_sizes_are_another_choice(
     devices: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[str] = []
-
-    def measured(*_: Any, on_step: Any, **options: Any) -> Placement:
-        calls.append(devices)
-        on_step("trying", 0.0, 1.0)
-        taken = Placement(["cpu", "cpu"], [3, 1], 1, 0.5)
-        options.get("on_trial", lambda _: None)(taken)
-        return taken
-
-    for name in ("place", "fit"):
-        monkeypatch.setattr(f"pipeal.cli.choices.{name}", measured)
+    calls = measurements(devices, monkeypatch)
     for asked in ([], [other], [], [other]):
         overrides = ["dataset=toynews", *asked]
         config = load_config(TextConfig, overrides=overrides, values={"engine": {"devices": devices}})
