@@ -18,6 +18,7 @@ from mutants import chosen, main
 MUTANT = Mutant("one", "one is one", "pipeal/a.py", "one = 1", "one = 2", ("tests/test_a.py",))
 
 
+@pytest.mark.slow
 def test_every_mutant_applies_once_and_its_tests_are_there() -> None:
     """Code that moves takes its mutants along; code that changes has to be given theirs again."""
     found = read_mutants(ROOT)
@@ -107,6 +108,7 @@ def test_a_draw_is_repeated_by_its_seed_and_names_are_checked() -> None:
             chosen(found, *options)
 
 
+@pytest.mark.slow
 def test_killed_survived_and_hanging_mutants_are_told_apart(
     tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

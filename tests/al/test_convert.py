@@ -331,7 +331,10 @@ def test_a_block_that_needs_to_write_gets_a_copy(block: type[nn.Module]) -> None
     train(package, [(VECTORS, torch.tensor([0, 1, 2, 0]))])
 
 
-@pytest.mark.parametrize(("network", "depth"), [("cnn", 1), ("cnn", 2), ("cnn", None), ("resnet18", None)])
+@pytest.mark.parametrize(
+    ("network", "depth"),
+    [("cnn", 1), ("cnn", 2), ("cnn", None), pytest.param("resnet18", None, marks=pytest.mark.slow)],
+)
 def test_an_exported_model_answers_as_the_package(network: str, depth: int | None) -> None:
     torch.manual_seed(0)
     whole, split = (cnn(), ["3", "6"]) if network == "cnn" else (resnet18(num_classes=5), ["layer2", "layer4"])

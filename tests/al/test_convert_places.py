@@ -573,6 +573,7 @@ BERT = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 3, "num_attent
 GPT = {"vocab_size": 5, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 20, "tie_word_embeddings": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "config", "options", "split"),
     [

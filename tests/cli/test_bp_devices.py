@@ -97,6 +97,7 @@ def test_what_does_not_fit_gets_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_comparison_can_ask_for_it_as_a_form_of_its_own(tmp_path: Path) -> None:
     """Backpropagation beside a pipeline: on its first device, or over all that the pipeline has."""
     keys = ["dataset=toynews", "train.mode=compare", "engine.devices=[cpu, cpu]", "engine.threads=1", f"out={tmp_path}"]

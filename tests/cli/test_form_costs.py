@@ -20,6 +20,7 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.draws  # counts as for users
 @pytest.mark.parametrize("mode", ["al", "bp"])
 def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: str) -> None:

@@ -49,6 +49,7 @@ def train(capsys: pytest.CaptureFixture[str], corpus: Path, *arguments: str) -> 
     return Path(re.search(r"^files: +(.+)$", out, re.MULTILINE)[1]), out  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_a_comparison_is_told_in_losses_and_ends_with_a_sample(
     corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_the_sample_is_of_one_shape(
     assert lengths == {(4, 8), (1, 8)}, "the shape of the estimates, and one more"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_ended_goes_on_and_leaves_what_an_untouched_one_leaves(
     corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_run_that_was_ended_goes_on_and_leaves_what_an_untouched_one_leaves(
     assert_same(whole, corpus.parent / "ended" / "text-charlm-al-001")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(4, 8), (1, 8)], ids=["exits", "sample"])
 def test_what_comes_after_the_last_epoch_ends_where_the_run_is_asked_to(
     shape: tuple[int, int], corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -240,6 +243,7 @@ def test_a_trained_model_writes_from_every_exit(corpus: Path, capsys: pytest.Cap
     told_one_line("no checkpoint", *writes(capsys, str(folder / "al")))
 
 
+@pytest.mark.slow
 def test_a_text_without_line_ends_is_written_on_from_its_first_character(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_as_many_micro_batches_as_asked_for_even_if_fewer_are_better(
     assert "M: micro-batches of a batch, 4 as asked" in out
 
 
+@pytest.mark.slow
 def test_thousands_of_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     costs = str(saved(tmp_path / "c.json"))
     found, _ = planned(

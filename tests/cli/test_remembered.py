@@ -149,6 +149,7 @@ def test_the_second_run_tries_nothing_and_says_so(
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "other"),
     [("auto", "engine.schedule=al-fm"), ("cpu,cpu", "engine.schedule=al-fm"), ("cpu,cpu", "engine.sizes=[2,2]")],

@@ -117,12 +117,17 @@ def test_the_same_seed_gives_the_same_accuracies_under_every_schedule(
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param("fixed", ["batch_size=16"], marks=pytest.mark.slow),
-        ("bucket", ["batch_size=16", "bucket_width=4", "bucket_samples=8", "largest_first=true"]),
-        ("size-aware", ["cost=sum", "oversize=single"]),
-        pytest.param("token-budget", ["max_samples=16"], marks=pytest.mark.slow),
         ("plan", ["shapes=3", "spare_batches=2"]),
-        ("stream", ["bounds=4", "buffer_samples=50", "max_wait=80", "pad_to=longest"]),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("fixed", ["batch_size=16"]),
+                ("bucket", ["batch_size=16", "bucket_width=4", "bucket_samples=8", "largest_first=true"]),
+                ("size-aware", ["cost=sum", "oversize=single"]),
+                ("token-budget", ["max_samples=16"]),
+                ("stream", ["bounds=4", "buffer_samples=50", "max_wait=80", "pad_to=longest"]),
+            )
+        ),
     ],
 )
 def test_every_kind_of_batching_trains_on_all_samples_and_says_what_its_batches_were(
@@ -151,6 +156,7 @@ def test_every_kind_of_batching_trains_on_all_samples_and_says_what_its_batches_
     assert (folder / "batches.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["al", "bp"])
 def test_layers_run_grouped_where_the_configuration_says_so(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -443,6 +449,7 @@ def test_vectors_that_lie_there_are_mentioned(model: str, wanted: str, tmp_path:
     assert len(experiment.package("al", 0)) == 4
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     code, _, err = leaves(capsys, "toynews", "lstm", "--out", str(tmp_path / "file"), *SMALL)
@@ -450,6 +457,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest
     assert "choose another --out" in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_script_shows_its_options() -> None:
     shown = subprocess.run(
         [sys.executable, str(ROOT / "nlpmain.py"), "--help"], capture_output=True, text=True, check=True, cwd=ROOT

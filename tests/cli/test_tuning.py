@@ -142,6 +142,7 @@ def test_of_language_models_the_lowest_loss_is_chosen(tmp_path: Path, monkeypatc
     assert json.loads((tmp_path / "tune.json").read_text())["chosen_by"] == "held-out loss"
 
 
+@pytest.mark.slow
 def test_a_range_is_widened_twice_and_then_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-2,1e-1"), lambda _: None)
     order = scripted(monkeypatch, {"al": 1e-9, "bp": 1e9})
@@ -196,6 +197,7 @@ def test_a_range_does_not_grow_by_what_the_model_cannot_be_made_with(edge: int, 
     ]
 
 
+@pytest.mark.slow
 def test_a_setting_without_the_memory_for_it_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = config(agnews(tmp_path / "data", count=10), "model.x_hid=4,8", epochs=1)
     experiment, new_package = text_experiment(asked, lambda _: None), tuning.new_package
@@ -213,6 +215,7 @@ def test_a_setting_without_the_memory_for_it_is_not_chosen(tmp_path: Path, monke
     tuned(experiment, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_is_left_open_follows_from_the_length_of_each_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +258,7 @@ def test_a_value_may_be_what_the_length_of_the_training_decides(tmp_path: Path) 
     assert all(form.config.train.lr.base in (3e-3, 1e-6) for form in forms)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ended_keeps_the_trials_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = agnews(tmp_path / "data", count=10)
     experiment = text_experiment(config(root, "train.lr.base=0.001,0.01", epochs=1), lambda _: None)
@@ -282,6 +286,7 @@ def test_a_run_that_is_ended_keeps_the_trials_before(tmp_path: Path, monkeypatch
         tuned(experiment, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_setting_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     root = agnews(tmp_path / "data", count=10)
     asked = config(root, "train.lr.base=0.001,1e38", epochs=2, lr={"warmup": 0})

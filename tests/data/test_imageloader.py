@@ -120,6 +120,7 @@ def test_the_same_batches_for_any_number_of_workers(split, augmentation):
     assert no_children()
 
 
+@pytest.mark.slow
 def test_spawned_workers_map_the_file_again(split):
     part = split.subset(range(20))
     with batches(part, augmentation="basic", workers=1, start_method="spawn") as loader:
@@ -187,6 +188,7 @@ class FailingSplit(ImageSplit):
         raise LookupError("no such image")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "error", "words"), [(DyingSplit, DataError, "died"), (FailingSplit, LookupError, "no such")]
 )

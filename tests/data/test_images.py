@@ -442,6 +442,7 @@ def test_toyimages_are_seeded_and_no_class_is_told_by_its_colour_alone():
     assert 0.15 < (found == first.test.labels).mean() < 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @pytest.mark.parametrize(("name", "classes"), [("tinyimagenet", 200), ("cifar10", 10)])
 def test_real_archives(real_data, tmp_path, name, classes):

@@ -599,6 +599,7 @@ class TestResume:
         fresh.load_state_dict(state)
         assert list(loader(fresh)) == whole[3:]
 
+    @pytest.mark.slow
     def test_in_a_fresh_process(self):
         sampler = aware(VARIED.tolist(), shuffle=True, seed=4)
         running = iter(sampler)

@@ -72,6 +72,7 @@ def until_gone(pids: list[int], within_s: float = 120.0) -> list[int]:
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process who sent it a signal")
 
 
+@pytest.mark.slow
 @linux
 def test_signals_to_the_process_group_end_no_worker() -> None:
     """Symptom: Ctrl-C ended the loader's workers too, and the run with "a worker died" before it could save."""
@@ -87,6 +88,7 @@ def test_signals_to_the_process_group_end_no_worker() -> None:
     assert until_gone(pids) == []
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_parent_that_was_killed() -> None:
     with feeding() as (process, pids):
         assert len(pids) == 6
@@ -107,6 +109,7 @@ def send(number: signal.Signals, pid: int) -> None:
     subprocess.run([sys.executable, "-c", f"import os; os.kill({pid}, {int(number)})"], check=True)
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_obeys_its_parent_alone_from_its_birth_on(method: str) -> None:
@@ -207,6 +210,7 @@ except WorkerError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_is_told_of_where_a_batch_is_waited_for_and_nowhere_else() -> None:
     """Symptom: PyTorch's handler raised a second time, while the first failure was being written down."""
     done = subprocess.run([sys.executable, "-c", ROBBED], capture_output=True, text=True, timeout=600)

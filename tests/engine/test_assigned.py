@@ -111,6 +111,7 @@ def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "TRIAL_BATCHES", WARM_UP + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_batches")
 def test_a_users_own_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 2)  # on a single one there is nothing to try

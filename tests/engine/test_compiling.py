@@ -166,6 +166,7 @@ def test_a_compilation_is_busy_until_it_takes_too_long(monkeypatch: pytest.Monke
         assert not gate.busy()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_compiling_is_not_a_stall() -> None:
     """The first forward and backward, which may compile, take longer than the limit each."""
@@ -421,6 +422,7 @@ class Adds(AL):
         return out.detach(), code.detach()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize("kind", [AL, Adds, PublishedAL])
 def test_graphs_end_where_a_layer_goes_back_no_further(kind: type[AL]) -> None:
@@ -466,6 +468,7 @@ def test_a_stream_of_predictions_compiles_nothing_anew() -> None:
     assert [compiled._seen for stage in pipe.stages for compiled in stage._gated.values()] == seen
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_what_the_process_computes_otherwise_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: the compiler made another graph for it beside other actions, and under PyTorch's own limits."""
@@ -509,6 +512,7 @@ def test_dropout_is_part_of_the_graph() -> None:
         pipe.run([batch] * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_a_block_that_cannot_be_one_graph_runs_in_parts_and_says_so() -> None:
     package = small(speaks=True)
@@ -521,6 +525,7 @@ def test_a_block_that_cannot_be_one_graph_runs_in_parts_and_says_so() -> None:
     assert [text for text in said if text.startswith("layer 1 (TwoBackwards).enc runs compiled in parts: ")] != []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_more_shapes_than_the_compiler_remembers_by_itself() -> None:
     """PyTorch stops compiling a function after 8 graphs."""
@@ -545,6 +550,7 @@ def test_beyond_the_limit_a_region_runs_uncompiled_and_says_so(monkeypatch: pyte
             assert region(torch.ones(6)) == 36  # said once
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_what_stands_in_for_a_refused_region_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: shapes that the layer had met before compiled beside others, under PyTorch's own limits."""
@@ -566,6 +572,7 @@ def test_what_stands_in_for_a_refused_region_compiles_alone(monkeypatch: pytest.
     assert first == second == refused == anew > again == known == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_one_layers_shapes_do_not_use_up_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 1: PyTorch counts graphs for each code object, which all layers of one class share."""
@@ -581,6 +588,7 @@ def test_one_layers_shapes_do_not_use_up_anothers(monkeypatch: pytest.MonkeyPatc
             assert list(region.in_force()) == [region]
 
 
+@pytest.mark.slow
 def test_no_truth_values_are_kept_for_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: a compiled feed-forward was slower than an uncompiled one. Cause: beside what ReLU gave, its forward
     kept where that is above zero, which a CPU writes slowly. No kernels are needed to see what is kept."""
@@ -597,6 +605,7 @@ def test_no_truth_values_are_kept_for_a_backward(monkeypatch: pytest.MonkeyPatch
     assert {kept.dtype for kept in node.saved_tensors} == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_modules_are_as_they_were() -> None:
     """Between two batches, and after a failure; so that they can be copied, pickled and compiled by others."""
@@ -644,6 +653,7 @@ def test_a_traced_module_is_compiled() -> None:
 # Errors
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_users_error_keeps_its_type_and_its_place(schedule: str) -> None:
@@ -665,6 +675,7 @@ def test_a_users_error_keeps_its_type_and_its_place(schedule: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_input_changed_in_place_is_still_found() -> None:
     package = pair()
     package[0].enc.f = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(FEATURES, 8))

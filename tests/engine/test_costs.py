@@ -163,6 +163,7 @@ class Crowded(VirtualLayer):
         return x, y
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_a_candidate_that_does_not_fit_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended the whole command, though other placements fit."""

@@ -403,6 +403,7 @@ def test_workers_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
     assert alive == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", "FBU")
 @pytest.mark.parametrize("schedule", THREADED)
 def test_the_watchdog_names_the_stage_that_stands_still(schedule: str, action: str) -> None:
@@ -443,6 +444,7 @@ def test_slow_is_not_stalled() -> None:
         assert pipe.run(nothing(8)).seconds > STALL_S
 
 
+@pytest.mark.slow
 def test_a_caller_who_idles_is_not_a_stall() -> None:
     with Pipeline(quick(2), stall_timeout_s=STALL_S) as pipe:
         pipe.run(nothing(2))

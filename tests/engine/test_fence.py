@@ -294,6 +294,7 @@ def test_later_stages_copy_nothing_for_a_fence_that_was_given_up(schedule: str) 
     assert asked == []
 
 
+@pytest.mark.slow
 def test_saving_is_progress_and_is_told_apart_from_work_and_waits() -> None:
     layers: list[TrainableLayer] = [Reluctant(lambda: time.sleep(STALL_S / 4)) for _ in range(6)]
     with Pipeline(layers, ["cpu"], "pipelined", sizes=[6], threads=1, stall_timeout_s=STALL_S) as pipe:

@@ -192,6 +192,7 @@ def test_what_backpropagation_does_once_per_batch_may_pass_while_others_still_wo
     assert found.batch_s == pytest.approx((5 * 1.5 + 4) / 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=5),

@@ -499,6 +499,7 @@ def test_predictions_between_batches_change_nothing_of_the_training(schedule: st
         assert torch.equal(logits, predictions_by_hand(package, x)[-1])
 
 
+@pytest.mark.slow
 def test_the_watchdog_names_the_stage_that_stands_still() -> None:
     gate = Gate()
     layers = [Watched(), Watched(lambda path, visit: visit == 2 and gate.stand_still_here()), Watched()]
@@ -603,6 +604,7 @@ def test_threads_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
     assert engine_threads() == []
 
 
+@pytest.mark.slow
 def test_the_first_of_several_failures_wins() -> None:
     """The second stage fails as well, after the first one has stopped everyone."""
     gate = Gate()

@@ -173,8 +173,8 @@ def test_in_parts_a_batch_teaches_what_it_does_whole(schedule: str, where: str, 
         assert report.splits == ([expected] if kind == "BP" else [0, expected, 0])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("most", [1, 3])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("where", "FB")
 def test_schedules_and_stages_do_not_matter_and_draws_are_keyed_part_by_part(
     where: str, most: int, precision: Any

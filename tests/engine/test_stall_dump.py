@@ -49,7 +49,9 @@ def stalled(folder: Path | None, schedule: str = "pipelined", action: str = "B")
     return caught.value
 
 
-@pytest.mark.parametrize("schedule", THREADED)
+@pytest.mark.parametrize(
+    "schedule", [pytest.param(name, marks=pytest.mark.slow) if name != "pipelined" else name for name in THREADED]
+)
 def test_the_file_has_all_threads_the_queues_and_how_far_each_stage_is(schedule: str, tmp_path: Path) -> None:
     with a_thread_of_the_users(Gate()):
         error = stalled(tmp_path / "runs" / "one", schedule)
@@ -117,6 +119,7 @@ class Sticks(VirtualLayer):
         return torch.zeros(1)
 
 
+@pytest.mark.slow
 def test_a_prediction_that_stands_still_leaves_one_too(tmp_path: Path) -> None:
     gate = Gate()
     pipe = Pipeline([*quick(1), Sticks(gate)], stall_timeout_s=STALL_S, dump_folder=str(tmp_path))

@@ -52,7 +52,13 @@ NETWORKS = {
         ["encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_1", "encoder.layers.encoder_layer_2"],
     ),
 }
-EVERY = pytest.mark.parametrize("name", NETWORKS)
+EVERY = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("resnet10", "mobilenet_v3_small") else name
+        for name in NETWORKS
+    ],
+)
 
 
 def images(rows: int, seed: int = 0) -> Tensor:

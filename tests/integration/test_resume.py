@@ -70,6 +70,7 @@ def run(command: click.Command, capsys: pytest.CaptureFixture[str], code: int, *
     return err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -136,6 +137,7 @@ def test_images(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert_same(*(tmp_path / out / "toyimages-resnet-al-001" for out in ("untouched", "stopped")))
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_in_the_form_it_was_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:

@@ -16,6 +16,7 @@ from tests.integration.test_resume import SMALL, Stopping, assert_same, run, sto
 __all__ = ["stopping"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_run_does_not_go_on_to_fewer_epochs_than_are_behind_it(
     run(text.command, capsys, 0, *arguments, out)
 
 
+@pytest.mark.slow
 def test_the_same_command_given_again_goes_on_and_does_not_go_back_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:

@@ -101,6 +101,7 @@ def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
     assert_same(folder, tmp_path / "k" / NAME)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("poison")
 def test_it_is_as_if_the_batch_had_been_passed_over_from_the_start(
     arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -269,6 +269,7 @@ def test_blocks_share_layers_as_asked(per_layer: int, layers: int) -> None:
     assert len(blocks) == 3
 
 
+@pytest.mark.slow
 @FORMS
 @STYLES
 def test_a_model_learns_a_text_of_two_letters(mode: str, labels: str) -> None:

@@ -177,6 +177,7 @@ def trained(package: ALPackage, seed: int, noise: int) -> list[Tensor]:
     return list(package.parameters())
 
 
+@pytest.mark.slow
 @EVERY_MODEL
 @BOTH_MODES
 def test_it_learns_under_autocast(name: str, mode: str) -> None:

@@ -169,6 +169,7 @@ def test_a_subsampled_convolution_is_one_with_a_stride(batch: int, channels: int
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.slow
 def test_shortcuts_of_few_channels_leave_memory_whole() -> None:
     """In another process: with the strided convolution, oneDNN writes where it may not, and the process dies."""
     rounds = """

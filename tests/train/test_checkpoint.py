@@ -451,6 +451,7 @@ with CheckpointStore(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_takes_only_a_part_of_a_file(folder):
     done = subprocess.run([sys.executable, "-c", CHILD + LIMITED, str(folder)], capture_output=True, text=True)
     assert done.stdout.splitlines() == 5 * [
@@ -532,6 +533,7 @@ with CheckpointStore(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_ends_however_it_ends(folder):
     with subprocess.Popen(
         [sys.executable, "-c", CHILD + HOLD, str(folder)], stdout=subprocess.PIPE, text=True

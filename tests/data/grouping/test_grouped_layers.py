@@ -251,6 +251,7 @@ class ByHand(nn.Module):
         return out.data_groups[0].value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda f: ByHand(UsersBlock(f)), lambda f: Grouped(UsersBlock(f), THRESHOLDS)])
 def test_a_users_annotated_module_in_the_place_of_f_is_exact(wrap: Any) -> None:
     def build() -> ALPackage:

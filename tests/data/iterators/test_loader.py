@@ -90,7 +90,7 @@ def test_the_number_of_workers_changes_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", ["shares", "whole"])
-@pytest.mark.parametrize("workers", [0, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
 def test_saved_at_every_position_and_resumed_with_workers(kind, workers):
     reference, states = walk(loader(kind, 0))
     with loader(kind, workers) as fresh:
@@ -101,6 +101,7 @@ def test_saved_at_every_position_and_resumed_with_workers(kind, workers):
             assert list(fresh) == (reference if state["ended"] else reference[place:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2, 4])
 def test_resumed_a_second_time(workers):
     reference, states = walk(loader("whole", 0))
@@ -171,6 +172,7 @@ def test_ranks_and_shards_share_the_items():
     assert found[5:9] == [shards[2][0], shards[3][0], shards[2][1], shards[3][1]]
 
 
+@pytest.mark.slow
 def test_spawned_workers_get_the_pipeline_by_pickling():
     with CheckpointableLoader(whole(), 1, multiprocessing_context="spawn") as spawned, whole() as plain:
         assert list(spawned) == list(plain)
@@ -199,6 +201,7 @@ def test_an_exception_of_a_worker_arrives_as_its_own_type_with_its_position(work
         assert both.getstate() == state
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_is_an_error_after_which_the_pass_goes_on():
     with CheckpointableLoader(NativeCheckpointableIterator(range(200)), 2) as both:
         items = iter(both)

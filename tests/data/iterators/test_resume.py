@@ -110,6 +110,7 @@ def test_the_parallel_map_at_every_position():
     check_every_position((("native", 7, 0), ("buffer", 2, 1), ("parallel", 3, 0), ("prefetch", 2, 0)))
 
 
+@pytest.mark.slow
 def test_in_a_fresh_process():
     chosen = [
         (("permuted", 14, 3), ("lazy select", 1, 1), ("buffer", 3, 5), ("buckets", 4, 11)),

@@ -311,19 +311,15 @@ def long_replicated_apart(world: World) -> None:
     long_replicated(world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "victim", "size", "replicas"),
     [
         (long, 2, 3, 1),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                (long, 0, 3, 1),
-                (long_joined, 1, 3, 1),
-                (long_replicated, 1, 2, 2),
-                (long_replicated_apart, 2, 3, 3),
-            )
-        ),
+        (long, 0, 3, 1),
+        (long_joined, 1, 3, 1),
+        (long_replicated, 1, 2, 2),
+        (long_replicated_apart, 2, 3, 3),
     ],
 )
 def test_when_a_process_is_killed_all_others_end_and_name_it(

@@ -66,6 +66,7 @@ def test_posts_that_are_taken_never_run_into_that() -> None:
         assert not taking.is_alive()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("silent", [1, 2])
 def test_who_takes_nothing_is_named_and_not_who_was_written_to_first(silent: int) -> None:
     """Symptom: of posts to many the first one's rank was named as lost, which had taken its own long before."""

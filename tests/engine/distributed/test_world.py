@@ -46,6 +46,7 @@ def test_what_rank_0_tells_all_others_hear_in_order_and_what_all_give_all_get() 
         assert each(worlds, lambda world: world.gather(world.rank**2)) == [[0, 1, 4]] * 3
 
 
+@pytest.mark.slow
 def test_a_signal_that_one_rank_gets_reaches_rank_0_once() -> None:
     with ranks(3) as worlds:
         heard: list[int] = []
@@ -67,6 +68,7 @@ def test_ranks_that_are_about_to_do_different_things_all_say_the_same_of_it() ->
         assert str(errors[0]).startswith("rank 1 has train.seed 1, rank 0 has 0; ")
 
 
+@pytest.mark.slow
 def test_whoever_does_not_come_is_named_on_every_rank() -> None:
     with store_port() as port, rank_of(0, 4, port) as zero, rank_of(2, 4, port) as two:
         begin = monotonic()
@@ -134,6 +136,7 @@ def test_the_number_of_a_process_that_was_given_again_is_not_the_process() -> No
     assert not is_gone(replace(me, born="1", machine="another"))
 
 
+@pytest.mark.slow
 def test_whoever_left_in_order_is_not_lost() -> None:
     with ranks(3) as worlds:
         worlds[1].leave()
@@ -173,6 +176,7 @@ def test_whoever_hosts_the_store_waits_for_all_but_the_lost_to_have_read_why() -
         assert monotonic() - begin < SOON_S  # and not for rank 1
 
 
+@pytest.mark.slow
 def test_a_machine_too_busy_to_look_in_time_knows_of_a_silent_rank_nevertheless() -> None:
     """Symptom: on a machine where every look around came a second late, nobody was ever lost."""
     with patch.object(heart, "_TICK_S", 1.2), ranks(2) as worlds:
@@ -180,6 +184,7 @@ def test_a_machine_too_busy_to_look_in_time_knows_of_a_silent_rank_nevertheless(
         assert "has given no sign of life" in lost(worlds[0])
 
 
+@pytest.mark.slow
 def test_what_all_ranks_do_together_has_a_limit_and_names_who_is_not_done_with_it() -> None:
     """Symptom: behind a firewall that drops what it does not know, a run stood still at its start for two hours."""
     blocked = Event()
@@ -205,6 +210,7 @@ def test_what_fails_together_names_who_is_not_done_with_it() -> None:
         assert "connecting failed: RuntimeError: Connection refused; not done with it: rank 1 " in str(second)
 
 
+@pytest.mark.slow
 def test_behind_a_wire_that_is_cut_both_sides_name_the_other() -> None:
     """Nothing breaks: packets just stop, and the thread that speaks with the store waits in a system call."""
     with store_port() as port:
