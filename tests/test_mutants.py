@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +28,11 @@ def test_every_mutant_applies_once_and_its_tests_are_there() -> None:
         change_of(mutant, ROOT)
         assert missing_tests(mutant, ROOT) == [], mutant.name
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", mutant.name)
+    # Parameters are known to pytest alone. Symptom: a test had been given another one, and the whole list ended there.
+    named = sorted({test for mutant in found for test in mutant.tests if "[" in test})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *named]
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert collected.returncode == 0, collected.stdout[-2000:] + collected.stderr[-2000:]
     assert len(found) >= 120
     readers = yaml.safe_load((ROOT / LISTS / "reader.yaml").read_text(encoding="utf-8"))
     assert len(readers) >= 60, "chosen by a reader who had not written the tests"
