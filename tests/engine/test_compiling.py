@@ -422,7 +422,6 @@ class Adds(AL):
         return out.detach(), code.detach()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize("kind", [AL, Adds, PublishedAL])
 def test_graphs_end_where_a_layer_goes_back_no_further(kind: type[AL]) -> None:
@@ -468,7 +467,6 @@ def test_a_stream_of_predictions_compiles_nothing_anew() -> None:
     assert [compiled._seen for stage in pipe.stages for compiled in stage._gated.values()] == seen
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_what_the_process_computes_otherwise_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: the compiler made another graph for it beside other actions, and under PyTorch's own limits."""
@@ -525,7 +523,6 @@ def test_a_block_that_cannot_be_one_graph_runs_in_parts_and_says_so() -> None:
     assert [text for text in said if text.startswith("layer 1 (TwoBackwards).enc runs compiled in parts: ")] != []
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_more_shapes_than_the_compiler_remembers_by_itself() -> None:
     """PyTorch stops compiling a function after 8 graphs."""
@@ -572,7 +569,6 @@ def test_what_stands_in_for_a_refused_region_compiles_alone(monkeypatch: pytest.
     assert first == second == refused == anew > again == known == 0
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 def test_one_layers_shapes_do_not_use_up_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 1: PyTorch counts graphs for each code object, which all layers of one class share."""
@@ -653,7 +649,6 @@ def test_a_traced_module_is_compiled() -> None:
 # Errors
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("tracing_only")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_users_error_keeps_its_type_and_its_place(schedule: str) -> None:

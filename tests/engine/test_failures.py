@@ -403,8 +403,7 @@ def test_workers_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
     assert alive == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("action", "FBU")
+@pytest.mark.parametrize("action", ["B", *(pytest.param(one, marks=pytest.mark.slow) for one in "FU")])
 @pytest.mark.parametrize("schedule", THREADED)
 def test_the_watchdog_names_the_stage_that_stands_still(schedule: str, action: str) -> None:
     gate = Gate()

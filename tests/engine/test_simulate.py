@@ -58,8 +58,7 @@ def test_equal_stages_have_a_closed_form(
     assert makespan(name, [each] * stages, batches, queue_depth) == wanted
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stages", [2, 4, 8, 16, 64])
+@pytest.mark.parametrize("stages", [2, 4, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (16, 64))])
 def test_the_cap_of_al_fm_and_the_gain_of_pipelined(stages: int) -> None:
     each, batches = costs_of(5, 10), 200
     alone = makespan("sequential", [each] * stages, batches)

@@ -52,13 +52,7 @@ NETWORKS = {
         ["encoder.layers.encoder_layer_0", "encoder.layers.encoder_layer_1", "encoder.layers.encoder_layer_2"],
     ),
 }
-EVERY = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("resnet10", "mobilenet_v3_small") else name
-        for name in NETWORKS
-    ],
-)
+EVERY = pytest.mark.parametrize("name", NETWORKS)
 
 
 def images(rows: int, seed: int = 0) -> Tensor:
@@ -77,7 +71,10 @@ def converted(name: str) -> ALPackage:
 
 
 @STAGES
-@EVERY
+@pytest.mark.parametrize(
+    "name",
+    ["vgg_bn", "vit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("resnet10", "mobilenet_v3_small"))],
+)
 def test_every_schedule_leaves_what_training_layer_by_layer_leaves(name: str, stages: tuple[int, ...]) -> None:
     package = converted(name)
     assert len(package) == 4

@@ -72,7 +72,7 @@ def test_backpropagation_runs_in_the_same_engine(model: str, precision: str) -> 
 
 
 @pytest.mark.parametrize("model", ["lstm", "transformer"])
-@pytest.mark.parametrize("mode", ["al", pytest.param("bp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["al", "bp"])
 def test_rows_that_are_updated_where_they_were_touched_are_so_under_every_schedule(model: str, mode: str) -> None:
     expected = trained(model, mode, "sequential", 1, 1, "fp32", "touched")
     dense = trained(model, mode, "sequential", 1, 1, "fp32")

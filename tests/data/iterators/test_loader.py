@@ -28,6 +28,8 @@ from pipeal.data.iterators import (
 from pipeal.errors import ConfigError, DataError, ScheduleError
 from tests.data.iterators.pipelines import build, few, fits, specs, tag, weight
 
+WORKERS = pytest.mark.parametrize("workers", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
+
 
 def shares(num_instances, instance_rank):
     """Finite, and of another length in each shard."""
@@ -90,7 +92,7 @@ def test_the_number_of_workers_changes_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", ["shares", "whole"])
-@pytest.mark.parametrize("workers", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])
+@WORKERS
 def test_saved_at_every_position_and_resumed_with_workers(kind, workers):
     reference, states = walk(loader(kind, 0))
     with loader(kind, workers) as fresh:
@@ -101,8 +103,7 @@ def test_saved_at_every_position_and_resumed_with_workers(kind, workers):
             assert list(fresh) == (reference if state["ended"] else reference[place:])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2, 4])
+@WORKERS
 def test_resumed_a_second_time(workers):
     reference, states = walk(loader("whole", 0))
     for place in (0, 5, len(reference) - 3):
