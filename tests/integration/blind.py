@@ -3,17 +3,19 @@
 PyTorch's ``meta`` tensors have shapes and no values. An operator whose result the host has to know before it can go on
 (``item``, ``bool``, ``nonzero``, a choice by a mask, a copy to the CPU) cannot work on them, so that a training that
 comes through has none, in any thread. Copies from pageable memory, for which a host waits as well, do work on them:
-:class:`Uploads` sees these, on one thread.
+:func:`uploads_refused` sees these, on one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import ALPackage
@@ -83,9 +85,14 @@ class BlindDevice(Device):
         return torch.zeros_like(tensor, device="cpu")
 
 
-class Uploads(TorchDispatchMode):
+@contextmanager
+def uploads_refused() -> Iterator[None]:
     """Within it, on this thread, nothing on the CPU, be it one number, becomes a tensor on the blind device."""
+    with _Constructors(), _Copies():
+        yield
 
+
+class _Copies(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
@@ -97,7 +104,24 @@ class Uploads(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.device.type == "meta":
             copies = name.startswith(("aten._to_copy", "aten.copy_", "aten._copy_from"))
-            from_cpu = copies and any(isinstance(one, Tensor) and one.device.type == "cpu" for one in args)
-            if from_cpu or name.startswith("aten.lift_fresh"):  # ``torch.tensor(values, device=…)``
+            if copies and any(isinstance(one, Tensor) and one.device.type == "cpu" for one in args):
                 raise AssertionError(f"{name} copies from pageable memory")
+        return result
+
+
+class _Constructors(TorchFunctionMode):
+    """``torch.tensor(values, device=…)``, which some versions of PyTorch dispatch no operator for on ``meta``."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor) and result.device.type == "meta":
+            data = args[0] if args else (kwargs or {})["data"]
+            if not isinstance(data, Tensor) or data.device.type != "meta":
+                raise AssertionError(f"torch.{func.__name__} copies from pageable memory")
         return result

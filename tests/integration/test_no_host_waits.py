@@ -20,7 +20,7 @@ import pipeal.random
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
 from pipeal.train.learning_rate import epoch_scale
 
-from .blind import CLASSES, MODELS, BlindDevice, Uploads, batches, build
+from .blind import CLASSES, MODELS, BlindDevice, batches, build, uploads_refused
 
 WARM_UP = epoch_scale("cosine", "batch", end_over_base=0.1, warmup=2, epoch=0, epochs=1, batches=3, first_batch=0)
 EVERY_MODEL = pytest.mark.parametrize(("name", "form"), MODELS)
@@ -45,7 +45,9 @@ def on_meta(make: Callable[[], ALPackage]) -> ALPackage:
 def train(package: ALPackage, data: list[Any], schedule: str, **options: Any) -> None:
     """Without what waits because it is asked to: reports and the leaving of the pipeline read values."""
     stages = 1 if schedule == "sequential" else len(package)
-    watched = Uploads() if schedule == "sequential" else nullcontext()  # a mode is one thread's, and so is the caller
+    watched = (
+        uploads_refused() if schedule == "sequential" else nullcontext()
+    )  # a mode is one thread's, and so is the caller
     with Pipeline(package, ["meta"] * stages, schedule, threads=1, **options) as pipe:
         with watched:
             for batch, (x, y) in enumerate(data):
