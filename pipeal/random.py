@@ -16,9 +16,8 @@ import hashlib
 import inspect
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +37,6 @@ def key_seed(*parts: int) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
-WordSource: TypeAlias = Callable[[int, torch.device], Tensor]
-"""Gives so many random words on a device."""
-
-
 class _Key:
     """The key in force on one thread, and the generators already made from it, one per device."""
 
@@ -55,7 +50,6 @@ class _Key:
 
 class _Local(threading.local):
     key: _Key | None = None
-    words: WordSource | None = None
 
 
 _local = _Local()
@@ -118,31 +112,14 @@ def generator(device: torch.device) -> torch.Generator | None:
 def random_words(count: int, device: torch.device) -> Tensor:
     """``(count,)`` random words of 64 bits, as int64, from the key in force, else from PyTorch's default generator.
 
-    A layer that draws by it alone can be part of a CUDA graph: its words are drawn anew before each replay.
-
     Raises:
         ScheduleError: A key is in force, and a backward under way: a part of a forward is computed again in it. (A
             backward of your own cannot draw by this either; take ``torch.rand`` and its like.)
     """
     if _local.key is not None and _goes_back():
         raise ScheduleError(_DRAWN_AGAIN)
-    source = _local.words
-    return redraw(torch.empty(count, dtype=torch.int64, device=device)) if source is None else source(count, device)
-
-
-def redraw(words: Tensor) -> Tensor:
-    """Fills words in place with what :func:`random_words` would draw next."""
+    words = torch.empty(count, dtype=torch.int64, device=device)
     return words.random_(_LOWEST, _HIGHEST, generator=generator(words.device))
-
-
-@contextmanager
-def words_from(source: WordSource) -> Iterator[None]:
-    """Within it, on this thread, :func:`random_words` gives what ``source`` gives."""
-    before, _local.words = _local.words, source
-    try:
-        yield
-    finally:
-        _local.words = before
 
 
 class KeyedDefault(TorchDispatchMode):

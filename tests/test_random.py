@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeal import AE, AL, BP, ENC, ALPackage, Dropout, LabelAE
 from pipeal.errors import ScheduleError
-from pipeal.random import KeyedDefault, generator, key_seed, keyed, may_draw, random_words, redraw, words_from
+from pipeal.random import KeyedDefault, generator, key_seed, keyed, may_draw
 
 X = torch.linspace(0.1, 1, 48).view(6, 8)
 MASK = torch.ones(6, 8)
@@ -196,23 +196,6 @@ def test_one_key_has_one_generator_per_device_however_the_device_is_spelt() -> N
     """``cpu`` and ``cpu:0`` (``cuda`` and ``cuda:0``) are one device: two generators would repeat each other."""
     with keyed(1, whole_default=True):
         assert not torch.equal(torch.rand(5), torch.rand(5, device="cpu:0"))
-
-
-def test_words_can_be_drawn_by_another_and_later() -> None:
-    """As the graphs of a layer need it: the same words, in memory that someone else keeps."""
-    cpu = torch.device("cpu")
-    with keyed(3, 1, 4):
-        wanted = [random_words(count, cpu) for count in (3, 5)]
-    kept = [torch.empty(count, dtype=torch.int64) for count in (3, 5)]
-    left = list(kept)
-    with keyed(3, 1, 4):
-        with words_from(lambda count, device: left.pop(0)):
-            Dropout(0.5)(torch.ones(24))
-            assert random_words(5, cpu) is kept[1]
-        for words in kept:
-            redraw(words)
-        assert not torch.equal(random_words(3, cpu), wanted[0]), "others are drawn again"
-    assert same(kept, wanted)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -20,7 +20,6 @@ from pipeal.engine.compiling import check_compile
 from pipeal.engine.costs import Placement, fit, place
 from pipeal.engine.cpus import cores
 from pipeal.engine.device import Precision, all_devices, device_names, fastest_precision
-from pipeal.engine.graphed import STAGES_MOST, check_cuda_graphs
 from pipeal.engine.pipeline import check_row
 from pipeal.engine.placement import check_sizes
 from pipeal.engine.planning import TRIAL_BATCHES
@@ -66,19 +65,17 @@ def choose(
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=sizes))
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":
-            _check_graphs(config, all_devices())
             precision = _precision(config, *all_devices())
             source, placement = _tried(experiment, config, form, batches, precision, say, cache)
         else:
             devices = _named_devices(config, form)
             precision = _precision(config, *devices)
             if form == "bp" and len(devices) > 1:
-                check_row(config.engine.compile, config.engine.cuda_graphs)
+                check_row(config.engine.compile)
             source, placement = _fitted(experiment, config, form, devices, batches, precision, cache)
     found = [parse_device(device) for device in placement.devices]
     check_precision(precision, found)
     check_compile(config.engine.compile, found)
-    _check_graphs(config, placement.devices)
     engine = replace(
         config.engine,
         devices=tuple(placement.devices),
@@ -89,16 +86,6 @@ def choose(
     if engine.compile != "none":
         say("its first batches are compiled for, which may take minutes")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
-
-
-def _check_graphs(config: RunConfig, devices: Sequence[str]) -> None:
-    check_cuda_graphs(
-        config.engine.cuda_graphs,
-        map(parse_device, devices),
-        compile=config.engine.compile,
-        on_non_finite=config.train.on_non_finite,
-        on_oom=config.engine.on_oom,
-    )
 
 
 def _check_threads(wanted: int | None) -> None:
@@ -144,7 +131,6 @@ def _tried(
             precision=precision,
             compile=engine.compile,
             on_oom=engine.on_oom,
-            on_one_gpu=STAGES_MOST if engine.cuda_graphs else None,
             limit=TimeLimit(_batches_of(config, batches)),
             on_step=bar,
             on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
@@ -240,7 +226,7 @@ def _settings(config: RunConfig) -> tuple[object, ...]:
     """What else decides how fast a placement is."""
     engine = config.engine
     return (
-        *(engine.schedule, engine.threads, engine.queue_depth, engine.compile, engine.matmul, engine.cuda_graphs),
+        *(engine.schedule, engine.threads, engine.queue_depth, engine.compile, engine.matmul),
         *(engine.on_oom, config.train.accumulate, config.model),  # as of layouts, which no weight shows
     )
 

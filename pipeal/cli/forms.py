@@ -63,8 +63,8 @@ def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[F
     devices = device_names(named)
     if named == "auto" or len(devices) < 2 or not alternates:
         return forms
-    if config.engine.compile != "none" or config.engine.cuda_graphs:
-        say("BP over several devices is not compared: engine.compile and engine.cuda_graphs are for layers on one")
+    if config.engine.compile != "none":
+        say("BP over several devices is not compared: engine.compile is for layers on one")
         return forms
     (layer,) = experiment.package("bp", config.train.seed)
     devices = devices[: blocks_of(layer)]

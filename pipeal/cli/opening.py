@@ -49,7 +49,6 @@ def open_pipeline(
         on_non_finite="skip" if config.train.on_non_finite == "skip" else "raise",
         on_oom=engine.on_oom,
         matmul=engine.matmul,
-        cuda_graphs=engine.cuda_graphs,
         dump_folder=dump_folder,
         trace=traced,
     )

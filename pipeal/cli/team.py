@@ -97,8 +97,6 @@ class Team:
                 f"train.on_non_finite: found {config.train.on_non_finite}, which one process can do; expected raise or "
                 "skip over processes"
             )
-        if engine.cuda_graphs:
-            raise ConfigError("engine.cuda_graphs: found true, which one process can do; expected false over processes")
         layers = len(experiment.package(form, config.train.seed))
         mesh.check_layers(layers)
         device = rank_device(self.world, engine, self.device)

@@ -2,7 +2,7 @@
 
 from pipeal.config.effects import check_effects
 from pipeal.config.language import LanguageConfig, LanguageDataConfig, LanguageModelConfig
-from pipeal.config.load import dump_config, find_config, given_keys, load_config, value_at
+from pipeal.config.load import dump_config, find_config, given_keys, is_left_over, load_config, value_at
 from pipeal.config.schema import (
     CheckpointConfig,
     DataConfig,
@@ -40,6 +40,7 @@ __all__ = [
     "dump_config",
     "find_config",
     "given_keys",
+    "is_left_over",
     "load_config",
     "value_at",
 ]

@@ -24,6 +24,11 @@ from pipeal.config import document
 from pipeal.config.schema import RunConfig
 from pipeal.errors import ConfigError
 
+REMOVED: Mapping[str, tuple[object, str]] = {
+    "engine.cuda_graphs": (False, "CUDA graphs were removed after commit 05345d3"),
+}
+"""Keys of earlier versions: the default that each had, with which it is passed over, and why no other value goes."""
+
 _PACKAGE = Path(__file__).parents[1]
 _Config = TypeVar("_Config", bound=RunConfig)
 
@@ -100,6 +105,15 @@ def value_at(config: Any, key: str) -> Any:
     return reduce(getattr, key.split("."), config)
 
 
+def is_left_over(key: str, value: object) -> bool:
+    """Whether a key is one that earlier versions had, at the default that it had.
+
+    >>> is_left_over("engine.cuda_graphs", False), is_left_over("engine.cuda_graphs", True)
+    (True, False)
+    """
+    return key in REMOVED and (type(value), value) == (type(REMOVED[key][0]), REMOVED[key][0])
+
+
 def find_config(dataset: str, model: str) -> Path | None:
     """The file ``<dataset>-<model>.yaml`` that comes with pipeal, if there is one; of any ``text``, Shakespeare's."""
     # A wheel carries the files inside the package; in a checkout they lie beside it.
@@ -150,6 +164,13 @@ def _leaves(
         raise ConfigError(f"{where}found {_shown(mapping)}, expected a mapping with keys of {', '.join(keys)}")
     for key, value in mapping.items():
         dotted = f"{path}.{key}" if path else str(key)
+        if is_left_over(dotted, value):
+            continue
+        if dotted in REMOVED:
+            before, why = REMOVED[dotted]
+            raise ConfigError(
+                f"{source}{dotted}: found {_shown(value)}, but {why}; expected {_shown(before)}, or no key"
+            )
         if key not in keys:
             near = _nearest(root, str(key), path, list(keys))
             hint = f"did you mean {near!r}?" if near else f"expected one of {', '.join(keys)}"

@@ -168,9 +168,6 @@ class EngineConfig:
             ``dynamic`` all at once.
         matmul: The precision of matrix products of fp32 numbers: ``highest``; ``high``, TF32 on GPUs that have it; or
             ``medium``, which is bf16 on CPUs that have it.
-        cuda_graphs: Whether a layer's forward, and its backward, are each given to a GPU as one piece of work, for
-            shapes that come again; with ``compile: none``, ``on_oom: raise``, no ``on_non_finite: skip``, and in one
-            process. ``devices: auto`` measures without.
         on_oom: What a batch that does not fit into a stage's memory does: ``raise`` ends the run; ``split`` learns
             from it in parts, with the same update up to rounding.
         threads: Threads inside each worker's operators; None lets the engine choose.
@@ -187,7 +184,6 @@ class EngineConfig:
     queue_depth: Count = 2
     compile: Literal["none", "static", "dynamic"] = "none"
     matmul: Literal["highest", "high", "medium"] = "highest"
-    cuda_graphs: Flag = False
     on_oom: Literal["raise", "split"] = "raise"
     threads: Threads | None = None
     stall_timeout_s: Positive = 300.0

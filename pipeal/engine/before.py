@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from types import BuiltinMethodType, CellType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -74,79 +72,23 @@ class Before:
 
 def cut_graphs(module: nn.Module) -> None:
     """Frees the graphs that a layer holds as attributes, such as those of its last losses."""
-    for _, tensor, ours in _results(module, objects=False):
-        if _can_be_cut(tensor, ours):
-            tensor.detach_()
-
-
-def left_uncut(module: nn.Module) -> str | None:
-    """Where a layer holds a graph that :func:`cut_graphs` leaves: a view's, or one that an object holds, or a function
-    (in what it closes over, is bound to or is given beforehand); or None."""
-    found = _results(module, objects=True)
-    return next((where for where, tensor, ours in found if not _can_be_cut(tensor, ours)), None)
-
-
-def _can_be_cut(tensor: Tensor, ours: bool) -> bool:
-    return ours and not tensor._is_view()
-
-
-def _results(module: nn.Module, *, objects: bool) -> Iterator[tuple[str, Tensor, bool]]:
-    """Where tensors with a graph are, they, and whether they are the layer's own: what objects hold may be others'."""
     for part in module.modules():
-        for name, value in vars(part).items():
-            for tensor, ours in _held(value, set(), objects=objects):
-                if tensor.grad_fn is not None:
-                    yield f"{type(part).__name__}.{name}", tensor, ours
+        for value in vars(part).values():
+            for tensor in _held(value, set()):
+                if tensor.grad_fn is not None and not tensor._is_view():  # a view cannot be cut
+                    tensor.detach_()
 
 
-def _held(
-    value: object, seen: set[int], depth: int = 0, *, objects: bool, ours: bool = True
-) -> Iterator[tuple[Tensor, bool]]:
-    """The tensors that an attribute reaches, and whether through containers alone, or also through ``objects``; modules
-    are asked for their own."""
+def _held(value: object, seen: set[int], depth: int = 0) -> Iterator[Tensor]:
+    """The tensors that an attribute reaches through containers; what objects hold may be others'."""
     if isinstance(value, Tensor):
-        yield value, ours
-    if isinstance(value, _HOLDS_NONE) or depth == _DEEP or id(value) in seen:
+        yield value
+    if not isinstance(value, _CONTAINERS) or depth == _DEEP or id(value) in seen:
         return
     seen.add(id(value))
-    inside: Iterable[object]
-    if isinstance(value, Mapping):
-        inside = value.values()
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        inside = value
-    elif objects:
-        ours, inside = False, _parts(value)
-    else:
-        return
-    for one in list(inside):
-        yield from _held(one, seen, depth + 1, objects=objects, ours=ours)
+    for one in list(value.values() if isinstance(value, Mapping) else value):
+        yield from _held(one, seen, depth + 1)
 
 
 _DEEP = 8
-_HOLDS_NONE = (Tensor, nn.Module, type, ModuleType, int, float, str, bytes, type(None))
-
-
-def _parts(value: object) -> Iterator[object]:
-    """What an object, or a function, holds on to."""
-    yield from getattr(value, "__dict__", {}).values()
-    yield from (getattr(value, name, None) for name in _slots(value))
-    if isinstance(value, FunctionType):
-        yield from (value.__defaults__ or (), value.__kwdefaults__ or {})
-        yield from map(_content, value.__closure__ or ())
-    elif isinstance(value, MethodType | BuiltinMethodType):
-        yield from (value.__self__, getattr(value, "__func__", None))
-    elif isinstance(value, partial):
-        yield from (value.func, value.args, value.keywords)
-
-
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # nothing yet
-        return None
-
-
-def _slots(value: object) -> Iterator[str]:
-    for kind in type(value).__mro__:
-        names = vars(kind).get("__slots__", ())
-        yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
+_CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Literal, TypeAlias
@@ -123,9 +123,9 @@ class CompiledLayer:
     def _like(self, inputs: Tree, abandoned: threading.Event | None) -> Hashable:
         """All that the compiler makes another graph for, as far as it can change between two batches."""
         with GATE.shared(abandoned):  # who compiles alters the process's settings meanwhile
-            process = numerics()
+            process = _numerics()
         return (
-            signature(inputs),
+            _signature(inputs),
             tuple(part.training for part in self._parts),
             tuple(parameter.requires_grad for parameter in self._parameters),
             torch.is_grad_enabled(),
@@ -134,7 +134,7 @@ class CompiledLayer:
         )
 
 
-def numerics() -> Hashable:
+def _numerics() -> Hashable:
     """What of the process's settings decides how operators compute."""
     # Asked for it by its older name, PyTorch raises where the newer, of 2.9 and later, was used.
     newer = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
@@ -146,19 +146,17 @@ def numerics() -> Hashable:
     )
 
 
-def signature(tree: Tree, plain: Callable[[object], Hashable] | None = None) -> Hashable:
-    """Shapes, strides and types of the tensors of a tree, and its plain values, as ``plain`` tells them apart."""
+def _signature(tree: Tree) -> Hashable:
+    """Shapes, strides and types of the tensors of a tree, and its plain values."""
     if isinstance(tree, Tensor):
         strides = tree.stride() if tree.layout is torch.strided else tree.layout
         return tree.shape, strides, tree.dtype, tree.device, tree.is_inference()
     if isinstance(tree, tuple | list):
-        return type(tree), tuple(signature(part, plain) for part in tree)
+        return type(tree), tuple(_signature(part) for part in tree)
     if isinstance(tree, Mapping):
-        return type(tree), tuple((key, signature(part, plain)) for key, part in tree.items())
+        return type(tree), tuple((key, _signature(part)) for key, part in tree.items())
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), tuple(signature(getattr(tree, field.name), plain) for field in dataclasses.fields(tree))
-    if plain is not None:
-        return plain(tree)
+        return type(tree), tuple(_signature(getattr(tree, field.name)) for field in dataclasses.fields(tree))
     return tree if isinstance(tree, int | float | str) else type(tree).__qualname__
 
 

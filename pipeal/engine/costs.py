@@ -96,7 +96,6 @@ def place(
     schedule: str | Schedule,
     *,
     devices: Sequence[str] | None = None,
-    on_one_gpu: int | None = None,
     **options: Any,
 ) -> Placement:
     """The fastest placement on this machine's devices, by trying the candidates on a copy of the layers.
@@ -117,7 +116,6 @@ def place(
         batches: A few real batches, as :meth:`Pipeline.run` takes.
         schedule: The schedule it is for.
         devices: Which may be used, of one kind: ``["cpu"]``, or some GPUs; None for all GPUs, or the CPU without any.
-        on_one_gpu: The most stages that may share a GPU; None for as many as there are layers.
         options: Those of :class:`TrialOptions`.
 
     Raises:
@@ -130,7 +128,7 @@ def place(
     threads = how.threads
     usable = _usable(devices)
     home = usable[0]
-    choices = _candidate_devices(len(layers), usable, on_one_gpu or len(layers))
+    choices = _candidate_devices(len(layers), usable)
     if home == "cpu" and threads is None:
         counts = _halves(min(cores(), omp_threads() or cores()))
         if is_busy():  # threads that wait for one that is not at work may take fifty times as long as a single one
@@ -427,12 +425,12 @@ def _are_alike(devices: Sequence[str]) -> bool:
     return len(devices) == 1 or len({torch.cuda.get_device_name(device) for device in devices}) == 1
 
 
-def _candidate_devices(layers: int, usable: list[str], on_one_gpu: int) -> list[list[str]]:
+def _candidate_devices(layers: int, usable: list[str]) -> list[list[str]]:
     """One stage, and the numbers of stages that may help."""
     if len(usable) > 1:
         return [usable[:count] for count in sorted({1, min(len(usable), layers)})]
     if usable != ["cpu"]:
-        return [usable * count for count in sorted({1, min(layers, on_one_gpu)})]
+        return [usable * count for count in sorted({1, layers})]
     return [["cpu"] * count for count in range(1, min(layers, 2 * cores()) + 1)] if cores() > 1 else [["cpu"]]
 
 

@@ -15,7 +15,7 @@ _POLL_S = 0.1
 
 
 class Abandoned(Exception):  # noqa: N818  not an error: the way out of a wait
-    """The pipeline was told to stop while an action waited for its turn, or it waited too long."""
+    """The pipeline was told to stop while an action waited for its turn."""
 
 
 class CompileGate:
@@ -32,19 +32,18 @@ class CompileGate:
         self._alone_since: float | None = None
 
     @contextmanager
-    def shared(self, abandoned: threading.Event | None = None, *, patience_s: float | None = None) -> Iterator[None]:
+    def shared(self, abandoned: threading.Event | None = None) -> Iterator[None]:
         """Within it, nobody is alone.
 
         Args:
             abandoned: When set, the wait ends.
-            patience_s: Past so many seconds, too; None for as long as it takes.
 
         Raises:
             Abandoned: The wait was ended.
         """
         with self._changed:
             if self._queue or self._alone_since is not None:
-                self._wait(lambda: self._alone_since is None, abandoned, patience_s)
+                self._wait(lambda: self._alone_since is None, abandoned)
             self._inside += 1
         try:
             yield
@@ -72,19 +71,15 @@ class CompileGate:
         since = self._alone_since
         return since is not None and perf_counter() - since < COMPILE_TIMEOUT_S
 
-    def _wait(
-        self, free: Callable[[], bool], abandoned: threading.Event | None, patience_s: float | None = None
-    ) -> None:
+    def _wait(self, free: Callable[[], bool], abandoned: threading.Event | None) -> None:
         """Waits, the condition held, until one is first in the queue and the way is free."""
-        ticket, until = object(), None if patience_s is None else perf_counter() + patience_s
+        ticket = object()
         self._queue.append(ticket)
         try:
             while not (self._queue[0] is ticket and free()):
                 if abandoned is not None and abandoned.is_set():
                     raise Abandoned
-                if until is not None and perf_counter() > until:
-                    raise Abandoned
-                self._changed.wait(None if abandoned is None and until is None else _POLL_S)
+                self._changed.wait(None if abandoned is None else _POLL_S)
         finally:
             self._queue.remove(ticket)
             self._changed.notify_all()

@@ -21,7 +21,6 @@ from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.fence import Fence
 from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite
-from pipeal.engine.graphed import check_cuda_graphs
 from pipeal.engine.placement import layers_of_stages
 from pipeal.engine.predictor import Predictor
 from pipeal.engine.report import RunReport
@@ -67,7 +66,7 @@ class Pipeline:
             nothing: all GPUs, else as many CPU stages as there are cores, at most one per layer. None: one stage per
             layer, where the layers are. The blocks of a single :class:`pipeal.BP` whose network is a row of
             them, as an ``nn.Sequential``, lie on several devices as one stage (naive model parallelism): not with
-            ``compile`` or ``cuda_graphs``, and with the same bits as on one device.
+            ``compile``, and with the same bits as on one device.
         schedule: ``sequential``, ``backward-overlap``, ``al-fm`` or ``pipelined``.
         sizes: The number of layers of each stage, or of blocks on each device of a :class:`pipeal.BP`; None: as even
             in number as can be.
@@ -95,11 +94,6 @@ class Pipeline:
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
             ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.settings.Matmul`); None leaves it. It is a
             numeric setting.
-        cuda_graphs: Whether a layer's forward, and its backward, are each given to a GPU as one piece of work, for the
-            sets of shapes that come again; not together with ``compile``, ``skip`` or ``split``. What cannot be
-            captured runs as it is, under a :class:`~pipeal.engine.graphed.GraphWarning`. While batches are under way,
-            call neither ``torch.cuda.synchronize`` nor ``torch.cuda.empty_cache``, nor what does, as measuring on
-            GPUs, and draw nothing from a GPU's default generator, on any thread: see :mod:`pipeal.engine.graphed`.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Attributes:
@@ -110,8 +104,7 @@ class Pipeline:
     Raises:
         LayerError: The model is none, or has a layer that does not train itself.
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
-        ConfigError: The schedule or another choice is unknown, nothing can be compiled on this machine, or there is
-            no GPU for ``cuda_graphs``.
+        ConfigError: The schedule or another choice is unknown, or nothing can be compiled on this machine.
     """
 
     def __init__(
@@ -132,7 +125,6 @@ class Pipeline:
         on_non_finite: OnNonFinite = "raise",
         on_oom: OnOom = "raise",
         matmul: Matmul | None = None,
-        cuda_graphs: bool = False,
         dump_folder: str | Path | None = None,
     ) -> None:
         self.model = model
@@ -153,10 +145,9 @@ class Pipeline:
         handles = self._open_devices(stages.devices)
         near = [handle.device for handle in handles if not handle.far]
         if stages.is_row:  # what cannot be together is told before a compiler is tried, which takes long
-            check_row(compile, cuda_graphs)
+            check_row(compile)
         precision = check_precision(precision, near)
         compile = check_compile(compile, near)
-        check_cuda_graphs(cuda_graphs, near, compile=compile, on_non_finite=on_non_finite, on_oom=on_oom)
         if stages.is_row:
             handles, ranges = [DeviceRow(handles, self.sizes)], [range(1)]
         else:
@@ -174,7 +165,6 @@ class Pipeline:
                 compile="none" if handle.far else compile,
                 on_non_finite=on_non_finite,
                 on_oom=on_oom,
-                cuda_graphs=cuda_graphs,
             )
             for number, (handle, own) in enumerate(zip(handles, ranges, strict=True))
         ]
@@ -201,8 +191,7 @@ class Pipeline:
         self._batches = self._samples = 0
         for stage in self.stages:
             if stage.device.device.type == "cuda":
-                # The weights have arrived before other streams read. Of the whole GPU, no capture would stand a wait.
-                torch.cuda.current_stream(stage.device.device).synchronize()
+                torch.cuda.synchronize(stage.device.device)  # the weights have arrived before other streams read
 
     def __enter__(self) -> Pipeline:
         """Has the layers do their part for the precision, and starts the workers.
@@ -520,15 +509,14 @@ class Pipeline:
                 add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
 
 
-def check_row(compile: Compile, cuda_graphs: bool) -> None:
-    """Refuses, for a layer whose blocks lie on several devices, what compiles or captures it as a whole.
+def check_row(compile: Compile) -> None:
+    """Refuses to compile a layer whose blocks lie on several devices.
 
     Raises:
-        ConfigError: Either is asked for.
+        ConfigError: It is asked for.
     """
-    for name, wanted, instead in (("compile", compile != "none", "none"), ("cuda_graphs", cuda_graphs, "false")):
-        if wanted:
-            raise ConfigError(
-                f"{name} is of a layer on one device, but the blocks of this one are to be on several; use {instead}, "
-                "or one device"
-            )
+    if compile != "none":
+        raise ConfigError(
+            "compile is of a layer on one device, but the blocks of this one are to be on several; use none, or one "
+            "device"
+        )

@@ -14,7 +14,6 @@ A batch whose loss is not finite is left out (:mod:`pipeal.engine.finite`).
 from __future__ import annotations
 
 import gc
-import threading
 import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias, TypeVar
@@ -23,7 +22,6 @@ from pipeal.engine.before import Before, cut_graphs
 from pipeal.engine.device import Device
 from pipeal.engine.finite import FiniteWatch, refuse_broken
 from pipeal.engine.forward import Passed
-from pipeal.engine.gate import GATE
 from pipeal.engine.parts import Gathered, UncuttableError, cut, halves, samples_in
 from pipeal.errors import OutOfMemoryError
 from pipeal.packet import TrainableLayer, Tree, module_of, shapes_of
@@ -48,28 +46,17 @@ class Rescue:
         watch: Knows which losses were not finite.
         splits: Whether batches may be learnt from in parts. The inputs are then kept until the backward has ended,
             which graphs mostly do in any case.
-        abandoned: When set, a wait for somebody else's compilation or capture ends.
 
     Attributes:
         splits: How many batches were learnt from in parts since :meth:`take_splits`.
     """
 
-    def __init__(
-        self,
-        index: int,
-        layer: TrainableLayer,
-        device: Device,
-        watch: FiniteWatch,
-        *,
-        splits: bool,
-        abandoned: threading.Event,
-    ) -> None:
+    def __init__(self, index: int, layer: TrainableLayer, device: Device, watch: FiniteWatch, *, splits: bool) -> None:
         self._index = index
         self._module = module_of(layer)
         self._device = device
         self._watch = watch
         self._may_split = splits
-        self._abandoned = abandoned
         self._before = Before(self._module)
         # By the shapes that did not fit, the samples that did.
         self._most_forward: dict[Hashable, int] = {}
@@ -188,8 +175,7 @@ class Rescue:
         """Lets go of what a failed attempt left: graphs, what only cycles hold, and what the allocator keeps."""
         cut_graphs(self._module)
         gc.collect(1)  # the cycles that hold it are young; to look through all of the process takes long
-        with GATE.shared(self._abandoned):  # another pipeline's capture would break
-            self._device.give_memory_back()
+        self._device.give_memory_back()
 
     def _tried(self, attempt: Callable[[], T], packet: Tree) -> tuple[T] | None:
         """What the attempt gives; None where memory did not suffice and the packet can be cut.

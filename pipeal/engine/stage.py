@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,13 +14,11 @@ from torch import Tensor
 from pipeal.engine.accumulation import Accumulation
 from pipeal.engine.blame import Blame, OnOom, add_note
 from pipeal.engine.compiling import Compile, CompiledLayer
-from pipeal.engine.cudagraph import recorders
 from pipeal.engine.device import Device, DeviceRow, Precision, Ready
 from pipeal.engine.fence import Fence, LayerState
 from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
 from pipeal.engine.forward import Passed, go_forward
-from pipeal.engine.gate import GATE, Abandoned
-from pipeal.engine.graphed import GraphedLayer, GraphWarning
+from pipeal.engine.gate import Abandoned
 from pipeal.engine.layer_state import layer_state
 from pipeal.engine.losses import LossLog
 from pipeal.engine.rescue import LearnPart, Rescue
@@ -39,9 +36,6 @@ from pipeal.packet import (
     shapes_of,
 )
 from pipeal.random import key_seed, keyed, may_draw, updates_may_draw
-
-DROP_PATIENCE_S = 30.0
-"""How long the end of a life waits for a GPU, and then for who is alone behind the gate, before it drops graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +86,6 @@ class Stage:
         compile: Whether, and for which shapes, forwards and inferences are compiled.
         on_non_finite: What happens on a loss that is not finite.
         on_oom: What happens on a batch that does not fit into memory.
-        cuda_graphs: Whether forwards and backwards are captured, where the device has graphs.
     """
 
     def __init__(
@@ -107,7 +100,6 @@ class Stage:
         compile: Compile = "none",
         on_non_finite: OnNonFinite = "raise",
         on_oom: OnOom = "raise",
-        cuda_graphs: bool = False,
     ) -> None:
         self.number = number
         self.layers = list(layers)
@@ -129,10 +121,8 @@ class Stage:
         self._found: dict[int, tuple[list[Tensor] | None, int]] = {}
         self._gathered: dict[int, Accumulation] = {}
         self._draws: dict[int, dict[Action, bool]] = {}
-        self._gated: dict[int, CompiledLayer | GraphedLayer] = {}
-        self._graphed: dict[int, GraphedLayer] = {}
+        self._compiled: dict[int, CompiledLayer] = {}
         self._abandoned = threading.Event()
-        recorder = recorders(device) if cuda_graphs else None
         for index, layer in self.layers:
             module = module_of(layer)
             device.take(module)
@@ -144,16 +134,10 @@ class Stage:
                 Action.UPDATE: updates_may_draw(module),
             }
             if on_non_finite == "skip" or on_oom == "split":
-                splits = on_oom == "split"
-                self._rescues[index] = Rescue(
-                    index, layer, device, self.finite, splits=splits, abandoned=self._abandoned
-                )
-            name = f"layer {index} ({type(layer).__name__})"
+                self._rescues[index] = Rescue(index, layer, device, self.finite, splits=on_oom == "split")
             if compile != "none":
-                self._gated[index] = CompiledLayer(layer, name, compile, draws=draws)
-            elif recorder is not None:
-                self._graphed[index] = GraphedLayer(layer, name, device.device, recorder, draws=draws)
-                self._gated[index] = self._graphed[index]
+                name = f"layer {index} ({type(layer).__name__})"
+                self._compiled[index] = CompiledLayer(layer, name, compile, draws=draws)
 
     def learn_with(self, together: Together) -> None:
         """Has this stage learn from each batch with others; it then draws numbers of its own, but for updates."""
@@ -171,40 +155,13 @@ class Stage:
         self.clock.forget()
 
     def drop_unlearnt(self) -> None:
-        """After a life, once the worker has ended: drops the gradients of an update that never came, and graphs.
+        """After a life, once the worker has ended: drops the gradients of an update that never came.
 
         A second time does nothing: gradients that a state brings along before the next life stay.
         """
         midway, self._in_hand = self._in_hand is not None, None
         for gathered in self._gathered.values():
             gathered.forget(midway=midway)
-        if self._graphed:
-            self._drop_graphs()
-
-    def _drop_graphs(self) -> None:
-        """Once the replays have ended, whose memory may then go; and while nobody captures, since freeing is refused
-        within a capture. Where that takes too long they are kept, and dropped before the next life."""
-        try:
-            ended = self.device.rests_within(DROP_PATIENCE_S)
-        except RuntimeError:  # a broken GPU runs nothing more; whoever uses it next is told so
-            ended = True
-        why = f"{self.device} did not end its work"
-        if ended:
-            try:
-                with GATE.shared(patience_s=DROP_PATIENCE_S):
-                    for graphed in self._graphed.values():
-                        graphed.forget()
-                return
-            except Abandoned:
-                why = "somebody else was compiling, or capturing"
-        for graphed in self._graphed.values():
-            graphed.retire()
-        warnings.warn(
-            f"stage {self.number} keeps its CUDA graphs, and their memory, until the pipeline is opened again or gone: "
-            f"{why} for {DROP_PATIENCE_S:.0f} s",
-            GraphWarning,
-            stacklevel=2,
-        )
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""
@@ -229,8 +186,7 @@ class Stage:
         with self.device.active(), self._settings(action):
             for index, layer in self.layers:
                 update = partial(_update, layer, held.packet.lr_scale)
-                work = self._backward_of(index, layer) if action is Action.BACKWARD else update
-                whole = partial(self._act, action, index, held, work)
+                whole = partial(self._act, action, index, held, layer.backward if action is Action.BACKWARD else update)
                 rescue = self._rescues.get(index)
                 if self._together is not None:
                     self._act_together(self._together, action, index, layer, whole, held.packet)
@@ -308,9 +264,7 @@ class Stage:
 
     def _climb(self, index: int, layer: TrainableLayer, parcel: Parcel, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """One layer's forward, and what it leaves behind."""
-        graphed = self._graphed.get(index)
-        work = partial(go_forward, layer, x, y) if graphed is None else partial(graphed.go_forward, x, y)
-        whole = partial(self._act, Action.FORWARD, index, parcel, work, (x, y))
+        whole = partial(self._act, Action.FORWARD, index, parcel, partial(go_forward, layer, x, y), (x, y))
         rescue = self._rescues.get(index)
         passed: Passed
         with self._blame.around(Action.FORWARD, index, parcel.packet.batch):
@@ -328,10 +282,6 @@ class Stage:
                 cause = partial(cause_of, x, y, module_of(layer))
                 self.finite.look(index, parcel.packet.batch, passed.losses, cause)
         return passed.onward
-
-    def _backward_of(self, index: int, layer: TrainableLayer) -> Callable[[], None]:
-        graphed = self._graphed.get(index)
-        return layer.backward if graphed is None else graphed.go_backward
 
     def _learn(self, index: int, whole: Callable[[], None], *, updates: bool) -> None:
         """Ends a batch: it counts, or is left out; and where it ``updates``, so does what was gathered."""
@@ -401,7 +351,7 @@ class Stage:
         Raises:
             Abandoned: The event was set during a wait for the compiler.
         """
-        found = self._gated.get(index)
+        found = self._compiled.get(index)
         if found is None:
             return layer.inference(x, path)
         return found.inference(x, path, abandoned, compiled=compiled)
@@ -414,13 +364,13 @@ class Stage:
         return settings(action, self.device, self.precision)
 
     def _admitted(self, action: Action, index: int, inputs: Tree = None) -> AbstractContextManager[None]:
-        """The layer's turn to act: at once, unless something is compiled or captured, or it may be so itself."""
-        gated = self._gated.get(index)
-        if gated is None:
+        """The layer's turn to act: at once, unless something is being compiled or it may compile something itself."""
+        compiled = self._compiled.get(index)
+        if compiled is None:
             return _AT_ONCE
         if action is Action.FORWARD:
-            return gated.forward(inputs, self._abandoned)
-        return gated.after_forward(action is Action.BACKWARD, self._abandoned)
+            return compiled.forward(inputs, self._abandoned)
+        return compiled.after_forward(action is Action.BACKWARD, self._abandoned)
 
     def _act(
         self,

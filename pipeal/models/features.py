@@ -77,7 +77,7 @@ class TokenEmbedding(nn.Module):
         vectors = in_autocast_type(self.table(tokens))
         # Nothing for padding, so that no gradient comes to its vector, whether the table knows of it or not.
         scale = mask.unsqueeze(-1).to(vectors.dtype) * _SCALE
-        mask[:, :1].fill_(True)  # an assignment may read a tensor on the host, which no CUDA graph holds
+        mask[:, :1].fill_(True)
         return vectors * self.dropout(scale), mask
 
 

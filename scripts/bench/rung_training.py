@@ -102,12 +102,12 @@ def train(task: Task, setting: Setting, seed: int, steps: int) -> Measured:
     batches = Counted(task.batches(setting, seed))
     threads = setting.threads or cores()
     if setting.piped:
-        options = {**setting.of_pipeline, "cuda_graphs": setting.cuda_graphs}
+        options = {**setting.of_pipeline, "threads": threads, "seed": seed}
 
         def updates(batch: int) -> bool:
             return (batch + 1) % setting.accumulate == 0 or batch + 1 == steps
 
-        with Pipeline(package, [str(task.device)], "sequential", threads=threads, seed=seed, **options) as pipe:
+        with Pipeline(package, [str(task.device)], "sequential", **options) as pipe:
             found = timed(task.device, batches, steps, partial(pipe.run, lr_scale=rise, updates=updates), memory)
     else:
         torch.set_num_threads(threads)

@@ -57,7 +57,6 @@ class Setting:
             pipeline, too.
         ahead: The next batches are made ready, in pinned memory, while the GPU works: of texts by a thread, of images
             by processes.
-        cuda_graphs: As for :class:`pipeal.Pipeline`, with all layers in one stage.
         processes: Under torchrun: of a stage each, or replicas.
         batch: Samples of a batch, of all processes together; None for as many as the configuration has.
     """
@@ -79,14 +78,13 @@ class Setting:
     threads: int | None = None
     staged: bool = False
     ahead: bool = False
-    cuda_graphs: bool = False
     processes: int = 1
     batch: int | None = None
 
     @property
     def piped(self) -> bool:
         """Whether it is a pipeline that trains: as asked for, or for something that no plain loop does."""
-        needed = self.compile != "none" or self.cuda_graphs or self.precision == "fp16" or self.accumulate > 1
+        needed = self.compile != "none" or self.precision == "fp16" or self.accumulate > 1
         return self.engine or needed
 
     @property
@@ -167,8 +165,6 @@ def rungs_of(
         add("fp16", aside=True, precision="fp16")
     if model not in TEXTS:  # where each batch has another shape
         add("compiled", aside=device.type != "cpu", compile="static")
-        if device.type == "cuda":
-            add("CUDA graphs", aside=True, cuda_graphs=True)
     processes = torch.cuda.device_count() if device.type == "cuda" else cores()
     if form == "al":
         add("stages", staged=True)

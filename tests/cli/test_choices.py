@@ -15,7 +15,6 @@ from pipeal.cli.choices import choose
 from pipeal.cli.remembered import PlacementCache
 from pipeal.config import TextConfig, load_config
 from pipeal.engine.costs import Placement
-from pipeal.engine.graphed import STAGES_MOST
 from pipeal.engine.trials import TimeLimit
 from pipeal.errors import ConfigError
 
@@ -71,22 +70,6 @@ def test_trials_are_bounded_by_what_all_turns_train_on(tmp_path: Path, monkeypat
     )
     choose(experiment, "al", lambda _: None, cache=PlacementCache(lambda _: None, tmp_path))
     assert expected == [6 * len(experiment.train_batches(0))]
-
-
-def test_auto_tries_no_more_stages_than_graphs_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed: list[int | None] = []
-
-    def place(*_: Any, on_one_gpu: int | None, **__: Any) -> Placement:
-        allowed.append(on_one_gpu)
-        return Placement(["cpu"], [4], 1)
-
-    monkeypatch.setattr("pipeal.cli.choices.place", place)
-    monkeypatch.setattr("pipeal.cli.choices.check_cuda_graphs", lambda *_, **__: None)
-    for graphs in ("true", "false"):
-        keys = ["dataset=toynews", "engine.devices=auto", f"engine.cuda_graphs={graphs}"]
-        config = load_config(TextConfig, None, overrides=keys, values={})
-        choose(text_experiment(replace(config, out=str(tmp_path)), lambda _: None), "al", lambda _: None)
-    assert allowed == [STAGES_MOST, None]
 
 
 def test_sizes_of_a_form_that_is_one_layer_are_refused(tmp_path: Path) -> None:

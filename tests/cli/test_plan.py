@@ -283,7 +283,6 @@ def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
         (["--set", "engine.devices=cpu*2"], "expected --devices"),
         (["--model", "charlm"], "charlm has no embedded data; expected shakespeare"),
         (["--set", "train.accumulate=4"], "train.accumulate: found 4, but a plan"),
-        (["--set", "engine.cuda_graphs=true"], "engine.cuda_graphs: found true, but a plan"),
         (["--costs", "al.json", "--micro-batches", "4"], "these costs hold none of backpropagation"),
         (["--preset", "cpu"], "transformer has none; they are for charlm"),
         (["--share-cores", "--set", "engine.threads=2"], "found engine.threads=2; expected 1"),

@@ -122,28 +122,3 @@ def test_all_of_them_together_train_a_model(tmp_path: Path, capsys: pytest.Captu
     kept = load_config(TextConfig, next(tmp_path.glob("*/config.yaml")))
     assert (kept.model.embedding_updates, kept.train.accumulate, kept.engine.matmul) == ("touched", 3, "medium")
     assert len(next(tmp_path.glob("*/epochs.csv")).read_text().splitlines()) == 3
-
-
-def test_graphs_without_a_gpu_are_refused_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = [f"--set={option}" for option in (*SMALL, "engine.cuda_graphs=true")]
-    code, _, err = run_command(
-        command, capsys, "toynews", "transformer", "--devices=cpu*2", "--out", str(tmp_path / "runs"), *options
-    )
-    assert code == 2
-    assert err.splitlines()[-1] == "pipeal: cuda_graphs is true, but no stage is on a GPU; use cuda_graphs=false"
-    assert not (tmp_path / "runs").exists()
-
-
-def test_graphs_without_a_gpu_are_refused_before_devices_are_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeal.cli.choices.all_devices", lambda: ["cpu"])
-    options = [f"--set={option}" for option in (*SMALL, "engine.cuda_graphs=true")]
-    code, out, err = run_command(
-        command, capsys, "toynews", "transformer", "--devices=auto", "--out", str(tmp_path / "runs"), *options
-    )
-    assert code == 2
-    assert "choosing devices" not in out + err
-    assert err.splitlines()[-1].startswith("pipeal: cuda_graphs is true, but no stage is on a GPU")

@@ -25,8 +25,10 @@ from pipeal.config import (
     VisionModelConfig,
     dump_config,
     find_config,
+    given_keys,
     load_config,
 )
+from pipeal.config.load import REMOVED
 from pipeal.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -267,6 +269,24 @@ def test_a_key_with_a_letter_dropped_is_still_recognised(path, at):
         typo = key[:at] + key[at + 1 :]
         line = fails(overrides=[".".join([*section, typo]) + "=1"])
         assert re.fullmatch(rf"--set [\w.]+: unknown key; did you mean '{path}'\?", line)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_a_removed_key_is_passed_over_at_its_default_and_refused_otherwise(schema, tmp_path):
+    """A run, and a checkpoint in it, was begun by an earlier version: its files hold every key that there was."""
+    assert REMOVED.keys() >= {"engine.cuda_graphs"}
+    assert not REMOVED.keys() & {path for path, _ in leaves(schema())}
+    old = write(tmp_path, dump_config(schema()).replace("engine:\n", "engine:\n  cuda_graphs: false\n"))
+    assert "cuda_graphs" in old.read_text()
+    assert load_config(schema, old) == schema()
+    assert load_config(schema, overrides=["engine.cuda_graphs=false"]) == schema()
+    assert given_keys(schema, overrides=["engine.cuda_graphs=false", "engine.threads=1"]) == {"engine.threads"}
+    said = "CUDA graphs were removed after commit 05345d3; expected false, or no key"
+    new = write(tmp_path, "engine: {cuda_graphs: true}")
+    assert fails(new, schema=schema) == f"{new}: engine.cuda_graphs: found true, but {said}"
+    for value in ("true", "0", "null"):
+        line = fails(schema=schema, overrides=[f"engine.cuda_graphs={value}"])
+        assert line == f"--set engine.cuda_graphs: found {value}, but {said}"
 
 
 def test_an_error_names_the_source_that_set_the_value(tmp_path):

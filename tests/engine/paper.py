@@ -172,9 +172,6 @@ class PaperStream:
             _merge(self.world.host, self.clock)
         return True
 
-    def synchronize(self) -> None:
-        self.query()
-
 
 class PaperEvent:
     def __init__(self, world: World) -> None:

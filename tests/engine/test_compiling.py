@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeline, ScheduleError
 from pipeal.engine import SCHEDULES
-from pipeal.engine.compiling import _check_compiler
+from pipeal.engine.compiling import _check_compiler, _numerics
 from pipeal.engine.costs import place
 from pipeal.engine.gate import Abandoned, CompileGate
 from pipeal.engine.measure import WARM_UP, layer_costs
@@ -445,6 +445,19 @@ def test_graphs_end_where_a_layer_goes_back_no_further(kind: type[AL]) -> None:
     assert left[1].differences(left[0]) == []
 
 
+@pytest.mark.usefixtures("tracing_only")
+def test_a_newer_setting_of_matrix_products_is_read_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for it by its older name then gets an error."""
+
+    def refuse() -> str:
+        raise RuntimeError("PyTorch is checking whether allow_tf32 and fp32_precision are mixed")
+
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this version of PyTorch has the older name alone")
+    monkeypatch.setattr("pipeal.engine.compiling.torch.get_float32_matmul_precision", refuse)
+    _numerics()
+
+
 @pytest.mark.slow
 def test_predictions_are_the_uncompiled_ones() -> None:
     """From any exit, and in a stream."""
@@ -462,9 +475,9 @@ def test_a_stream_of_predictions_compiles_nothing_anew() -> None:
     x = batches_of([4])[0][0]
     pipe = Pipeline(pair(), ["cpu"] * 2, threads=2, compile="static")
     pipe.predict(x)
-    seen = [set(compiled._seen) for stage in pipe.stages for compiled in stage._gated.values()]
+    seen = [set(compiled._seen) for stage in pipe.stages for compiled in stage._compiled.values()]
     list(pipe.predict_each([x]))
-    assert [compiled._seen for stage in pipe.stages for compiled in stage._gated.values()] == seen
+    assert [compiled._seen for stage in pipe.stages for compiled in stage._compiled.values()] == seen
 
 
 @pytest.mark.usefixtures("tracing_only")

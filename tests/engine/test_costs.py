@@ -120,19 +120,6 @@ def test_on_a_busy_machine_one_thread_is_tried_first(monkeypatch: pytest.MonkeyP
     assert order[0] == 1
 
 
-def test_of_stages_on_one_gpu_no_more_are_tried_than_may_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Symptom: with CUDA graphs a stage for each of twelve layers was measured, chosen, and then refused."""
-    gpu = torch.device("cuda", 0)
-    monkeypatch.setattr("pipeal.engine.costs.parse_device", lambda _: gpu)
-    monkeypatch.setattr("pipeal.engine.costs._Search._measure", lambda *_: 1.0)
-    for most, stages in ((None, 12), (8, 8), (1, 1), (20, 12)):
-        tried: list[Placement] = []
-        layers, batches = [VirtualLayer(0, 0)] * 12, [(None, None)] * 4
-        options: dict[str, Any] = {"devices": ["cuda:0"], "threads": 1, "on_one_gpu": most}
-        place(layers, batches, "pipelined", on_trial=tried.append, **options)
-        assert [len(trial.devices) for trial in tried] == ([1, stages] if stages > 1 else [])
-
-
 def test_devices_that_are_not_here_are_told() -> None:
     for devices in (["tpu"], ["cuda:999"], []):
         with pytest.raises(PlacementError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +16,8 @@ from torch import Tensor, nn
 from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
 from pipeal.al import BP
 from pipeal.engine import SCHEDULES
+from pipeal.engine.before import cut_graphs
 from pipeal.engine.device import Device
-from pipeal.engine.gate import GATE
 from pipeal.engine.rescue import SplitWarning
 from pipeal.errors import NonFiniteError, OutOfMemoryError
 from pipeal.outofmemory import is_out_of_memory
@@ -276,15 +278,19 @@ def test_it_is_said_once_and_counted() -> None:
     assert "learnt from in parts of 2 samples at most" in text
 
 
-@pytest.mark.parametrize("where", "FB")
-def test_caches_are_emptied_while_nobody_captures(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another pipeline's capture would break."""
-    inside: list[int] = []
-    monkeypatch.setattr(Device, "give_memory_back", lambda self: inside.append(GATE._inside))
-    with pytest.warns(SplitWarning):
-        run(model(2, where), data(4), "sequential", on_oom="split")
-    assert inside
-    assert set(inside) == {1}
+def test_graphs_in_containers_are_freed_and_others_are_left() -> None:
+    """A view's cannot be cut; and what an object holds may be somebody else's."""
+    made = torch.ones(3, requires_grad=True).exp()
+    layer, itself = nn.Linear(1, 1), [made.exp()]
+    itself.append(itself)  # type: ignore[arg-type]
+    layer.kept = {"deep": [(made.exp(), deque([made.exp()]))], "itself": itself}  # type: ignore[assignment]
+    cut_graphs(layer)
+    (first, (second,)), third = layer.kept["deep"][0], itself[0]  # type: ignore[index, operator]
+    assert not any(tensor.requires_grad for tensor in (first, second, third))
+    for kept in (made[:2], [made.view(3, 1)], SimpleNamespace(out=made), deque([made]).append):
+        layer.kept = kept  # type: ignore[assignment]
+        cut_graphs(layer)
+        assert made.grad_fn is not None
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

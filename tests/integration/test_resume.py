@@ -212,6 +212,29 @@ def test_a_checkpoint_goes_on_on_any_number_of_stages_in_any_schedule(
         assert_same(tmp_path / "untouched" / name, out / name)
 
 
+def test_a_run_that_an_earlier_version_began_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    """Its files hold options that there are no more."""
+    arguments = ("agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--devices=cpu")
+    stopping.at = [(1, 6)]
+    run(text.command, capsys, 130, *arguments, f"--out={tmp_path}")
+    folder = tmp_path / "agnews-lstm-al-001"
+
+    def begun_with(value: str) -> None:
+        for name in ("asked.yaml", "config.yaml"):
+            kept = "".join(line for line in (folder / name).open() if "cuda_graphs" not in line)
+            (folder / name).write_text(kept.replace("engine:\n", f"engine:\n  cuda_graphs: {value}\n"))
+
+    begun_with("true")
+    err = run(text.command, capsys, 2, *arguments, f"--out={tmp_path}", f"--resume={folder}")
+    assert "engine.cuda_graphs: found true, but CUDA graphs were removed after commit 05345d3" in err.splitlines()[-1]
+    begun_with("false")
+    err = run(text.command, capsys, 0, *arguments, f"--out={tmp_path}")
+    assert f"going on with {folder}" in err
+    assert "cuda_graphs" not in err
+
+
 def test_the_timeline_is_of_the_stages_that_a_run_goes_on_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:

@@ -139,6 +139,15 @@ def test_only_what_differs_from_the_default_of_that_experiment_stands_first(tmp_
     assert "model.dropout" in rest
 
 
+def test_an_option_that_there_is_no_more_is_shown_where_it_was_used(tmp_path):
+    """A run of an earlier version has every key that there was in its file."""
+    for value, shown in (("false", False), ("true", True)):
+        folder = make_run(tmp_path / value)
+        path = folder / "config.yaml"
+        path.write_text(path.read_text().replace("engine:\n", f"engine:\n  cuda_graphs: {value}\n"))
+        assert ("engine.cuda_graphs" in report(folder).text) is shown
+
+
 def test_a_comparison_stands_side_by_side_with_what_was_asked_differently(tmp_path):
     whole = tmp_path / "agnews-transformer-compare-001"
     for mode in ("al", "bp"):

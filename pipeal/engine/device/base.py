@@ -125,11 +125,6 @@ class Device:
     def synchronize(self) -> None:
         """Waits until all work given to this device has ended."""
 
-    def rests_within(self, seconds: float) -> bool:  # noqa: ARG002
-        """Waits for that, so long at most; whether all work has ended."""
-        self.synchronize()
-        return True
-
     def free_bytes(self) -> int | None:
         """The memory that nobody uses; None where the system does not say."""
         try:

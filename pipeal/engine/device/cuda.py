@@ -13,7 +13,6 @@ CUDA rules kept here (see also the CUDA semantics notes of PyTorch):
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -170,16 +169,8 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         """Waits for both streams, in steps that Ctrl-C can end."""
-        self.rests_within(math.inf)
-
-    def rests_within(self, seconds: float) -> bool:
-        """Waits for both streams, in such steps."""
-        until = time.monotonic() + seconds
         while not (self.copy.query() and self.compute.query()):
-            if time.monotonic() > until:
-                return False
             time.sleep(_POLL_S)
-        return True
 
     def free_bytes(self) -> int | None:
         """As the driver has it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -120,11 +119,6 @@ class DeviceRow(Device):
         """Waits for all parts."""
         for part in self.parts:
             part.synchronize()
-
-    def rests_within(self, seconds: float) -> bool:
-        """Waits for all parts, so long at most together."""
-        until = time.monotonic() + seconds
-        return all(part.rests_within(max(0.0, until - time.monotonic())) for part in self.parts)
 
     def free_bytes(self) -> int | None:
         """Of the fullest part, as far as that is known."""

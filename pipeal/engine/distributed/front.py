@@ -60,12 +60,9 @@ class _Line(Pipeline):
         on_non_finite: OnNonFinite = "raise",
         on_oom: OnOom = "raise",
         matmul: Matmul | None = None,
-        cuda_graphs: bool = False,
         dump_folder: str | Path | None = None,
     ) -> None:
         mesh = world.mesh
-        if cuda_graphs:
-            raise ConfigError("cuda_graphs is true, which is for one process; use cuda_graphs=false over processes")
         if mesh.replicas > 1 and (on_non_finite == "skip" or on_oom == "split"):
             found = "on_non_finite='skip'" if on_non_finite == "skip" else "on_oom='split'"
             raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config, is_left_over, load_config
 from pipeal.errors import ConfigError
 from pipeal.train.report.folder import Run, value_at
 
@@ -16,7 +16,7 @@ _WIDEST = 160
 
 def settings(run: Run) -> dict[str, str]:
     """Each value of a run's configuration under its dotted path, as it would be written."""
-    return {path: _shown(value) for path, value in _leaves(run.config)}
+    return {path: _shown(value) for path, value in _leaves(run.config) if not is_left_over(path, value)}
 
 
 def default_settings(run: Run) -> dict[str, str]:

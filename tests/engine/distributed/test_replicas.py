@@ -339,14 +339,6 @@ def test_choices_that_one_replica_cannot_make_for_all_are_refused(choice: dict[s
         train(worlds, [EXACT.build() for _ in worlds], shares(EXACT, 2), **choice)
 
 
-def test_graphs_are_of_one_process() -> None:
-    with (
-        thread_ranks(2, replicas=2) as worlds,
-        pytest.raises(ConfigError, match="cuda_graphs is true, which is for one process"),
-    ):
-        train(worlds, [EXACT.build() for _ in worlds], shares(EXACT, 2), cuda_graphs=True)
-
-
 class JustDone:
     """An operation that ends between the moment its wait gave up and the question whether it has."""
 
