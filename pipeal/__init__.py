@@ -1,8 +1,17 @@
 """pipeal: pipelined model-parallel training for PyTorch with Associated Learning."""
 
-from pipeal.al import AE, AL, BP, ENC, ALPackage, Dropout, Encoder, LabelAE, set_device
-from pipeal.engine import ExitPolicy, Pipeline, Placement, RunReport, Window, plan
-from pipeal.errors import ConfigError, DataError, LayerError, PipealError, PlacementError, ScheduleError, StallError
+from pipeal.core.errors import (
+    ConfigError,
+    DataError,
+    LayerError,
+    PipealError,
+    PlacementError,
+    ScheduleError,
+    StallError,
+)
+from pipeal.engine import ExitPolicy, Pipeline, RunReport, Window
+from pipeal.methods.al import AE, AL, BP, ENC, ALPackage, Dropout, Encoder, LabelAE, set_device
+from pipeal.planning import Placement, plan
 
 __version__ = "0.1.0"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipeal.train.checkpoint import CheckpointStore
+from pipeal.training.checkpoint.store import CheckpointStore
 
 ROOT = Path(__file__).parents[1]
 TIMES = ("train_time", "epoch_time", "samples_per_s", "tokens_per_s")

@@ -4,7 +4,7 @@ They stand in ``scripts/mutants/*.yaml``; to add one, add an entry::
 
     - name: test-accuracy-from-training-texts
       breaks: test_acc of a run on texts is taken on the test set
-      file: pipeal/cli/build_text.py
+      file: pipeal/run/build_text.py
       within: TextExperiment.test_evaluation
       old: return _in_order(self.test)
       new: return _in_order(self.train)

@@ -202,7 +202,7 @@ def _copy_tree(root: Path, folder: Path) -> None:
     compiled = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "pipeal"]
     subprocess.run(compiled, cwd=folder, check=True)
     imported = subprocess.run(
-        [sys.executable, "-c", "import pipeal.errors; print(pipeal.errors.__file__)"],
+        [sys.executable, "-c", "import pipeal.core.errors; print(pipeal.core.errors.__file__)"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,

@@ -22,9 +22,9 @@ from typing import Any
 from left_behind import kill, left_behind, same, start, written
 from rich.progress import track
 
-from pipeal.cli.run_folder import last_told
-from pipeal.train.report.rows import read_rows
-from pipeal.train.tables import print_table
+from pipeal.reporting.page.rows import read_rows
+from pipeal.reporting.tables import print_table
+from pipeal.run.run_folder import last_told
 
 TEXT = (
     "--epochs=3",

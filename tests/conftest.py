@@ -132,7 +132,7 @@ def cheap_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.node.get_closest_marker("draws") is None:
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         monkeypatch.setattr(Figure, "savefig", lambda _, path, **options: Path(path).write_bytes(WHITE))
-        monkeypatch.setattr("pipeal.cli.form_costs.LOOKED_AT", 1)
+        monkeypatch.setattr("pipeal.run.form_costs.LOOKED_AT", 1)
 
 
 @pytest.fixture(scope="session")

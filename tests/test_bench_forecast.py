@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.engine.layercost import LayerCost
+from pipeal.planning.pure.layer_cost import LayerCost
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from pipeal import ALPackage, Pipeline
-from pipeal.al import TouchedAdam
 from pipeal.config import LanguageConfig, VisionConfig, load_config
-from pipeal.engine.costs import Placement
 from pipeal.engine.schedule import SCHEDULES, Action
-from pipeal.engine.simulate import simulate
 from pipeal.engine.trace import Span
+from pipeal.methods.al import TouchedAdam
 from pipeal.models import CharDims, TextDims, build_language, build_text
+from pipeal.planning.placement import Placement
+from pipeal.planning.pure.simulate import simulate
 
 BENCH = Path(__file__).parents[1] / "scripts" / "bench"
 BENCHED = ("memory_taken", "plain", "rungs", "rung_data", "rung_training", "ladder_report", "ladder_ranks", "ladder")

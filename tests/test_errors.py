@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pipeal
-from pipeal import errors
+from pipeal.core import errors
 
 KINDS = {
     errors.ConfigError: ValueError,

@@ -45,7 +45,7 @@ def tree(tmp_path: Path) -> Callable[..., Path]:
     def make(**files: str) -> Path:
         shutil.rmtree(tmp_path / "tree", ignore_errors=True)
         root = tmp_path / "tree"
-        for name, text in {"pipeal/__init__.py": "", "pipeal/errors.py": "", **files}.items():
+        for name, text in {"pipeal/__init__.py": "", "pipeal/core/errors.py": "", **files}.items():
             path = root / name.replace("__slash__", "/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)

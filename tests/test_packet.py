@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage
-from pipeal.engine.virtual import VirtualLayer
-from pipeal.errors import DataError
-from pipeal.packet import (
+from pipeal.core.errors import DataError
+from pipeal.core.packet import (
     Packet,
     TrainableLayer,
     batch_size,
@@ -31,6 +30,7 @@ from pipeal.packet import (
     shapes_of,
     tensors,
 )
+from pipeal.planning.measure.virtual import VirtualLayer
 
 Pair = namedtuple("Pair", "left right")
 

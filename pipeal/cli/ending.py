@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import NoReturn, ParamSpec
 
+from pipeal.core.errors import PipealError
 from pipeal.engine.distributed.launch import Launch
-from pipeal.errors import PipealError
 
 P = ParamSpec("P")
 

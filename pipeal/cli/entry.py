@@ -19,7 +19,7 @@ from typing import NoReturn
 import click
 
 from pipeal.cli.ending import at_once, spoken
-from pipeal.errors import (
+from pipeal.core.errors import (
     Interrupted,
     NonFiniteError,
     OutOfMemoryError,
@@ -29,7 +29,7 @@ from pipeal.errors import (
     StallError,
     WorkerError,
 )
-from pipeal.outofmemory import bytes_asked, in_units, is_out_of_memory
+from pipeal.core.outofmemory import bytes_asked, in_units, is_out_of_memory
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """A disk that takes no more."""

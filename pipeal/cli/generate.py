@@ -6,17 +6,17 @@ from pathlib import Path
 
 import click
 
-from pipeal.al import ALPackage
-from pipeal.cli.build_language import ALPHABET, LanguageModels, first_prompt
-from pipeal.cli.say import say
 from pipeal.config import LanguageConfig, load_config
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data import Alphabet
-from pipeal.data.characters import with_plain_ends
-from pipeal.engine.settings import make_ready
-from pipeal.errors import ConfigError, DataError
+from pipeal.data.text.characters import with_plain_ends
+from pipeal.engine.runner.precision import make_ready
+from pipeal.methods.al import ALPackage
 from pipeal.models import generate_each
-from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.taken_up import TakenUp
+from pipeal.run.build_language import ALPHABET, LanguageModels, first_prompt
+from pipeal.run.say import say
+from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.store import CheckpointStore
 
 
 @click.command(context_settings={"max_content_width": 110})

@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from pipeal.cli.plan_costs import Wanted, deepened, load_all, measure_model
-from pipeal.cli.plan_devices import devices_of, link_of
-from pipeal.cli.plan_forecasts import Plan
-from pipeal.cli.say import say
 from pipeal.cli.text import PRESETS
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.candidates import Setup, share_of
-from pipeal.engine.crowding import crowding_of
-from pipeal.engine.layercost import Costs, LayerCost, save_costs
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.planning.measure.contention import crowding_of
+from pipeal.planning.pure.candidates import Setup, share_of
+from pipeal.planning.pure.layer_cost import Costs, LayerCost, save_costs
+from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
+from pipeal.run.plan_devices import devices_of, link_of
+from pipeal.run.plan_forecasts import Plan
+from pipeal.run.say import say
 
 QUEUE_DEPTH = 2
 """Where no configuration says otherwise."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from pipeal.errors import ConfigError
-from pipeal.train.report import Run, read_runs, write_report
+from pipeal.core.errors import ConfigError
+from pipeal.reporting.page import Run, read_runs, write_report
 
 
 @click.command(context_settings={"max_content_width": 110})

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from pipeal.errors import ConfigError, DataError
-from pipeal.train.measure import MeanSd
-from pipeal.train.report import Run, read_runs, runs_in
-from pipeal.train.tables import print_table
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.reporting.page import Run, read_runs, runs_in
+from pipeal.reporting.tables import print_table
+from pipeal.training.metric import MeanSd
 
 
 @click.command(context_settings={"max_content_width": 110})

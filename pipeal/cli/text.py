@@ -7,15 +7,16 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.build_language import DATASETS, LanguageModels, canonical_corpus, language_experiment
-from pipeal.cli.build_text import TextModels, text_experiment
-from pipeal.cli.distributed import carry_out
-from pipeal.cli.followers import Kind
-from pipeal.cli.options import configure, offered, say_form, training_options
+from pipeal.cli.options import offered, training_options
 from pipeal.config import LanguageConfig, TextConfig, find_config
+from pipeal.core.errors import ConfigError
 from pipeal.data import TEXT_DATASETS, canonical_text_name
-from pipeal.errors import ConfigError
 from pipeal.models import LANGUAGE_MODELS, TEXT_MODELS, canonical_language_model, canonical_text_model
+from pipeal.run.build_language import DATASETS, LanguageModels, canonical_corpus, language_experiment
+from pipeal.run.build_text import TextModels, text_experiment
+from pipeal.run.configure import configure, say_form
+from pipeal.run.distributed import carry_out
+from pipeal.run.followers import Kind
 
 PRESETS = ("cpu", "gpu")
 

@@ -7,13 +7,14 @@ from typing import Any, get_args
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.build_vision import VisionModels, vision_experiment
-from pipeal.cli.distributed import carry_out
-from pipeal.cli.followers import Kind
-from pipeal.cli.options import configure, offered, say_form, training_options
+from pipeal.cli.options import offered, training_options
 from pipeal.config import VisionConfig
 from pipeal.data import IMAGE_DATASETS, Augmentation, canonical_image_name
 from pipeal.models import VISION_MODELS, canonical_vision_model
+from pipeal.run.build_vision import VisionModels, vision_experiment
+from pipeal.run.configure import configure, say_form
+from pipeal.run.distributed import carry_out
+from pipeal.run.followers import Kind
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})

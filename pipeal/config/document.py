@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
 
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -81,7 +81,7 @@ def parse(text: str, *, source: str) -> Any:
     >>> parse("a: 1\\na: 2", source="x.yaml")
     Traceback (most recent call last):
     ...
-    pipeal.errors.ConfigError: x.yaml:2:1: key 'a' is repeated
+    pipeal.core.errors.ConfigError: x.yaml:2:1: key 'a' is repeated
     """
     try:
         return yaml.load(text, Loader=_Loader)

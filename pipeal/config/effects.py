@@ -15,7 +15,7 @@ from pipeal.config.load import value_at
 from pipeal.config.schema import RunConfig
 from pipeal.config.text import BatchingConfig, TextConfig
 from pipeal.config.vision import VisionConfig
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
 
 
 class Idle(NamedTuple):

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeal.config import document
 from pipeal.config.schema import RunConfig
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
 
 REMOVED: Mapping[str, tuple[object, str]] = {
     "engine.cuda_graphs": (False, "CUDA graphs were removed after commit 05345d3"),

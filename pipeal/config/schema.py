@@ -82,7 +82,7 @@ class LrConfig:
     """The learning rate and its course.
 
     What is left at None is chosen once in a run's life by the number of its updates, for AL and BP alike
-    (:func:`pipeal.train.learning_rate.usual_course`), told where the run is a short one, and written into its
+    (:func:`pipeal.training.learning_rate.usual_course`), told where the run is a short one, and written into its
     ``config.yaml``. What is given stays.
 
     Attributes:

@@ -41,7 +41,7 @@ class TextModelConfig(ModelConfig):
         pretrained: Where the word vectors come from; ``none`` learns them from scratch.
         vectors: The text file of those vectors; None looks for the usual name under the data folder.
         embedding_updates: Which word vectors an update changes: all, the ``dense`` step of Adam, or those that were
-            ``touched``, looked up in the batch: faster on a CPU, and another optimizer (:mod:`pipeal.al.touched`).
+            ``touched``, looked up in the batch: faster on a CPU, and another optimizer (:mod:`pipeal.methods.touched`).
         label_codes: Whether the label sides of the AL form work ``per-sample`` or, with the same result up to rounding,
             ``per-class``.
         grouping: Whether layers compute a batch in groups of similar length.

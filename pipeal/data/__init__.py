@@ -1,14 +1,24 @@
 """Data sets, words, vectors and batches; works with a plain PyTorch ``DataLoader`` and no engine."""
 
-from pipeal.data.ahead import ReadAhead
-from pipeal.data.augment import Augment, Augmentation
-from pipeal.data.binned import BinnedBatchSampler
-from pipeal.data.bounds import find_thresholds, length_bounds, round_up
-from pipeal.data.characters import Alphabet, Characters, RandomBlocks, find_shakespeare, read_characters
-from pipeal.data.cleaning import STOP_WORDS, clean
-from pipeal.data.corpus import Corpus
-from pipeal.data.download import Progress, download
-from pipeal.data.embeddings import VectorTable, find_vectors, list_vectors, load_vectors, vectors_from_torchtext
+from pipeal.core.outofmemory import is_out_of_memory
+from pipeal.data.batching.binned import BinnedBatchSampler
+from pipeal.data.batching.bounds import find_thresholds, length_bounds, round_up
+from pipeal.data.batching.packing import SizeTypeError
+from pipeal.data.batching.passes import PassSampler
+from pipeal.data.batching.plan import PlannedBatchSampler
+from pipeal.data.batching.ranks import WHOLE, EvenBatches, Share, even_batches, steps_of
+from pipeal.data.batching.reread import CheckpointableSource
+from pipeal.data.batching.samplers import (
+    EpochSampler,
+    FixedBatchSampler,
+    LengthGroupedBatchSampler,
+    TokenBudgetBatchSampler,
+    padding_share,
+)
+from pipeal.data.batching.size_aware import SizeAwareBatchSampler, size_aware_batching
+from pipeal.data.batching.size_buckets import BucketBatchSampler, EmptyBucketsError
+from pipeal.data.batching.size_ranges import Buckets, create_buckets
+from pipeal.data.batching.stream import BinnedBatchIterator, StreamBatch
 from pipeal.data.grouping import (
     FEATURES,
     Annotated,
@@ -26,10 +36,11 @@ from pipeal.data.grouping import (
     ValuePadder,
     ZeroPadder,
 )
-from pipeal.data.imagecache import OnBroken
-from pipeal.data.imageloader import ImageBatches
-from pipeal.data.images import IMAGE_DATASETS, ImageDataset, canonical_image_name, load_images
-from pipeal.data.imagesplit import ImageSplit
+from pipeal.data.images.augment import Augment, Augmentation
+from pipeal.data.images.cache import OnBroken
+from pipeal.data.images.datasets import IMAGE_DATASETS, ImageDataset, canonical_image_name, load_images
+from pipeal.data.images.loader import ImageBatches
+from pipeal.data.images.split import ImageSplit
 from pipeal.data.iterators import (
     BlockwiseShuffleIterator,
     BucketedReadaheadBatchIterator,
@@ -55,11 +66,12 @@ from pipeal.data.iterators import (
     chunked_dataset_iterator,
     create_source_iterator,
 )
-from pipeal.data.loader import Batch, BatchLoader, EpochBatches, EpochBatchSampler
-from pipeal.data.memory import MemoryModel, fit_memory_model, max_batch_cost, probe_memory
-from pipeal.data.packing import SizeTypeError
-from pipeal.data.passes import PassSampler
-from pipeal.data.peaks import (
+from pipeal.data.loading.ahead import ReadAhead
+from pipeal.data.loading.download import Progress, download
+from pipeal.data.loading.loader import Batch, BatchLoader, EpochBatches, EpochBatchSampler
+from pipeal.data.loading.sources import SOURCES, Source, unpack_imdb, unpack_members
+from pipeal.data.memory.model import MemoryModel, fit_memory_model, max_batch_cost, probe_memory
+from pipeal.data.memory.peaks import (
     CudaPeak,
     PeakMeter,
     ResidentPeak,
@@ -68,24 +80,12 @@ from pipeal.data.peaks import (
     device_memory,
     meter_for,
 )
-from pipeal.data.plan import PlannedBatchSampler
-from pipeal.data.ranks import WHOLE, EvenBatches, Share, even_batches, steps_of
-from pipeal.data.reread import CheckpointableSource
-from pipeal.data.samplers import (
-    EpochSampler,
-    FixedBatchSampler,
-    LengthGroupedBatchSampler,
-    TokenBudgetBatchSampler,
-    padding_share,
-)
-from pipeal.data.sizeaware import SizeAwareBatchSampler, size_aware_batching
-from pipeal.data.sizebuckets import BucketBatchSampler, EmptyBucketsError
-from pipeal.data.sizeranges import Buckets, create_buckets
-from pipeal.data.sources import SOURCES, Source, unpack_imdb, unpack_members
-from pipeal.data.stream import BinnedBatchIterator, StreamBatch
-from pipeal.data.text import TEXT_DATASETS, TextDataset, TextSplit, canonical_text_name, load_text
-from pipeal.data.vocab import Vocab
-from pipeal.outofmemory import is_out_of_memory
+from pipeal.data.text.characters import Alphabet, Characters, RandomBlocks, find_shakespeare, read_characters
+from pipeal.data.text.cleaning import STOP_WORDS, clean
+from pipeal.data.text.corpus import Corpus
+from pipeal.data.text.datasets import TEXT_DATASETS, TextDataset, TextSplit, canonical_text_name, load_text
+from pipeal.data.text.embeddings import VectorTable, find_vectors, list_vectors, load_vectors, vectors_from_torchtext
+from pipeal.data.text.vocab import Vocab
 
 __all__ = [
     "FEATURES",

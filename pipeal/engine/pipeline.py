@@ -12,26 +12,26 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.engine.assigned import Devices, assign
-from pipeal.engine.blame import ON_OOM, OnOom, add_note
-from pipeal.engine.compiling import Compile, check_compile
-from pipeal.engine.delivery import Delivery
-from pipeal.engine.device import Device, DeviceRow, Precision, open_device, ready_now
-from pipeal.engine.executors import Executor, InlineExecutor, ThreadedExecutor
-from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
-from pipeal.engine.fence import Fence
-from pipeal.engine.finite import ON_NON_FINITE, OnNonFinite
-from pipeal.engine.placement import layers_of_stages
-from pipeal.engine.predictor import Predictor
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, check_named
+from pipeal.core.packet import Packet, TrainableLayer, Tree, batch_size, iterate, layers_of, pair_of
+from pipeal.engine.checks import refuse_shared, refuse_untrainable
+from pipeal.engine.devices import Device, DeviceRow, Precision, open_device, ready_now
+from pipeal.engine.devices.assignment import Devices, assign
+from pipeal.engine.execution.delivery import Delivery
+from pipeal.engine.execution.executors import Executor, InlineExecutor, ThreadedExecutor
+from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
+from pipeal.engine.inference.predictor import Predictor
 from pipeal.engine.report import RunReport
-from pipeal.engine.saved import Load, save
+from pipeal.engine.runner.compiling import Compile, check_compile
+from pipeal.engine.runner.error_context import ON_OOM, OnOom, add_note
+from pipeal.engine.runner.nonfinite import ON_NON_FINITE, OnNonFinite
+from pipeal.engine.runner.precision import MATMULS, Matmul, check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
-from pipeal.engine.settings import MATMULS, Matmul, check_precision, matmul_precision, ready
-from pipeal.engine.sharing import refuse_shared, refuse_untrainable
+from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.stage import Parcel, Stage, bring_to_rest
+from pipeal.engine.state.saved import Load, save
+from pipeal.engine.state.snapshot import Fence
 from pipeal.engine.trace import Span, StageTimes, Window
-from pipeal.errors import ConfigError, PlacementError, ScheduleError, StallError, check_named
-from pipeal.packet import Packet, TrainableLayer, Tree, batch_size, iterate, layers_of, pair_of
 
 LrScale: TypeAlias = float | Callable[[int], float]
 """A factor on all learning rates, or a function from the batch number to it."""
@@ -76,23 +76,23 @@ class Pipeline:
             predictions). None: the cores shared out evenly among the CPU stages that may run at once. It is a numeric
             setting: some reductions round differently with another number.
         precision: ``fp32``, or ``bf16`` or ``fp16`` for forwards under autocast. In ``fp16`` each layer scales its
-            losses (:class:`pipeal.packet.ScalesLosses`) from when the pipeline is opened, and in another precision no
-            longer; a pipeline that only predicts needs not be opened, and leaves them.
+            losses (:class:`pipeal.core.packet.ScalesLosses`) from when the pipeline is opened, and in another precision
+            no longer; a pipeline that only predicts needs not be opened, and leaves them.
         first_batch: The number of the first batch: how many the model was trained on before.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
         compile: ``static`` compiles a layer's forward, backward and inference for each set of shapes, ``dynamic`` once
-            for all sizes, ``none`` not at all (:mod:`pipeal.engine.compiling`). What cannot be compiled runs as it is,
-            under a :class:`~pipeal.engine.compiling.CompileWarning`. It is a numeric setting: fused operators round
-            differently.
+            for all sizes, ``none`` not at all (:mod:`pipeal.engine.runner.compiling`). What cannot be compiled runs as
+            it is, under a :class:`~pipeal.engine.runner.compiling.CompileWarning`. It is a numeric setting: fused
+            operators round differently.
         on_non_finite: On a loss that is not finite, ``raise`` ends the run, on a GPU some batches late; ``skip``
             leaves out that layer's update on that batch; ``ignore`` goes on, though in fp16 a layer whose gradients
-            overflowed with every factor learns no more (:mod:`pipeal.engine.finite`).
+            overflowed with every factor learns no more (:mod:`pipeal.engine.runner.nonfinite`).
         on_oom: On a batch that does not fit into a stage's memory, ``raise`` ends the run; ``split`` has the layer
             learn from it in parts, the same update up to rounding where losses are means over the samples
-            (:mod:`pipeal.engine.rescue`).
+            (:mod:`pipeal.engine.runner.split`).
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
-            ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.settings.Matmul`); None leaves it. It is a
+            ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.runner.precision.Matmul`); None leaves it. It is a
             numeric setting.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
@@ -260,7 +260,7 @@ class Pipeline:
             y: Its target.
             lr_scale: The factor on all learning rates.
             updates: Whether layers update after it. Else they gather its gradients for an update after a later batch,
-                which is that of one batch of all their samples (:mod:`pipeal.engine.accumulation`).
+                which is that of one batch of all their samples (:mod:`pipeal.engine.runner.accumulation`).
 
         Raises:
             Exception: Whatever a stage raised first, with a note of stage, layer, batch, device and shapes.
@@ -286,7 +286,8 @@ class Pipeline:
 
         The fence travels with the batches, and each stage copies as it comes by; a serial schedule copies at once.
         Waits while the first stage has ``queue_depth`` packets waiting. Call it on the thread that submits, such as in
-        the ``on_batch`` of :meth:`run`, and :meth:`Fence.wait <pipeal.engine.fence.Fence.wait>` on another, or later.
+        the ``on_batch`` of :meth:`run`, and :meth:`Fence.wait <pipeal.engine.state.snapshot.Fence.wait>` on another, or
+        later.
 
         Raises:
             ScheduleError: Layers are gathering gradients for an update to come.
@@ -409,14 +410,14 @@ class Pipeline:
         """Writes what all layers have learnt, the batch number and the seed into one file, whole or not at all.
 
         An open pipeline learns from all that was submitted first; a :meth:`fence` holds nothing up. Raises as
-        :func:`pipeal.engine.saved.save`.
+        :func:`pipeal.engine.state.saved.save`.
         """
         save(self, path)
 
     load = Load()
     """``Pipeline.load(path, model, devices, …)`` makes a pipeline that goes on from a file as the saved one would have,
     on any devices, in any number of stages and under any schedule; ``pipe.load(path)`` has a pipeline go on from there.
-    Seed and batch number are those of the file. See :class:`pipeal.engine.saved.Load`."""
+    Seed and batch number are those of the file. See :class:`pipeal.engine.state.saved.Load`."""
 
     def spans(self) -> list[Span]:
         """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""

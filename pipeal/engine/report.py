@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipeal.engine.placement import layers_of_stages
+from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.trace import StageTimes
 
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from pipeal.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError, unknown_name
 
 
 class Action(str, Enum):

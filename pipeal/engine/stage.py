@@ -11,21 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pipeal.engine.accumulation import Accumulation
-from pipeal.engine.blame import Blame, OnOom, add_note
-from pipeal.engine.compiling import Compile, CompiledLayer
-from pipeal.engine.device import Device, DeviceRow, Precision, Ready
-from pipeal.engine.fence import Fence, LayerState
-from pipeal.engine.finite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
-from pipeal.engine.forward import Passed, go_forward
-from pipeal.engine.gate import Abandoned
-from pipeal.engine.layer_state import layer_state
-from pipeal.engine.losses import LossLog
-from pipeal.engine.rescue import LearnPart, Rescue
-from pipeal.engine.schedule import Action
-from pipeal.engine.settings import autocast, settings
-from pipeal.engine.trace import RowClock, StageClock, Window
-from pipeal.packet import (
+from pipeal.core.packet import (
     Packet,
     Path,
     TrainableLayer,
@@ -35,7 +21,21 @@ from pipeal.packet import (
     scaler_of,
     shapes_of,
 )
-from pipeal.random import key_seed, keyed, may_draw, updates_may_draw
+from pipeal.core.rng import key_seed, keyed, may_draw, updates_may_draw
+from pipeal.engine.devices import Device, DeviceRow, Precision, Ready
+from pipeal.engine.runner.accumulation import Accumulation
+from pipeal.engine.runner.compile_gate import Abandoned
+from pipeal.engine.runner.compiling import Compile, CompiledLayer
+from pipeal.engine.runner.error_context import Blame, OnOom, add_note
+from pipeal.engine.runner.forward import Passed, go_forward
+from pipeal.engine.runner.losses import LossLog
+from pipeal.engine.runner.nonfinite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
+from pipeal.engine.runner.precision import autocast, settings
+from pipeal.engine.runner.split import LearnPart, Rescue
+from pipeal.engine.schedule import Action
+from pipeal.engine.state.layer_state import layer_state
+from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.engine.trace import RowClock, StageClock, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +420,7 @@ def bring_to_rest(stages: Sequence[Stage]) -> None:
 
 _AT_ONCE = nullcontext()
 
-# A forward's key is (seed, layer, batch) alone: what anyone can redo by hand with :func:`pipeal.random.keyed`.
+# A forward's key is (seed, layer, batch) alone: what anyone can redo by hand with :func:`pipeal.core.rng.keyed`.
 _KEY: dict[Action, tuple[int, ...]] = {Action.FORWARD: (), Action.BACKWARD: (1,), Action.UPDATE: (2,)}
 
 

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from math import inf
 from time import perf_counter
 
-from pipeal.engine.device import Device, DeviceRow, Stamp
+from pipeal.engine.devices import Device, DeviceRow, Stamp
 from pipeal.engine.schedule import Action
 
 _REASONS = ("input", "space", "join", "saving")

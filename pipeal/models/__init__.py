@@ -1,6 +1,6 @@
 """Models in AL and in BP form, and their registry."""
 
-from pipeal.al.placecodes import UNLABELLED, TokenCrossEntropy
+from pipeal.methods.al.place_codes import UNLABELLED, TokenCrossEntropy
 from pipeal.models.causal import CausalAttention, CausalBlock, CharacterEmbedding
 from pipeal.models.charlm import CharDims, CharLM, CharLMAL
 from pipeal.models.convolution import BasicBlock, ConvBN, ResidualStage, VGGStage

@@ -2,7 +2,7 @@
 
 Pre-norm blocks and the initialisation of GPT-2 (Radford et al., 2019): spread 0.02, biases of zero, and what is added
 to the residual path smaller by the square root of the number of additions. All classes here set
-``draws_from_default = False``: they draw through :class:`pipeal.al.Dropout` alone.
+``draws_from_default = False``: they draw through :class:`pipeal.methods.al.Dropout` alone.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.al import Dropout
-from pipeal.errors import DataError
+from pipeal.core.errors import DataError
+from pipeal.methods.al import Dropout
 
 _SPREAD = 0.02
 

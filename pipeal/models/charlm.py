@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from pipeal.al import AL, ALPackage, LearningRates, OptimizerFactory
-from pipeal.al.placecodes import code_width
-from pipeal.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.methods.al import AL, ALPackage, LearningRates, OptimizerFactory
+from pipeal.methods.al.place_codes import code_width
 from pipeal.models.causal import CausalBlock, CharacterEmbedding, start_small
 from pipeal.models.features import Blocks
 from pipeal.models.nextchar import CODE_STYLES, CodeStyle, encoder_side, label_side
@@ -38,7 +38,7 @@ class CharDims:
             times ``width``, whichever is more. In codes narrower than the alphabet, not everything can be said of what
             comes next: with 32 features, codes of 32 stood at 2.44 validation loss after 1,000 steps, of 64 at 2.30, of
             256 at 2.26. In training they cost nothing at any place, however wide
-            (:class:`pipeal.al.placecodes.WhichCode`).
+            (:class:`pipeal.methods.al.place_codes.WhichCode`).
         labels: The style of the label sides; see :mod:`pipeal.models.nextchar`.
         bridges: What the bridges of all layers but the last are made of, before a norm and a linear map: another
             ``block``, so that the features of a layer are asked for what a deeper network can make of them, or nothing

@@ -1,6 +1,6 @@
 """Convolution blocks: what VGG and ResNet are made of.
 
-All classes here set ``draws_from_default = False``: none draws (see :func:`pipeal.random.may_draw`).
+All classes here set ``draws_from_default = False``: none draws (see :func:`pipeal.core.rng.may_draw`).
 """
 
 from __future__ import annotations

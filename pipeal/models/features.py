@@ -1,7 +1,7 @@
 """What text layers hand on, features with their mask, and the parts that every text model shares.
 
 All classes here set ``draws_from_default = False``: they draw random numbers through
-:class:`pipeal.al.Dropout` alone (see :func:`pipeal.random.may_draw`).
+:class:`pipeal.methods.al.Dropout` alone (see :func:`pipeal.core.rng.may_draw`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.al import Dropout
-from pipeal.errors import ConfigError
-from pipeal.packet import Tree, device_of, move
+from pipeal.core.errors import ConfigError
+from pipeal.core.packet import Tree, device_of, move
+from pipeal.methods.al import Dropout
 
 Features: TypeAlias = tuple[Tensor, Tensor]
 """``(B, T, D)`` features and a ``(B, T)`` bool mask, true on words, false on the padding to their right."""
@@ -84,11 +84,11 @@ class TokenEmbedding(nn.Module):
 class Blocks(nn.Sequential):
     """Blocks in order, each on its own device: the BP form of a model.
 
-    :func:`pipeal.al.set_device` places them; the forward moves activations between them.
+    :func:`pipeal.methods.al.set_device` places them; the forward moves activations between them.
     """
 
     draws_from_default = False
-    calls_in_order = True  # and does nothing else: see :meth:`pipeal.al.BP.block_count`
+    calls_in_order = True  # and does nothing else: see :meth:`pipeal.methods.al.BP.block_count`
 
     def forward(self, x: Tree) -> Tree:
         """Takes ``x`` through all blocks."""

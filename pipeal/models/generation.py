@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.errors import ConfigError, DataError
-from pipeal.packet import device_of
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.packet import device_of
 
 _FILLING = 0
 """The character that a block is filled up with; any would do."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from pipeal.al import AL, BP, ALPackage
+from pipeal.core.errors import ConfigError
 from pipeal.data import Grouped
-from pipeal.errors import ConfigError
+from pipeal.methods.al import AL, BP, ALPackage
 
 
 def group_layers(

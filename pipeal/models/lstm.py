@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeal.al import Dropout
+from pipeal.methods.al import Dropout
 from pipeal.models.features import Features
 
 

@@ -1,9 +1,10 @@
 """The two styles in which a character model's label sides and encoder sides are built.
 
-``codes``, the default, is :mod:`pipeal.al.placecodes`: an associated loss asks which of the codes of all characters was
-meant. ``published`` is a code for each place, sigmoids, squared errors. There the way down does not give what a layer
-was trained on: the mean of two codes need not decode to the mean of what they say. Nor are its answers logits: they lie
-between 0 and 1, which with 65 characters keeps their cross entropy above 3.2 nats, however right they are.
+``codes``, the default, is :mod:`pipeal.methods.al.place_codes`: an associated loss asks which of the codes of all
+characters was meant. ``published`` is a code for each place, sigmoids, squared errors. There the way down does not give
+what a layer was trained on: the mean of two codes need not decode to the mean of what they say. Nor are its answers
+logits: they lie between 0 and 1, which with 65 characters keeps their cross entropy above 3.2 nats, however right they
+    are.
 
 Labels below zero are left out: those places have none. No class here draws random numbers.
 """
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.al import AE, ENC
-from pipeal.al.placecodes import ClassCodes, Labels, OnwardCodes, WhichCode
+from pipeal.methods.al import AE, ENC
+from pipeal.methods.al.place_codes import ClassCodes, Labels, OnwardCodes, WhichCode
 
 CodeStyle: TypeAlias = Literal["codes", "published"]
 CODE_STYLES = ("codes", "published")
@@ -88,7 +89,7 @@ def label_side(style: CodeStyle, characters: int, code: int, *, onward: bool) ->
 
 def encoder_side(style: CodeStyle, f: nn.Module, bridge: Iterable[nn.Module], answer: nn.Linear) -> ENC:
     """The encoder side of a layer, which goes with a style's label sides; see
-    :class:`pipeal.al.placecodes.WhichCode`."""
+    :class:`pipeal.methods.al.place_codes.WhichCode`."""
     if style == "published":
         return ENC(f, nn.Sequential(*bridge, answer, InFloat32(nn.Sigmoid())), CodeError())
     return WhichCode(f, nn.Sequential(*bridge, answer))

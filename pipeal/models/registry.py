@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from pipeal.al import BP, ALPackage, LearningRates, OptimizerFactory
-from pipeal.al.placecodes import TokenCrossEntropy
-from pipeal.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.methods.al import BP, ALPackage, LearningRates, OptimizerFactory
+from pipeal.methods.al.place_codes import TokenCrossEntropy
 from pipeal.models.charlm import LESSON, CharDims, CharLM, CharLMAL
 from pipeal.models.text import LSTM, LSTMAL, PUBLISHED, TextDims, Transformer, TransformerAL, Vectors
 from pipeal.models.vision import PUBLISHED_VISION, VGG, VGGAL, Resnet, ResnetAL, VisionDims

@@ -20,10 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pipeal.al import AL, ENC, ALPackage, LearningRates, OptimizerFactory
-from pipeal.al.bridges import MaskedMean, VectorBridge
-from pipeal.al.codes import class_side, recode_side
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
+from pipeal.methods.al import AL, ENC, ALPackage, LearningRates, OptimizerFactory
+from pipeal.methods.al.bridges import MaskedMean, VectorBridge
+from pipeal.methods.al.codes import class_side, recode_side
 from pipeal.models.features import Blocks, TokenEmbedding
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.transformer import TransformerBlock

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.al import Dropout
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
+from pipeal.methods.al import Dropout
 from pipeal.models.features import Features
 
 _MASKED = -1e4

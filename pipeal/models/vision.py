@@ -19,10 +19,10 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from pipeal.al import AE, AL, ENC, ALPackage, LearningRates, OptimizerFactory
-from pipeal.al.bridges import BRIDGE_STYLES, BridgeStyle, FlatBridge, ImageBridge
-from pipeal.al.codes import CODE_ACTIVATIONS, LABEL_STYLES, LabelStyle, class_side, recode_side
-from pipeal.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.methods.al import AE, AL, ENC, ALPackage, LearningRates, OptimizerFactory
+from pipeal.methods.al.bridges import BRIDGE_STYLES, BridgeStyle, FlatBridge, ImageBridge
+from pipeal.methods.al.codes import CODE_ACTIVATIONS, LABEL_STYLES, LabelStyle, class_side, recode_side
 from pipeal.models.convolution import Activation, ConvBN, ResidualStage, VGGStage
 from pipeal.models.features import Blocks
 
@@ -46,7 +46,7 @@ class VisionDims:
         activation: After every convolution.
         bridges: ``pooled`` or ``flat``, the published one. The flat bridge of an early layer has more weights than
             the rest of the network together (65 million on 64 channels of 32 × 32 pixels), and learns by heart.
-        labels: How label sides start, ``inverse`` or ``published``; see :mod:`pipeal.al.codes`.
+        labels: How label sides start, ``inverse`` or ``published``; see :mod:`pipeal.methods.al.codes`.
 
     Raises:
         ConfigError: A size is too small, or a name unknown.

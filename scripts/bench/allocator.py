@@ -21,12 +21,12 @@ from typing import Any
 
 from rich.progress import track
 
-from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
 
 PROGRAM = """
 import resource, sys, threading, torch
-from pipeal.engine.allocator import keep_freed_memory
+from pipeal.engine.devices.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -52,8 +52,8 @@ from pipeal.data import (
     length_bounds,
     load_text,
 )
-from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
 
 Lengths = npt.NDArray[np.int64]
 Batches = Iterable[list[int] | StreamBatch[int]]

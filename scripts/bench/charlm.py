@@ -20,18 +20,18 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from pipeal.cli.build_language import LanguageExperiment, language_experiment
-from pipeal.cli.duration import at_its_length
-from pipeal.cli.opening import course_of, open_pipeline
 from pipeal.config import LanguageConfig, find_config, load_config
 from pipeal.engine import Pipeline
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.device import fastest_precision
-from pipeal.train.environment import environment
-from pipeal.train.evaluation import accuracy_and_loss
-from pipeal.train.learning_rate import epoch_scale
-from pipeal.train.recorders import write_json
-from pipeal.train.tables import Cell, print_table
+from pipeal.engine.devices import fastest_precision
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.reporting.environment import environment
+from pipeal.reporting.recorders import write_json
+from pipeal.reporting.tables import Cell, print_table
+from pipeal.run.build_language import LanguageExperiment, language_experiment
+from pipeal.run.duration import at_its_length
+from pipeal.run.opening import course_of, open_pipeline
+from pipeal.training.evaluation import accuracy_and_loss
+from pipeal.training.learning_rate import epoch_scale
 
 IDEAS: dict[str, tuple[str, dict[str, Any]]] = {
     "bp": ("backpropagation", {"train.mode": "bp"}),

@@ -22,11 +22,11 @@ from rung_training import rise
 from rungs import FORMS, TEXTS, Form, Setting
 
 from pipeal.engine import Pipeline
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.device import fastest_precision
-from pipeal.train.environment import environment
-from pipeal.train.recorders import write_json
-from pipeal.train.tables import Cell, print_table
+from pipeal.engine.devices import fastest_precision
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.reporting.environment import environment
+from pipeal.reporting.recorders import write_json
+from pipeal.reporting.tables import Cell, print_table
 
 KINDS: dict[str, dict[str, Any]] = {
     "random": {},

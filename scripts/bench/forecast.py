@@ -27,13 +27,13 @@ import torch
 from held import MODELS, Held, hold_processes, hold_threads
 
 from pipeal.engine import SCHEDULES
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.candidates import Setup, lay_out
-from pipeal.engine.forecast import forecast
-from pipeal.engine.hardware import PlannedDevice
-from pipeal.engine.layercost import LayerCost
-from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.planning.pure.candidates import Setup, lay_out
+from pipeal.planning.pure.forecast import forecast
+from pipeal.planning.pure.hardware import PlannedDevice
+from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
 
 STAGES = (2, 4)
 

@@ -26,14 +26,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pipeal.al import ALPackage
+from pipeal.core.errors import unknown_name
 from pipeal.engine import Pipeline, Window
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.device import fastest_precision, parse_device
-from pipeal.errors import unknown_name
+from pipeal.engine.devices import fastest_precision, parse_device
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.methods.al import ALPackage
 from pipeal.models import TEXT_MODELS, VISION_MODELS, TextDims, VisionDims, build_text, build_vision
-from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
 
 WARM_UP = 3
 PROFILED = 8

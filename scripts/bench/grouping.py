@@ -32,11 +32,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from pipeal.data import AnnotatedModule, DataCollection, Grouped, LengthThresholdGrouper, UniGrouper, find_thresholds
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.cpus import cores
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.engine.devices.cpus import cores
 from pipeal.models import TextDims, build_text
-from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
 
 LENGTHS = (1, 4, 16, 64)
 SHARES = 1 / np.array(LENGTHS) / sum(1 / np.array(LENGTHS))

@@ -28,11 +28,17 @@ import torch
 import torch.distributed as dist
 from processes import torchrun
 
-from pipeal.al import ALPackage
+from pipeal.core.packet import Tree
 from pipeal.engine import SCHEDULES, Pipeline, balance
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.candidates import Setup
-from pipeal.engine.crowding import (
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.engine.distributed.channel import Wire
+from pipeal.engine.distributed.launch import Launch
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
+from pipeal.engine.distributed.world import World, open_world
+from pipeal.engine.sizes import layers_of_stages
+from pipeal.methods.al import ALPackage
+from pipeal.models import TextDims, VisionDims, build_text, build_vision
+from pipeal.planning.measure.contention import (
     crowding_in_turn,
     crowding_of,
     measure_crowding,
@@ -40,18 +46,12 @@ from pipeal.engine.crowding import (
     recorded,
     seconds_among,
 )
-from pipeal.engine.distributed.front import DistributedPipeline, serve
-from pipeal.engine.distributed.launch import Launch
-from pipeal.engine.distributed.wire import Wire
-from pipeal.engine.distributed.world import World, open_world
-from pipeal.engine.forecast import forecast
-from pipeal.engine.hardware import Link, PlannedDevice
-from pipeal.engine.layercost import LayerCost
-from pipeal.engine.layout import Layout, PlannedStage
-from pipeal.engine.measure import WARM_UP, measure
-from pipeal.engine.placement import layers_of_stages
-from pipeal.models import TextDims, VisionDims, build_text, build_vision
-from pipeal.packet import Tree
+from pipeal.planning.measure.layers import WARM_UP, measure
+from pipeal.planning.pure.candidates import Setup
+from pipeal.planning.pure.forecast import forecast
+from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.planning.pure.layout import Layout, PlannedStage
 
 PIPELINED = SCHEDULES["pipelined"]
 

@@ -38,11 +38,11 @@ from rung_data import task_of
 from rung_training import Clock, Measured, train
 from rungs import FORMS, MODELS, TEXTS, Form, Rung, Setting, ends_of, rungs_of
 
-from pipeal.engine.cpus import cores
-from pipeal.engine.device import parse_device
-from pipeal.engine.measure import WARM_UP
-from pipeal.errors import PipealError
-from pipeal.train.environment import environment
+from pipeal.core.errors import PipealError
+from pipeal.engine.devices import parse_device
+from pipeal.engine.devices.cpus import cores
+from pipeal.planning.measure.layers import WARM_UP
+from pipeal.reporting.environment import environment
 
 STEPS = {"charlm": 150, "transformer": 12, "lstm": 6, "resnet": 8}
 """Batches of a turn: as many as let a model's whole ladder end within some ten minutes on two cores."""

@@ -17,12 +17,12 @@ from rung_data import Task, task_of
 from rung_training import Counted, Measured, options_in_line, rise, timed, train_in_line
 from rungs import Setting
 
-from pipeal.al import ALPackage
 from pipeal.data import Share
-from pipeal.engine.costs import Placement
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
-from pipeal.engine.measure import WARM_UP, uncollected
-from pipeal.train.recorders import write_json
+from pipeal.methods.al import ALPackage
+from pipeal.planning.measure.layers import WARM_UP, uncollected
+from pipeal.planning.placement import Placement
+from pipeal.reporting.recorders import write_json
 
 
 def in_processes(task: Task, setting: Setting, seed: int, steps: int) -> Measured:

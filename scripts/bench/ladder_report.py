@@ -21,8 +21,8 @@ from rung_data import Task
 from rung_training import Measured
 from rungs import ONE_THREAD, Form, Rung, Setting
 
-from pipeal.train.recorders import write_json
-from pipeal.train.tables import Cell, print_table
+from pipeal.reporting.recorders import write_json
+from pipeal.reporting.tables import Cell, print_table
 
 Kept: TypeAlias = Mapping[str, Any]
 """Everything about a ladder, as it stands in its JSON."""

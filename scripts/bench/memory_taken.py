@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from pipeal.engine.allocator import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
+from pipeal.engine.devices.allocator import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
 
 
 class Memory:
@@ -20,7 +20,7 @@ class Memory:
     Args:
         devices: Of GPUs their tensors are counted, of all of them together; of this process on a CPU its pages, where
             the system forgets a peak.
-        keep: Whether the C library keeps what is freed (:func:`pipeal.engine.allocator.keep_freed_memory`).
+        keep: Whether the C library keeps what is freed (:func:`pipeal.engine.devices.allocator.keep_freed_memory`).
     """
 
     def __init__(self, devices: Sequence[torch.device], *, keep: bool) -> None:

@@ -17,17 +17,17 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 
-from pipeal.cli.build import Experiment
-from pipeal.cli.build_language import language_experiment
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.build_vision import vision_experiment
-from pipeal.cli.choices import choose, sample_batches
-from pipeal.cli.opening import new_package, open_pipeline
-from pipeal.cli.remembered import PlacementCache
 from pipeal.config import LanguageConfig, TextConfig, VisionConfig, find_config, load_config
 from pipeal.engine import Pipeline
-from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
+from pipeal.run.build import Experiment
+from pipeal.run.build_language import language_experiment
+from pipeal.run.build_text import text_experiment
+from pipeal.run.build_vision import vision_experiment
+from pipeal.run.choices import choose, sample_batches
+from pipeal.run.opening import new_package, open_pipeline
+from pipeal.run.remembered import PlacementCache
 
 WARM_UP = 2
 """Batches of each pipeline that are not timed."""

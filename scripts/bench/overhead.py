@@ -24,21 +24,21 @@ from typing import Any
 import torch
 from rich.progress import track
 
-from pipeal.al import ALPackage
 from pipeal.data import Batch, BatchLoader, Corpus, PlannedBatchSampler, Vocab, clean, load_text
 from pipeal.engine import Action, Pipeline, Window, open_device
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.costs import Placement, place
-from pipeal.engine.device import fastest_precision
-from pipeal.engine.measure import WARM_UP
+from pipeal.engine.devices import fastest_precision
+from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.trace import StageClock
+from pipeal.methods.al import ALPackage
 from pipeal.models import build_text
-from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.environment import environment
-from pipeal.train.keeper import CheckpointKeeper
-from pipeal.train.position import Position
-from pipeal.train.saver import Saver
-from pipeal.train.tables import print_table
+from pipeal.planning.measure.layers import WARM_UP
+from pipeal.planning.placement import Placement, place
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
+from pipeal.training.checkpoint.policy import CheckpointKeeper
+from pipeal.training.checkpoint.store import CheckpointStore
+from pipeal.training.checkpoint.writer import Saver
+from pipeal.training.position import Position
 
 Train = Callable[[list[Batch]], None]
 

@@ -28,17 +28,17 @@ from held import predict
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
+from pipeal.core.packet import TrainableLayer, layers_of
 from pipeal.engine import balance
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.crowding import measure_crowding
-from pipeal.engine.hardware import Link, PlannedDevice
-from pipeal.engine.layercost import LayerCost
-from pipeal.engine.layout import best_layout
-from pipeal.engine.measure import measure
-from pipeal.engine.virtual import VirtualLayer
-from pipeal.packet import TrainableLayer, layers_of
-from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.planning.measure.contention import measure_crowding
+from pipeal.planning.measure.layers import measure
+from pipeal.planning.measure.virtual import VirtualLayer
+from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.planning.pure.layout import best_layout
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
 
 LAYERS, DEVICES = 200, 64
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from pipeal.al import ALPackage, Dropout, TouchedAdam
-from pipeal.al.placecodes import WhichCode
-from pipeal.engine.device import Precision
+from pipeal.core.packet import move, pair_of
+from pipeal.engine.devices import Precision
+from pipeal.methods.al import ALPackage, Dropout, TouchedAdam
+from pipeal.methods.al.place_codes import WhichCode
 from pipeal.models.causal import CausalAttention
 from pipeal.models.features import Features
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.transformer import SelfAttention
-from pipeal.packet import move, pair_of
 
 
 class ExplicitAttention(nn.Module):

@@ -19,8 +19,8 @@ from time import perf_counter
 from typing import get_args
 
 from pipeal.data import Augmentation, ImageBatches, ImageDataset, load_images
-from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
 
 
 @dataclass

@@ -31,19 +31,19 @@ from rung_data import Task, task_of
 from rung_training import rise
 from rungs import FORMS, MODELS, Setting
 
-from pipeal.al import ALPackage
 from pipeal.data import WHOLE, Share
 from pipeal.engine import Pipeline
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.compiling import COMPILES
-from pipeal.engine.cpus import cores
-from pipeal.engine.device import Precision
+from pipeal.engine.devices import Precision
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.engine.devices.cpus import cores
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
-from pipeal.engine.measure import WARM_UP
+from pipeal.engine.runner.compiling import COMPILES
 from pipeal.engine.schedule import Action
-from pipeal.train.environment import environment
-from pipeal.train.recorders import write_json
-from pipeal.train.tables import Cell, print_table
+from pipeal.methods.al import ALPackage
+from pipeal.planning.measure.layers import WARM_UP
+from pipeal.reporting.environment import environment
+from pipeal.reporting.recorders import write_json
+from pipeal.reporting.tables import Cell, print_table
 
 CPU = torch.device("cpu")
 

@@ -15,16 +15,16 @@ from rungs import FORMS, TEXTS, Form, Setting
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeal.al import ALPackage
-from pipeal.cli.build_language import language_experiment
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.build_vision import vision_experiment
 from pipeal.config import LanguageConfig, TextConfig, TextDataConfig, VisionConfig, find_config, load_config
+from pipeal.core.packet import move, pair_of
 from pipeal.data import WHOLE, BatchLoader, PlannedBatchSampler, Share
-from pipeal.engine.costs import Placement, place
-from pipeal.engine.cpus import cores
-from pipeal.engine.measure import balanced_sizes
-from pipeal.packet import move, pair_of
+from pipeal.engine.devices.cpus import cores
+from pipeal.methods.al import ALPackage
+from pipeal.planning.measure.layers import balanced_sizes
+from pipeal.planning.placement import Placement, place
+from pipeal.run.build_language import language_experiment
+from pipeal.run.build_text import text_experiment
+from pipeal.run.build_vision import vision_experiment
 
 _EVALUATED = 1_000
 """Test samples, or blocks, that the loss is taken on."""

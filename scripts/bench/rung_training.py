@@ -17,15 +17,15 @@ from plain import train_plainly
 from rung_data import Task
 from rungs import Setting
 
-from pipeal.al import ALPackage
 from pipeal.engine import Pipeline
-from pipeal.engine.cpus import cores
+from pipeal.engine.devices.cpus import cores
 from pipeal.engine.distributed import DistributedPipeline
-from pipeal.engine.fence import LayerState
-from pipeal.engine.layer_state import load_layer_state
-from pipeal.engine.measure import WARM_UP, uncollected
 from pipeal.engine.schedule import Action
+from pipeal.engine.state.layer_state import load_layer_state
+from pipeal.engine.state.snapshot import LayerState
 from pipeal.engine.trace import Span, Window
+from pipeal.methods.al import ALPackage
+from pipeal.planning.measure.layers import WARM_UP, uncollected
 
 Line: TypeAlias = Pipeline | DistributedPipeline
 

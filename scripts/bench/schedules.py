@@ -28,13 +28,14 @@ from rich.table import Table
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
-from pipeal.engine import SCHEDULES, Action, balance, simulate
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.costs import Placement, place
-from pipeal.engine.cpus import cores
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.engine import SCHEDULES, Action, balance
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.engine.devices.cpus import cores
 from pipeal.models import build_text
-from pipeal.train.environment import environment
+from pipeal.planning import simulate
+from pipeal.planning.measure.virtual import VirtualLayer
+from pipeal.planning.placement import Placement, place
+from pipeal.reporting.environment import environment
 
 FORWARD_S, BACKWARD_S = 0.005, 0.010
 MEASURED_SEQUENTIAL = 4

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from published import published, published_step
 
-from pipeal.al import ALPackage
+from pipeal.core.partition import balance
+from pipeal.core.rng import keyed
 from pipeal.data import (
     Batch,
     BatchLoader,
@@ -34,16 +35,15 @@ from pipeal.data import (
     load_text,
 )
 from pipeal.engine import Pipeline
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.costs import Placement, place
-from pipeal.engine.cpus import cores
-from pipeal.engine.device import fastest_precision
-from pipeal.engine.measure import WARM_UP
+from pipeal.engine.devices import fastest_precision
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.engine.devices.cpus import cores
+from pipeal.methods.al import ALPackage
 from pipeal.models import build_text
-from pipeal.partition import balance
-from pipeal.random import keyed
-from pipeal.train.environment import environment
-from pipeal.train.tables import print_table
+from pipeal.planning.measure.layers import WARM_UP
+from pipeal.planning.placement import Placement, place
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
 
 
 @dataclass

@@ -19,20 +19,20 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, get_args, get_type_hints
 
-from pipeal.cli.build_text import TextExperiment, text_experiment
-from pipeal.cli.choices import choose
-from pipeal.cli.duration import at_its_length
-from pipeal.cli.opening import course_of, open_pipeline
 from pipeal.config import BatchingConfig, RunConfig, TextConfig, find_config, load_config
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.train.environment import environment
-from pipeal.train.evaluation import accuracy
-from pipeal.train.position import Position
-from pipeal.train.progress import Progress
-from pipeal.train.tables import print_table
-from pipeal.train.trainer import Scores, fit
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.reporting.environment import environment
+from pipeal.reporting.progress import Progress
+from pipeal.reporting.tables import print_table
+from pipeal.run.build_text import TextExperiment, text_experiment
+from pipeal.run.choices import choose
+from pipeal.run.duration import at_its_length
+from pipeal.run.opening import course_of, open_pipeline
+from pipeal.training.evaluation import accuracy
+from pipeal.training.position import Position
+from pipeal.training.trainer import Scores, fit
 
 COUNTING = ("fixed", "bucket")
 """The kinds that count samples."""

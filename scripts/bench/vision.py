@@ -24,18 +24,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeal.al import ALPackage
 from pipeal.data import ImageBatches, ImageDataset, load_images
 from pipeal.engine import Pipeline
-from pipeal.engine.allocator import keep_freed_memory
-from pipeal.engine.cpus import cores
-from pipeal.engine.device import fastest_precision
+from pipeal.engine.devices import fastest_precision
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.engine.devices.cpus import cores
+from pipeal.methods.al import ALPackage
 from pipeal.models import VisionDims, build_vision
 from pipeal.models.registry import Mode
-from pipeal.train.environment import environment
-from pipeal.train.evaluation import accuracy
-from pipeal.train.learning_rate import epoch_scale
-from pipeal.train.tables import print_table
+from pipeal.reporting.environment import environment
+from pipeal.reporting.tables import print_table
+from pipeal.training.evaluation import accuracy
+from pipeal.training.learning_rate import epoch_scale
 
 
 @dataclass(frozen=True)

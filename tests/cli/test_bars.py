@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pipeal.cli import bars
+from pipeal.reporting import bars
 
 
 def test_without_a_terminal_only_trials_have_lines(capsys: pytest.CaptureFixture[str]) -> None:

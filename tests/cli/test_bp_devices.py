@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.choices import choose
-from pipeal.cli.remembered import PlacementCache
 from pipeal.cli.text import command
 from pipeal.config import TextConfig, load_config
-from pipeal.engine.layer_state import layer_state
-from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.taken_up import TakenUp
+from pipeal.engine.state.layer_state import layer_state
+from pipeal.run.build_text import text_experiment
+from pipeal.run.choices import choose
+from pipeal.run.remembered import PlacementCache
+from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.store import CheckpointStore
 from tests.cli.running import run_command, told_one_line
 
 SMALL = [
@@ -122,8 +122,8 @@ def test_threads_bind_every_form_and_are_otherwise_found_the_same_way(
         tried.append(threads)
         return {4: 3.0, 2: 1.0, 1: 2.0}[threads]
 
-    monkeypatch.setattr("pipeal.engine.costs._Search._measure", trial)
-    monkeypatch.setattr("pipeal.engine.threads.cores", lambda: 4)
+    monkeypatch.setattr("pipeal.planning.placement._Search._measure", trial)
+    monkeypatch.setattr("pipeal.engine.devices.threads.cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     keys = ["dataset=toynews", "train.mode=compare", "engine.devices=cpu"]
     experiment = text_experiment(load_config(TextConfig, overrides=keys), lambda _: None)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from pipeal.cli.build import rates
-from pipeal.cli.build_language import LanguageModels
-from pipeal.cli.build_text import TextModels, _thresholds
-from pipeal.cli.build_vision import VisionModels
-from pipeal.cli.opening import course_of
 from pipeal.config import GroupingConfig, LanguageConfig, TextConfig, VisionConfig, find_config, load_config
 from pipeal.data import find_thresholds
-from pipeal.train.learning_rate import epoch_scale
+from pipeal.run.build import rates
+from pipeal.run.build_language import LanguageModels
+from pipeal.run.build_text import TextModels, _thresholds
+from pipeal.run.build_vision import VisionModels
+from pipeal.run.opening import course_of
+from pipeal.training.learning_rate import epoch_scale
 
 
 @pytest.mark.parametrize(("cost", "power"), [("length", 1), ("square", 2)])

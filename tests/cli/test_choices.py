@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.choices import choose
-from pipeal.cli.remembered import PlacementCache
 from pipeal.config import TextConfig, load_config
-from pipeal.engine.costs import Placement
-from pipeal.engine.trials import TimeLimit
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
+from pipeal.planning.placement import Placement
+from pipeal.planning.pure.trials import TimeLimit
+from pipeal.run.build_text import text_experiment
+from pipeal.run.choices import choose
+from pipeal.run.remembered import PlacementCache
 
 TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
 """Stages, and threads of each."""
@@ -24,9 +24,9 @@ TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 2)
-    monkeypatch.setattr("pipeal.cli.choices.TRIAL_BATCHES", 4)
-    monkeypatch.setattr("pipeal.cli.choices.TimeLimit", lambda _: TimeLimit(clock=lambda: 0.0))  # time for all
+    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)
+    monkeypatch.setattr("pipeal.run.choices.TRIAL_BATCHES", 4)
+    monkeypatch.setattr("pipeal.run.choices.TimeLimit", lambda _: TimeLimit(clock=lambda: 0.0))  # time for all
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     small = ["dataset=toynews", "model.x_hid=8", "model.y_hid=8", "model.embedding_dim=12"]
     config = load_config(TextConfig, None, overrides=[*small, "data.batching.budget_tokens=256"], values={})
@@ -52,7 +52,7 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
         told.append((threads, queue_depth))
         return Placement(["cpu"], [1], threads or 7)
 
-    monkeypatch.setattr("pipeal.cli.choices.place", place)
+    monkeypatch.setattr("pipeal.run.choices.place", place)
     keys = ["dataset=toynews", "engine.devices=auto", "engine.threads=3", "engine.queue_depth=5", "train.mode=compare"]
     config = load_config(TextConfig, None, overrides=keys, values={})
     experiment = text_experiment(replace(config, out=str(tmp_path)), lambda _: None)
@@ -62,8 +62,8 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
 
 def test_trials_are_bounded_by_what_all_turns_train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected: list[int] = []
-    monkeypatch.setattr("pipeal.cli.choices.place", lambda *_, **__: Placement(["cpu"], [1], 1))
-    monkeypatch.setattr("pipeal.cli.choices.TimeLimit", expected.append)
+    monkeypatch.setattr("pipeal.run.choices.place", lambda *_, **__: Placement(["cpu"], [1], 1))
+    monkeypatch.setattr("pipeal.run.choices.TimeLimit", expected.append)
     keys = ["dataset=toynews", "engine.devices=auto", "train.epochs=2", "train.repeat=3"]
     experiment = text_experiment(
         replace(load_config(TextConfig, None, overrides=keys, values={}), out=str(tmp_path)), lambda _: None

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeal.cli import turns
 from pipeal.cli.text import command
-from pipeal.train.manifest import read_manifest
+from pipeal.run import turns
+from pipeal.training.checkpoint.manifest import read_manifest
 from tests.cli.running import run_command
 from tests.cli.test_text import agnews
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeal.cli import distributed
-from pipeal.cli.distributed import carry_out
 from pipeal.config import TextConfig, load_config
-from pipeal.engine.distributed.facts import require_same
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
+from pipeal.engine.distributed.consistency import require_same
+from pipeal.run import distributed
+from pipeal.run.distributed import carry_out
 
 
 class _MetError(Exception):

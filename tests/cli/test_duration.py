@@ -12,10 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import ConfigError
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.build_vision import vision_experiment
-from pipeal.cli.duration import at_its_length, at_length
-from pipeal.cli.opening import course_of
 from pipeal.cli.text import command
 from pipeal.config import (
     LanguageConfig,
@@ -27,7 +23,11 @@ from pipeal.config import (
     find_config,
     load_config,
 )
-from pipeal.train.learning_rate import usual_course
+from pipeal.run.build_text import text_experiment
+from pipeal.run.build_vision import vision_experiment
+from pipeal.run.duration import at_its_length, at_length
+from pipeal.run.opening import course_of
+from pipeal.training.learning_rate import usual_course
 from tests.cli.running import run_command
 
 leaves = partial(run_command, command)

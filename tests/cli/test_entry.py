@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 import pytest
 
-from pipeal.atomic import replacing
 from pipeal.cli import main
-from pipeal.engine.blame import add_note
-from pipeal.engine.distributed.failures import rebuilt, told
-from pipeal.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError, WorkerError
+from pipeal.core.atomic import replacing
+from pipeal.core.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError, WorkerError
+from pipeal.engine.distributed.remote_errors import rebuilt, told
+from pipeal.engine.runner.error_context import add_note
 from tests.cli.running import run_command
 
 

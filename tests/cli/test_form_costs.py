@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.form_costs import COUNTED, FormCosts, form_costs
 from pipeal.config import TextConfig, load_config
-from pipeal.engine.measure import count_bytes
-from pipeal.train.exit_costs import exit_costs, training_flops
+from pipeal.planning.measure.layers import count_bytes
+from pipeal.run.build_text import text_experiment
+from pipeal.run.form_costs import COUNTED, FormCosts, form_costs
+from pipeal.training.exit_costs import exit_costs, training_flops
 
 SMALL: dict[str, Any] = {
     "dataset": "toynews",

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 import pytest
 import torch
 
-from pipeal.cli.forms import in_turns
+from pipeal.run.forms import in_turns
 
 
 class Told:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pytest
 
-from pipeal.errors import NonFiniteError, OutOfMemoryError, SaveError, WorkerError, first_line
+from pipeal.core.errors import NonFiniteError, OutOfMemoryError, SaveError, WorkerError, first_line
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 

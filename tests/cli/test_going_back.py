@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import pipeal.cli.turns
-from pipeal.cli.turns import Turns
-from pipeal.errors import NonFiniteError
-from pipeal.train.attempts import Attempts
-from pipeal.train.position import Position
-from pipeal.train.rewind import Rewinds
+import pipeal.run.turns
+from pipeal.core.errors import NonFiniteError
+from pipeal.reporting.attempts import Attempts
+from pipeal.run.turns import Turns
+from pipeal.training.position import Position
+from pipeal.training.rewind import Rewinds
 
 
 class Run:
@@ -80,7 +80,7 @@ def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.M
         position.epoch, position.batches = 1, 10
         return True
 
-    monkeypatch.setattr(pipeal.cli.turns, "go_back", back)
+    monkeypatch.setattr(pipeal.run.turns, "go_back", back)
     attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
     turns, said = made(run)
     list(turns.turn(None, where, None))  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ def test_rows_of_epochs_that_are_to_come_again_are_taken_back(monkeypatch: pytes
         position.epoch, position.batches = 1, 10
         return True
 
-    monkeypatch.setattr(pipeal.cli.turns, "go_back", back)
+    monkeypatch.setattr(pipeal.run.turns, "go_back", back)
     attempts(monkeypatch, (broken(), "batch 27 is left out"), None)
     turns, _ = made(Run())
     turns.recorders = (recorder,)
@@ -128,7 +128,7 @@ def test_why_nothing_goes_back_is_told(written: bool, note: str, monkeypatch: py
 def test_that_graphs_for_all_sizes_may_round_otherwise_after_it_is_said(
     compile: str, may: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeal.cli.turns, "go_back", lambda *_: True)
+    monkeypatch.setattr(pipeal.run.turns, "go_back", lambda *_: True)
     monkeypatch.setattr(Turns, "tell", lambda *_: None)
     attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
     turns, said = made(Run(), compile=compile)

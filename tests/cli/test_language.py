@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from pipeal.cli import generate, text
-from pipeal.cli.build_language import language_experiment
 from pipeal.cli.main import command as pipeal
 from pipeal.config import LanguageConfig, load_config
 from pipeal.engine.stage import Stage
-from pipeal.train.measure import MeanSd
-from pipeal.train.report import read_runs
+from pipeal.reporting.page import read_runs
+from pipeal.run.build_language import language_experiment
+from pipeal.training.metric import MeanSd
 from tests.cli.running import run_command, told_one_line
 
 SMALL = (

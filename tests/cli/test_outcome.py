@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeal.cli.form_costs import FormCosts
-from pipeal.cli.forms import Form
-from pipeal.cli.outcome import Outcome, show
 from pipeal.config import TextConfig
-from pipeal.train.attempts import Attempts
-from pipeal.train.batches import Batches
-from pipeal.train.position import Totals
-from pipeal.train.recorders import EpochRow
+from pipeal.reporting.attempts import Attempts
+from pipeal.reporting.batches import Batches
+from pipeal.run.form_costs import FormCosts
+from pipeal.run.forms import Form
+from pipeal.run.outcome import Outcome, show
+from pipeal.training.position import Totals
+from pipeal.training.row import EpochRow
 
 
 def outcome(folder: Path, **totals: object) -> Outcome:

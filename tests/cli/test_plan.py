@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from pipeal.cli import plan
-from pipeal.engine.layercost import Costs, LayerCost, load_costs, save_costs
-from pipeal.engine.measure import measure_in_turns
+from pipeal.planning.measure.layers import measure_in_turns
+from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, save_costs
 from tests.cli.running import run_command, told_one_line
 
 MIB = 2**20
@@ -144,8 +144,8 @@ def test_a_form_that_fits_nowhere_is_left_out_and_said(tmp_path: Path, capsys: p
 def test_a_model_is_measured_and_its_costs_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
-    monkeypatch.setattr("pipeal.cli.plan_costs.MICRO_BATCHES", (2, 10**6))
+    monkeypatch.setattr("pipeal.run.plan_costs.BATCHES", 2)
+    monkeypatch.setattr("pipeal.run.plan_costs.MICRO_BATCHES", (2, 10**6))
     small = [f"model.{key}={value}" for key, value in (("x_hid", 8), ("y_hid", 8), ("embedding_dim", 12))]
     options = [part for key in [*small, "data.batching.budget_tokens=256"] for part in ("--set", key)]
     folder = tmp_path / "plan"
@@ -170,8 +170,8 @@ def test_a_language_model_is_planned_as_it_is_configured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue's depth and the threads of a device are those of the configuration; they were once 2 and 1."""
-    monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
-    monkeypatch.setattr("pipeal.cli.plan_costs.MICRO_BATCHES", (2,))
+    monkeypatch.setattr("pipeal.run.plan_costs.BATCHES", 2)
+    monkeypatch.setattr("pipeal.run.plan_costs.MICRO_BATCHES", (2,))
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
     own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=4", "engine.threads=2", "engine.queue_depth=5"]
 
@@ -180,7 +180,7 @@ def test_a_language_model_is_planned_as_it_is_configured(
         measured = measure_in_turns(*arguments, **options)
         return [tuple(replace(row, forward_s=0.01, backward_s=0.02, update_s=0.0) for row in rows) for rows in measured]
 
-    monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", alike)
+    monkeypatch.setattr("pipeal.run.plan_costs.measure_in_turns", alike)
     options = [part for key in own for part in ("--set", key)]
     folder = tmp_path / "plan"
     arguments = ["--dataset", "text", "--model", "charlm", "--devices", "2", *options, "--out", str(folder)]
@@ -204,15 +204,15 @@ def test_another_optimizer_and_precision_of_products_are_what_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``embedding_updates=touched`` ended in a traceback, and ``engine.matmul`` changed nothing."""
-    monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
-    monkeypatch.setattr("pipeal.cli.plan_costs.MICRO_BATCHES", (2,))
+    monkeypatch.setattr("pipeal.run.plan_costs.BATCHES", 2)
+    monkeypatch.setattr("pipeal.run.plan_costs.MICRO_BATCHES", (2,))
     found: list[str] = []
 
     def told(*arguments: Any, **options: Any) -> list[tuple[LayerCost, ...]]:
         found.append(torch.get_float32_matmul_precision())
         return measure_in_turns(*arguments, **options)
 
-    monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", told)
+    monkeypatch.setattr("pipeal.run.plan_costs.measure_in_turns", told)
     keys = [*SMALL, "data.batching.budget_tokens=256", "model.embedding_updates=touched", "engine.matmul=medium"]
     options = [part for key in keys for part in ("--set", key)]
     before = torch.get_float32_matmul_precision()
@@ -228,7 +228,7 @@ def test_backpropagation_has_no_more_samples_in_its_micro_batches_than_in_its_ba
 ) -> None:
     """Ten samples in four parts were charged as four parts of three: a fifth more than there is. Then they were charged
     as five sixths of these, and with that, of what a part takes however small it is."""
-    monkeypatch.setattr("pipeal.cli.plan_costs.BATCHES", 2)
+    monkeypatch.setattr("pipeal.run.plan_costs.BATCHES", 2)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
 
     def by_sample(cases: Any, **_: Any) -> list[tuple[LayerCost, ...]]:
@@ -241,7 +241,7 @@ def test_backpropagation_has_no_more_samples_in_its_micro_batches_than_in_its_ba
             for size, sent in rows
         ]
 
-    monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", by_sample)
+    monkeypatch.setattr("pipeal.run.plan_costs.measure_in_turns", by_sample)
     own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=10"]
     options = [part for key in own for part in ("--set", key)]
     folder = tmp_path / "plan"
@@ -258,7 +258,7 @@ def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was once measured for minutes, and then told to measure anew with --share-cores."""
-    monkeypatch.setattr("pipeal.cli.plan_costs.measure_in_turns", None)
+    monkeypatch.setattr("pipeal.run.plan_costs.measure_in_turns", None)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
     own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=4", "model.layers=1"]
     options = [part for key in own for part in ("--set", key)]

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from pipeal.cli.build_text import text_experiment
-from pipeal.cli.build_vision import vision_experiment
-from pipeal.cli.choices import choose
-from pipeal.cli.remembered import RENEWED_AFTER_S, PlacementCache, key_of
 from pipeal.config import TextConfig, VisionConfig, load_config
-from pipeal.engine.costs import Placement
+from pipeal.planning.placement import Placement
+from pipeal.run.build_text import text_experiment
+from pipeal.run.build_vision import vision_experiment
+from pipeal.run.choices import choose
+from pipeal.run.remembered import RENEWED_AFTER_S, PlacementCache, key_of
 
 TAKEN = Placement(["cpu", "cpu"], [3, 1], 2)
 
@@ -92,7 +92,7 @@ def test_a_choice_is_of_a_model_also_in_what_changes_no_weight(tmp_path: Path, m
         on_trial(Placement(["cpu"], [len(package)], 1, 0.5))
         return Placement(["cpu"], [len(package)], 1, 0.5)
 
-    monkeypatch.setattr("pipeal.cli.choices.place", place)
+    monkeypatch.setattr("pipeal.run.choices.place", place)
     for layout in ("true", "false") * 2:
         small = [
             "dataset=toyimages",
@@ -119,7 +119,7 @@ def measurements(devices: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return taken
 
     for name in ("place", "fit"):
-        monkeypatch.setattr(f"pipeal.cli.choices.{name}", measured)
+        monkeypatch.setattr(f"pipeal.run.choices.{name}", measured)
     return calls
 
 

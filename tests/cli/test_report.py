@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from pipeal.cli import report, text, vision
-from pipeal.train.chrome_trace import write_chrome_trace
+from pipeal.reporting.chrome_trace import write_chrome_trace
 from tests.cli.running import run_command, told_one_line
-from tests.train.run_folders import SPANS, make_run, tell
+from tests.training.run_folders import SPANS, make_run, tell
 
 pytestmark = pytest.mark.draws
 

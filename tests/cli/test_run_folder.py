@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeal.cli.find_run import find_run, new_run
 from pipeal.config import TextConfig
-from pipeal.data.lock import FileLock
-from pipeal.errors import ConfigError, DataError, Interrupted
-from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.report import runs_in
+from pipeal.core.errors import ConfigError, DataError, Interrupted
+from pipeal.data.loading.lock import FileLock
+from pipeal.reporting.page import runs_in
+from pipeal.run.find_run import find_run, new_run
+from pipeal.training.checkpoint.store import CheckpointStore
 
 
 def asked(out: Path) -> TextConfig:
@@ -70,7 +70,7 @@ def test_another_command_or_never_begins_anew(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_is_found_though_its_status_says_running(tmp_path: Path) -> None:
     config = asked(tmp_path)
     code = (
-        "import os, signal; from pipeal.cli.find_run import new_run; from pipeal.config import TextConfig\n"
+        "import os, signal; from pipeal.run.find_run import new_run; from pipeal.config import TextConfig\n"
         f"run = new_run(TextConfig(dataset='toynews', out={str(tmp_path)!r})); run.begin()\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -86,7 +86,7 @@ def test_a_run_that_was_killed_is_found_though_its_status_says_running(tmp_path:
 def test_a_run_that_another_process_works_at_is_left_alone(tmp_path: Path) -> None:
     config = asked(tmp_path)
     code = (
-        "from pipeal.cli.find_run import new_run; from pipeal.config import TextConfig\n"
+        "from pipeal.run.find_run import new_run; from pipeal.config import TextConfig\n"
         f"run = new_run(TextConfig(dataset='toynews', out={str(tmp_path)!r})); run.begin()\n"
         "print('ready', flush=True); input()"
     )
@@ -106,7 +106,7 @@ def test_a_process_that_was_forked_from_a_killed_run_does_not_hold_it(tmp_path: 
     """A loader's workers live some seconds longer than a run that was killed, and inherited its lock."""
     config = asked(tmp_path)
     code = (
-        "import os, signal, sys; from pipeal.cli.find_run import new_run; from pipeal.config import TextConfig\n"
+        "import os, signal, sys; from pipeal.run.find_run import new_run; from pipeal.config import TextConfig\n"
         f"run = new_run(TextConfig(dataset='toynews', out={str(tmp_path)!r})); run.begin()\n"
         "if os.fork() == 0: print('ready', flush=True); sys.stdin.readline(); os._exit(0)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

@@ -11,7 +11,7 @@ import pytest
 
 from pipeal.cli import runs
 from tests.cli.running import run_command, told_one_line
-from tests.train.run_folders import held, make_run, tell
+from tests.training.run_folders import held, make_run, tell
 
 
 def listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[list[str]]:

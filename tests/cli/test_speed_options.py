@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from pipeal import AL, ALPackage, ConfigError, Pipeline
-from pipeal.al import BP, TouchedAdam
-from pipeal.al.classcodes import EachClass, EachCode
-from pipeal.cli.build_text import TextExperiment, text_experiment
-from pipeal.cli.build_vision import VisionModels
 from pipeal.cli.text import command
 from pipeal.config import TextConfig, VisionConfig, load_config
-from pipeal.engine.compiling import Compile, check_compile
-from pipeal.engine.regions import CompileWarning
+from pipeal.engine.runner.compiling import Compile, check_compile
+from pipeal.engine.runner.regions import CompileWarning
+from pipeal.methods.al import BP, TouchedAdam
+from pipeal.methods.al.class_codes import EachClass, EachCode
+from pipeal.run.build_text import TextExperiment, text_experiment
+from pipeal.run.build_vision import VisionModels
 from tests.cli.running import run_command, told_one_line
 
 SMALL = (

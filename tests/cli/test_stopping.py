@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeal.cli.stopping import Stoppable, StopRequest, worker_failures
+from pipeal.core.errors import Interrupted, WorkerError
 from pipeal.data import Batch
-from pipeal.errors import Interrupted, WorkerError
-from pipeal.train.trainer import Leave
+from pipeal.run.stopping import Stoppable, StopRequest, worker_failures
+from pipeal.training.trainer import Leave
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

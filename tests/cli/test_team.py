@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeal.cli import team
-from pipeal.cli.followers import with_own_data
-from pipeal.cli.team import Team, require_devices
 from pipeal.config import EngineConfig, LanguageConfig, TextConfig, load_config
+from pipeal.core.errors import PlacementError
 from pipeal.engine.distributed.world import World
-from pipeal.errors import PlacementError
+from pipeal.run import team
+from pipeal.run.followers import with_own_data
+from pipeal.run.team import Team, require_devices
 from tests.engine.distributed.ranks import each, ranks
 
 

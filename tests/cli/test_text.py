@@ -19,16 +19,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeal.al.bridges import VectorBridge
-from pipeal.cli.build import hold_out
-from pipeal.cli.build_batches import batch_sampler
-from pipeal.cli.build_text import text_experiment
 from pipeal.cli.text import command
 from pipeal.config import BatchingConfig, TextConfig, TextDataConfig, check_effects, load_config
+from pipeal.core.errors import ConfigError, DataError, PlacementError
 from pipeal.data import Grouped
-from pipeal.engine.device import device_names
-from pipeal.errors import ConfigError, DataError, PlacementError
-from pipeal.train.batches import Batches
+from pipeal.engine.devices import device_names
+from pipeal.methods.al.bridges import VectorBridge
+from pipeal.reporting.batches import Batches
+from pipeal.run.build import hold_out
+from pipeal.run.build_batches import batch_sampler
+from pipeal.run.build_text import text_experiment
 from tests.cli.running import run_command, told_one_line
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +165,7 @@ def test_layers_run_grouped_where_the_configuration_says_so(
     forward = Grouped.forward
     monkeypatch.setattr(Grouped, "forward", lambda self, x: calls.append(self) or forward(self, x))
     # It looks at models of its own; a run goes without its figures where memory does not suffice for them.
-    monkeypatch.setattr("pipeal.cli.training.form_costs", Mock(side_effect=MemoryError))
+    monkeypatch.setattr("pipeal.run.training.form_costs", Mock(side_effect=MemoryError))
     for grouping in ("0", "3"):
         code, _, err = leaves(
             capsys, "agnews", "lstm", "--mode", form, "--epochs", "1", "--devices", "cpu", "--data-root", str(root),

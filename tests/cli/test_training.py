@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeal.cli.forms import Form
-from pipeal.cli.opening import window_of
-from pipeal.cli.training import _costs, _newest
 from pipeal.config import TextConfig
+from pipeal.core.errors import first_line
 from pipeal.engine import Window
-from pipeal.errors import first_line
-from pipeal.train import batches as batches_module
-from pipeal.train.batches import Batches
-from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.position import Part, Position
+from pipeal.reporting import batches as batches_module
+from pipeal.reporting.batches import Batches
+from pipeal.run.forms import Form
+from pipeal.run.opening import window_of
+from pipeal.run.training import _costs, _newest
+from pipeal.training.checkpoint.store import CheckpointStore
+from pipeal.training.position import Part, Position
 
 
 class Epochs:
@@ -78,7 +78,7 @@ def test_memory_that_does_not_suffice_to_count_costs_fails_no_run(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All epochs were behind it, and a column of its table failed it."""
-    monkeypatch.setattr("pipeal.cli.training.form_costs", Mock(side_effect=error))
+    monkeypatch.setattr("pipeal.run.training.form_costs", Mock(side_effect=error))
     said: list[str] = []
     form = Form("al", "AL", "al", TextConfig(dataset="toynews"))
     if str(error) == "a bug":

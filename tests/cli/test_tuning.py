@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from pipeal.cli import tuning
-from pipeal.cli.build_text import TextExperiment, text_experiment
-from pipeal.cli.duration import at_its_length, at_length
-from pipeal.cli.forms import Form
-from pipeal.cli.grid import Value, parse_grid, with_setting
-from pipeal.cli.opening import open_pipeline
-from pipeal.cli.stopping import StopRequest
 from pipeal.cli.text import command
-from pipeal.cli.tuning import Trial, tune, widen
 from pipeal.config import LrConfig, TextConfig, TuneConfig, load_config
-from pipeal.errors import ConfigError, DataError, Interrupted
+from pipeal.core.errors import ConfigError, DataError, Interrupted
 from pipeal.models import TokenCrossEntropy
+from pipeal.run import tuning
+from pipeal.run.build_text import TextExperiment, text_experiment
+from pipeal.run.duration import at_its_length, at_length
+from pipeal.run.forms import Form
+from pipeal.run.grid import Value, parse_grid, with_setting
+from pipeal.run.opening import open_pipeline
+from pipeal.run.stopping import StopRequest
+from pipeal.run.tuning import Trial, tune, widen
 from tests.cli.running import run_command, told_one_line
 from tests.cli.test_text import agnews
 

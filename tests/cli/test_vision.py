@@ -15,8 +15,8 @@ import pytest
 
 from pipeal.cli.vision import command
 from pipeal.config import VisionConfig, load_config
-from pipeal.engine import compiling
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
+from pipeal.engine.runner import compiling
 from tests.cli.running import run_command, told_one_line
 
 ROOT = Path(__file__).parents[2]

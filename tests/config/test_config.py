@@ -29,7 +29,7 @@ from pipeal.config import (
     load_config,
 )
 from pipeal.config.load import REMOVED
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 

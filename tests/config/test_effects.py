@@ -25,7 +25,7 @@ from pipeal.config import (
     load_config,
 )
 from pipeal.config.effects import BATCHING, IDLE, IDLE_IN_ONE_PROCESS
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
 from tests.cli.running import run_command, told_one_line
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pipeal.data import RandomBlocks, ReadAhead, ahead
-from pipeal.data.loader import Batch
-from pipeal.errors import ScheduleError
+from pipeal.core.errors import ScheduleError
+from pipeal.data import RandomBlocks, ReadAhead
+from pipeal.data.loading import ahead
+from pipeal.data.loading.loader import Batch
 
 TEXT = torch.arange(100, dtype=torch.uint8)
 

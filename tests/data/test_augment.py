@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional
 
 from pipeal.data import Augment
-from pipeal.data.augment import crop_flip, draw, jitter
+from pipeal.data.images.augment import crop_flip, draw, jitter
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.data import partitions
-from pipeal.data.bounds import counted, find_thresholds, length_bounds, round_up
-from pipeal.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.batching import partitions
+from pipeal.data.batching.bounds import counted, find_thresholds, length_bounds, round_up
 
 LENGTHS = st.lists(st.integers(1, 14), min_size=2, max_size=40).filter(lambda lengths: len(set(lengths)) > 1)
 COSTS = {

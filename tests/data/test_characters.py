@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.data import Alphabet, RandomBlocks, Share, characters, find_shakespeare, read_characters
-from pipeal.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.data import Alphabet, RandomBlocks, Share, find_shakespeare, read_characters
+from pipeal.data.text import characters
 
 TEXT = torch.arange(100, dtype=torch.uint8)
 

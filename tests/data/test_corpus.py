@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data import Corpus, TextSplit, Vocab
-from pipeal.errors import ConfigError, DataError
 
 WORDS = [f"w{i}" for i in range(8)]
 VOCAB = Vocab(["<unk>", *WORDS[:5], "<pad>"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeal.data import download
-from pipeal.errors import DataError
+from pipeal.core.errors import DataError
+from pipeal.data.loading import download
 
 BODY = bytes(range(256)) * 4000
 MD5 = hashlib.md5(BODY).hexdigest()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from pipeal.core.errors import DataError
 from pipeal.data import Vocab, find_vectors, list_vectors, load_vectors, vectors_from_torchtext
-from pipeal.data.vectorfile import VectorFile
-from pipeal.errors import DataError
+from pipeal.data.text.vector_file import VectorFile
 
 VOCAB = Vocab(["<pad>", "<unk>", "oil", "a b", "7", "nobody"])
 ROWS = "oil 1 2 -3.5\na b 4 5 6\n7 0.5 0 1e-2\nother 7 8 9\noil 0 0 0\n"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipeal.core.errors import ConfigError, DataError, ScheduleError
 from pipeal.data import ImageBatches, ImageSplit, Share
-from pipeal.errors import ConfigError, DataError, ScheduleError
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 

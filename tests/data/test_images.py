@@ -19,9 +19,9 @@ from PIL import Image
 from torchvision import datasets
 from torchvision.transforms import v2
 
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data import Source, canonical_image_name, load_images
-from pipeal.data.imagedecode import MAX_PIXELS, BrokenImageError, decode, square
-from pipeal.errors import ConfigError, DataError
+from pipeal.data.images.decode import MAX_PIXELS, BrokenImageError, decode, square
 
 
 def encoded(width=32, height=32, mode="RGB", kind="PNG", seed=0, **options) -> bytes:
@@ -305,7 +305,7 @@ def test_without_a_place_to_keep_them_images_are_in_memory(why, cifar, tmp_path,
         def full(*_):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("pipeal.atomic.os.fsync", full)
+        monkeypatch.setattr("pipeal.core.atomic.os.fsync", full)
     said = []
     found = load("cifar10", cifar, cache=True, say=said.append)
     assert np.array_equal(found.train.pixels, wanted.train.pixels)

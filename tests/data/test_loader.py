@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pipeal.core.errors import DataError
 from pipeal.data import (
     BatchLoader,
     Corpus,
@@ -15,7 +16,6 @@ from pipeal.data import (
     clean,
     load_text,
 )
-from pipeal.errors import DataError
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeal.data.lock import FileLock, lock_is_held
-from tests.train.run_folders import held
+from pipeal.data.loading.lock import FileLock, lock_is_held
+from tests.training.run_folders import held
 
 
 def test_another_process_is_refused_and_after_its_end_is_not(tmp_path: Path) -> None:

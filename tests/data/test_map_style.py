@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from pipeal.core.packet import as_iterable
 from pipeal.data import (
     BinnedBatchIterator,
     ChunkedSourceIterator,
@@ -17,7 +18,6 @@ from pipeal.data import (
     collect_peaks,
     size_aware_batching,
 )
-from pipeal.packet import as_iterable
 
 WORDS = ["a", "bb", "ccc", "dd", "e"]
 

@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pipeal.data import peaks as peaks_module
-from pipeal.data.memory import MemoryModel, fit_memory_model, max_batch_cost, probe_memory
-from pipeal.data.peaks import (
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.batching.size_aware import SizeAwareBatchSampler
+from pipeal.data.memory import peaks as peaks_module
+from pipeal.data.memory.model import MemoryModel, fit_memory_model, max_batch_cost, probe_memory
+from pipeal.data.memory.peaks import (
     CudaPeak,
     ResidentPeak,
     collect_cuda_peak_alloc,
@@ -27,8 +29,6 @@ from pipeal.data.peaks import (
     is_out_of_memory,
     meter_for,
 )
-from pipeal.data.sizeaware import SizeAwareBatchSampler
-from pipeal.errors import ConfigError, DataError
 
 MB = 1_000_000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipeal.core.errors import DataError
+from pipeal.data.batching.reread import place_of, read_from, reader_at
 from pipeal.data.iterators import NativeCheckpointableIterator
-from pipeal.data.reread import place_of, read_from, reader_at
-from pipeal.errors import DataError
 
 
 @pytest.mark.parametrize("source", [range(5), dict.fromkeys(range(5)), NativeCheckpointableIterator(range(5))])

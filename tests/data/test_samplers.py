@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data import (
     BinnedBatchIterator,
     BinnedBatchSampler,
@@ -18,7 +19,6 @@ from pipeal.data import (
     TokenBudgetBatchSampler,
     padding_share,
 )
-from pipeal.errors import ConfigError, DataError
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 MAKERS = {

@@ -26,14 +26,14 @@ from torch.utils.data import (
     default_collate,
 )
 
-from pipeal.data.bounds import round_up
-from pipeal.data.packing import SizeTypeError
-from pipeal.data.peaks import collect_cuda_peak_alloc
-from pipeal.data.ranks import even_batches, steps_of
-from pipeal.data.sizeaware import SizeAwareBatchSampler, size_aware_batching
-from pipeal.data.sizebuckets import BucketBatchSampler, EmptyBucketsError
-from pipeal.data.sizeranges import Buckets, create_buckets
-from pipeal.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.batching.bounds import round_up
+from pipeal.data.batching.packing import SizeTypeError
+from pipeal.data.batching.ranks import even_batches, steps_of
+from pipeal.data.batching.size_aware import SizeAwareBatchSampler, size_aware_batching
+from pipeal.data.batching.size_buckets import BucketBatchSampler, EmptyBucketsError
+from pipeal.data.batching.size_ranges import Buckets, create_buckets
+from pipeal.data.memory.peaks import collect_cuda_peak_alloc
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=60)
 COSTS = {
@@ -605,8 +605,9 @@ class TestResume:
         running = iter(sampler)
         next(running)
         code = (
-            "import json, sys; from pipeal.data.sizeaware import SizeAwareBatchSampler as S; sizes, state = json.load("
-            "sys.stdin); s = S(range(len(sizes)), sizes, 100, shuffle=True); s.load_state_dict(state); print(list(s))"
+            "import json, sys; from pipeal.data.batching.size_aware import SizeAwareBatchSampler as S; "
+            "sizes, state = json.load(sys.stdin); s = S(range(len(sizes)), sizes, 100, shuffle=True); "
+            "s.load_state_dict(state); print(list(s))"
         )
         sent = json.dumps([VARIED.tolist(), sampler.state_dict()])
         done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, text=True, check=True)

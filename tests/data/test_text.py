@@ -9,8 +9,8 @@ import tarfile
 
 import pytest
 
+from pipeal.core.errors import DataError
 from pipeal.data import Source, canonical_text_name, load_text, unpack_imdb, unpack_members
-from pipeal.errors import DataError
 
 GOOD = '"1","Title","Text"\n"4","","Only ""text"" here"\n'
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data import STOP_WORDS, Vocab, clean
-from pipeal.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeal.data.workers import serve_parent, starting_workers, worker_failure
+from pipeal.data.loading.workers import serve_parent, starting_workers, worker_failure
 
 FEEDS = """
 import multiprocessing, signal, sys
@@ -192,7 +192,7 @@ import multiprocessing, os, signal
 from time import sleep
 import numpy as np
 from pipeal.data import ImageBatches, ImageSplit
-from pipeal.errors import WorkerError
+from pipeal.core.errors import WorkerError
 
 split = ImageSplit(np.zeros((40, 8, 8, 3), np.uint8), np.zeros(40, np.int64))
 batches = iter(ImageBatches(split, batch_size=1, mean=(0, 0, 0), std=(1, 1, 1), workers=1))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Dropout, LabelAE
-from pipeal.random import keyed
+from pipeal.core.rng import keyed
 
 FEATURES, CLASSES, HEADS = 6, 3, 2
 

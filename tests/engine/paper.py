@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal.packet import Path, Tree, map_tensors, tensors
+from pipeal.core.packet import Path, Tree, map_tensors, tensors
 
 Clock = defaultdict[int, int]
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, LabelAE, Pipeline, ScheduleError
 from pipeal.engine import SCHEDULES
-from pipeal.engine.accumulation import Accumulation
-from pipeal.engine.layer_state import layer_state, load_layer_state
+from pipeal.engine.runner.accumulation import Accumulation
+from pipeal.engine.state.layer_state import layer_state, load_layer_state
 
 from .cases import CLASSES, FEATURES, Case, Layer, cases, cosine, cuts, outcome
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeal.engine import allocator
+from pipeal.engine.devices import allocator
 
 TRIM, MMAP, ARENAS = -1, -3, -8
 """``M_TRIM_THRESHOLD``, ``M_MMAP_THRESHOLD`` and ``M_ARENA_MAX`` of glibc's ``malloc.h``."""

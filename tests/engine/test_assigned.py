@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 import pipeal
 from pipeal import AL, BP, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline, PlacementError
-from pipeal.engine import Placement, assigned, parse_device, planning
-from pipeal.engine.measure import WARM_UP
+from pipeal.engine import parse_device
+from pipeal.engine.devices import assignment as assigned
+from pipeal.planning import Placement
+from pipeal.planning import planner as planning
+from pipeal.planning.measure.layers import WARM_UP
 
 from .traps import nothing, quick
 
@@ -114,7 +117,7 @@ def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_batches")
 def test_a_users_own_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.engine.costs.cores", lambda: 2)  # on a single one there is nothing to try
+    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)  # on a single one there is nothing to try
     package, trials = small(), []
     before = [value.clone() for value in package.state_dict().values()]
     placement = pipeal.plan(package, iter(batches(3)), threads=1, on_trial=trials.append)

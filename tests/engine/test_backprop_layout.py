@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
-from pipeal.engine.backprop_layout import backprop_layout
-from pipeal.engine.hardware import Link, PlannedDevice
-from pipeal.engine.layercost import LayerCost
-from pipeal.engine.rivals import one_f_one_b
-from pipeal.engine.stagecost import Averaging
+from pipeal.planning.pure.backprop_layout import backprop_layout
+from pipeal.planning.pure.backprop_schedules import one_f_one_b
+from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.planning.pure.stage_cost import Averaging
 
 from .cases import cuts
 from .test_layout import learning_s, subsets, ways
@@ -89,7 +89,7 @@ def test_no_layout_that_fits_is_faster_on_any_devices(
 
     with pytest.MonkeyPatch.context() as patch:
         if not any_order:
-            patch.setattr("pipeal.engine.devicesets.MOST_MOVES", 0)
+            patch.setattr("pipeal.planning.pure.device_sets.MOST_MOVES", 0)
             any_order = len(set(devices)) == 1
         every = [
             takes_s(sizes, groups)

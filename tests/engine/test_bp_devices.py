@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeal import BP, ALPackage, ConfigError, Dropout, Pipeline, PlacementError, Window
 from pipeal.engine import Action
-from pipeal.engine.layer_state import layer_state, load_layer_state
+from pipeal.engine.state.layer_state import layer_state, load_layer_state
 from pipeal.models import CharDims, TextDims, VisionDims, build_language, build_text, build_vision
 
 TEXT = TextDims(embedding=12, hidden=8, code=8, heads=2, dropout=0.3)

@@ -25,12 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeline, ScheduleError
 from pipeal.engine import SCHEDULES
-from pipeal.engine.compiling import _check_compiler, _numerics
-from pipeal.engine.costs import place
-from pipeal.engine.gate import Abandoned, CompileGate
-from pipeal.engine.measure import WARM_UP, layer_costs
-from pipeal.engine.regions import CompileWarning, Region, compiler_settings, installed, regions
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.engine.runner.compile_gate import Abandoned, CompileGate
+from pipeal.engine.runner.compiling import _check_compiler, _numerics
+from pipeal.engine.runner.regions import CompileWarning, Region, compiler_settings, installed, regions
+from pipeal.planning.measure.layers import WARM_UP, layer_costs
+from pipeal.planning.measure.virtual import VirtualLayer
+from pipeal.planning.placement import place
 
 from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
 from .test_failures import notes_of
@@ -162,7 +162,7 @@ def test_a_compilation_is_busy_until_it_takes_too_long(monkeypatch: pytest.Monke
     gate = CompileGate()
     with gate.alone():
         assert gate.busy()
-        monkeypatch.setattr("pipeal.engine.gate.COMPILE_TIMEOUT_S", 0.0)
+        monkeypatch.setattr("pipeal.engine.runner.compile_gate.COMPILE_TIMEOUT_S", 0.0)
         assert not gate.busy()
 
 
@@ -454,7 +454,7 @@ def test_a_newer_setting_of_matrix_products_is_read_where_it_is(monkeypatch: pyt
 
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         pytest.skip("this version of PyTorch has the older name alone")
-    monkeypatch.setattr("pipeal.engine.compiling.torch.get_float32_matmul_precision", refuse)
+    monkeypatch.setattr("pipeal.engine.runner.compiling.torch.get_float32_matmul_precision", refuse)
     _numerics()
 
 
@@ -485,7 +485,7 @@ def test_what_the_process_computes_otherwise_compiles_alone(monkeypatch: pytest.
     """Symptom: the compiler made another graph for it beside other actions, and under PyTorch's own limits."""
     alone: list[int] = []
     monkeypatch.setattr(
-        "pipeal.engine.compiling.compiler_settings",
+        "pipeal.engine.runner.compiling.compiler_settings",
         lambda **how: alone.append(1) or compiler_settings(**how),  # type: ignore[func-returns-value]
     )
     x = batches_of([4])[0][0]
@@ -548,7 +548,7 @@ def test_more_shapes_than_the_compiler_remembers_by_itself() -> None:
 
 @pytest.mark.usefixtures("tracing_only")
 def test_beyond_the_limit_a_region_runs_uncompiled_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.engine.regions.GRAPHS_MOST", 3)
+    monkeypatch.setattr("pipeal.engine.runner.regions.GRAPHS_MOST", 3)
     region = Region("layer 0.f", lambda x: x.sum() * x.numel(), dynamic=False)
     with compiler_settings(dynamic=False):
         for size in (2, 3, 4):
@@ -564,10 +564,10 @@ def test_beyond_the_limit_a_region_runs_uncompiled_and_says_so(monkeypatch: pyte
 @pytest.mark.usefixtures("tracing_only")
 def test_what_stands_in_for_a_refused_region_compiles_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: shapes that the layer had met before compiled beside others, under PyTorch's own limits."""
-    monkeypatch.setattr("pipeal.engine.regions.GRAPHS_MOST", 2)
+    monkeypatch.setattr("pipeal.engine.runner.regions.GRAPHS_MOST", 2)
     alone: list[int] = []
     monkeypatch.setattr(
-        "pipeal.engine.compiling.compiler_settings",
+        "pipeal.engine.runner.compiling.compiler_settings",
         lambda **how: alone.append(1) or compiler_settings(**how),  # type: ignore[func-returns-value]
     )
     _check_compiler("cpu")  # compiles something, once per process
@@ -585,7 +585,7 @@ def test_what_stands_in_for_a_refused_region_compiles_alone(monkeypatch: pytest.
 @pytest.mark.usefixtures("tracing_only")
 def test_one_layers_shapes_do_not_use_up_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Law 1: PyTorch counts graphs for each code object, which all layers of one class share."""
-    monkeypatch.setattr("pipeal.engine.regions.GRAPHS_MOST", 2)
+    monkeypatch.setattr("pipeal.engine.runner.regions.GRAPHS_MOST", 2)
     modules = [nn.Sequential(nn.Linear(3, wide), nn.Tanh()) for wide in range(2, 7)]
     with compiler_settings(dynamic=False), warnings.catch_warnings():
         warnings.simplefilter("error", CompileWarning)

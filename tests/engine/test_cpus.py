@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeal.engine import cpus, threads
+from pipeal.engine.devices import cpus, threads
 from pipeal.engine.schedule import SCHEDULES
 
 

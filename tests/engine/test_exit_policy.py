@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
-from pipeal.engine.exit_policy import ExitPolicy, confidence, decide
+from pipeal.engine.inference.exit_policy import ExitPolicy, confidence, decide
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

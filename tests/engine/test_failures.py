@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline, ScheduleError, StallError
 from pipeal.engine import SCHEDULES
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.planning.measure.virtual import VirtualLayer
 
 from .traps import SOON_S, STALL_S, Gate, LostLosses, Trap, nothing, quick, throw
 
@@ -292,14 +292,14 @@ def test_a_wait_that_ctrl_c_ended_does_not_keep_the_end_from_finishing(monkeypat
 
 def test_a_standstill_that_was_caught_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: the end of the ``with`` waited ``stall_timeout_s`` once more, and raised the same once more."""
-    monkeypatch.setattr("pipeal.engine.executors.STOP_S", 0.2)
+    monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.2)
     gate, reports = Gate(), []
 
     def reported(*args: Any) -> StallError:
         reports.append(args)
         return StallError("stands still")
 
-    monkeypatch.setattr("pipeal.engine.executors.stall_report", reported)
+    monkeypatch.setattr("pipeal.engine.execution.executors.stall_report", reported)
     pipe = Pipeline([Trap("B", 0, gate.stand_still_here), *quick(1)], stall_timeout_s=0.3)
     with pipe, pytest.raises(StallError, match="stands still"):
         pipe.run(nothing(2))
@@ -310,7 +310,7 @@ def test_a_standstill_that_was_caught_is_not_waited_for_again(monkeypatch: pytes
 
 def test_a_first_failure_is_not_hidden_by_a_stage_that_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: StallError instead of the layer's own error. Cause: ``stop`` raised over it at the end of ``with``."""
-    monkeypatch.setattr("pipeal.engine.executors.STOP_S", 0.2)
+    monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.2)
     gate = Gate()
 
     def spring() -> None:
@@ -391,7 +391,7 @@ def test_workers_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
         started.append(thread)
         start(thread)
 
-    monkeypatch.setattr("pipeal.engine.worker.Worker.start", scarce)
+    monkeypatch.setattr("pipeal.engine.execution.worker.Worker.start", scarce)
     pipe = Pipeline(quick(3))
     with pytest.raises(RuntimeError, match="can't start"):
         pipe.__enter__()
@@ -424,7 +424,7 @@ def test_the_watchdog_names_the_stage_that_stands_still(schedule: str, action: s
 
 
 def test_a_stalled_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.engine.executors.STOP_S", 0.3)
+    monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.3)
     gate = Gate()
     begin = time.perf_counter()
     with (
@@ -455,7 +455,7 @@ SCRIPT = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 from pipeal import Pipeline
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.planning.measure.virtual import VirtualLayer
 
 def batches():
     yield None, None

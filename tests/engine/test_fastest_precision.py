@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeal.engine.device import fastest_precision
+from pipeal.engine.devices import fastest_precision
 
 INSTRUCTIONS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
 
@@ -18,7 +18,7 @@ def test_bf16_on_a_cpu_with_instructions_for_it(here: tuple[str, ...], monkeypat
 def test_stages_of_several_kinds_have_what_is_fast_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of them decided: in another order of the same devices, numbers were others."""
     capabilities = {"cuda:0": (8, 0), "cuda:1": (7, 0), "cuda:2": (9, 0)}
-    monkeypatch.setattr("pipeal.engine.device.named.parse_device", torch.device)
+    monkeypatch.setattr("pipeal.engine.devices.named.parse_device", torch.device)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capabilities[str(device)])
     for name in INSTRUCTIONS:
         monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pipeal import ALPackage, Pipeline, ScheduleError, StallError
-from pipeal.engine import SCHEDULES, Fence, LayerState, layer_state, load_layer_state
-from pipeal.engine.virtual import VirtualLayer
-from pipeal.packet import TrainableLayer
-from pipeal.random import keyed
+from pipeal.core.packet import TrainableLayer
+from pipeal.core.rng import keyed
+from pipeal.engine import SCHEDULES, Fence, LayerState, load_layer_state
+from pipeal.engine.state import layer_state
+from pipeal.planning.measure.virtual import VirtualLayer
 
 from .cases import Case, Layer, cases, cosine, cuts, outcome, train_by_hand
 from .test_layer_state import pairs, rebuilt, written_and_read

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
+from pipeal.core.errors import NonFiniteError
+from pipeal.core.rng import keyed
 from pipeal.engine import SCHEDULES
-from pipeal.engine.device import Device
-from pipeal.errors import NonFiniteError
-from pipeal.random import keyed
+from pipeal.engine.devices import Device
 
 from .cases import Case, Layer, cases, cosine, cuts, outcome
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Dropout, Pipeline
+from pipeal.core.errors import NonFiniteError
 from pipeal.engine import SCHEDULES
-from pipeal.errors import NonFiniteError
 
 pytestmark = pytest.mark.cuda
 

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
-from pipeal.engine.backprop_layout import backprop_layout
-from pipeal.engine.candidates import Setup, lay_out
-from pipeal.engine.forecast import METHODS, RIVALS, Forecast, Model, alone_s, best_forecast, forecast, on_fewer
-from pipeal.engine.hardware import Link, PlannedDevice
-from pipeal.engine.layercost import LayerCost
-from pipeal.engine.layout import Layout, PlannedStage, best_layout
-from pipeal.engine.placement import layers_of_stages
-from pipeal.engine.rivals import BackpropSchedule, one_f_one_b
 from pipeal.engine.schedule import SCHEDULES, Action, Schedule
-from pipeal.engine.simulate import Crowding, Hop, simulate
-from pipeal.engine.stagecost import Averaging, LayerSums
+from pipeal.engine.sizes import layers_of_stages
+from pipeal.planning.pure.backprop_layout import backprop_layout
+from pipeal.planning.pure.backprop_schedules import BackpropSchedule, one_f_one_b
+from pipeal.planning.pure.candidates import Setup, lay_out
+from pipeal.planning.pure.forecast import METHODS, RIVALS, Forecast, Model, alone_s, best_forecast, forecast, on_fewer
+from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.planning.pure.layout import Layout, PlannedStage, best_layout
+from pipeal.planning.pure.simulate import Crowding, Hop, simulate
+from pipeal.planning.pure.stage_cost import Averaging, LayerSums
 
 from .cases import cuts
 from .test_layout import ways

@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from pipeal import PlacementError
-from pipeal.engine import costs, gpus
-from pipeal.engine.candidates import Setup
-from pipeal.engine.costs import Placement, place
-from pipeal.engine.forecast import Model, best_forecast
-from pipeal.engine.hardware import Link, PlannedDevice
-from pipeal.engine.layercost import LayerCost
-from pipeal.engine.layout import Layout, PlannedStage
 from pipeal.engine.schedule import SCHEDULES
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.planning import placement as costs
+from pipeal.planning.measure import gpus
+from pipeal.planning.measure.virtual import VirtualLayer
+from pipeal.planning.placement import Placement, place
+from pipeal.planning.pure.candidates import Setup
+from pipeal.planning.pure.forecast import Model, best_forecast
+from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.planning.pure.layout import Layout, PlannedStage
 
 GIB = 2**30
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, LabelAE, Pipeline, PlacementError, ScheduleError, StallError
+from pipeal.core.packet import Path, Tree
 from pipeal.engine import SCHEDULES
-from pipeal.engine.exit_policy import ExitPolicy, confidence
-from pipeal.engine.gate import GATE
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
+from pipeal.engine.runner.compile_gate import GATE
 from pipeal.models.text import LSTMAL, TextAL, TextDims, TransformerAL
-from pipeal.packet import Path, Tree
+from pipeal.planning.measure.virtual import VirtualLayer
 
 from .cases import Case, Layer, cases, cosine, cuts, predictions_by_hand, reference
 from .test_failures import notes_of
@@ -516,7 +516,7 @@ def test_the_watchdog_names_the_stage_that_stands_still() -> None:
 
 
 def test_a_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.engine.crew.STOP_S", 0.2)
+    monkeypatch.setattr("pipeal.engine.inference.drivers.STOP_S", 0.2)
     gate = Gate()
     layers = [Watched(), Watched(lambda path, visit: visit == 1 and gate.stand_still_here())]
     answers = Pipeline(layers).predict_each([None] * 9)
@@ -533,7 +533,7 @@ def test_a_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: 
 
 def test_leaving_while_a_stage_compiles_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: a StallError on leaving. Cause: the end waited two seconds for a compilation that may take minutes."""
-    monkeypatch.setattr("pipeal.engine.crew.STOP_S", 0.1)
+    monkeypatch.setattr("pipeal.engine.inference.drivers.STOP_S", 0.1)
     first, compiles = threading.Event(), threading.Event()
 
     def hook(path: str, visit: int) -> None:
@@ -597,7 +597,7 @@ def test_threads_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr("pipeal.engine.crew._Driver.start", scarce)
+    monkeypatch.setattr("pipeal.engine.inference.drivers._Driver.start", scarce)
     pipe = Pipeline([Watched() for _ in range(3)])
     with pytest.raises(RuntimeError, match="can't start"):
         next(pipe.predict_each([None]))

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
-from pipeal.engine.exit_policy import ExitPolicy, confidence
-from pipeal.train.exits import exit_costs
+from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
+from pipeal.training.exits import exit_costs
 
 pytestmark = pytest.mark.cuda
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import DataError
-from pipeal.engine.hardware import Link, PlannedDevice
-from pipeal.engine.layercost import Costs, LayerCost, load_costs, save_costs
-from pipeal.engine.layout import best_layout
+from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, save_costs
+from pipeal.planning.pure.layout import best_layout
 
 seconds, sizes = st.floats(0, 1e3), st.integers(0, 2**50)
 some_seconds = st.floats(1e-6, 1e3)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeal import PlacementError
-from pipeal.engine.devicesets import device_sets
-from pipeal.engine.hardware import Link, PlannedDevice
-from pipeal.engine.layercost import LayerCost
-from pipeal.engine.layout import Layout, best_layout
 from pipeal.engine.schedule import SCHEDULES, Action
-from pipeal.engine.simulate import Hop, simulate
-from pipeal.engine.stagecost import Averaging
+from pipeal.planning.pure.device_sets import device_sets
+from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.planning.pure.layout import Layout, best_layout
+from pipeal.planning.pure.simulate import Hop, simulate
+from pipeal.planning.pure.stage_cost import Averaging
 
 from .cases import cuts
 
@@ -164,7 +164,7 @@ def test_no_layout_is_faster(
     }
     with pytest.MonkeyPatch.context() as patch:
         if not any_order:
-            patch.setattr("pipeal.engine.devicesets.MOST_MOVES", 0)
+            patch.setattr("pipeal.planning.pure.device_sets.MOST_MOVES", 0)
             any_order = len(set(given_devices)) == 1
         wanted = best_of_all(costs, given_devices, link, most, replicas, queue_depth, any_order, averaging)
         options = {"stage_replicas": most, "replicas": replicas, "queue_depth": queue_depth, "averaging": averaging}
@@ -212,7 +212,7 @@ def test_what_a_kind_of_device_holds_and_sends_is_what_was_measured_on_it() -> N
         assert stages["cpu"].layers == range(2, 4)  # last, where no packets wait behind it
         assert stages["gpu"].sends_s == 0.5
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeal.engine.devicesets.MOST_MOVES", 0)
+        patch.setattr("pipeal.planning.pure.device_sets.MOST_MOVES", 0)
         cpu, gpu = best_layout(costs, two[::-1], Link(100.0)).stages
     assert (cpu.device.kind, cpu.layers, cpu.sends_s) == ("cpu", range(1), 1.0)
     assert cpu.memory_bytes == 100 + 2 * 100  # of 350: with its packets, not two layers

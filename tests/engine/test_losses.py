@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeal.engine.losses import LossLog
+from pipeal.engine.runner.losses import LossLog
 
 
 def test_losses_stay_in_the_order_of_batches_however_many_there_are() -> None:

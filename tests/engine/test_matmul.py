@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from pipeal import BP, ConfigError, Pipeline
-from pipeal.engine import SCHEDULES, settings
+from pipeal.engine import SCHEDULES
+from pipeal.engine.runner import precision as settings
 
 from .cases import Case, Layer, Outcome, cosine, outcome
 

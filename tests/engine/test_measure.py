@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
-from pipeal.engine.costs import place
-from pipeal.engine.crowding import crowding_of, crowds, measure_crowding
-from pipeal.engine.measure import WARM_UP, balanced_sizes, layer_costs, measure, measure_in_turns, uncollected
-from pipeal.engine.virtual import VirtualLayer
-from pipeal.errors import OutOfMemoryError
+from pipeal.core.errors import OutOfMemoryError
+from pipeal.planning.measure.contention import crowding_of, crowds, measure_crowding
+from pipeal.planning.measure.layers import WARM_UP, balanced_sizes, layer_costs, measure, measure_in_turns, uncollected
+from pipeal.planning.measure.virtual import VirtualLayer
+from pipeal.planning.placement import place
 
 
 def package() -> ALPackage:
@@ -124,7 +124,7 @@ def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch
     def too_large(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("all of them on one device")
 
-    monkeypatch.setattr("pipeal.engine.measure.layer_costs", too_large)
+    monkeypatch.setattr("pipeal.planning.measure.layers.layer_costs", too_large)
     assert balanced_sizes(layers, [(None, None)] * 4, 2) == [2, 2]
 
 
@@ -162,12 +162,12 @@ def test_more_at_once_than_layers_is_refused() -> None:
 
 def test_every_crowd_of_some_stages_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 2 cores 2, 3 and 4 at once: what 3 take is no mean of what 2 and 4 do."""
-    monkeypatch.setattr("pipeal.engine.crowding.cores", lambda: 2)
+    monkeypatch.setattr("pipeal.planning.measure.contention.cores", lambda: 2)
     assert (crowds(9), crowds(3), crowds(1)) == ([2, 3, 4], [2, 3], [])
     found = measure_crowding([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 6, rounds=1)
     assert set(found) == {2, 3, 4}
     assert all(times > 0 for times in found.values())
-    monkeypatch.setattr("pipeal.engine.crowding.cores", lambda: 24)
+    monkeypatch.setattr("pipeal.planning.measure.contention.cores", lambda: 24)
     assert crowds(200) == [2, 3, 4, 8, 16, 24, 32, 48]
 
 

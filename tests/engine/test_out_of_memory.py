@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
-from pipeal.al import BP
+from pipeal.core.errors import NonFiniteError, OutOfMemoryError
+from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.engine import SCHEDULES
-from pipeal.engine.before import cut_graphs
-from pipeal.engine.device import Device
-from pipeal.engine.rescue import SplitWarning
-from pipeal.errors import NonFiniteError, OutOfMemoryError
-from pipeal.outofmemory import is_out_of_memory
+from pipeal.engine.devices import Device
+from pipeal.engine.runner.before import cut_graphs
+from pipeal.engine.runner.split import SplitWarning
+from pipeal.methods.al import BP
 
 from .traps import Trap, nothing, throw
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
+from pipeal.core.errors import OutOfMemoryError
 from pipeal.engine import SCHEDULES
-from pipeal.engine.rescue import SplitWarning
-from pipeal.errors import OutOfMemoryError
+from pipeal.engine.runner.split import SplitWarning
 
 pytestmark = pytest.mark.cuda
 

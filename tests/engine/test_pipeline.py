@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Pipeline, PlacementError, ScheduleError
 from pipeal.engine import SCHEDULES, Action, parse_device
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.planning.measure.virtual import VirtualLayer
 
 from .cases import Case, Layer, cases, cosine, predictions_by_hand, reference
 from .traps import Trap, nothing, quick

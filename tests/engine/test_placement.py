@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipeal import PlacementError
 from pipeal.engine import balance
-from pipeal.engine.placement import check_sizes
+from pipeal.engine.sizes import check_sizes
 
 from .cases import cuts
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.engine import Action, simulate
-from pipeal.engine.rivals import BackpropSchedule, gpipe, naive, one_f_one_b
-from pipeal.engine.simulate import Hop, Simulation
+from pipeal.engine import Action
+from pipeal.planning import simulate
+from pipeal.planning.pure.backprop_schedules import BackpropSchedule, gpipe, naive, one_f_one_b
+from pipeal.planning.pure.simulate import Hop, Simulation
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
 

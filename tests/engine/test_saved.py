@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline, ScheduleError
-from pipeal.engine import SCHEDULES, settings
-from pipeal.engine.layer_state import layer_state, load_layer_states
+from pipeal.engine import SCHEDULES
+from pipeal.engine.runner import precision as settings
+from pipeal.engine.state.layer_state import layer_state, load_layer_states
 
 from .cases import Case, cases, cosine, cuts, outcome
 from .test_layer_state import pairs, rebuilt

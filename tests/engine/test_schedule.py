@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeal import ConfigError, Pipeline, Window
 from pipeal.engine import SCHEDULES, Action, Schedule, Task, schedule_named, violations
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.planning.measure.virtual import VirtualLayer
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import Pipeline
-from pipeal.engine import SCHEDULES, Action, Schedule, Task, simulate, violations
-from pipeal.engine.simulate import Durations, Hop, Rules
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.engine import SCHEDULES, Action, Schedule, Task, violations
+from pipeal.planning import simulate
+from pipeal.planning.measure.virtual import VirtualLayer
+from pipeal.planning.pure.simulate import Durations, Hop, Rules
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pipeal import Pipeline, StallError
 from pipeal.engine import SCHEDULES
-from pipeal.engine.stall import write_dump
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.engine.execution.watchdog import write_dump
+from pipeal.planning.measure.virtual import VirtualLayer
 
 from .traps import STALL_S, Gate, Trap, nothing, quick
 

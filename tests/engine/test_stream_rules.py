@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+import pipeal.engine.inference.predictor
 import pipeal.engine.pipeline
-import pipeal.engine.predictor
 from pipeal import Pipeline
+from pipeal.core.packet import tensors
 from pipeal.engine import SCHEDULES
-from pipeal.engine.device import CudaDevice
-from pipeal.packet import tensors
+from pipeal.engine.devices import CudaDevice
 
 from .paper import PaperEvent, PaperLayer, PaperStream, PaperTensor, World
 
@@ -167,7 +167,12 @@ BREAKS: dict[str, tuple[Any, str, Any, str]] = {
     "the host does not wait for a copy": (PaperEvent, "synchronize", does_nothing, "the host reads"),
     "a report does not wait": (CudaDevice, "synchronize", does_nothing, "is written on stream"),
     "the caller is not followed": (CudaDevice, "follow_caller", does_nothing, "is read on stream"),
-    "answers are not taken over": (pipeal.engine.predictor, "take_over", lambda tree, _: tree, "is read on stream"),
+    "answers are not taken over": (
+        pipeal.engine.inference.predictor,
+        "take_over",
+        lambda tree, _: tree,
+        "is read on stream",
+    ),
 }
 
 

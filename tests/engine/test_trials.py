@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeal.engine.trials import CLOSE, LOOK_AFTER, MOST, MOST_S, SHARE, More, TimeLimit, Trials
+from pipeal.planning.pure.trials import CLOSE, LOOK_AFTER, MOST, MOST_S, SHARE, More, TimeLimit, Trials
 
 
 class Machine:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeal.engine.virtual import VirtualLayer
+from pipeal.planning.measure.virtual import VirtualLayer
 
 STALL_S = 2.0
 """How long a pipeline that is to stall may stand still: longer than a busy machine keeps a thread waiting."""

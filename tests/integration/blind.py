@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import ALPackage
-from pipeal.engine.device import Device, Ready
+from pipeal.core.packet import Tree, map_tensors
+from pipeal.engine.devices import Device, Ready
 from pipeal.models import TEXT_MODELS, VISION_MODELS, TextDims, VisionDims, build_text, build_vision
-from pipeal.packet import Tree, map_tensors
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -6,9 +6,9 @@ import pytest
 from torch import Tensor
 
 from pipeal import ALPackage, Pipeline
-from pipeal.engine.settings import _cpu_has_fp16
-from pipeal.engine.threads import intra_op_threads
-from pipeal.train.learning_rate import epoch_scale
+from pipeal.engine.devices.threads import intra_op_threads
+from pipeal.engine.runner.precision import _cpu_has_fp16
+from pipeal.training.learning_rate import epoch_scale
 
 NEEDS_FP16 = pytest.mark.skipif(not _cpu_has_fp16(), reason="this CPU has no arithmetic in fp16")
 STAGES = pytest.mark.parametrize("stages", [(1, 3), pytest.param((2, 4), marks=pytest.mark.slow)], ids=str)

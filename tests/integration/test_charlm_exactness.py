@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from pipeal import ALPackage, Pipeline
-from pipeal.cli.build_language import adam
 from pipeal.data import RandomBlocks
 from pipeal.engine import SCHEDULES
 from pipeal.models import CharDims, build_language, generate
+from pipeal.run.build_language import adam
 from tests.engine.distributed.lines import thread_ranks
 from tests.engine.distributed.test_predictions import with_pipe
 from tests.integration.law import NEEDS_FP16, STAGES, left_behind

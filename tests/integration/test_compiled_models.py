@@ -33,7 +33,7 @@ def of_two_shapes(package: ALPackage, data: law.Batches, *arguments: Any, **opti
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pipeal.engine.regions.CompileWarning")
+@pytest.mark.filterwarnings("ignore::pipeal.engine.runner.regions.CompileWarning")
 @pytest.mark.parametrize("mode", ["al", "bp"])
 @pytest.mark.parametrize("model", MODELS)
 def test_stages_leave_what_sequential_leaves(model: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:

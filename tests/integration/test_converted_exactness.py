@@ -17,8 +17,8 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.models.vgg import VGG, make_layers
 
 from pipeal import ALPackage, Pipeline
-from pipeal.al.cut import cut
 from pipeal.engine import SCHEDULES
+from pipeal.methods.cutting.cut import cut
 from tests.engine.cases import Outcome, cosine, cuts, outcome, predictions_by_hand, train_by_hand
 from tests.integration.law import STAGES
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pipeal.cli import text, turns
-from pipeal.train.position import Position
-from pipeal.train.saver import PATIENCE_S, Saver
+from pipeal.cli import text
+from pipeal.run import turns
+from pipeal.training.checkpoint.writer import PATIENCE_S, Saver
+from pipeal.training.position import Position
 from tests.cli.test_text import varied
 from tests.integration.test_resume import SMALL, assert_same, run
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pipeal.cli import text
-from pipeal.train import checkpoint
+from pipeal.training.checkpoint import store as checkpoint
 from tests.cli.running import run_command
 from tests.cli.test_text import varied
 from tests.integration.test_resume import ROOT, SMALL
@@ -42,7 +42,7 @@ def lines_of(folder: Path) -> int:
 LIMITED = """
 import resource
 from pipeal.cli import entry, text
-from pipeal.train.recorders import JsonLinesRecorder
+from pipeal.reporting.recorders import JsonLinesRecorder
 write = JsonLinesRecorder.write
 def and_fill(recorder, row):
     write(recorder, row)
@@ -99,7 +99,7 @@ def test_a_timeline_that_could_not_be_drawn_is_lost_and_told_so(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("pipeal.cli.turns.draw_timeline", full)
+        patch.setattr("pipeal.run.turns.draw_timeline", full)
         code, out, err = run_command(text.command, capsys, *arguments)
     assert code == 1
     last = err.splitlines()[-1]

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import pipeal.engine.finite
+import pipeal.core.rng
 import pipeal.engine.pipeline
+import pipeal.engine.runner.nonfinite
 import pipeal.engine.stage
-import pipeal.random
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
-from pipeal.train.learning_rate import epoch_scale
+from pipeal.training.learning_rate import epoch_scale
 
 from .blind import CLASSES, MODELS, BlindDevice, batches, build, uploads_refused
 
@@ -29,12 +29,12 @@ EVERY_MODEL = pytest.mark.parametrize(("name", "form"), MODELS)
 @pytest.fixture(autouse=True)
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets pipelines work on ``meta``, which has no autocast and no generators of its own."""
-    monkeypatch.setattr(pipeal.engine.assigned, "parse_device", torch.device)
+    monkeypatch.setattr(pipeal.engine.devices.assignment, "parse_device", torch.device)
     monkeypatch.setattr(pipeal.engine.pipeline, "open_device", lambda _: BlindDevice())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
     monkeypatch.setattr(pipeal.engine.stage, "autocast", lambda *_: nullcontext())
-    monkeypatch.setattr(pipeal.random, "redraw", lambda words: words.random_())
-    monkeypatch.setattr(pipeal.engine.finite, "LOOK_EVERY", 2)
+    monkeypatch.setattr(pipeal.core.rng, "redraw", lambda words: words.random_())
+    monkeypatch.setattr(pipeal.engine.runner.nonfinite, "LOOK_EVERY", 2)
 
 
 def on_meta(make: Callable[[], ALPackage]) -> ALPackage:

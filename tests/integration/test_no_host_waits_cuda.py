@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeal import Pipeline, Window
-from pipeal.train.learning_rate import epoch_scale
+from pipeal.training.learning_rate import epoch_scale
 
 from .blind import MODELS, Batches, batches, build
 

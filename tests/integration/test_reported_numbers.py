@@ -23,16 +23,16 @@ from torch.nn import functional as F
 
 from pipeal import ALPackage
 from pipeal.cli import text, vision
-from pipeal.cli.build import evaluated_part, hold_out
-from pipeal.cli.build_language import language_experiment
-from pipeal.cli.build_text import TextExperiment, text_experiment
-from pipeal.cli.build_vision import vision_experiment
-from pipeal.cli.opening import open_pipeline
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, load_config
 from pipeal.data import ImageSplit, Vocab, clean
-from pipeal.data.toyimages import MEAN, STD, toyimages
-from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.taken_up import TakenUp
+from pipeal.data.images.toyimages import MEAN, STD, toyimages
+from pipeal.run.build import evaluated_part, hold_out
+from pipeal.run.build_language import language_experiment
+from pipeal.run.build_text import TextExperiment, text_experiment
+from pipeal.run.build_vision import vision_experiment
+from pipeal.run.opening import open_pipeline
+from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.store import CheckpointStore
 from tests.cli.running import run_command
 
 SAMPLES, HELD_OUT, EVALUATED = 150, 0.2, 23

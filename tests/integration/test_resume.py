@@ -19,9 +19,10 @@ from left_behind import ROOT, left_behind, same
 
 from pipeal.cli import text, vision
 from pipeal.config import TextConfig, load_config
-from pipeal.train.keeper import CheckpointKeeper
-from pipeal.train.position import Position
-from pipeal.train.recorders import EpochRow, JsonLinesRecorder
+from pipeal.reporting.recorders import JsonLinesRecorder
+from pipeal.training.checkpoint.policy import CheckpointKeeper
+from pipeal.training.position import Position
+from pipeal.training.row import EpochRow
 from tests.cli.running import run_command
 from tests.cli.test_text import varied
 from tests.integration.law import NEEDS_FP16

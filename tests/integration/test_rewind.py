@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from pipeal.cli import text
-from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.position import Position
-from pipeal.train.rewind import MOST_LEFT_OUT
+from pipeal.training.checkpoint.store import CheckpointStore
+from pipeal.training.position import Position
+from pipeal.training.rewind import MOST_LEFT_OUT
 from tests.cli.test_text import leaves, varied
 from tests.integration.test_resume import ROOT, SMALL, Stopping, assert_same, run, stopping
 

@@ -15,14 +15,14 @@ from fuzz_cases import write_images
 from left_behind import kill, left_behind, same, start, written
 
 from pipeal.cli import vision
-from pipeal.train.saver import HURRY_S
+from pipeal.training.checkpoint.writer import HURRY_S
 from tests.cli.running import run_command
 
 NAME = "cifar10-vgg-al-001"
 HANGING = """
 import sys, time
-from pipeal.train.checkpoint import CheckpointStore
-from pipeal.train.saver import Saver
+from pipeal.training.checkpoint.store import CheckpointStore
+from pipeal.training.checkpoint.writer import Saver
 from pipeal.cli import vision
 
 save, saved = CheckpointStore.save, []

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pipeal import ALPackage
-from pipeal.al import TouchedAdam, touch_rows
 from pipeal.engine import SCHEDULES
+from pipeal.methods.al import TouchedAdam, touch_rows
 from pipeal.models import TextDims, build_text
 from tests.integration.law import NEEDS_FP16, STAGES, left_behind
 

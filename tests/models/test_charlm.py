@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.prune import l1_unstructured
 
-from pipeal.al import ALPackage
-from pipeal.engine.parts import cut, samples_in
-from pipeal.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.rng import may_draw
+from pipeal.engine.runner.parts import cut, samples_in
+from pipeal.methods.al import ALPackage
 from pipeal.models import (
     UNLABELLED,
     CausalAttention,
@@ -27,7 +28,6 @@ from pipeal.models import (
     generation,
 )
 from pipeal.models.causal import _attend_by_products, _attend_fused
-from pipeal.random import may_draw
 
 CHARACTERS = 11
 SMALL = CharDims(block=8, width=12, heads=2, layers=3, dropout=0.3)

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipeal.al import ALPackage, set_device
+from pipeal.core.errors import ConfigError, PlacementError
+from pipeal.core.rng import keyed, may_draw
 from pipeal.data import Grouped
-from pipeal.errors import ConfigError, PlacementError
+from pipeal.methods.al import ALPackage, set_device
 from pipeal.models import (
     LSTM,
     LSTMAL,
@@ -25,7 +26,6 @@ from pipeal.models import (
     group_layers,
 )
 from pipeal.models.lstm import LSTMBlock
-from pipeal.random import keyed, may_draw
 
 VOCAB, CLASSES = 50, 4
 SMALL = TextDims(embedding=12, hidden=10, code=8, heads=3, dropout=0.3)

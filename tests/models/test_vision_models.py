@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pipeal.al import ALPackage
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
+from pipeal.core.rng import may_draw
+from pipeal.methods.al import ALPackage
 from pipeal.models import VGG, VGGAL, VISION_MODELS, Resnet, ResnetAL, VisionDims, build_vision, canonical_vision_model
 from pipeal.models.convolution import SubsampledConv2d
-from pipeal.random import may_draw
 
 SMALL = VisionDims(size=16, hidden=10, code=8, width=0.05)
 EVERY_MODEL = pytest.mark.parametrize("name", VISION_MODELS)

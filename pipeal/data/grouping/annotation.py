@@ -23,8 +23,8 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.grouping.nesting import at, leaves, mapped, path
-from pipeal.errors import ConfigError, DataError
 
 Annotation: TypeAlias = Any
 """The text of an annotation, or a dict, tuple or list of annotations."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from pipeal.core.errors import ConfigError, DataError, ScheduleError, unknown_name
 from pipeal.data.grouping.annotated import Annotated, AnnotatedModule, MaskHint
 from pipeal.data.grouping.annotation import Annotation, length_names, parse, tensors_of
 from pipeal.data.grouping.groupers import Grouper, Partition, checked, whole
@@ -25,7 +26,6 @@ from pipeal.data.grouping.matching import Match
 from pipeal.data.grouping.nesting import at, build, leaves, renamed
 from pipeal.data.grouping.padders import padders_of
 from pipeal.data.grouping.samples import Samples
-from pipeal.errors import ConfigError, DataError, ScheduleError, unknown_name
 
 
 @dataclass(frozen=True, eq=False)

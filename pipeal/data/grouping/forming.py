@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pipeal.core.errors import DataError
 from pipeal.data.grouping.annotation import Shape
 from pipeal.data.grouping.padders import Padder
-from pipeal.errors import DataError
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 

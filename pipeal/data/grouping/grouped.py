@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipeal.core.errors import ConfigError, DataError, unknown_name
 from pipeal.data.grouping.annotated import Annotated, AnnotatedModule, leave_out_of_names
 from pipeal.data.grouping.annotation import Dim, Layout, Shape, length_names, parse, shapes_of, tensors_of
 from pipeal.data.grouping.collection import DataCollection
 from pipeal.data.grouping.groupers import LengthThresholdGrouper, UniGrouper
 from pipeal.data.grouping.nesting import build
 from pipeal.data.grouping.padders import ValuePadder
-from pipeal.errors import ConfigError, DataError, unknown_name
 
 FEATURES = ("(b, l_word, ..)", "(b, l_word)")
 """Features with their mask, what text layers hand on: ``(B, T, D)`` and ``(B, T)`` bool."""

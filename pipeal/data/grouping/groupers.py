@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from pipeal.errors import ConfigError, DataError, unknown_name
+from pipeal.core.errors import ConfigError, DataError, unknown_name
 
 Lengths: TypeAlias = Mapping[str, npt.NDArray[np.int64]]
 """For each name of a length, ``(N,)``: that of every sample."""
@@ -47,8 +47,8 @@ class LengthThresholdGrouper(Grouper):
     """Samples whose lengths lie between the same two thresholds.
 
     A sample belongs to the first threshold that is no smaller than its length, which is what
-    :func:`pipeal.data.bounds.find_thresholds` counts with; longer ones form a last group. So K thresholds make at most
-    K + 1 groups; those without samples are left out.
+    :func:`pipeal.data.batching.bounds.find_thresholds` counts with; longer ones form a last group. So K thresholds make
+    at most K + 1 groups; those without samples are left out.
 
     >>> LengthThresholdGrouper("word", [1, 4]).partition({"word": np.array([64, 1, 4, 2, 1])}, 5)
     [[1, 4], [2, 3], [0]]

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeal.core.errors import DataError, unknown_name
 from pipeal.data.grouping import forming
 from pipeal.data.grouping.annotation import Dim, Layout, Shape, length_names, shapes_of, tensors_of
 from pipeal.data.grouping.forming import Indices
 from pipeal.data.grouping.groupers import Lengths, Partition, checked
 from pipeal.data.grouping.nesting import build
 from pipeal.data.grouping.padders import Padder
-from pipeal.errors import DataError, unknown_name
 
 
 @dataclass(frozen=True, eq=False)

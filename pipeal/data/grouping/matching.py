@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pipeal.core.errors import ConfigError, DataError, unknown_name
 from pipeal.data.grouping.annotated import MaskHint
 from pipeal.data.grouping.annotation import Dim, Layout, Shape
 from pipeal.data.grouping.nesting import at, leaves, mapped, path
-from pipeal.errors import ConfigError, DataError, unknown_name
 
 
 @dataclass(frozen=True)

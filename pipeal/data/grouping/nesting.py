@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from pipeal.errors import DataError, unknown_name
+from pipeal.core.errors import DataError, unknown_name
 
 Keys: TypeAlias = tuple[str | int, ...]
 """The way to a leaf."""

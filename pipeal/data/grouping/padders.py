@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.grouping.annotation import Annotation, Layout, Shape
 from pipeal.data.grouping.nesting import at, leaves
-from pipeal.errors import ConfigError, DataError
 
 
 class Padder(ABC):

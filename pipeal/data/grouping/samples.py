@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pipeal.core.errors import DataError
 from pipeal.data.grouping import forming
 from pipeal.data.grouping.annotation import Layout, Shape, length_names, shapes_of, tensors_of
 from pipeal.data.grouping.groupers import Lengths, Partition
 from pipeal.data.grouping.groups import Groups, padded_sizes
 from pipeal.data.grouping.nesting import mapped
 from pipeal.data.grouping.padders import Padder
-from pipeal.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
+from pipeal.core.errors import ConfigError, DataError, ScheduleError
+from pipeal.core.rng import key_seed
 from pipeal.data.iterators.checks import at_least
-from pipeal.errors import ConfigError, DataError, ScheduleError
-from pipeal.random import key_seed
 
 T = TypeVar("T")
 State: TypeAlias = dict[str, Any]

@@ -7,10 +7,10 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from pipeal.core.errors import DataError
 from pipeal.data.iterators.base import CheckpointableIterator, State
 from pipeal.data.iterators.checks import apply, at_least, check_callable, shorter
 from pipeal.data.iterators.windows import WindowStage
-from pipeal.errors import DataError
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
-from pipeal.errors import ScheduleError
+from pipeal.core.errors import ScheduleError
 
 T = TypeVar("T")
 

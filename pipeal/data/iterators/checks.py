@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pipeal.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError
 
 T = TypeVar("T")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from pipeal.core.packet import Samples
 from pipeal.data.iterators.base import CheckpointableIterator
 from pipeal.data.iterators.buffered import BufferedShuffleIterator
 from pipeal.data.iterators.maps import MapIterator
 from pipeal.data.iterators.prefetch import PrefetchIterator
 from pipeal.data.iterators.sources import Uneven, create_source_iterator
 from pipeal.data.iterators.windows import BlockwiseShuffleIterator, SelectManyIterator
-from pipeal.packet import Samples
 
 Ref = TypeVar("Ref")
 

@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from pipeal.core.errors import ConfigError, DataError, ScheduleError
 from pipeal.data.iterators.base import CheckpointableIterator, State
 from pipeal.data.iterators.checks import add_note, at_least, check_instance
 from pipeal.data.iterators.shards import ShardIterator
-from pipeal.data.workers import serve_parent, starting_workers
-from pipeal.errors import ConfigError, DataError, ScheduleError
+from pipeal.data.loading.workers import serve_parent, starting_workers
 
 T = TypeVar("T")
 Pipeline: TypeAlias = CheckpointableIterator[T] | Callable[[int, int], CheckpointableIterator[T]]

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import apply, check_callable
-from pipeal.errors import ConfigError, DataError
 
 In = TypeVar("In")
 Out = TypeVar("Out")

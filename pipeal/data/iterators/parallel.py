@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+from pipeal.core.errors import ConfigError
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import add_note, apply, at_least, check_callable, shorter
-from pipeal.data.workers import serve_parent, starting_workers
-from pipeal.errors import ConfigError
+from pipeal.data.loading.workers import serve_parent, starting_workers
 
 In = TypeVar("In")
 Out = TypeVar("Out")

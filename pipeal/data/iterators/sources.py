@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from pipeal.core.errors import ConfigError
+from pipeal.core.packet import Samples, as_iterable
+from pipeal.data.batching.reread import read_from
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import check_instance
-from pipeal.data.reread import read_from
-from pipeal.errors import ConfigError
-from pipeal.packet import Samples, as_iterable
 
 T = TypeVar("T")
 Uneven: TypeAlias = Literal["keep", "drop", "repeat"]

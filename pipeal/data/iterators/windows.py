@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import ClassVar, TypeVar
 
+from pipeal.core.errors import DataError
+from pipeal.core.packet import Samples, as_iterable
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import apply, at_least, check_callable, shorter
-from pipeal.errors import DataError
-from pipeal.packet import Samples, as_iterable
 
 T = TypeVar("T")
 In = TypeVar("In")

@@ -11,22 +11,22 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pipeal.engine.blame import add_note
-from pipeal.engine.device import Ready
-from pipeal.engine.distributed.carrier import HostCarrier
-from pipeal.engine.distributed.couriers import CLOSE, FAREWELL_S, facts_of
-from pipeal.engine.distributed.failures import rebuilt, told
-from pipeal.engine.distributed.node import Node
-from pipeal.engine.distributed.watch import BEAT_S, Watch
-from pipeal.engine.distributed.wire import BrokenWireError, Message
-from pipeal.engine.executors import STOP_S
-from pipeal.engine.fence import Fence, LayerState
-from pipeal.engine.gate import GATE
-from pipeal.engine.link import Item, Link, Stopped
+from pipeal.core.errors import PeerLostError, ScheduleError, StallError
+from pipeal.core.packet import Tree
+from pipeal.engine.devices import Ready
+from pipeal.engine.distributed.channel import BrokenWireError, Message
+from pipeal.engine.distributed.host_transfer import HostCarrier
+from pipeal.engine.distributed.io_threads import CLOSE, FAREWELL_S, facts_of
+from pipeal.engine.distributed.rank import Node
+from pipeal.engine.distributed.remote_errors import rebuilt, told
+from pipeal.engine.distributed.watchdog import BEAT_S, Watch
+from pipeal.engine.execution.channel import Item, Link, Stopped
+from pipeal.engine.execution.executors import STOP_S
+from pipeal.engine.execution.worker import TICK_S
+from pipeal.engine.runner.compile_gate import GATE
+from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.worker import TICK_S
-from pipeal.errors import PeerLostError, ScheduleError, StallError
-from pipeal.packet import Tree
+from pipeal.engine.state.snapshot import Fence, LayerState
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Take:
 
 
 class DistributedExecutor:
-    """Carries out a schedule over processes; see :class:`pipeal.engine.executors.Executor`.
+    """Carries out a schedule over processes; see :class:`pipeal.engine.execution.executors.Executor`.
 
     Args:
         node: Rank 0.

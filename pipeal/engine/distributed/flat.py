@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pipeal.errors import DataError
+from pipeal.core.errors import DataError
 
 Layout: TypeAlias = list[Any]
 """``[dtype, shape, strides, length]``, of what JSON can hold. ``strides`` is None where they follow from the shape;

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeal.errors import ConfigError
+from pipeal.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

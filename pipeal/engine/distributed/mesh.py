@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeal.errors import PlacementError
+from pipeal.core.errors import PlacementError
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeal.engine.device import Device
-from pipeal.engine.distributed.meeting import BUCKET_BYTES, Groups
+from pipeal.core.errors import ConfigError, PeerLostError
+from pipeal.core.packet import TrainableLayer, module_of, tensors
+from pipeal.engine.devices import Device
+from pipeal.engine.distributed.process_groups import BUCKET_BYTES, Groups
 from pipeal.engine.distributed.world import World
-from pipeal.engine.layer_state import layer_state
-from pipeal.engine.link import Stopped
+from pipeal.engine.execution.channel import Stopped
+from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.stage import Stage
-from pipeal.engine.worker import TICK_S
-from pipeal.errors import ConfigError, PeerLostError
-from pipeal.packet import TrainableLayer, module_of, tensors
+from pipeal.engine.state.layer_state import layer_state
 
 
 @dataclass

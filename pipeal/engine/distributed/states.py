@@ -7,10 +7,10 @@ from itertools import accumulate
 
 import torch.distributed as dist
 
-from pipeal.engine.distributed.wire import BrokenWireError, Wire
+from pipeal.core.packet import TrainableLayer
+from pipeal.engine.distributed.channel import BrokenWireError, Wire
 from pipeal.engine.distributed.world import World
-from pipeal.engine.layer_state import layer_state, load_layer_state
-from pipeal.packet import TrainableLayer
+from pipeal.engine.state.layer_state import layer_state, load_layer_state
 
 _NUMBER = 100
 """Of the wire, among those of the group of all."""

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pipeal.engine.distributed.circle import Circle
-from pipeal.engine.distributed.door import POLL_S, Door
-from pipeal.engine.distributed.facts import own_facts, require_same
-from pipeal.engine.distributed.heart import Heart
+from pipeal.core.errors import PeerLostError, PipealError, exit_code, first_line
+from pipeal.engine.distributed.attempt_store import POLL_S, Door
+from pipeal.engine.distributed.collectives import Circle
+from pipeal.engine.distributed.consistency import own_facts, require_same
+from pipeal.engine.distributed.heartbeat import Heart
 from pipeal.engine.distributed.interface import interface_towards
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.peers import Peer
-from pipeal.errors import PeerLostError, PipealError, exit_code, first_line
 
 _LINGER_S = 15.0
 """When something has failed: how long the others wait for rank 0 to have left, and whoever hosts the store for the

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from pipeal.core.errors import ConfigError, DataError, ScheduleError
 from pipeal.data.grouping import (
     Annotated,
     AnnotatedModule,
@@ -24,7 +25,6 @@ from pipeal.data.grouping import (
     UniGrouper,
     ValuePadder,
 )
-from pipeal.errors import ConfigError, DataError, ScheduleError
 
 from .models import Linear, Pairs, pairs, texts
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pipeal.core.packet import tensors
 from pipeal.data.grouping import (
     AnnotatedModule,
     DataCollection,
@@ -16,7 +17,6 @@ from pipeal.data.grouping import (
     PredefinedConsecutiveGrouper,
     UniGrouper,
 )
-from pipeal.packet import tensors
 
 from .models import TEXT_MODELS, Pairs, pairs, texts
 

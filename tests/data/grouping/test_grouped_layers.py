@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import ALPackage, Pipeline
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.rng import may_draw
 from pipeal.data.grouping import Annotated, AnnotatedModule, DataCollection, Grouped, LengthThresholdGrouper, UniGrouper
 from pipeal.engine import SCHEDULES
-from pipeal.errors import ConfigError, DataError
 from pipeal.models import TextDims, build_text
 from pipeal.models.features import TokenEmbedding
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.transformer import TransformerBlock
-from pipeal.random import may_draw
 
 WORDS, CLASSES, THRESHOLDS = 40, 3, [2, 5]
 Batches = list[tuple[Tensor, Tensor]]

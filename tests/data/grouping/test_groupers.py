@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.data.bounds import find_thresholds
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.batching.bounds import find_thresholds
 from pipeal.data.grouping import LengthThresholdGrouper, PredefinedConsecutiveGrouper, PredefinedGrouper, UniGrouper
 from pipeal.data.grouping.groupers import Partition, checked
-from pipeal.errors import ConfigError, DataError
 
 some_lengths = st.lists(st.integers(0, 30), min_size=1, max_size=30)
 

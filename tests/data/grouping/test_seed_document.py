@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.data import DataLoader
 
-from pipeal.data.bounds import find_thresholds
+from pipeal.data.batching.bounds import find_thresholds
 from pipeal.data.grouping import AnnotatedModule, DataCollection, LengthThresholdGrouper, UniGrouper
 
 WIDTH = 16

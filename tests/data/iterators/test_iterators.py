@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.data import iterators as its
-from pipeal.errors import ConfigError, DataError
 from tests.data.iterators.pipelines import fits, weight
 
 Data = its.NativeCheckpointableIterator

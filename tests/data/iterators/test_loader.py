@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from pipeal.core.errors import ConfigError, DataError, ScheduleError
 from pipeal.data.iterators import (
     BucketedReadaheadBatchIterator,
     CheckpointableLoader,
@@ -25,7 +26,6 @@ from pipeal.data.iterators import (
     SelectManyIterator,
     create_source_iterator,
 )
-from pipeal.errors import ConfigError, DataError, ScheduleError
 from tests.data.iterators.pipelines import build, few, fits, specs, tag, weight
 
 WORKERS = pytest.mark.parametrize("workers", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))])

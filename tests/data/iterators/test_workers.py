@@ -18,6 +18,7 @@ from itertools import count, islice
 
 import pytest
 
+from pipeal.core.errors import ConfigError, ScheduleError
 from pipeal.data.iterators import (
     BlockwiseShuffleIterator,
     FixedBatchIterator,
@@ -27,7 +28,6 @@ from pipeal.data.iterators import (
     PrefetchIterator,
     parallel,
 )
-from pipeal.errors import ConfigError, ScheduleError
 from tests.data.iterators.pipelines import Endless, tag
 
 

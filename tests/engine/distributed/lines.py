@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from pipeal.engine.distributed import front
-from pipeal.engine.distributed.meeting import Groups, Seat
+from pipeal.engine.distributed import pipeline as front
+from pipeal.engine.distributed.process_groups import Groups, Seat
 from pipeal.engine.distributed.world import World
 
 from .ranks import each, ranks

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from pipeal.engine.distributed.heart import Heart
+from pipeal.engine.distributed.heartbeat import Heart
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.world import World

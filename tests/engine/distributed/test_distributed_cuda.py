@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pipeal import Pipeline
 from pipeal.engine import SCHEDULES, Fence, load_layer_state
-from pipeal.engine.distributed.front import DistributedPipeline, serve
-from pipeal.engine.distributed.meeting import Groups, Seat, gpu_group
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
+from pipeal.engine.distributed.process_groups import Groups, Seat, gpu_group
 from pipeal.engine.distributed.world import World
 
 from ..test_cuda import batches, package

@@ -8,10 +8,10 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
-from pipeal.engine.distributed.door import Door
+from pipeal.core.errors import ConfigError, PeerLostError
+from pipeal.engine.distributed.attempt_store import Door
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import open_world
-from pipeal.errors import ConfigError, PeerLostError
 
 from .ranks import Wire, store_port
 

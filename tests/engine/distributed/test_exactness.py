@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeal import ALPackage
 from pipeal.engine import SCHEDULES, Fence, load_layer_state
-from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
 
 from ..cases import Case, Layer, Outcome, cases, cosine, cuts, outcome, reference

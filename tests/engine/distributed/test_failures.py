@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage
-from pipeal.engine.distributed import heart
-from pipeal.engine.distributed.front import DistributedPipeline, serve
-from pipeal.engine.distributed.node import Node
-from pipeal.engine.distributed.server import Server
+from pipeal.core.errors import Interrupted
+from pipeal.engine.distributed import heartbeat as heart
+from pipeal.engine.distributed.follower import Server
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
+from pipeal.engine.distributed.rank import Node
 from pipeal.engine.distributed.world import World
-from pipeal.errors import Interrupted
 
 from ..test_failures import PickyError
 from ..traps import Gate, Trap, nothing, quick, throw

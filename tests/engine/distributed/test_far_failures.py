@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from pipeal import PipealError
-from pipeal.engine.blame import add_note
-from pipeal.engine.distributed.failures import rebuilt, told
-from pipeal.errors import (
+from pipeal.core.errors import (
     ConfigError,
     Interrupted,
     NonFiniteError,
@@ -20,6 +18,8 @@ from pipeal.errors import (
     StallError,
     exit_code,
 )
+from pipeal.engine.distributed.remote_errors import rebuilt, told
+from pipeal.engine.runner.error_context import add_note
 
 ERRORS: list[BaseException] = [
     ConfigError("no such key"),

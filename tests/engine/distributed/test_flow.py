@@ -13,16 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeal.engine.device import Device
-from pipeal.engine.distributed import front, wire
-from pipeal.engine.distributed import gpu_carrier as module
-from pipeal.engine.distributed.front import DistributedPipeline, serve
-from pipeal.engine.distributed.gpu_carrier import GpuCarrier
-from pipeal.engine.distributed.wire import Wire
+from pipeal.core.errors import DataError
+from pipeal.core.packet import Tree
+from pipeal.engine.devices import Device
+from pipeal.engine.distributed import channel as wire
+from pipeal.engine.distributed import nccl_transfer as module
+from pipeal.engine.distributed import pipeline as front
+from pipeal.engine.distributed.channel import Wire
+from pipeal.engine.distributed.nccl_transfer import GpuCarrier
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.engine.virtual import VirtualLayer
-from pipeal.errors import DataError
-from pipeal.packet import Tree
+from pipeal.planning.measure.virtual import VirtualLayer
 
 from ..traps import Gate, Trap
 from .lines import on_each, thread_ranks

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeal.engine.distributed.gpu_carrier import GpuCarrier
-from pipeal.engine.distributed.wire import Message
+from pipeal.engine.distributed.channel import Message
+from pipeal.engine.distributed.nccl_transfer import GpuCarrier
 
 
 class Played:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pipeal.core.errors import ConfigError
 from pipeal.engine.distributed.launch import Launch
-from pipeal.errors import ConfigError
 
 FOUND = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}
 FOUND |= {"MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE
-from pipeal.engine.distributed.front import DistributedPipeline, serve
-from pipeal.engine.distributed.server import Server
+from pipeal.core.errors import PeerLostError
+from pipeal.engine.distributed.follower import Server
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.engine.fence import Fence, LayerState
-from pipeal.errors import PeerLostError
+from pipeal.engine.state.snapshot import Fence, LayerState
 
 from .lines import thread_ranks
 from .ranks import each

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeal.engine.distributed import meeting
-from pipeal.engine.distributed.meeting import Groups, Seat, open_groups
+from pipeal.engine.distributed import process_groups as meeting
 from pipeal.engine.distributed.mesh import Mesh
+from pipeal.engine.distributed.process_groups import Groups, Seat, open_groups
 
 Made = tuple[list[int], str, "torch.device | None"]
 

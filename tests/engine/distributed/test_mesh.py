@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeal.core.errors import PlacementError
 from pipeal.engine.distributed.mesh import Mesh
-from pipeal.errors import PlacementError
 
 
 @given(stages=st.integers(1, 9), replicas=st.integers(1, 9))

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE
-from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.train.exit_costs import exit_costs
+from pipeal.training.exit_costs import exit_costs
 
 from .lines import on_each, thread_ranks
 

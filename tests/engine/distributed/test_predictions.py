@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import ALPackage, ConfigError, Pipeline, PlacementError, ScheduleError
-from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.engine.exit_policy import EarlyExits, ExitPolicy
+from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
 
 from ..cases import Case, Layer, predictions_by_hand
 from .lines import on_each, thread_ranks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
 
 from ..cases import Case, Layer, cosine, outcome, reference

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, Pipeline, RunReport
-from pipeal.engine.device import Device
-from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.devices import Device
 from pipeal.engine.distributed.mesh import Mesh
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.replicas import Alike
 from pipeal.engine.distributed.world import World
 from pipeal.engine.pipeline import Updates

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage
-from pipeal.engine import settings
-from pipeal.engine.distributed.front import DistributedPipeline, serve
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
+from pipeal.engine.runner import precision as settings
 
 from .lines import on_each, thread_ranks
 

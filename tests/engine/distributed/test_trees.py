@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pipeal import DataError
+from pipeal.engine.distributed.channel import FRAME, BrokenWireError, Wire
 from pipeal.engine.distributed.flat import flat, row_for, unflat
-from pipeal.engine.distributed.trees import put_together, taken_apart
-from pipeal.engine.distributed.wire import FRAME, BrokenWireError, Wire
+from pipeal.engine.distributed.tree_codec import put_together, taken_apart
 
 from .lines import on_each, thread_ranks
 
@@ -146,7 +146,7 @@ def test_nothing_is_imported_on_another_processs_word() -> None:
 def test_messages_of_any_length_arrive_in_order_and_a_peer_that_is_gone_is_known() -> None:
     trees = [None, torch.arange(3), (torch.ones(2, 3), {"k": [torch.zeros(0), 3]}), torch.zeros(300_000)]
     with thread_ranks(3) as worlds:
-        from pipeal.engine.distributed import front
+        from pipeal.engine.distributed import pipeline as front
 
         def work(world: Any) -> Any:
             wire = Wire(front.open_groups(world, []).control, 2)
@@ -174,7 +174,7 @@ def test_a_message_that_just_fits_into_a_frame_or_just_not_arrives_whole() -> No
     """Its head says how long it is: what does not fit beside that comes behind."""
     texts = ["x" * length for length in range(FRAME - 60, FRAME + 4)]
     with thread_ranks(2) as worlds:
-        from pipeal.engine.distributed import front
+        from pipeal.engine.distributed import pipeline as front
 
         def work(world: Any) -> list[str]:
             wire = Wire(front.open_groups(world, []).control, 2)

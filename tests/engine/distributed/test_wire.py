@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeal.engine.device import Device
-from pipeal.engine.distributed import wire as module
-from pipeal.engine.distributed.carrier import HostCarrier
-from pipeal.engine.distributed.couriers import receive_all
-from pipeal.engine.distributed.wire import BrokenWireError, Message, Wire
+from pipeal.core.errors import DataError
+from pipeal.engine.devices import Device
+from pipeal.engine.distributed import channel as module
+from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
+from pipeal.engine.distributed.host_transfer import HostCarrier
+from pipeal.engine.distributed.io_threads import receive_all
 from pipeal.engine.distributed.world import World
-from pipeal.errors import DataError
 
 from .ranks import each, ranks
 

@@ -11,12 +11,12 @@ from unittest.mock import patch
 
 import pytest
 
-from pipeal.engine.distributed import heart
-from pipeal.engine.distributed.heart import Loss
+from pipeal.core.errors import ConfigError, Interrupted, PeerLostError
+from pipeal.engine.distributed import heartbeat as heart
+from pipeal.engine.distributed.heartbeat import Loss
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.peers import Peer, _state, is_gone
 from pipeal.engine.distributed.world import World, open_world
-from pipeal.errors import ConfigError, Interrupted, PeerLostError
 from tests.engine.distributed.ranks import TIMEOUT_S, Wire, each, rank_of, ranks, store_port
 
 SOON_S = 10 * TIMEOUT_S

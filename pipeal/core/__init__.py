@@ -1,0 +1,1 @@
+"""What every room stands on: errors, packets and trees, keyed randomness, small pure helpers."""

@@ -1,0 +1,74 @@
+"""A file that is either whole or absent: written aside, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from pipeal.core.errors import DataError
+
+_NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
+"""What the system says where a file has the name of a folder on the way: no room helps."""
+
+_UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP)
+"""What file systems say whose folders cannot be synced: they keep names in ways of their own."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a path beside ``path`` to write to; it takes the name ``path`` when the block ends well.
+
+    Missing folders are made. When the block raises, what was written is removed and an older ``path`` stays. After the
+    block, the file and its name survive a power cut.
+
+    Raises:
+        DataError: The system refused to write (no space, no permission, no such folder, too long a name); or ``path``
+            has no name, or is there and is no file: a folder, a device, a pipe, all of which stay.
+    """
+    if not path.name:
+        raise DataError(f"cannot write {str(path)!r}: expected the name of a file")
+    # Cut: it must not be too long where the name itself is not.
+    aside = path.with_name(f".{path.name[:40]}.{uuid4().hex[:12]}.aside")
+    try:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "a device, or something else that is no file"
+            raise DataError(f"cannot write {path}: it is {what}; choose another name")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield aside
+        with aside.open("rb+") as written:
+            os.fsync(written.fileno())
+        os.replace(aside, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        room = "" if error.errno in _NO_FOLDER else "make room there or "
+        raise DataError(f"cannot write {path}: {error.strerror or error}; {room}choose another folder") from error
+    finally:
+        # After the rename there is nothing left to remove; an unusable folder has nothing either.
+        with suppress(OSError):
+            aside.unlink()
+
+
+def write_whole(path: str | Path, text: str) -> None:
+    """Writes a text; a reader sees the old file or the new one, never a part. Raises as :func:`replacing`."""
+    with replacing(Path(path)) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def sync_folder(path: Path) -> None:
+    """Waits until the names in a folder are on the disk: what is written, made, renamed there is lost before this.
+
+    Raises:
+        OSError: The system could not.
+    """
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    except OSError as error:
+        if error.errno not in _UNSYNCABLE:
+            raise
+    finally:
+        os.close(folder)

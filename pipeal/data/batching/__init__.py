@@ -1,0 +1,1 @@
+"""Which samples form a batch: fixed, planned, size-aware, streamed."""

@@ -1,0 +1,1 @@
+"""Image data sets, decoded once and kept, augmented batch by batch."""

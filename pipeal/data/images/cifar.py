@@ -1,0 +1,78 @@
+"""CIFAR-10 and CIFAR-100 in their published Python form, read by torchvision."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from pipeal.core.errors import DataError
+from pipeal.data.images.decode import Pixels, square
+from pipeal.data.images.files import Listed, Listing
+from pipeal.data.loading.download import verify
+from pipeal.data.loading.sources import unpack_members
+
+
+@contextmanager
+def cifar(name: str, path: Path, md5: str | None) -> Iterator[Listing]:
+    """Reads the published archive, or the folder that unpacking it gives.
+
+    The files are pickles, which can run any program: an archive of another MD5 is refused, and so is a file.
+
+    Args:
+        name: ``cifar10`` or ``cifar100``.
+        path: ``cifar-10-python.tar.gz`` or ``cifar-10-batches-py``; the same for CIFAR-100.
+        md5: Of the archive.
+
+    Raises:
+        DataError: Something is missing or has another checksum.
+    """
+    # Not with the module: torchvision takes a second to import, which a run on texts has no use for.
+    from torchvision import datasets
+
+    reader = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
+    if path.is_dir():
+        yield _read(reader, path.parent, path)
+        return
+    verify(path, md5=md5)
+    files = [file for file, _ in (*reader.train_list, *reader.test_list)] + [reader.meta["filename"]]
+    # Unpacked for as long as it takes to read: what is kept of them is the cache of pixels.
+    try:
+        with TemporaryDirectory(prefix="pipeal-") as aside:
+            unpack_members(path, Path(aside) / reader.base_folder, files)
+            listing = _read(reader, Path(aside), path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot unpack it for reading ({error}); make room in the folder TMPDIR") from error
+    yield listing
+
+
+def _read(reader: Any, root: Path, path: Path) -> Listing:
+    try:
+        train, test = (reader(root, train=part, download=False) for part in (True, False))
+    except RuntimeError as error:
+        wanted = [*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])]
+        bad = [file for file, md5 in wanted if _md5(root / reader.base_folder / file) != md5]
+        raise DataError(
+            f"{path}: {', '.join(bad)} missing or not as published; delete the folder and fetch {reader.filename} again"
+        ) from error
+    return Listing(tuple(train.classes), _listed(train, "train"), _listed(test, "test"))
+
+
+def _listed(data: Any, split: str) -> Listed:
+    images: npt.NDArray[np.uint8] = data.data
+
+    def pixels(index: int, size: int) -> Pixels:
+        return square(Image.fromarray(images[index]), size)
+
+    return Listed([f"{split}/{index}" for index in range(len(images))], data.targets, pixels)
+
+
+def _md5(path: Path) -> str | None:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.is_file() else None

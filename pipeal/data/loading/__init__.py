@@ -1,0 +1,1 @@
+"""From files and downloads to batches in memory."""

@@ -1,0 +1,140 @@
+"""One file from the network: resumed where it was cut, checked, and only then given its name."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from pipeal.core.errors import DataError
+
+Progress: TypeAlias = Callable[[str, int, int | None], None]
+"""Called with the file's name, the bytes there so far, and the bytes in all (None where unknown)."""
+
+_CHUNK_BYTES = 1 << 18
+
+
+def download(
+    url: str,
+    destination: Path,
+    *,
+    md5: str | None = None,
+    sha256: str | None = None,
+    progress: Progress | None = None,
+    timeout_s: float = 30.0,
+) -> Path:
+    """Fetches ``url`` to ``destination``, by way of ``<destination>.part``.
+
+    A part file that an earlier call left is continued (HTTP Range), where the server can do so. Without a
+    checksum nothing could tell a stale part file from a good one, so then it starts afresh.
+
+    Args:
+        url: An http or https address.
+        destination: Where the file goes; never half-written. Its folder is made.
+        md5: The wanted MD5, in hexadecimal.
+        sha256: The wanted SHA-256, in hexadecimal.
+        progress: Called after every chunk.
+        timeout_s: How long the server may be silent.
+
+    Returns:
+        ``destination``.
+
+    Raises:
+        DataError: No connection, an HTTP error, a connection cut (the part file stays, for the next call), a
+            wrong checksum (the part file is removed), or a disk that refuses.
+    """
+    wanted = {name: value.lower() for name, value in (("md5", md5), ("sha256", sha256)) if value}
+    part = destination.with_name(destination.name + ".part")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if not wanted:
+            part.unlink(missing_ok=True)
+        # A part that is already whole: the last call ended between the last byte and the rename.
+        if not (wanted and part.is_file() and _digests(part, wanted) == wanted):
+            _fetch(url, part, progress, timeout_s)
+        found = _digests(part, wanted)
+        if found != wanted:
+            part.unlink()
+            raise DataError(f"{url}: {_words(found)}, wanted {_words(wanted)}; the bad file is removed, try again")
+        os.replace(part, destination)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {destination}: {error.strerror or error}; make room there or choose another folder"
+        ) from error
+    return destination
+
+
+def verify(path: Path, *, md5: str | None) -> None:
+    """Raises DataError where the file does not have that MD5; ``None`` accepts any file."""
+    found = _digests(path, {"md5": ""})["md5"] if md5 else None
+    if found != md5:
+        raise DataError(f"{path}: md5 {found}, wanted {md5}; delete the file and fetch it again")
+
+
+def _fetch(url: str, part: Path, progress: Progress | None, timeout_s: float) -> None:
+    """Appends what is missing to ``part``. OSError is the disk's; the network's errors become DataError."""
+    start = part.stat().st_size if part.is_file() else 0
+    response = _open(url, start, timeout_s)
+    if response is None:  # The part is longer than the file: it is of something else.
+        part.unlink()
+        return _fetch(url, part, progress, timeout_s)
+    with response:
+        if response.status != 206:
+            start = 0  # The server ignores ranges and sends the whole file.
+        length = response.headers.get("Content-Length")
+        total = start + int(length) if length and length.isdecimal() else None
+        done = start
+        with part.open("ab" if start else "wb") as file:
+            while chunk := _read(response, url):
+                file.write(chunk)
+                done += len(chunk)
+                if progress:
+                    progress(part.name.removesuffix(".part"), done, total)
+    if total is not None and done < total:
+        raise DataError(f"{url}: cut after {done} of {total} bytes; run the same again to go on from there")
+    return None
+
+
+def _open(url: str, start: int, timeout_s: float) -> http.client.HTTPResponse | None:
+    """The response from byte ``start`` on; None where the server has no such byte."""
+    headers = {"User-Agent": "pipeal"} | ({"Range": f"bytes={start}-"} if start else {})
+    try:
+        response: http.client.HTTPResponse = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=timeout_s
+        )
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == 416 and start:
+            return None
+        raise DataError(f"{url}: HTTP {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise DataError(f"no connection to {url} ({reason})") from error
+    return response
+
+
+def _read(response: http.client.HTTPResponse, url: str) -> bytes:
+    try:
+        return response.read(_CHUNK_BYTES)
+    except http.client.IncompleteRead as error:
+        return error.partial  # The caller counts the bytes and tells.
+    except (OSError, http.client.HTTPException) as error:
+        raise DataError(f"{url}: connection lost ({error}); run the same again to go on from there") from error
+
+
+def _words(digests: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in digests.items())
+
+
+def _digests(path: Path, names: dict[str, str]) -> dict[str, str]:
+    hashes = {name: hashlib.new(name, usedforsecurity=False) for name in names}
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            for value in hashes.values():
+                value.update(chunk)
+    return {name: value.hexdigest() for name, value in hashes.items()}

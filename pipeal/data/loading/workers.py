@@ -1,0 +1,123 @@
+"""How processes that prepare data live: the run alone heeds signals, and their end comes with its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipeal.core.errors import WorkerError
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def serve_parent(_: int = 0) -> None:
+    """What a worker process does first (``worker_init_fn`` of a ``DataLoader``, ``initializer`` of a pool).
+
+    A batch system, ``timeout`` and a terminal's Ctrl-C signal a whole process group. The parent has batches to finish
+    and a checkpoint to write then, so that the worker does not heed SIGINT, nor a SIGTERM, unless it is its parent's
+    own (``Process.terminate``). It ends with its parent, also where that is killed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # it is a worker
+    threading.Thread(target=_follow, args=(parent,), name="pipeal-follow-parent", daemon=True).start()
+    released = set(_SIGNALS)
+    if sys.platform == "linux":  # only here a thread is told who sent a signal; elsewhere SIGTERM ends the worker
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey, args=(parent.pid,), name="pipeal-obey-parent", daemon=True).start()
+        released.discard(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, released)
+
+
+@contextmanager
+def starting_workers(start_method: str | None = None) -> Iterator[None]:
+    """Signals wait while processes are started, in them too until :func:`serve_parent`: one would end them before it.
+
+    And no handler of SIGCHLD is left behind. PyTorch's raises in whatever line the main thread has come to, also in
+    one that handles the failure, or that writes down how the run ended; without it a ``DataLoader`` finds a dead
+    worker where the next batch is waited for, within 5 seconds. That holds for all others of the process, too: PyTorch
+    sets its handler once.
+
+    Args:
+        start_method: How they start; None for Python's default. A fork server is left as it is: it would hand what it
+            inherits to all processes that anybody has it start.
+    """
+    with _same_handler_of_deaths():
+        if (start_method or multiprocessing.get_start_method()) == "forkserver":
+            yield
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _same_handler_of_deaths() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        # Only there handlers can be set; None is one that is not Python's.
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGCHLD, before)
+
+
+def worker_failure(error: BaseException) -> WorkerError | None:
+    """What PyTorch, or Python, says of a worker process that died, in one line; None for any other error."""
+    said = " ".join(str(error).split())
+    died = (
+        "a worker process that prepares batches died, perhaps for want of memory; lower data.workers, or set it to "
+        f"0 to see the cause ({said})"
+    )
+    if isinstance(error, ConnectionError | FileNotFoundError | EOFError) and _handing_over(error):
+        return WorkerError(died)
+    if not isinstance(error, RuntimeError):
+        return None
+    if _NO_SHARED_MEMORY.search(said):
+        return WorkerError(
+            f"no shared memory is left to hand batches over in; lower data.workers, or give the machine more of it "
+            f"(/dev/shm; --shm-size of a container) ({said[:300]})"
+        )
+    if _NO_FILES.search(said):
+        return WorkerError(
+            "no open files are left to hand batches over in; raise their number (ulimit -n), or lower data.workers "
+            f"({said[:300]})"
+        )
+    if _DIED.search(said):
+        return WorkerError(died)
+    return None
+
+
+def _handing_over(error: BaseException) -> bool:
+    """Whether it comes from where a worker hands over a batch's memory, on which the dead do not answer."""
+    return any(
+        frame.f_globals.get("__name__") == "multiprocessing.resource_sharer"
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
+_DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|killed by signal)|Pin memory thread exited unexpectedly")
+_NO_FILES = re.compile(r"Too many open files|received \d+ items of ancdata")
+_NO_SHARED_MEMORY = re.compile(
+    r"out of shared memory|unable to (write to file|open shared memory object|resize file|allocate shared memory)"
+)
+
+
+def _follow(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _obey(parent: int | None) -> None:
+    while sys.platform == "linux":
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid == parent:
+            os._exit(0)

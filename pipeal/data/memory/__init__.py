@@ -1,0 +1,1 @@
+"""How large a batch may be: a model of a step's peak memory."""

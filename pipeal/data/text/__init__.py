@@ -1,0 +1,1 @@
+"""Text data sets, vocabularies, word vectors, characters."""

@@ -1,0 +1,40 @@
+"""The UTF-8 lines of a plain or gzip file, as a stream, with errors that name file and line."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Generator
+from pathlib import Path
+
+from pipeal.core.errors import DataError
+
+
+def read_lines(path: Path) -> Generator[str, None, None]:
+    r"""Yields the lines with their line ends; only ``\n`` ends a line. A byte order mark is dropped.
+
+    A name that ends in ``.gz`` is read as gzip.
+
+    Raises:
+        DataError: The file cannot be opened, is not UTF-8 (with the line), or is a broken gzip file (with the
+            last good line).
+    """
+    number = 0
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as stream:
+            for number, raw in enumerate(stream, start=1):
+                line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+                try:
+                    yield line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise DataError(
+                        f"{path}, line {number}: byte 0x{line[error.start]:02x} at place {error.start + 1} "
+                        "is not UTF-8; convert the file to UTF-8"
+                    ) from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path}: broken gzip file after line {number} ({error}); fetch or compress it again"
+        ) from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error

@@ -1,0 +1,139 @@
+"""What a stage asks of its device, and how a CPU does it."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.core.packet import Tree, map_tensors, tensors
+from pipeal.engine.devices.copies import carried
+from pipeal.engine.devices.pinned import to_pinned
+
+Stamp: TypeAlias = Any
+"""A moment on a device: seconds on the host's clock, or a CUDA event that will know them."""
+
+Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
+
+Ready: TypeAlias = "torch.cuda.Event | None"
+"""When a packet may be read; None where it already may."""
+
+RUN_AHEAD = 3
+"""Batches of work that may lie before a GPU: enough that it never waits for the host to speak, and no more."""
+
+_NOTHING = nullcontext()
+
+
+class Device:
+    """A CPU: everything is ready as soon as it is returned.
+
+    Attributes:
+        lags: Whether work has yet to be done when the host has given it.
+        far: Whether another process works on it, and this one only knows of it.
+    """
+
+    lags = False
+    far = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._fetching: dict[torch.device, torch.cuda.Stream] = {}
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The kind of device, ``cpu`` or ``cuda``; all kinds where there are several."""
+        return (self.device.type,)
+
+    @property
+    def names(self) -> list[str]:
+        """What to call it; one name for each where it is several."""
+        return [str(self)]
+
+    def take(self, layer: nn.Module) -> None:
+        """Brings a layer here."""
+        layer.to(self.device)
+
+    def wait_for(self, ready: Ready) -> None:
+        """Lets later work here wait for a mark."""
+
+    def active(self) -> AbstractContextManager[None]:
+        """Within it, on this thread, work goes to this device."""
+        return _NOTHING
+
+    def mark_ready(self, tree: Tree) -> Ready:  # noqa: ARG002
+        """A mark after the work given so far, for the reader of ``tree``."""
+        return None
+
+    def mark(self) -> Ready:
+        """A mark after the work given so far."""
+        return None
+
+    def snapshot(self, tensor: Tensor) -> Tensor:
+        """A copy on the CPU of a tensor, as the work given so far leaves it; there once a later mark has passed."""
+        return tensor.detach().to("cpu", copy=True)
+
+    def receive(self, tree: Tree, ready: Ready) -> Tree:
+        """Brings what another stage (or a loader) produced to this device, ready to be used here."""
+        sources = {tensor.device for tensor in tensors(tree) if tensor.is_cuda}
+        for source in sources:
+            tree = self._fetch(tree, source, ready)
+        return tree
+
+    def _fetch(self, tree: Tree, source: torch.device, ready: Ready) -> Tree:
+        """Copies what lies on a GPU, on a stream of this stage's own. The host waits for it: a CPU has no stream that
+        would on its behalf."""
+        if source not in self._fetching:
+            self._fetching[source] = torch.cuda.Stream(source)
+        stream = self._fetching[source]
+        if ready is not None:
+            stream.wait_event(ready)
+        with torch.cuda.stream(stream):
+            arrived = map_tensors(lambda one: carried(one, to_pinned) if one.device == source else one, tree)
+            done = torch.cuda.Event(blocking=True)
+            done.record(stream)
+        done.synchronize()  # so that the source may go as well
+        return arrived
+
+    def follow_caller(self) -> None:
+        """Lets later work here wait for what the calling thread has given to its own stream, such as new weights."""
+
+    def lead_caller(self) -> None:
+        """Lets what the calling thread gives to its own stream from now on wait for the work given here."""
+
+    def end_batch(self) -> None:
+        """Marks the end of a batch's work."""
+
+    def limit_run_ahead(self) -> None:
+        """Waits, before a new batch, until the device is at most :data:`RUN_AHEAD` batches behind."""
+
+    def stamp(self) -> Stamp:
+        """Now, as this device's work goes."""
+        return time.perf_counter()
+
+    def seconds(self, stamp: Stamp) -> float | None:
+        """A stamp on the host's clock; None while the device has not come to it."""
+        return float(stamp)
+
+    def between(self, begin: Stamp, end: Stamp) -> float:
+        """The seconds from one stamp to another that the device has both come to."""
+        return float(end - begin)
+
+    def synchronize(self) -> None:
+        """Waits until all work given to this device has ended."""
+
+    def free_bytes(self) -> int | None:
+        """The memory that nobody uses; None where the system does not say."""
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (AttributeError, OSError, ValueError):
+            return None
+
+    def give_memory_back(self) -> None:
+        """Gives what the allocator keeps for later back to the device."""
+
+    def __str__(self) -> str:
+        return str(self.device)

@@ -1,0 +1,208 @@
+"""One stage's share of a GPU, and the rules by which streams and hosts wait for each other.
+
+CUDA rules kept here (see also the CUDA semantics notes of PyTorch):
+
+* Each stage has a compute stream and a copy stream of its own. Forward, backward and update run on the first;
+  packets arrive on the second, so that the copy of the next packet overlaps with computing this one.
+* A producer records an event when a packet is ready; whoever reads the packet waits for it on his own stream.
+* A tensor used on another stream than it was allocated on is given to ``record_stream``: the caching allocator
+  would otherwise hand its memory out again while it is still read.
+* Nothing here waits for the device on the host, except :meth:`Device.synchronize`, a packet that goes back to the
+  CPU, and :meth:`Device.limit_run_ahead`, which keeps the host a few batches ahead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from pipeal.core.errors import PlacementError
+from pipeal.core.packet import Tree, map_tensors, tensors
+from pipeal.engine.devices.base import RUN_AHEAD, Device, Ready, Stamp
+from pipeal.engine.devices.copies import carried
+from pipeal.engine.devices.pinned import pinned, to_pinned
+
+_POLL_S = 2e-4
+
+
+class CudaDevice(Device):
+    """One stage's share of a GPU. Several may live on one GPU."""
+
+    lags = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.compute = torch.cuda.Stream(device)
+        self.copy = torch.cuda.Stream(device)
+        self._ends: deque[torch.cuda.Event] = deque()
+        self._far_copy: dict[torch.device, torch.cuda.Stream] = {}
+        zero = torch.cuda.Event(enable_timing=True)
+        zero.record(self.compute)
+        zero.synchronize()
+        self._zero = (zero, time.perf_counter())
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it, on this thread, work goes to this stage's compute stream."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self.compute):
+            yield
+
+    def mark_ready(self, tree: Tree) -> Ready:
+        """Records an event on the compute stream."""
+        return self.mark() if any(tensor.is_cuda for tensor in tensors(tree)) else None
+
+    def mark(self) -> Ready:
+        """Records an event on the compute stream."""
+        event = torch.cuda.Event()
+        event.record(self.compute)
+        return event
+
+    def wait_for(self, ready: Ready) -> None:
+        """Waits on the compute stream."""
+        if ready is not None:
+            self.compute.wait_event(ready)
+
+    def snapshot(self, tensor: Tensor) -> Tensor:
+        """Copies to pinned memory on the compute stream, so before any later update; the host waits for nothing."""
+        return to_pinned(tensor) if tensor.is_cuda else super().snapshot(tensor)
+
+    def receive(self, tree: Tree, ready: Ready) -> Tree:
+        """Copies on the copy stream and lets the compute stream wait for it; the host waits for nothing."""
+        here = all(tensor.device == self.device for tensor in tensors(tree))
+        if here:
+            if ready is not None:
+                self.compute.wait_event(ready)
+            for tensor in tensors(tree):
+                tensor.record_stream(self.compute)
+            return tree
+        with self._copying(tree, ready):
+            arrived = map_tensors(lambda tensor: carried(tensor, self._copy), tree)
+            done = torch.cuda.Event()
+            done.record(self.copy)
+        self.compute.wait_event(done)
+        for tensor in tensors(arrived):
+            tensor.record_stream(self.compute)
+        return arrived
+
+    @contextmanager
+    def _copying(self, tree: Tree, ready: Ready) -> Iterator[None]:
+        """Makes the copy streams of both ends current: a copy between GPUs synchronises with both."""
+        sources = {tensor.device for tensor in tensors(tree) if tensor.is_cuda and tensor.device != self.device}
+        if len(sources) > 1:
+            raise PlacementError(f"one packet lies on several devices: {sorted(map(str, sources))}")
+        if ready is not None:
+            self.copy.wait_event(ready)
+        source = next(iter(sources), None)
+        if source is None:
+            with torch.cuda.device(self.device), torch.cuda.stream(self.copy):
+                yield
+            return
+        theirs = self._stream_on(source)
+        if ready is not None:
+            theirs.wait_event(ready)
+        with torch.cuda.stream(theirs), torch.cuda.device(self.device), torch.cuda.stream(self.copy):
+            for tensor in tensors(tree):
+                if tensor.device == source:
+                    tensor.record_stream(theirs)
+            yield
+
+    def _stream_on(self, source: torch.device) -> torch.cuda.Stream:
+        """This stage's copy stream on the GPU where a packet comes from."""
+        if source not in self._far_copy:
+            self._far_copy[source] = torch.cuda.Stream(source)
+        return self._far_copy[source]
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu":
+            tensor = pinned(tensor)  # the host allocator keeps the block until the copy has passed
+        return tensor.to(self.device, non_blocking=True)
+
+    def follow_caller(self) -> None:
+        """Waits, on the compute stream, for an event on the caller's."""
+        with torch.cuda.device(self.device):
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self.device))
+        self.compute.wait_event(event)
+
+    def lead_caller(self) -> None:
+        """Waits, on the caller's stream, for an event on each of this stage's; the host waits for nothing."""
+        with torch.cuda.device(self.device):
+            for stream in (self.copy, self.compute):
+                event = torch.cuda.Event()
+                event.record(stream)
+                torch.cuda.current_stream(self.device).wait_event(event)
+
+    def end_batch(self) -> None:
+        """Records an event on the compute stream."""
+        # One that lets its waiter sleep: a core that each stage's host spins on would be taken from those with work.
+        event = torch.cuda.Event(blocking=True)
+        event.record(self.compute)
+        self._ends.append(event)
+
+    def limit_run_ahead(self) -> None:
+        """Bounds memory: the host gives work much faster than the device does it, and the packets that lie
+        between two devices would grow with the distance between their hosts and them."""
+        if len(self._ends) >= RUN_AHEAD:
+            self._ends.popleft().synchronize()
+
+    def stamp(self) -> Stamp:
+        """An event on the compute stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self.compute)
+        return event
+
+    def seconds(self, stamp: Stamp) -> float | None:
+        """The event's time on the host's clock, from a first event whose time is known on both."""
+        if not stamp.query():
+            return None
+        event, seconds = self._zero
+        return seconds + event.elapsed_time(stamp) / 1e3
+
+    def between(self, begin: Stamp, end: Stamp) -> float:
+        """By the device's own clock, which is finer than the way over the host's."""
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def synchronize(self) -> None:
+        """Waits for both streams, in steps that Ctrl-C can end."""
+        while not (self.copy.query() and self.compute.query()):
+            time.sleep(_POLL_S)
+
+    def free_bytes(self) -> int | None:
+        """As the driver has it."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def give_memory_back(self) -> None:
+        """Waits for both streams: what they still use cannot be given back."""
+        self.synchronize()
+        with torch.cuda.device(self.device):
+            torch.cuda.empty_cache()
+
+
+def ready_now(tree: Tree) -> Ready:
+    """A mark after the work that the calling thread has given so far on its own streams, for a tree it made."""
+    devices = {tensor.device for tensor in tensors(tree) if tensor.is_cuda}
+    if not devices:
+        return None
+    if len(devices) > 1:
+        raise PlacementError(f"one packet lies on several devices: {sorted(map(str, devices))}")
+    device = devices.pop()
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def take_over(tree: Tree, ready: Ready) -> Tree:
+    """Lets the calling thread's own streams wait for what a stage made, and keeps its memory until they have."""
+    for tensor in tensors(tree):
+        if tensor.is_cuda:
+            stream = torch.cuda.current_stream(tensor.device)
+            if ready is not None:
+                stream.wait_event(ready)
+            tensor.record_stream(stream)
+    return tree

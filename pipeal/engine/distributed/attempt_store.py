@@ -1,0 +1,121 @@
+"""How the ranks of one attempt find each other in a store that outlives attempts, such as the one torchrun hosts.
+
+::
+
+    knock/<rank>    a word that a rank draws when it comes; the next attempt's replaces it
+    let in/<word>   the attempt's name, which rank 0 draws, and answers whoever knocks with
+
+What an earlier attempt left is never taken for this one's: nobody has its words any more. That torchrun counts its
+restarts would not do: each machine's counts its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic, sleep
+from typing import TypeVar
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from pipeal.core.errors import ConfigError, PeerLostError, first_line
+from pipeal.engine.distributed.launch import Launch
+
+T = TypeVar("T")
+
+POLL_S = 0.05
+"""How often one who waits for others looks into the store."""
+
+
+class Door:
+    """The way into an attempt.
+
+    Args:
+        launch: Who this process is.
+        timeout_s: How long to wait for the store, and for rank 0.
+
+    Attributes:
+        attempt: The attempt's name, the same on every rank.
+
+    Raises:
+        ConfigError: The store cannot be hosted where the launch says.
+        PeerLostError: The store cannot be reached, or rank 0 does not come.
+    """
+
+    def __init__(self, launch: Launch, timeout_s: float) -> None:
+        self._launch = launch
+        self._timeout_s = timeout_s
+        self._server = None if launch.hosted or launch.rank else self._connected(serve=True)
+        self._store = self._connected()
+        self._answered: dict[int, bytes] = {}
+        self.attempt = self._let_in() if launch.rank else uuid4().hex[:12]
+
+    @property
+    def where(self) -> str:
+        """The store's address."""
+        return f"{self._launch.address}:{self._launch.port}"
+
+    def connect(self) -> dist.Store:
+        """A connection to the store, which shows this attempt's keys only; raises as the door itself."""
+        return dist.PrefixStore(f"pipeal/{self.attempt}", self._connected())
+
+    def answer(self) -> None:
+        """Lets in who has knocked; rank 0 does so until all are there.
+
+        Raises:
+            PeerLostError: The store cannot be reached.
+        """
+        if self._launch.rank == 0:
+            self._asked(self._let_others_in)
+
+    def _let_others_in(self) -> None:
+        for rank in range(1, self._launch.size):
+            if self._store.check([f"pipeal/knock/{rank}"]):
+                word = self._store.get(f"pipeal/knock/{rank}")
+                if self._answered.get(rank) != word:
+                    self._store.set(f"pipeal/let in/{word.decode()}", self.attempt)
+                    self._answered[rank] = word
+
+    def _let_in(self) -> str:
+        word, until = uuid4().hex, monotonic() + self._timeout_s
+        self._asked(lambda: self._store.set(f"pipeal/knock/{self._launch.rank}", word))
+        while not self._asked(lambda: self._store.check([f"pipeal/let in/{word}"])):
+            if monotonic() > until:
+                raise PeerLostError(
+                    f"rank 0 of {self._launch.size} did not come within {self._timeout_s:g} s to {self.where}; see "
+                    "why on its machine, or give it longer (engine.peer_timeout_s)",
+                    0,
+                )
+            sleep(POLL_S)
+        return str(self._asked(lambda: self._store.get(f"pipeal/let in/{word}")).decode())
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except RuntimeError as error:
+            raise self._unreachable(error) from error
+
+    def _connected(self, *, serve: bool = False) -> dist.Store:
+        try:
+            return dist.TCPStore(
+                self._launch.address,
+                self._launch.port,
+                self._launch.size,
+                serve,
+                timeout=timedelta(seconds=self._timeout_s),
+                wait_for_workers=False,
+            )
+        except RuntimeError as error:
+            if not serve:
+                raise self._unreachable(error) from error
+            said = first_line(error)
+            raise ConfigError(f"cannot meet at {self.where}: {said:.200}; choose another --master-port") from error
+
+    def _unreachable(self, error: RuntimeError) -> PeerLostError:
+        who = "rank 0" if self._launch.rank else "the store"  # which torchrun hosts, if not rank 0 itself
+        return PeerLostError(
+            f"{who} cannot be reached: nobody answers at {self.where} within {self._timeout_s:g} s "
+            f"({first_line(error):.200})",
+            0 if self._launch.rank else None,
+        )

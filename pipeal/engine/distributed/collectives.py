@@ -1,0 +1,178 @@
+"""What the ranks of a run say to each other and do together; no wait for another outlives it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from pipeal.core.errors import PeerLostError, StallError, first_line
+from pipeal.engine.distributed.attempt_store import POLL_S
+from pipeal.engine.distributed.blocking import aside
+from pipeal.engine.distributed.heartbeat import LIVING, Heart
+from pipeal.engine.distributed.mesh import Mesh
+from pipeal.engine.distributed.peers import Peer
+
+T = TypeVar("T")
+
+
+class Circle:
+    """The ranks, as one of them that has met the others speaks with them.
+
+    Args:
+        rank: This one's number.
+        mesh: Who is which stage of which replica.
+        timeout_s: How long a peer may be silent before it counts as lost.
+        heart: Speaks with the store.
+
+    Attributes:
+        rank, mesh, timeout_s: As given.
+        size: How many there are.
+        lost: Set as soon as a peer is known to be lost; :meth:`check` then says which.
+        peers: The processes, by rank; none before they have met.
+    """
+
+    def __init__(self, rank: int, mesh: Mesh, timeout_s: float, heart: Heart) -> None:
+        self.rank = rank
+        self.size = mesh.size
+        self.mesh = mesh
+        self.timeout_s = timeout_s
+        self.lost = heart.lost
+        self.peers: list[Peer] = []
+        self._heart = heart
+        self._gathered = self._said = self._joined = 0
+
+    @property
+    def name(self) -> str:
+        """This process as messages name it."""
+        return self.mesh.name_of(self.rank)
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may take until the end of a peer is known, where its machine still runs: some heartbeats."""
+        return min(4 * self._heart.every_s, self.timeout_s)
+
+    def name_of(self, rank: int) -> str:
+        """A rank, with its host, as messages name it."""
+        return f"{self.mesh.name_of(rank)} on {self.peers[rank].host}" if self.peers else self.mesh.name_of(rank)
+
+    def check(self) -> None:
+        """Returns while all peers live, as far as is known; never waits.
+
+        Raises:
+            PeerLostError: One does not.
+        """
+        self._heart.check()
+
+    def blame(self, rank: int | None, error: BaseException) -> PeerLostError:
+        """The error to raise where a connection to a peer broke: what is known of that peer's end, if it said why.
+
+        Waits for its word a few heartbeats long, and until silence would be known where nobody knows which peer it is.
+
+        Args:
+            rank: The peer at the other end; None for any.
+            error: What the connection said.
+        """
+        if self.lost.wait(self.patience_s if rank is not None else self.timeout_s + self.patience_s):
+            try:
+                self.check()
+            except PeerLostError as known:
+                known.__cause__ = error
+                return known
+        peer = "another rank" if rank is None else self.name_of(rank)
+        lost = PeerLostError(f"the connection to {peer} broke: {first_line(error)}", rank)
+        lost.__cause__ = error
+        return lost
+
+    def guarded(self, work: Callable[[], T], within_s: float = inf, what: str = "it") -> T:
+        """Does on a thread of its own what may block for ever.
+
+        The thread is left behind, blocked, when a peer is lost or the time is over.
+
+        Raises:
+            PeerLostError: A peer was lost before it was done.
+            StallError: It was not done in time.
+            Exception: What ``work`` raised.
+        """
+        return aside(work, self.check, within_s=within_s, what=what)
+
+    def together(self, what: str, work: Callable[[], T]) -> T:
+        """Does what needs every rank, such as making process groups; all of them call it, in the same order.
+
+        Args:
+            what: It, for messages.
+            work: Does it.
+
+        Raises:
+            PeerLostError: A peer was lost before it was done, or it took longer than the timeout: those are named who
+                were not done with it.
+        """
+        self._joined += 1
+        keys = [f"joined/{self._joined}/{rank}" for rank in range(self.size)]
+        try:
+            found = self.guarded(work, self.timeout_s, what)
+        except (RuntimeError, StallError) as error:
+            if isinstance(error, PeerLostError):
+                raise
+            if self.lost.wait(self.patience_s):
+                self.check()
+            done = self._heart.call(lambda line: [line.check([key]) for key in keys])
+            open_still = [rank for rank in range(self.size) if not done[rank]]
+            others = [rank for rank in open_still if rank != self.rank]
+            said = str(error) if isinstance(error, StallError) else f"{what} failed: {first_line(error)}"
+            raise PeerLostError(
+                f"{said}; not done with it: {', '.join(map(self.name_of, open_still))}; see that they reach each other "
+                "on every port (a firewall, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME), or give them longer "
+                "(engine.peer_timeout_s)",
+                others[0] if others else None,
+            ) from error
+        self._heart.call(lambda line: line.set(keys[self.rank], "1"))
+        return found
+
+    def tell(self, message: Any) -> None:
+        """Says something, as JSON, that every other rank is to :meth:`hear`; for rank 0."""
+        self._said += 1
+        key, text = f"said/{self._said}", json.dumps(message)
+        self._heart.call(lambda line: line.set(key, text))
+
+    def hear(self) -> Any:
+        """Waits for the next thing that rank 0 tells; for all others.
+
+        Raises:
+            PeerLostError: A peer was lost before, or rank 0 has left.
+        """
+        self._said += 1
+        return json.loads(self._get(f"said/{self._said}", 0))
+
+    def gather(self, value: Any) -> list[Any]:
+        """What all ranks give here, as JSON, by rank; all of them must call it, in the same order.
+
+        Raises:
+            PeerLostError: A peer was lost, or has left, before it gave its own.
+        """
+        self._gathered += 1
+        text, keys = json.dumps(value), [f"given/{self._gathered}/{rank}" for rank in range(self.size)]
+        self._heart.call(lambda line: line.set(keys[self.rank], text))
+        return [json.loads(self._get(key, rank)) for rank, key in enumerate(keys)]
+
+    def _get(self, key: str, giver: int) -> str:
+        """Waits for what a rank gives."""
+
+        def look(line: dist.Store) -> tuple[bytes | None, str]:
+            end = line.get(f"end/{giver}").decode()  # before the key: it may give, and then leave
+            return line.get(key) if line.check([key]) else None, end
+
+        while True:
+            found, end = self._heart.call(look)
+            if found is not None:
+                return str(found.decode())
+            if end != LIVING:
+                self._heart.ended(giver, end)
+                self.check()
+                raise PeerLostError(f"{self.name_of(giver)} has left, and this rank still waited for it", giver)
+            self.check()
+            time.sleep(POLL_S)

@@ -1,0 +1,268 @@
+"""All ranks but the first: they hold a stage each, and do what comes in with the packets until rank 0 ends it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeAlias
+
+from pipeal.core.errors import DataError, PeerLostError, StallError
+from pipeal.core.packet import batch_size, pair_of
+from pipeal.engine.devices import ready_now
+from pipeal.engine.distributed.channel import BrokenWireError, Message
+from pipeal.engine.distributed.host_transfer import HostCarrier
+from pipeal.engine.distributed.io_threads import CLOSE, FAREWELL_S, packet_of
+from pipeal.engine.distributed.rank import Node
+from pipeal.engine.distributed.remote_errors import rebuilt, told
+from pipeal.engine.distributed.watchdog import Beat, dumped
+from pipeal.engine.execution.channel import Stopped
+from pipeal.engine.execution.executors import STOP_S
+from pipeal.engine.execution.worker import TICK_S
+from pipeal.engine.stage import Parcel
+from pipeal.engine.state.snapshot import Fence, LayerState
+
+OnFence: TypeAlias = Callable[[Fence, Mapping[int, LayerState]], Mapping[str, Any]]
+"""Keeps the states of this rank's layers, on a thread of its own, and says of it what JSON can hold."""
+
+Feed: TypeAlias = Callable[[int, int], Iterator[Any]]
+"""Gives the batches of an epoch from a batch on, for this rank's replica: pairs, or objects with ``x`` and ``y``."""
+
+_WAITING_FENCES = 2
+_VERDICT_S = 60.0
+"""How long rank 0 may read data, say, before it notices that this rank has failed, and tells all others by name."""
+
+
+class Server:
+    """Serves rank 0 with a node.
+
+    Args:
+        node: This rank.
+        on_fence: Keeps what fences find; None: the states are sent to rank 0.
+        feed: For the first stage of a replica.
+        dump_folder: Where the stacks of all threads are left when the pipeline stands still; None for none.
+    """
+
+    def __init__(self, node: Node, on_fence: OnFence | None, feed: Feed | None, dump_folder: Path | None) -> None:
+        self.node = node
+        self._on_fence = on_fence
+        self._feed = feed
+        self._dump_folder = dump_folder
+        self._batches: Iterator[Any] | None = None
+        self._feeding = threading.Lock()
+        self._feeds_on = True
+        self._fences: queue.Queue[Fence | None] = queue.Queue(_WAITING_FENCES)
+        self._dismissed = threading.Event()
+        self._verdict: BaseException | None = None
+
+    def serve(self) -> None:
+        """Works until rank 0 ends the pipeline.
+
+        Raises:
+            Exception: What this rank failed with, or else what rank 0 ended the pipeline with.
+        """
+        node, beat = self.node, Beat(self.node)
+        self._start()
+        try:
+            while not node.closed:
+                node.world.check()
+                if node.ledger.failure is not None:
+                    raise node.ledger.failure
+                beat.say()
+                node.worker.join(TICK_S)  # it ends with the pipeline
+            self._finish_fences()
+            self._leave_in_order()
+        except BaseException as error:
+            node.abandon()
+            node.ledger.fail(error)
+            failure = node.ledger.failure or error  # which says more where a connection broke
+            if self._verdict is None:
+                self._tell(failure)
+            with suppress(PeerLostError, BrokenWireError):
+                self._leave_at_once()
+            if failure is error:
+                raise
+            raise failure from error
+        finally:
+            self._close_feed()
+
+    def _start(self) -> None:
+        node = self.node
+        commands = {"stop": self._hear_verdict, CLOSE: lambda _: self._dismissed.set()}
+        node.receive("commands", node.commands, 0, commands)
+        node.run("fences", self._keep_fences)
+        if node.stage.number == 0:
+            orders = HostCarrier(node.orders, node.stage.device)
+            handlers = {
+                "feed": self._begin_feed,
+                "take": self._take,
+                "leave out": self._leave_out,
+                **node.errands.handlers(orders),
+                CLOSE: node.hear_close,
+            }
+            node.receive("orders", node.orders, 0, handlers)
+        node.start(self._fence_came)
+
+    def _finish_fences(self) -> None:
+        node = self.node
+        node.abandon()
+        while True:
+            with suppress(queue.Full):
+                self._fences.put(None, timeout=TICK_S)
+                break
+            node.world.check()
+        while not node.has_ended("fences", TICK_S):
+            node.world.check()
+
+    def _leave_in_order(self) -> None:
+        """Says farewell, and waits until rank 0 has heard it from all."""
+        node = self.node
+        self._say_farewell()
+        # Rank 0 waits so long itself for those that are slow to end.
+        if not self._is_dismissed(2 * FAREWELL_S):
+            raise StallError(
+                f"{node.world.name_of(0)} did not say within {2 * FAREWELL_S:g} s that all ranks have ended"
+            )
+        left = node.join(FAREWELL_S)
+        if left:
+            raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
+        for wire in (node.news, node.results, node.ended):
+            wire.settle(FAREWELL_S)
+        node.world.guarded(node.groups.close, FAREWELL_S, "closing the groups of the pipeline")
+
+    def _leave_at_once(self) -> None:
+        """The same after a failure: for a moment, and whatever comes of it."""
+        self.node.abort()
+        self._say_farewell()
+        self._is_dismissed(STOP_S, self.node.ledger.failure)
+        self.node.join(STOP_S)
+
+    def _say_farewell(self) -> None:
+        node = self.node
+        node.close()
+        node.news.post(0, CLOSE, {})
+        node.results.post(0, CLOSE, {}, last=True)
+
+    def _is_dismissed(self, within_s: float, known: BaseException | None = None) -> bool:
+        """Whether rank 0 lets this rank go in time; raises a failure that is not known yet."""
+        until = perf_counter() + within_s
+        while not self._dismissed.wait(TICK_S):
+            self.node.world.check()
+            failure = self.node.ledger.failure
+            if failure is not None and failure is not known:
+                raise failure
+            if perf_counter() > until:
+                return False
+        return True
+
+    def _tell(self, error: BaseException) -> None:
+        """Tells rank 0 of a failure of this rank, and waits a moment for it to tell all others."""
+        with suppress(BrokenWireError):  # rank 0 may be what was lost
+            self.node.tell_failure(error)
+        until = perf_counter() + _VERDICT_S
+        while self._verdict is None and perf_counter() < until and not self.node.world.lost.is_set():
+            if self._dismissed.wait(TICK_S / 4):
+                return
+
+    def _hear_verdict(self, message: Message) -> None:
+        self._verdict = rebuilt(message.facts, self.node.world.name_of(0))
+        if isinstance(self._verdict, StallError):
+            dumped(self._dump_folder, [str(self._verdict), str(self.node.ledger)])
+        self.node.ledger.fail(self._verdict)
+
+    def _fence_came(self, fence: Fence) -> None:
+        """Waits while too many are still being kept: a slow disk costs time, not memory."""
+        while True:
+            with suppress(queue.Full):
+                self._fences.put(fence, timeout=TICK_S)
+                return
+            if self.node.ledger.stopped:
+                raise Stopped
+
+    def _keep_fences(self) -> None:
+        while True:
+            try:
+                fence = self._fences.get(timeout=TICK_S)
+            except queue.Empty:
+                if self.node.ledger.failure is not None:
+                    return
+                continue
+            if fence is None:
+                return
+            self._keep(fence)
+
+    def _keep(self, fence: Fence) -> None:
+        found: dict[int, LayerState] = {}
+        kept: Mapping[str, Any] | None = None
+        failure = None
+        try:
+            found = fence.wait()
+            kept = None if self._on_fence is None else self._on_fence(fence, found)
+        except Exception as error:  # noqa: BLE001  told to whoever waits for the fence; the training goes on
+            if fence.ended:
+                return
+            failure = told(error)
+        tree = [(layer, one.state if kept is None else {}, one.losses, one.splits) for layer, one in found.items()]
+        facts = {"number": fence.number, "error": failure, "kept": None if kept is None else dict(kept)}
+        self.node.reply("fence", facts, None if failure else tree)
+
+    def _begin_feed(self, message: Message) -> None:
+        if self._feed is None:
+            raise DataError("the first stage of a replica has nothing to feed it; pass serve(feed=...) on its rank")
+        with self._fed():
+            self._drop_feed()
+            self._batches = iter(self._feed(message.facts["epoch"], message.facts["first"]))
+
+    def _take(self, message: Message) -> None:
+        facts = message.facts
+        with self._fed():
+            found = None if self._batches is None else next(self._batches, None)
+        if found is None:
+            raise DataError(
+                f"the feed of {self.node.world.name_of(self.node.rank)} has no batch {facts['batch']}, but rank 0 has "
+                "one; give all replicas the same number of batches"
+            )
+        x, y = pair_of(found)
+        self.node.errands.samples += batch_size(x)
+        self.node.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready_now((x, y))))
+
+    def _leave_out(self, message: Message) -> None:
+        for _ in range(message.facts["count"]):
+            with self._fed():
+                if self._batches is not None:
+                    next(self._batches, None)
+            self.node.ledger.moved()
+
+    @contextmanager
+    def _fed(self) -> Iterator[None]:
+        """The feed is one thread's at a time; whoever uses it last, when the pipeline has ended, closes it.
+
+        Raises:
+            Stopped: The pipeline has ended.
+        """
+        with self._feeding:
+            if not self._feeds_on:
+                raise Stopped
+            try:
+                yield
+            finally:
+                if not self._feeds_on:
+                    self._drop_feed()
+
+    def _close_feed(self) -> None:
+        """A feed whose next batch is still being made closes when that is there."""
+        self._feeds_on = False
+        if self._feeding.acquire(timeout=STOP_S):
+            try:
+                self._drop_feed()
+            finally:
+                self._feeding.release()
+
+    def _drop_feed(self) -> None:
+        close = getattr(self._batches, "close", None)
+        self._batches = None
+        if close is not None:
+            close()

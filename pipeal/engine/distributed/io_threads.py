@@ -1,0 +1,138 @@
+"""The threads between a rank's links and its wires: one per wire and direction, which waits so that no stage has to.
+
+::
+
+    worker ─► outbox ─► Outgoing ══ wire ══► Incoming ─► inbox ─► worker
+                                                 └ takes a packet only when the inbox has space: the wait goes back
+                                                   through the wire to the worker there, as in one process
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pipeal.core.packet import Packet, Tree
+from pipeal.engine.devices import Ready
+from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
+from pipeal.engine.distributed.host_transfer import Carrier
+from pipeal.engine.execution.channel import Item, Link, Stopped
+from pipeal.engine.stage import Parcel
+from pipeal.engine.state.snapshot import Fence
+
+CLOSE = "close"
+"""The last message of a wire."""
+
+FAREWELL_S = 30.0
+"""How long the last messages of an orderly end are waited for."""
+
+Handler = Callable[[Message], None]
+Failed = Callable[[BaseException], None]
+
+
+class Courier(threading.Thread):
+    """A daemon: it may be left behind in a wait for a peer that cannot be reached.
+
+    Args:
+        name: What it does.
+        work: Its work, until it returns.
+        failed: Told of any exception.
+    """
+
+    def __init__(self, name: str, work: Callable[[], None], failed: Failed) -> None:
+        super().__init__(name=f"pipeal-{name}", daemon=True)
+        self._work = work
+        self._failed = failed
+
+    def run(self) -> None:
+        """Does its work."""
+        try:
+            self._work()
+        except Stopped:
+            pass
+        except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
+            self._failed(error)
+
+
+def send_all(link: Link, carrier: Carrier, peer: int, failed: Failed, has_failed: Callable[[], bool]) -> None:
+    """Sends what comes to a link, until that is closed; then a last word, which says whether this rank has failed.
+
+    An item keeps its place in the link until it has been taken.
+
+    Raises:
+        BrokenWireError: The peer is gone.
+    """
+    try:
+        while True:
+            carrier.send(peer, *message_of(link.first()))
+            link.get()
+    except (Stopped, BrokenWireError) as end:
+        if isinstance(end, BrokenWireError):
+            raise
+    except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
+        failed(error)
+    carrier.wire.send(peer, CLOSE, {"failed": has_failed()})
+
+
+def receive_all(
+    wire: Wire,
+    peer: int | None,
+    handlers: Mapping[str, Handler],
+    failed: Failed,
+    *,
+    drop: Callable[[Message], object],
+    unclosed: set[int],
+) -> None:
+    """Hands every message to the handler of its kind, until the last words of all ranks in ``unclosed`` have come.
+
+    Also when this rank has failed, or is told to stop: or the peer would wait for ever for its messages to be taken.
+    ``drop`` takes the tree of one that nobody wants any more.
+
+    Raises:
+        BrokenWireError: The peer is gone.
+    """
+    while unclosed:
+        message = wire.receive(peer)
+        steps: list[Handler] = [partial(_drop_unless_taken, drop)]
+        if message.kind != CLOSE or CLOSE in handlers:
+            steps.insert(0, handlers[message.kind])
+        for step in steps:
+            try:
+                step(message)
+            except Stopped:
+                pass
+            except BrokenWireError:
+                raise
+            except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
+                failed(error)
+        if message.kind == CLOSE:
+            unclosed.discard(message.source)
+
+
+def _drop_unless_taken(drop: Callable[[Message], object], message: Message) -> None:
+    if message.layouts and not message.taken:
+        drop(message)
+
+
+def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
+    """An item of a line of stages as a message."""
+    if isinstance(item, Parcel):
+        packet = item.packet
+        facts = {"sequence": item.sequence, **facts_of(packet)}
+        return "parcel", facts, (packet.x, packet.y), item.ready
+    if isinstance(item, Fence):
+        return "fence", {"batch": item.batch, "number": item.number, "note": item.note}, None, None
+    sendable: Any = item
+    return sendable.message()
+
+
+def facts_of(packet: Packet) -> dict[str, Any]:
+    """What a message says of a packet, beside its tensors."""
+    return {"batch": packet.batch, "lr_scale": float(packet.lr_scale), "updates": packet.updates}
+
+
+def packet_of(facts: Mapping[str, Any], x: Tree, y: Tree) -> Packet:
+    """The packet that a message speaks of."""
+    return Packet(facts["batch"], x, y, facts["lr_scale"], facts["updates"])

@@ -1,0 +1,290 @@
+"""A pipeline over processes: rank 0 has it in its hands like any other, all other ranks serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.packet import TrainableLayer
+from pipeal.engine.devices import Device, FarDevice, Precision, open_device
+from pipeal.engine.devices.cpus import cores
+from pipeal.engine.distributed.executor import DistributedExecutor
+from pipeal.engine.distributed.follower import Feed, OnFence, Server
+from pipeal.engine.distributed.process_groups import open_groups, take_seats
+from pipeal.engine.distributed.rank import Node
+from pipeal.engine.distributed.remote_predictor import FarPredictor
+from pipeal.engine.distributed.replicas import Alike
+from pipeal.engine.distributed.requests import spans_in, times_in
+from pipeal.engine.distributed.world import World
+from pipeal.engine.execution.executors import Executor
+from pipeal.engine.pipeline import Pipeline
+from pipeal.engine.runner.compiling import Compile
+from pipeal.engine.runner.error_context import OnOom
+from pipeal.engine.runner.nonfinite import OnNonFinite
+from pipeal.engine.runner.precision import Matmul, matmul_precision
+from pipeal.engine.schedule import Schedule
+from pipeal.engine.stage import Stage
+from pipeal.engine.state.snapshot import Fence
+from pipeal.engine.trace import Span, StageTimes, Window
+
+
+def own_threads(world: World) -> int:
+    """How many of its machine's cores this rank can have."""
+    return max(1, cores() // world.launch.local_size)
+
+
+class _Line(Pipeline):
+    """The line of stages of this rank's replica, of which one is here."""
+
+    def __init__(
+        self,
+        model: nn.Module | Iterable[TrainableLayer],
+        world: World,
+        device: str | torch.device = "cpu",
+        schedule: str | Schedule = "pipelined",
+        *,
+        sizes: Sequence[int] | None = None,
+        queue_depth: int = 2,
+        seed: int = 0,
+        threads: int | None = None,
+        precision: Precision = "fp32",
+        first_batch: int = 0,
+        stall_timeout_s: float = 300.0,
+        trace: Window | None = None,
+        compile: Compile = "none",
+        on_non_finite: OnNonFinite = "raise",
+        on_oom: OnOom = "raise",
+        matmul: Matmul | None = None,
+        dump_folder: str | Path | None = None,
+    ) -> None:
+        mesh = world.mesh
+        if mesh.replicas > 1 and (on_non_finite == "skip" or on_oom == "split"):
+            found = "on_non_finite='skip'" if on_non_finite == "skip" else "on_oom='split'"
+            raise ConfigError(
+                f"{found} is not possible with {mesh.replicas} replicas, which learn together; use 'raise'"
+            )
+        self.world = world
+        self._own = open_device(device)
+        self._seats = take_seats(world, self._own)
+        super().__init__(
+            model,
+            ["cpu"] * mesh.stages,
+            schedule,
+            sizes=sizes,
+            queue_depth=queue_depth,
+            seed=seed,
+            threads=own_threads(world) if threads is None else threads,
+            precision=precision,
+            first_batch=first_batch,
+            stall_timeout_s=stall_timeout_s,
+            trace=trace,
+            compile=compile,
+            on_non_finite=on_non_finite,
+            on_oom=on_oom,
+            matmul=matmul,
+            dump_folder=dump_folder,
+        )
+
+    def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:
+        mesh, rank = self.world.mesh, self.world.rank
+        handles: list[Device] = []
+        for stage in range(len(devices)):
+            other = mesh.rank_of(mesh.replica_of(rank), stage)
+            # Rank 0 may want to know the shapes of all layers; the others need no memory for what they do not train.
+            where = torch.device("cpu" if rank == 0 else "meta")
+            name = f"{self._seats[other].device} of rank {other}"
+            handles.append(self._own if other == rank else FarDevice(name, where))
+        return handles
+
+    @property
+    def _stage(self) -> Stage:
+        return self.stages[self.world.mesh.stage_of(self.world.rank)]
+
+    def _open_node(self) -> Node:
+        groups = open_groups(self.world, self._seats)
+        node = Node(
+            self.world,
+            self._seats,
+            groups,
+            self._stage,
+            schedule=self.schedule,
+            queue_depth=self.queue_depth,
+            threads=self.threads,
+        )
+        if self.world.mesh.replicas > 1:
+            alike = Alike(self.world, groups, self._own, lambda: node.ledger.stopped)
+            alike.require_alike(self._stage)
+            self._stage.learn_with(alike)
+        return node
+
+
+class DistributedPipeline(_Line):
+    """A :class:`pipeal.Pipeline` whose stages are processes, on rank 0; the others :func:`serve` it meanwhile.
+
+    ::
+
+        with open_world(Launch.found(), facts) as world:
+            if world.rank == 0:
+                with DistributedPipeline(package, world, "cuda:0", **settings) as pipe:
+                    report = pipe.run(batches)
+            else:
+                serve(package, world, "cuda:1", **settings)
+
+    Weights, optimizer states, losses and predictions are those of one process, bit for bit on a CPU with the same
+    ``threads``. All ranks build the same package from the same seed, and give the same settings. The layers of other
+    ranks stay on the CPU here, as they were built: they are for shapes and costs, and learn nothing; what was learnt
+    is what a :meth:`~pipeal.Pipeline.fence` brings. It opens once.
+
+    With replicas, each rank's batch is a share of one larger batch: gradients are means over all of its samples, and
+    so are the losses reported. Buffers, such as those of batch norm, are replica 0's. Predictions run on replica 0. The
+    samples of a report are all that were fed: a batch so small that every replica takes all of it counts for each.
+
+    Args:
+        model: As for :class:`pipeal.Pipeline`, as all that is not named here.
+        world: The processes; as many stages and replicas as its mesh says.
+        device: This rank's.
+        threads: None: the cores, shared among the ranks of this machine.
+        dump_folder: On every rank, where its watchdog leaves a file.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._node: Node | None = None
+        self._spans: list[Span] = []
+        self._predictor = FarPredictor(
+            self.stages,
+            serial=self.schedule.serial,
+            queue_depth=self.queue_depth,
+            executor=self._line,
+        )
+
+    def _start(self) -> Executor:
+        if self._node is not None:
+            raise ScheduleError("a distributed pipeline opens once; make another, and have the other ranks serve it")
+        self._node = self._open_node()
+        return DistributedExecutor(
+            self._node,
+            queue_depth=self.queue_depth,
+            stall_timeout_s=self.stall_timeout_s,
+            dump_folder=self.dump_folder,
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be given batches."""
+        return self._executor is not None
+
+    def begin_feed(self, epoch: int, first: int = 0) -> None:
+        """Has the other replicas begin with the batches of an epoch, from one on.
+
+        Each batch submitted or passed over from then on takes one of theirs.
+
+        Raises:
+            Exception: As :meth:`submit`.
+        """
+        self._line().begin_feed(epoch, first)
+
+    def skip(self, count: int = 1) -> None:
+        """As :meth:`pipeal.Pipeline.skip`; the other replicas leave out as many batches of the feeds they have begun.
+
+        Raises:
+            ValueError: ``count`` is negative.
+            Exception: As :meth:`submit`.
+        """
+        super().skip(count)
+        if self.is_open and self.world.mesh.replicas > 1:
+            self._line().leave_out(count)
+
+    def fence(self, note: Any = None) -> Fence:
+        """As :meth:`pipeal.Pipeline.fence`; the states, or what other ranks say of keeping theirs, come from all ranks.
+
+        Args:
+            note: For those who keep states on other ranks (``on_fence`` of :func:`serve`); what JSON can hold.
+
+        Raises:
+            Exception: As :meth:`submit`.
+        """
+        fence = Fence(self.next_batch, sum(self.sizes))
+        fence.note = note
+        return self._send(fence)
+
+    def spans(self) -> list[Span]:
+        """The spans of the traced batches of replica 0 as of the last :meth:`drain`, on this process's clock."""
+        return sorted(self._spans, key=lambda span: span.begin)
+
+    def _line(self) -> DistributedExecutor:
+        executor = self._open()
+        assert isinstance(executor, DistributedExecutor)
+        return executor
+
+    def _restart_clocks(self) -> None:
+        self._stage.device.follow_caller()
+        self._line().order("begin")
+
+    def _finish(self, executor: Executor) -> None:
+        assert isinstance(executor, DistributedExecutor)
+        executor.drain()
+        executor.await_fences()
+
+    def _synchronize(self) -> None:
+        """Every rank has, when it came to rest."""
+
+    def _collect(self) -> tuple[dict[int, Tensor], list[StageTimes], list[int], list[int]]:
+        found = sorted(self._line().ask("report"), key=lambda reply: int(reply[0]["rank"]))
+        self._samples += sum(facts["samples"] for facts, _ in found)
+        line = found[: self.world.mesh.stages]
+        losses: dict[int, Tensor] = {}
+        for _, by_layer in line:
+            losses |= by_layer
+        self._spans = [span for stage, (facts, _) in enumerate(line) for span in spans_in(facts, stage)]
+        return (
+            losses,
+            [times_in(facts) for facts, _ in line],
+            [count for facts, _ in line for count in facts["splits"]],
+            [count for facts, _ in line for count in facts["overflows"]],
+        )
+
+
+def serve(
+    model: nn.Module | Iterable[TrainableLayer],
+    world: World,
+    device: str | torch.device = "cpu",
+    schedule: str | Schedule = "pipelined",
+    *,
+    on_fence: OnFence | None = None,
+    feed: Feed | None = None,
+    **settings: Any,
+) -> None:
+    """Trains this rank's stage of the :class:`DistributedPipeline` of rank 0, until that ends.
+
+    Args:
+        model: The same as on rank 0. Layers that are not of this rank's stage are let go of (they go to ``meta``).
+        world: The processes.
+        device: This rank's.
+        schedule: As on rank 0, like all other settings.
+        on_fence: Keeps what a fence finds of this rank's layers, on a thread of its own; the fence on rank 0 then
+            carries what it returns (:attr:`pipeal.engine.state.snapshot.LayerState.kept`). None: the states are sent
+            there.
+        feed: On the first stage of a replica other than the first: its batches of an epoch, from one on.
+        settings: As for :class:`DistributedPipeline`.
+
+    Raises:
+        PeerLostError: Another rank is lost.
+        Exception: What this rank failed with, or else what rank 0 ended the pipeline with.
+    """
+    line = _Line(model, world, device, schedule, **settings)
+    stage = line._stage
+    stage.reset()
+    with matmul_precision(line.matmul), line._ready():
+        stage.device.follow_caller()
+        node = line._open_node()
+        try:
+            Server(node, on_fence, feed, line.dump_folder).serve()
+        finally:
+            if not node.worker.is_alive():
+                stage.drop_unlearnt()

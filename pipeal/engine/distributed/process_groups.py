@@ -1,0 +1,205 @@
+"""What the ranks of a pipeline know of each other, and the groups they talk in."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from inspect import signature
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeal.core.errors import PeerLostError
+from pipeal.engine.devices import Device
+from pipeal.engine.distributed.attempt_store import POLL_S
+from pipeal.engine.distributed.world import World
+
+BUCKET_BYTES = 2**25
+"""About how much of the gradients travels at once: large enough for the network, small enough to overlap."""
+
+_PROBE = 10_000
+"""A tag that nobody sends under."""
+
+_COLLECTIVE = timedelta(hours=2)
+"""The groups' own timeout: a replica may compile meanwhile, and whether a peer lives is known better by the world."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place in a pipeline.
+
+    Attributes:
+        device: What it computes on, as it is called there.
+        gpu: Which GPU of all, where it has one.
+        clock: What to add to its ``perf_counter`` for that of rank 0; exact on one machine, elsewhere as good as the
+            machines' clocks.
+    """
+
+    device: str
+    gpu: str | None
+    clock: float
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of a pipeline.
+
+    Attributes:
+        packets: For what flows between neighbours.
+        control: For small messages, which no packet is to hold up.
+        alike: Of the ranks with this rank's stage; None without replicas.
+        alike_on_gpus: The same, between GPUs, where each has its own.
+        pairs: Of this rank and a neighbour, where each has its own GPU: by the lower rank, one on and one back.
+    """
+
+    packets: dist.ProcessGroup
+    control: dist.ProcessGroup
+    alike: dist.ProcessGroup | None = None
+    alike_on_gpus: dist.ProcessGroup | None = None
+    pairs: Mapping[tuple[int, bool], dist.ProcessGroup] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """Ends them; nobody may use one at the time. May block where a rank is lost."""
+        for group in (self.packets, self.control, self.alike, *self._on_gpus()):
+            if group is not None:
+                dist.destroy_process_group(group)
+
+    def abort(self, within_s: float) -> None:
+        """Ends what is under way between GPUs, which NCCL would wait for until a rank that is gone comes back.
+
+        Gloo knows by itself when a process is gone. All at once: the end of one group may have to wait for the device,
+        which another group's kernel holds up. NCCL may take its time, and nobody waits longer than ``within_s``.
+        """
+        threads = [
+            threading.Thread(target=_abort, args=(group,), name="pipeal-abort", daemon=True)
+            for group in self._on_gpus()
+        ]
+        for thread in threads:
+            thread.start()
+        until = monotonic() + within_s
+        for thread in threads:
+            thread.join(max(0.0, until - monotonic()))
+
+    def blame(self, world: World, among: Iterable[int], error: BaseException) -> PeerLostError:
+        """As :meth:`World.blame`, where one of several ranks is behind a connection that broke."""
+        ranks, until = list(among), monotonic() + world.patience_s
+        while not world.lost.wait(POLL_S) and monotonic() < until:
+            if (found := self.broken(ranks)) is not None:
+                return world.blame(found[0], error)
+        return world.blame(None, error)
+
+    def broken(self, among: Iterable[int]) -> tuple[int, RuntimeError] | None:
+        """The first of some ranks whose process is gone, and how that shows; None where there is none such.
+
+        Whoever waits for any rank is not told by gloo, but an attempt to receive from that rank says so at once.
+        """
+        for rank in among:
+            try:
+                self.control.recv([torch.empty(1)], rank, _PROBE)
+            except RuntimeError as error:
+                return rank, error
+        return None
+
+    def _on_gpus(self) -> list[Any]:
+        return [*([] if self.alike_on_gpus is None else [self.alike_on_gpus]), *self.pairs.values()]
+
+
+def take_seats(world: World, device: Device) -> list[Seat]:
+    """All ranks' places; every rank calls it, for one pipeline after the other.
+
+    Raises:
+        PeerLostError: Someone is lost.
+    """
+    gpu = str(getattr(torch.cuda.get_device_properties(device.device), "uuid", device)) if device.lags else None
+    machine = world.peers[world.rank].machine.split(" ")[0]
+    own = {"device": str(device), "gpu": gpu, "machine": machine, "ahead": time.time() - perf_counter()}
+    found = world.gather(own)
+    first = found[0]
+    return [
+        Seat(one["device"], one["gpu"], 0.0 if one["machine"] == first["machine"] else one["ahead"] - first["ahead"])
+        for one in found
+    ]
+
+
+def open_groups(world: World, seats: list[Seat]) -> Groups:
+    """The groups of a pipeline, with all connections made; every rank calls it.
+
+    Raises:
+        PeerLostError: Someone is lost.
+    """
+    return world.together("connecting the ranks of a pipeline", lambda: _open_groups(world, seats))
+
+
+def _open_groups(world: World, seats: list[Seat]) -> Groups:
+    everyone, mesh = list(range(world.size)), world.mesh
+    packets, control = _host_group(everyone), _host_group(everyone)
+    alike = alike_on_gpus = None
+    for stage in range(mesh.stages) if mesh.replicas > 1 else ():
+        # Every rank takes part in making every group.
+        ranks = mesh.column(stage)
+        by_host = _host_group(ranks)
+        on_gpus = have_gpus_of_their_own([seats[rank] for rank in ranks])
+        by_gpu = gpu_group(ranks, seats[world.rank]) if on_gpus else None
+        if world.rank in ranks:
+            alike, alike_on_gpus = by_host, by_gpu
+            if by_gpu is not None:
+                for elements in (1, BUCKET_BYTES // 4):  # little goes another way than much
+                    _connect(seats[world.rank], by_gpu.allreduce, elements=elements)
+                    _connect(seats[world.rank], by_gpu.broadcast, dist.BroadcastOptions(), elements=elements)
+    pairs = {}
+    for lower in everyone[:-1]:
+        ranks = [lower, lower + 1]
+        if mesh.replica_of(lower) == mesh.replica_of(lower + 1) and have_gpus_of_their_own(
+            [seats[one] for one in ranks]
+        ):
+            for back in (False, True):
+                group = gpu_group(ranks, seats[world.rank])
+                if world.rank in ranks:
+                    pairs[lower, back] = group
+                    sends = (world.rank == lower) != back
+                    _connect(seats[world.rank], group.send if sends else group.recv, int(world.rank == lower), 0)
+    return Groups(packets, control, alike, alike_on_gpus, pairs)
+
+
+def have_gpus_of_their_own(seats: list[Seat]) -> bool:
+    """Whether NCCL will do: it refuses two ranks on one GPU."""
+    gpus = [seat.gpu for seat in seats]
+    return dist.is_nccl_available() and None not in gpus and len(set(gpus)) == len(gpus)
+
+
+def gpu_group(ranks: list[int], seat: Seat) -> Any:
+    """A group over NCCL of some ranks; every rank calls it, with its own seat, and those that are not of it, too."""
+    # Else NCCL's own watchdog ends this process, before it can say whom it lost; torchrun asks for that.
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    bound: dict[str, Any] = {}
+    # Left to itself, a newer PyTorch takes the GPU of this rank's number, on its machine or of all. An older one asks
+    # nobody, and takes that of the first tensor.
+    if seat.gpu is not None and "device_id" in signature(dist.new_group).parameters:
+        bound["device_id"] = torch.device(seat.device)
+    return dist.new_group(ranks, backend="nccl", timeout=_COLLECTIVE, **bound)
+
+
+def _host_group(ranks: list[int]) -> Any:
+    return dist.new_group(ranks, backend="gloo", timeout=_COLLECTIVE)
+
+
+def _connect(seat: Seat, operation: Callable[..., Any], *arguments: Any, elements: int = 1) -> None:
+    """Has NCCL make the connections of an operation now, in the same order on all ranks: at the first packets each
+    rank would come to them in an order of its own, and hold up the device."""
+    with torch.cuda.device(seat.device):
+        operation([torch.zeros(elements, device=seat.device)], *arguments).wait()
+        torch.cuda.synchronize()
+
+
+def _abort(group: Any) -> None:
+    with suppress(Exception):  # of a pipeline that has failed: what it failed with is what is told
+        abort = getattr(group._get_backend(torch.device("cuda")), "abort", None)
+        if abort is not None:  # else a command leaves without asking its threads: see pipeal.cli.ending
+            abort()

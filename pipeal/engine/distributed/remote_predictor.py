@@ -1,0 +1,200 @@
+"""Predictions of a distributed pipeline, as rank 0 sees them: batches go up the line, and answers come down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import count
+from math import inf
+from typing import Any
+
+from torch import Tensor
+
+from pipeal.core.packet import Tree
+from pipeal.engine.devices import Ready, ready_now, take_over
+from pipeal.engine.distributed.executor import DistributedExecutor
+from pipeal.engine.distributed.inference import Leg
+from pipeal.engine.execution.channel import Stopped
+from pipeal.engine.execution.worker import TICK_S
+from pipeal.engine.inference.exit_policy import EarlyExits, decide
+from pipeal.engine.inference.predictor import Predictor
+from pipeal.engine.inference.trips import Arrived, Journey
+from pipeal.engine.stage import Stage
+
+
+class FarPredictor(Predictor):
+    """As :class:`pipeal.engine.inference.predictor.Predictor`, over processes. The ranks' workers do the work.
+
+    Args:
+        stages: The stages, of which the first is here.
+        serial: Whether one batch is under way at a time.
+        queue_depth: How many batches per stage may be under way.
+        executor: Gives the executor; raises where the pipeline is not open.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], *, serial: bool, queue_depth: int, executor: Callable[[], DistributedExecutor]
+    ) -> None:
+        super().__init__(
+            stages,
+            serial=serial,
+            threads=1,
+            queue_depth=queue_depth,
+            stall_timeout_s=inf,
+            rest=lambda: executor().drain(),
+        )
+        self._executor = executor
+        self._numbers = count()
+
+    def one(self, x: Tree, exit_at: int | None) -> Tensor:
+        """The logits of one batch."""
+        (found,) = self._travel([x], Journey(self._depth(exit_at)), alone=True)
+        assert isinstance(found, Tensor)
+        return found
+
+    def _travel(self, batches: Iterable[Tree], journey: Journey, *, alone: bool = False) -> Generator[Any, None, None]:
+        self.refuse_while_under_way()
+        self._rest()
+        self._under_way = True
+        executor = self._executor()
+        try:
+            way = self._begin(journey.depth)
+            first = next(self._numbers)
+            trips = Trips(executor, self.stages[0], journey, first)
+            pauses = [] if journey.policy is None else journey.policy.tried[:-1]
+            facts = {
+                "depth": journey.depth,
+                "every": journey.every,
+                "pauses": pauses,
+                "first": first,
+                "alone": alone,
+            }
+            executor.order("predict", facts, heads=False)
+            try:
+                most = 1 if self.serial else self.queue_depth * len(way)
+                for arrived in trips.drive(batches, self._numbers, most):
+                    yield take_over(*arrived)
+            finally:
+                if not executor.node.ledger.stopped:
+                    trips.settle()
+                    executor.order("end", heads=False)
+                    executor.drain()  # the layers here are in the caller's hands again, in the mode they had
+        finally:
+            self._under_way = False
+
+
+class Trips:
+    """The batches under way.
+
+    Args:
+        executor: Rank 0's.
+        stage: The first one.
+        journey: Where all go.
+        first: The number of the first.
+    """
+
+    def __init__(self, executor: DistributedExecutor, stage: Stage, journey: Journey, first: int) -> None:
+        self._executor = executor
+        self._stage = stage
+        self._journey = journey
+        self._next = first
+        self._changed = threading.Condition()
+        self._sent: list[int] = []
+        self._arrived: dict[int, Arrived | BaseException] = {}
+        self._exits: dict[int, dict[int, Tensor]] = {}
+        self._answers: dict[int, tuple[Tree, bool]] = {}
+        self._guide = executor.node.errands.guide
+        self._guide.arrived, self._guide.failed = self._arrive, self._fail
+
+    def drive(self, batches: Iterable[Tree], numbers: Iterable[int], most: int) -> Generator[Arrived, None, None]:
+        """Sends batches on their way, ``most`` at a time, and yields what comes of them, in order.
+
+        Raises:
+            Exception: What went wrong with the batch that is due, or with the pipeline.
+        """
+        following = iter(numbers)
+        for x in batches:
+            self._send(x)
+            self._next = next(following)
+            while len(self._sent) >= most or (self._sent and self._is_there(self._sent[0])):
+                yield self._result()
+        while self._sent:
+            yield self._result()
+
+    def settle(self) -> None:
+        """Waits until nothing is under way."""
+        for trip in self._sent:
+            self._executor.wait(lambda trip=trip: self._has(trip, TICK_S))  # type: ignore[misc]
+        self._sent.clear()
+
+    def _send(self, x: Tree) -> None:
+        depth = self._journey.depth if self._journey.policy is None else self._journey.policy.tried[0]
+        leg = Leg("up", self._next, depth, True, x, ready_now(x), self._guide)  # raises on what is no packet
+        self._sent.append(self._next)  # before its answer can come
+        self._executor.push(leg)
+
+    def _result(self) -> Arrived:
+        due = self._sent[0]
+        self._executor.wait(lambda: self._has(due, TICK_S))
+        self._sent.pop(0)
+        with self._changed:
+            found = self._arrived.pop(due)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _is_there(self, trip: int) -> bool:
+        with self._changed:
+            return trip in self._arrived
+
+    def _has(self, trip: int, timeout_s: float) -> bool:
+        ledger = self._executor.node.ledger
+        with self._changed:
+            there = self._changed.wait_for(lambda: trip in self._arrived or ledger.stopped, timeout_s)
+            if ledger.stopped and trip not in self._arrived:
+                raise Stopped
+            return there
+
+    def _end(self, trip: int, found: Arrived | BaseException) -> None:
+        with self._changed:
+            if trip in self._sent:  # one that failed may have been given up
+                self._arrived.setdefault(trip, found)
+            self._exits.pop(trip, None)
+            self._answers.pop(trip, None)
+            self._changed.notify_all()
+
+    def _fail(self, trip: int, error: BaseException) -> None:
+        self._end(trip, error)
+
+    def _arrive(self, trip: int, depth: int, logits: Tree, ready: Ready) -> None:
+        """On the worker's thread, with the device active."""
+        if self._journey.every:
+            exits = self._exits.setdefault(trip, {})
+            exits[depth] = logits
+            if len(exits) == self._journey.depth:
+                # Made one after the other on one stage: the last mark is good for all.
+                self._end(trip, ([exits[number] for number in sorted(exits)], ready))
+        elif self._journey.policy is None:
+            self._end(trip, (logits, ready))
+        else:
+            self._decide(trip, depth, logits)
+
+    def _decide(self, trip: int, depth: int, logits: Tree) -> None:
+        """Who is sure enough leaves; the others are chosen to climb on."""
+        policy, last = self._journey.policy, self._journey.depth
+        assert policy is not None
+        answers, whole = self._answers.get(trip, (None, True))
+        threshold = policy.thresholds[depth - 1] if depth < last else -inf
+        answers, staying = decide(depth, threshold, policy.temperatures[depth - 1], (logits, answers))
+        mark = self._stage.device.mark_ready
+        if len(staying):
+            all_stay = len(staying) == len(logits)
+            whole = whole and all_stay
+            self._answers[trip] = answers, whole
+            onward = policy.tried[policy.tried.index(depth) + 1]
+            rows = None if all_stay else staying
+            self._executor.push(Leg("choice", trip, depth, whole, rows, mark(rows), self._guide, onward))
+        else:
+            if depth < last:
+                self._executor.push(Leg("forget", trip, depth, whole, None, None, self._guide))
+            self._end(trip, (EarlyExits(*answers[:2]), mark(answers)))

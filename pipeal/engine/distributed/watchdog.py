@@ -1,0 +1,103 @@
+"""The watchdog over all ranks: each says now and then what it does, and whether it has moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from pipeal.core.errors import StallError, first_line
+from pipeal.engine.distributed.channel import Message
+from pipeal.engine.execution.watchdog import write_dump
+from pipeal.engine.runner.compile_gate import GATE
+
+if TYPE_CHECKING:
+    from pipeal.engine.distributed.rank import Node
+
+BEAT_S = 1.0
+_LONGEST = 160
+
+
+class Beat:
+    """What a rank says of itself to rank 0, about every second.
+
+    Args:
+        node: The rank.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._said_at = self._moved_at = perf_counter()
+
+    def say(self) -> None:
+        """Says it, if it is time."""
+        now = perf_counter()
+        if now - self._said_at < BEAT_S:
+            return
+        self._said_at = now
+        changed_at = self._node.ledger.changed_at
+        moved, self._moved_at = changed_at > self._moved_at or GATE.busy(), max(changed_at, self._moved_at)
+        self._node.news.post(0, "beat", {"moved": moved, **state_of(self._node)})
+
+
+def state_of(node: Node) -> dict[str, Any]:
+    """What a rank does, since when, and what waits for it."""
+    what, since = node.worker.doing
+    return {"does": what[:_LONGEST], "for_s": perf_counter() - since, "waiting": len(node.inbox)}
+
+
+class Watch:
+    """Rank 0's view of them.
+
+    Args:
+        node: Rank 0.
+        timeout_s: How long all stages may stand still while the caller waits for them.
+        dump_folder: Where a file is then left; None for none.
+    """
+
+    def __init__(self, node: Node, timeout_s: float, dump_folder: Path | None) -> None:
+        self._node = node
+        self._timeout_s = timeout_s
+        self._dump_folder = dump_folder
+        self._beats: dict[int, dict[str, Any]] = {}
+
+    def hear(self, message: Message) -> None:
+        """A beat has come."""
+        self._beats[message.source] = dict(message.facts)
+        if message.facts["moved"]:
+            self._node.ledger.moved()
+
+    def require_progress(self, waiting_since: float) -> None:
+        """Looks whether anything has moved.
+
+        Raises:
+            StallError: Nothing has for too long.
+        """
+        still = perf_counter() - max(self._node.ledger.changed_at, waiting_since)
+        if still <= self._timeout_s:
+            return
+        states = {self._node.rank: state_of(self._node), **self._beats}
+        acting = {rank: state for rank, state in states.items() if not state["does"].startswith("waiting")}
+        oldest = max(acting or states, key=lambda rank: states[rank]["for_s"])
+        seat = self._node.seats[oldest]
+        lines = [
+            f"stage {self._node.world.mesh.stage_of(oldest)} stands still: {states[oldest]['does']} for "
+            f"{states[oldest]['for_s']:.1f} s on {seat.device} of {self._node.world.name_of(oldest)} "
+            f"(limit {self._timeout_s:g} s without progress)"
+        ]
+        lines += [
+            f"{self._node.world.name_of(rank)}: {state['does']}, for {state['for_s']:.1f} s, {state['waiting']} waiting"
+            for rank, state in sorted(states.items())
+        ]
+        lines[0] += dumped(self._dump_folder, [*lines, str(self._node.ledger)])
+        raise StallError("\n".join(lines))
+
+
+def dumped(folder: Path | None, lines: list[str]) -> str:
+    """Leaves a file with the stacks of all threads of this process, and says where, for a message."""
+    if folder is None:
+        return ""
+    try:
+        return f"; the stacks of all threads are in {write_dump(folder, chr(10).join(lines))}"
+    except OSError as error:
+        return f"; the stacks of all threads could not be written to {folder}: {first_line(error)}"

@@ -1,0 +1,1 @@
+"""Who carries a schedule out: the caller, or one thread per stage; their channels and watchdog."""

@@ -1,0 +1,118 @@
+"""A link between two threads: a bounded queue that can be closed from anywhere, and what travels in it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Protocol, TypeAlias
+
+from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.state.snapshot import Fence
+
+
+class Stopped(Exception):  # noqa: N818  not an error: the way out of a wait
+    """The pipeline was told to stop."""
+
+
+class Errand(Protocol):
+    """Something to do between two batches, that travels with them."""
+
+    @property
+    def does(self) -> str:
+        """What, in words, for a stall report."""
+        ...
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the stage after this one gets it as well."""
+        ...
+
+    def __call__(self, stage: Stage) -> None:
+        """Does it, on the stage's thread."""
+        ...
+
+
+Item: TypeAlias = "Parcel | Fence | Errand"
+"""What travels down the line of stages."""
+
+
+class Link:
+    """A bounded queue between two threads that can be closed from any other.
+
+    Args:
+        depth: How many parcels may wait in it.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._parcels: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._parcels)
+
+    def put(self, parcel: Item, timeout_s: float | None = None) -> bool:
+        """Adds a parcel or what else travels as soon as there is space; False if there was none in time.
+
+        Raises:
+            Stopped: The link was closed.
+        """
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._closed or len(self._parcels) < self.depth, timeout_s)
+            if self._closed:
+                raise Stopped
+            if there:
+                self._parcels.append(parcel)
+                self._changed.notify_all()
+            return there
+
+    def push(self, item: Item) -> None:
+        """Adds what someone else bounds, space or not.
+
+        Raises:
+            Stopped: The link was closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise Stopped
+            self._parcels.append(item)
+            self._changed.notify_all()
+
+    def wait_for_space(self) -> None:
+        """Waits until :meth:`put` would find space; raises as that does."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._parcels) < self.depth)
+            if self._closed:
+                raise Stopped
+
+    def first(self) -> Item:
+        """The oldest as soon as there is one; it keeps its place until :meth:`get`, which then does not wait.
+
+        Raises:
+            Stopped: The link was closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._parcels))
+            if self._closed:
+                raise Stopped
+            return self._parcels[0]
+
+    def get(self) -> Item:
+        """Takes the oldest as soon as there is one.
+
+        Raises:
+            Stopped: The link was closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._parcels))
+            if self._closed:
+                raise Stopped
+            self._changed.notify_all()
+            return self._parcels.popleft()
+
+    def close(self) -> None:
+        """Wakes everyone who waits and lets nobody wait again."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

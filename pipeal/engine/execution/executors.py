@@ -1,0 +1,190 @@
+"""Who carries a schedule out: the caller itself, or one worker per stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+from pipeal.engine.execution.channel import Link, Stopped
+from pipeal.engine.execution.watchdog import stall_report, wait_for_end
+from pipeal.engine.execution.worker import TICK_S, Ledger, Worker
+from pipeal.engine.runner.compile_gate import GATE
+from pipeal.engine.schedule import Action, Schedule, Task
+from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.state.snapshot import Fence
+
+STOP_S = 2.0
+"""How long a stop waits for the workers' current actions."""
+
+
+class Executor(Protocol):
+    """Carries out a schedule over stages."""
+
+    def submit(self, parcel: Parcel) -> None:
+        """Gives the next parcel to the first stage; waits while there is no space."""
+        ...
+
+    def fence(self, fence: Fence) -> None:
+        """Sends a fence after what was submitted, as :meth:`submit` does a parcel."""
+        ...
+
+    def drain(self) -> None:
+        """Waits until everything submitted has been updated on, and every stage has done with every fence."""
+        ...
+
+    def stop(self, why: BaseException | None = None) -> None:
+        """Ends what runs, without finishing what waits: in order, or because of an exception."""
+        ...
+
+
+class InlineExecutor:
+    """Runs each batch to its end in the caller's thread, in the schedule's own order."""
+
+    def __init__(self, stages: Sequence[Stage], schedule: Schedule, threads: int | None) -> None:
+        self.stages = stages
+        self.tasks = [(self.stages[task.stage], task.action) for task in schedule.order(len(stages), 1)]
+        self._failure: BaseException | None = None
+        self._threads_before = torch.get_num_threads()
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def submit(self, parcel: Parcel) -> None:
+        """Runs the batch; after a failure, which leaves layers half updated, raises it again."""
+        self.drain()
+        try:
+            for stage, action in self.tasks:
+                onward = stage.run(action, parcel if action is Action.FORWARD else None)
+                parcel = onward or parcel
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def fence(self, fence: Fence) -> None:
+        """Takes the states at once."""
+        self.drain()
+        try:
+            for stage in self.stages:
+                stage.save(fence, _nothing)
+        except BaseException as error:
+            fence.give_up(error, ended=True)
+            raise
+
+    def drain(self) -> None:
+        """Nothing is ever left to do."""
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self, why: BaseException | None = None) -> None:  # noqa: ARG002
+        """Gives the caller's thread setting back."""
+        torch.set_num_threads(self._threads_before)
+
+
+class ThreadedExecutor:
+    """One persistent worker per stage.
+
+    Args:
+        stages: The stages.
+        schedule: What may run after what.
+        queue_depth: How many parcels may wait before each stage.
+        threads: Intra-op threads of each worker on a CPU; None leaves PyTorch's setting.
+        stall_timeout_s: How long the pipeline may stand still while the caller waits for it.
+        dump_folder: Where the watchdog then leaves a file; None for none.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        schedule: Schedule,
+        *,
+        queue_depth: int,
+        threads: int | None,
+        stall_timeout_s: float,
+        dump_folder: Path | None = None,
+    ) -> None:
+        self.schedule = schedule
+        self.stall_timeout_s = stall_timeout_s
+        self.dump_folder = dump_folder
+        self._submitted = self._fences = 0
+        links = [Link(queue_depth) for _ in stages]
+        self.ledger = Ledger(len(stages), links)
+        self._inlet = links[0]
+        self.workers = [
+            Worker(stage, schedule, self.ledger, inbox, outbox, threads)
+            for stage, inbox, outbox in zip(stages, links, [*links[1:], None], strict=True)
+        ]
+        # PyTorch keeps the last number set by any thread as the one that later threads begin with.
+        self._threads_before = torch.get_num_threads()
+        try:
+            for worker in self.workers:
+                worker.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def submit(self, parcel: Parcel) -> None:
+        """Puts the parcel into the first link.
+
+        Raises:
+            StallError: No stage made progress for ``stall_timeout_s``.
+            Exception: Whatever a stage raised first.
+        """
+        self._wait(lambda: self._inlet.put(parcel, TICK_S))
+        self._submitted = parcel.sequence + 1
+
+    def fence(self, fence: Fence) -> None:
+        """Puts the fence into the first link; raises as :meth:`submit`."""
+        self.ledger.expect(fence)
+        self._wait(lambda: self._inlet.put(fence, TICK_S))
+        self._fences += 1
+
+    def drain(self) -> None:
+        """Waits for the last update of every stage, and the last fence; raises as :meth:`submit`."""
+        if self._fences:
+            self._wait(lambda: self.ledger.wait_for_fences(self._fences, TICK_S))
+        if self._submitted:
+            last = tuple(Task(self._submitted - 1, worker.stage.number, Action.UPDATE) for worker in self.workers)
+            self._wait(lambda: self.ledger.wait(last, TICK_S))
+
+    def stop(self, why: BaseException | None = None) -> None:  # noqa: ARG002
+        """Lets each worker end its current action, and waits for the threads.
+
+        Raises:
+            StallError: A worker did not come back; it is left behind, as a daemon.
+        """
+        self.ledger.stop()
+        try:
+            wait_for_end(self.workers, STOP_S)
+        finally:
+            torch.set_num_threads(self._threads_before)
+
+    def _wait(self, attempt: Attempt) -> None:
+        """Tries until it succeeds, a stage has failed, or nothing has moved for too long."""
+        waiting_since = perf_counter()
+        with suppress(Stopped):
+            while not attempt():
+                if GATE.busy():
+                    waiting_since = perf_counter()  # a compilation may take minutes, and others wait for it
+                still = perf_counter() - max(self.ledger.changed_at, waiting_since)
+                if still > self.stall_timeout_s:
+                    state = f"schedule {self.schedule.name}; {self._submitted} batches submitted", self.ledger
+                    raise stall_report(self.workers, self.stall_timeout_s, self.dump_folder, state)
+            return
+        assert self.ledger.failure is not None  # else nobody would have stopped us
+        raise self.ledger.failure
+
+
+def _nothing() -> None:
+    """Nobody watches who works in the caller's own thread."""
+
+
+class Attempt(Protocol):
+    """Something that may have to be tried again."""
+
+    def __call__(self) -> bool:
+        """Whether it succeeded."""
+        ...

@@ -1,0 +1,241 @@
+"""The threads: one worker per stage, bounded links between them, and one place where failure is known.
+
+::
+
+    caller ──link──► worker 0 ──link──► worker 1 ──link──► … worker S-1
+                        └───────────────┴── Ledger ───┘
+              (who has ended what, who failed first, who stands still)
+
+Every wait in this module ends: by what it waits for, or because :meth:`Ledger.stop` was called.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from time import perf_counter
+
+from pipeal.core.errors import ScheduleError
+from pipeal.engine.devices.threads import set_intra_op_threads
+from pipeal.engine.execution.channel import Errand, Link, Stopped
+from pipeal.engine.runner.compile_gate import Abandoned
+from pipeal.engine.schedule import Action, Schedule, Task
+from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.state.snapshot import Fence
+
+ACTIONS = (Action.FORWARD, Action.BACKWARD, Action.UPDATE)
+
+TICK_S = 0.2
+"""How often one who waits for threads looks whether they still move."""
+
+
+class Ledger:
+    """What all threads of a pipeline know together: tasks ended, the first failure, the order to stop.
+
+    Args:
+        stages: The number of stages.
+        links: Closed by :meth:`stop`.
+    """
+
+    def __init__(self, stages: int, links: list[Link]) -> None:
+        self.stages = stages
+        self.failure: BaseException | None = None
+        self.changed_at = perf_counter()
+        self._links = links
+        self._ended = {(stage, action): 0 for stage in range(stages) for action in ACTIONS}
+        self._passed = [0] * stages
+        self._fences: list[Fence] = []
+        self._waiters = 0
+        self._stopped = False
+        self._changed = threading.Condition()
+
+    def add_links(self, links: Iterable[Link]) -> None:
+        """Has more links closed by :meth:`stop`."""
+        self._links += links
+
+    def end(self, task: Task) -> None:
+        """Notes that a task has ended."""
+        with self._changed:
+            self._ended[task.stage, task.action] = task.batch + 1
+            self.changed_at = perf_counter()
+            if self._waiters:
+                self._changed.notify_all()
+
+    def has_ended(self, tasks: tuple[Task, ...]) -> bool:
+        """Whether all of ``tasks`` have ended."""
+        return all(self._ended[task.stage, task.action] > task.batch for task in tasks)
+
+    def wait(self, tasks: tuple[Task, ...], timeout_s: float | None = None) -> bool:
+        """Waits until all of ``tasks`` have ended; False if they had not in time.
+
+        Raises:
+            Stopped: :meth:`stop` was called.
+        """
+        with self._changed:
+            self._waiters += 1
+            try:
+                there = self._changed.wait_for(lambda: self._stopped or self.has_ended(tasks), timeout_s)
+            finally:
+                self._waiters -= 1
+            if self._stopped:
+                raise Stopped
+            return there
+
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called."""
+        return self._stopped
+
+    def moved(self) -> None:
+        """Notes that something goes on that takes time, and is no task."""
+        self.changed_at = perf_counter()
+
+    def expect(self, fence: Fence) -> None:
+        """Takes note of a fence on its way, which :meth:`stop` is to end."""
+        with self._changed:
+            self._fences = [other for other in self._fences if other.is_open]
+            self._fences.append(fence)
+            if self._stopped:
+                fence.give_up(self._why(fence), ended=True)
+
+    def end_fence(self, stage: int) -> None:
+        """Notes that a stage has done with a fence."""
+        with self._changed:
+            self._passed[stage] += 1
+            self.changed_at = perf_counter()
+            self._changed.notify_all()
+
+    def wait_for_fences(self, count: int, timeout_s: float) -> bool:
+        """Waits until every stage has done with ``count`` fences; otherwise as :meth:`wait`."""
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._stopped or min(self._passed) >= count, timeout_s)
+            if self._stopped:
+                raise Stopped
+            return there
+
+    def __str__(self) -> str:
+        """How far each stage is, for a person who looks for why nothing moves."""
+        # Without the lock: whoever holds it may be what stands still.
+        lines = []
+        for stage in range(self.stages):
+            ended = ", ".join(f"{action} of {self._ended[stage, action]}" for action in ACTIONS)
+            lines.append(f"stage {stage} has ended {ended} batches, and passed {self._passed[stage]} fences")
+        lines.append(f"told to stop: {self._stopped}; waiting for tasks: {self._waiters}; failure: {self.failure!r}")
+        return "\n".join(lines)
+
+    def _why(self, fence: Fence) -> BaseException:
+        return self.failure or ScheduleError(f"the pipeline was stopped before every stage had come by the {fence}")
+
+    def fail(self, error: BaseException) -> None:
+        """Keeps the first failure, and stops everyone."""
+        with self._changed:
+            if self.failure is None:
+                self.failure = error
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends every wait, now and from now on."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            for fence in self._fences:
+                fence.give_up(self._why(fence), ended=True)
+        for link in self._links:
+            link.close()
+
+
+class Worker(threading.Thread):
+    """Carries out one stage's tasks, in their order, each as soon as the schedule allows.
+
+    Args:
+        stage: The stage.
+        schedule: What may run after what.
+        ledger: Shared with the other workers.
+        inbox: Where parcels come from.
+        outbox: Where they go; None for the last stage.
+        threads: Intra-op threads of this worker on a CPU; None leaves PyTorch's setting.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        schedule: Schedule,
+        ledger: Ledger,
+        inbox: Link,
+        outbox: Link | None,
+        threads: int | None,
+    ) -> None:
+        # A daemon: a stage that hangs in foreign code must not keep the process alive.
+        super().__init__(name=f"pipeal-stage-{stage.number}", daemon=True)
+        self.stage = stage
+        self.schedule = schedule
+        self.ledger = ledger
+        self.inbox = inbox
+        self.outbox = outbox
+        self.threads = threads
+        self.doing: tuple[str, float] = ("starting", perf_counter())
+
+    def run(self) -> None:
+        """Works until the ledger is closed. The first exception of any worker goes to the caller."""
+        try:
+            if self.threads is not None:
+                set_intra_op_threads(self.threads)
+            while True:
+                with self._waiting("input"):
+                    item = self.inbox.get()
+                if isinstance(item, Parcel):
+                    parcels = [item]
+                    del item
+                    self._work_on(parcels)
+                else:
+                    self._pass_by(item)
+                    del item
+        except (Stopped, Abandoned):
+            pass
+        except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
+            self.ledger.fail(error)
+
+    def _work_on(self, parcels: list[Parcel]) -> None:
+        """Empties its one-element argument: a worker that waits for space must not hold its input as well."""
+        sequence = parcels[0].sequence
+        onward = self._do(Action.FORWARD, sequence, parcels.pop())
+        if self.outbox is not None:
+            assert onward is not None
+            with self._waiting("space"):
+                self.outbox.put(onward)
+        del onward
+        self._do(Action.BACKWARD, sequence)
+        self._do(Action.UPDATE, sequence)
+
+    def _pass_by(self, item: Fence | Errand) -> None:
+        if isinstance(item, Fence):
+            self.doing = (f"saving in the {item}", perf_counter())
+            self.stage.save(item, self.ledger.moved)
+            self.ledger.end_fence(self.stage.number)
+        else:
+            self.doing = (item.does, perf_counter())
+            item(self.stage)
+            self.ledger.moved()
+            if not item.goes_on:
+                return
+        if self.outbox is not None:
+            with self._waiting("space"):
+                self.outbox.put(item)
+
+    def _do(self, action: Action, sequence: int, parcel: Parcel | None = None) -> Parcel | None:
+        task = Task(sequence, self.stage.number, action)
+        before = self.schedule.after(task, self.ledger.stages)
+        if self.ledger.stopped:  # whoever stops the pipeline waits for one action, not for three
+            raise Stopped
+        if not self.ledger.has_ended(before):
+            with self._waiting("join"):
+                self.ledger.wait(before)
+        self.doing = (str(task), perf_counter())
+        onward = self.stage.run(action, parcel)
+        self.ledger.end(task)
+        return onward
+
+    def _waiting(self, reason: str) -> AbstractContextManager[None]:
+        self.doing = (f"waiting for {reason}", perf_counter())
+        return self.stage.clock.waiting(reason)

@@ -1,0 +1,1 @@
+"""Predictions: batches climb the stages, turn, and come down."""

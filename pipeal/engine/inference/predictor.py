@@ -1,0 +1,136 @@
+"""Predictions of a pipeline: one at a time, or a stream of batches with the stages at work on several at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError
+from pipeal.core.packet import Tree, in_mode, module_of
+from pipeal.engine.devices import ready_now, take_over
+from pipeal.engine.devices.threads import intra_op_threads
+from pipeal.engine.inference.drivers import Crew
+from pipeal.engine.inference.exit_policy import ExitPolicy
+from pipeal.engine.inference.trips import Journey, Traveller, Trip, drive
+from pipeal.engine.stage import Stage
+
+
+class Predictor:
+    """Lets batches travel through the stages of a pipeline; see :meth:`pipeal.Pipeline.predict_each`.
+
+    Args:
+        stages: The stages.
+        serial: Whether the caller does all the work.
+        threads: Intra-op threads on a CPU, of each stage's thread or of the caller, whoever does the work.
+        queue_depth: How many batches per stage may be under way.
+        stall_timeout_s: How long all stages may stand still while the caller waits for them.
+        rest: Called before a prediction begins; ends what the stages are at.
+        dump_folder: Where the watchdog leaves a file when nothing moves; None for none.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        *,
+        serial: bool,
+        threads: int,
+        queue_depth: int,
+        stall_timeout_s: float,
+        rest: Callable[[], None],
+        dump_folder: Path | None = None,
+    ) -> None:
+        self.stages = stages
+        self.serial = serial
+        self.threads = threads
+        self.queue_depth = queue_depth
+        self.stall_timeout_s = stall_timeout_s
+        self.dump_folder = dump_folder
+        self._rest = rest
+        self._under_way = False
+
+    def one(self, x: Tree, exit_at: int | None) -> Tensor:
+        """The logits of one batch, from the caller's own thread."""
+        depth = self._depth(exit_at)
+        self.refuse_while_under_way()
+        self._rest()
+        way = self._begin(depth)
+        with in_mode(modules_below(way, depth), False), intra_op_threads(self.threads):
+            return take_over(*drive(Traveller(self.stages).to_exit(x, ready_now(x), depth=depth)))
+
+    def each(
+        self, batches: Iterable[Tree], exit_at: int | None, policy: ExitPolicy | None
+    ) -> Generator[Any, None, None]:
+        """The logits of every batch, or with a policy :class:`~pipeal.engine.inference.exit_policy.EarlyExits`."""
+        depth = self._depth(exit_at)
+        if policy is None:
+            return self._travel(batches, Journey(depth))
+        if exit_at is not None:
+            raise ConfigError(f"exit_at {exit_at} and a policy are given; the policy decides where samples leave")
+        if len(policy.thresholds) != depth:
+            raise ConfigError(
+                f"the policy is for a model of {len(policy.thresholds)} exits, but this one has {depth}; "
+                "calibrate it on this model"
+            )
+        return self._travel(batches, Journey(depth, policy=policy))
+
+    def exits(self, batches: Iterable[Tree]) -> Generator[list[Tensor], None, None]:
+        """The logits of every exit of every batch."""
+        return self._travel(batches, Journey(self._depth(None), every=True))
+
+    def refuse_while_under_way(self) -> None:
+        """Raises a ScheduleError while an iterator of :meth:`each` or :meth:`exits` is neither exhausted nor closed."""
+        if self._under_way:
+            raise ScheduleError(
+                "the pipeline is predicting; finish the iterator of predict_each or predict_exits, or close() it, first"
+            )
+
+    def _travel(self, batches: Iterable[Tree], journey: Journey) -> Generator[Any, None, None]:
+        """Yields what the trips of all batches bring."""
+
+        def trips(abandoned: threading.Event | None = None) -> Iterator[Trip]:
+            for number, x in enumerate(batches):
+                yield journey.trip(Traveller(self.stages, number, abandoned), x, ready_now(x))
+
+        self.refuse_while_under_way()
+        self._rest()
+        self._under_way = True
+        try:
+            way = self._begin(journey.depth)
+            with in_mode(modules_below(way, journey.depth), False):
+                if self.serial or len(way) == 1:
+                    for trip in trips():
+                        with intra_op_threads(self.threads):
+                            arrived = drive(trip)
+                        yield take_over(*arrived)
+                else:
+                    with self._crew(way) as crew:
+                        for arrived in crew.drive(trips(crew.stopped), self.queue_depth * len(way)):
+                            yield take_over(*arrived)
+        finally:
+            self._under_way = False
+
+    def _crew(self, way: Sequence[Stage]) -> Crew:
+        return Crew(way, threads=self.threads, stall_timeout_s=self.stall_timeout_s, dump_folder=self.dump_folder)
+
+    def _begin(self, depth: int) -> list[Stage]:
+        """The stages on the way to an exit, which from now on see what the caller has given to its own streams."""
+        way = [stage for stage in self.stages if stage.layers[0][0] < depth]
+        for stage in way:
+            stage.device.follow_caller()
+        return way
+
+    def _depth(self, exit_at: int | None) -> int:
+        layers = self.stages[-1].layers[-1][0] + 1
+        depth = layers if exit_at is None else exit_at
+        if not 1 <= depth <= layers:
+            raise PlacementError(f"exit {depth} does not exist; this model has exits 1 to {layers}")
+        return depth
+
+
+def modules_below(stages: Sequence[Stage], depth: int) -> list[nn.Module]:
+    """The layers of these stages on the way to an exit."""
+    return [module_of(layer) for stage in stages for index, layer in stage.layers if index < depth]

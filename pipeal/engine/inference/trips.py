@@ -1,0 +1,240 @@
+"""Inference as trips: a batch climbs the stages to an exit and comes down again, a visit to one stage at a time.
+
+::
+
+            stage 0     stage 1     stage 2
+    x  ───► f1  f2 ───► f3 ───────► f4
+                                    b4
+    logits ◄ h1 h2 ◄─── h3 ◄─────── h4
+
+A trip is a generator: it yields the visit that comes next and is sent what came of it. It is pure planning and knows
+no thread; whoever drives it (the caller, or :class:`pipeal.engine.inference.drivers.Crew`) makes the visits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pipeal.core.errors import ConfigError
+from pipeal.core.packet import Path, TrainableLayer, Tree, batch_size, describe, map_tensors, shapes_of
+from pipeal.engine.devices import Ready
+from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy, decide
+from pipeal.engine.runner.error_context import add_note
+from pipeal.engine.stage import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What a stage is to do next for one trip.
+
+    Attributes:
+        stage: Where.
+        work: Called with the tree once it has arrived on the stage's device; returns what is handed on.
+        tree: What to bring.
+        ready: When that may be read.
+        does: In words, for a stall report.
+    """
+
+    stage: Stage
+    work: Callable[[Tree], Tree]
+    tree: Tree
+    ready: Ready
+    does: str
+
+
+Arrived: TypeAlias = tuple[Any, Ready]
+"""What came of a visit or of a whole trip, and when it may be read."""
+
+Trip: TypeAlias = Generator[Visit, Arrived, Arrived]
+
+
+def make(visit: Visit) -> Arrived:
+    """Makes a visit in the calling thread, with the stage's own device, streams and precision."""
+    device = visit.stage.device
+    with device.active(), torch.no_grad(), visit.stage.autocast():
+        try:
+            tree = device.receive(visit.tree, visit.ready)
+        except BaseException as error:
+            where = f"stage {visit.stage.number}, device {device}"
+            add_note(error, f"on the way to {where}, for {visit.does}; input {describe(shapes_of(visit.tree))}")
+            raise
+        result = visit.work(tree)
+        return result, device.mark_ready(result)
+
+
+def drive(trip: Trip) -> Arrived:
+    """Makes all visits of a trip, one after the other, in the calling thread."""
+    visit = next(trip)
+    while True:
+        arrived = make(visit)
+        try:
+            visit = trip.send(arrived)
+        except StopIteration as end:
+            return end.value
+
+
+Numbered: TypeAlias = tuple[int, TrainableLayer]
+Step: TypeAlias = tuple[Path, int, TrainableLayer]
+
+
+@dataclass(frozen=True)
+class Journey:
+    """Where all batches of a prediction go.
+
+    Attributes:
+        depth: How many layers are climbed at most.
+        every: Whether each exit on the way is taken as well.
+        policy: Where each sample leaves, if that is asked.
+    """
+
+    depth: int
+    every: bool = False
+    policy: ExitPolicy | None = None
+
+    def trip(self, traveller: Traveller, x: Tree, ready: Ready) -> Trip:
+        """The trip of one batch."""
+        if self.every:
+            return traveller.to_every_exit(x, ready)
+        if self.policy is not None:
+            return traveller.until_sure(x, ready, policy=self.policy)
+        return traveller.to_exit(x, ready, depth=self.depth)
+
+
+@dataclass(frozen=True)
+class Traveller:
+    """Plans the trips of one batch.
+
+    Attributes:
+        stages: All stages of the model.
+        batch: The batch's number, for messages; None where it is the only one.
+        abandoned: Ends a visit's wait for the compiler when it is set; None where nobody else would set it.
+    """
+
+    stages: Sequence[Stage]
+    batch: int | None = None
+    abandoned: threading.Event | None = None
+
+    def to_exit(self, x: Tree, ready: Ready, *, depth: int) -> Trip:
+        """Climbs ``depth`` layers, crosses the bridge there and comes down with the logits."""
+        x, ready = yield from self._climb(x, ready, 0, depth)
+        return (yield from self._descend(x, ready, depth))
+
+    def to_every_exit(self, x: Tree, ready: Ready) -> Trip:
+        """Climbs each layer once and comes down from every one, with a list of the logits of each exit."""
+        found = []
+        for depth in range(1, self._layers + 1):
+            x, ready = yield from self._climb(x, ready, depth - 1, depth)
+            logits, done = yield from self._descend(x, ready, depth)
+            found.append(logits)
+        return found, done  # made on one stage, one after the other: the last mark is good for all
+
+    def until_sure(self, x: Tree, ready: Ready, *, policy: ExitPolicy) -> Trip:
+        """Lets each sample go where it is sure enough; only the others climb on. Brings :class:`EarlyExits`."""
+        answers: Tree = None
+        climbed = 0
+        whole = True
+        for depth in policy.tried:
+            x, ready = yield from self._climb(x, ready, climbed, depth, whole=whole)
+            logits, done = yield from self._descend(x, ready, depth, whole=whole)
+            threshold = policy.thresholds[depth - 1] if depth < self._layers else -inf
+            weigh = partial(decide, depth, threshold, policy.temperatures[depth - 1])
+            visit = Visit(self.stages[0], weigh, (logits, answers), done, self._named(f"decision at exit {depth}"))
+            (answers, staying), done = yield visit
+            if not len(staying):
+                break
+            if len(staying) < len(logits):
+                here = next(stage for stage in self.stages if stage.layers[-1][0] >= depth - 1)
+                # What tells who stays was computed from x: its mark is good for both.
+                x, ready = yield Visit(here, select, (x, staying), done, self._named(f"choice at exit {depth}"))
+                whole = False
+            climbed = depth
+        return EarlyExits(*answers[:2]), done
+
+    @property
+    def _layers(self) -> int:
+        return self.stages[-1].layers[-1][0] + 1
+
+    def _climb(self, x: Tree, ready: Ready, climbed: int, depth: int, *, whole: bool = True) -> Trip:
+        """From the output of layer ``climbed`` (counted from 1) to that of layer ``depth``.
+
+        What is left of a batch is not ``whole``, and of any size: no size to compile anything for.
+        """
+        for stage, layers in self._between(climbed, depth):
+            steps: list[Step] = [("f", *numbered) for numbered in layers]
+            x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("climb"))
+        return x, ready
+
+    def _descend(self, x: Tree, ready: Ready, depth: int, *, whole: bool = True) -> Trip:
+        """From the output of layer ``depth`` over its bridge to the logits."""
+        steps: list[Step] = []
+        for stage, layers in reversed(self._between(0, depth)):
+            steps = [] if steps else [("b", *layers[-1])]
+            steps += [("h", *numbered) for numbered in reversed(layers)]
+            x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("descent"))
+        return x, ready
+
+    def _between(self, climbed: int, depth: int) -> list[tuple[Stage, list[Numbered]]]:
+        """The layers after the first ``climbed`` up to ``depth``, by stage."""
+        parts = [(stage, [one for one in stage.layers if climbed <= one[0] < depth]) for stage in self.stages]
+        return [(stage, layers) for stage, layers in parts if layers]
+
+    def _named(self, what: str) -> str:
+        return f"inference ({what})" if self.batch is None else f"inference ({what}), batch {self.batch}"
+
+    def _walk(self, stage: Stage, steps: Sequence[Step], whole: bool) -> Callable[[Tree], Tree]:
+        return partial(walk, stage, steps, whole=whole, batch=self.batch, abandoned=self.abandoned)
+
+
+def walk(
+    stage: Stage,
+    steps: Sequence[Step],
+    tree: Tree,
+    *,
+    whole: bool,
+    batch: int | None,
+    abandoned: threading.Event | None,
+) -> Tree:
+    """Takes a tree through blocks of one stage, and says where it was if one fails."""
+    climbs = steps[0][0] == "f"
+    if climbs:
+        stage.device.limit_run_ahead()
+    for path, index, layer in steps:
+        try:
+            tree = stage.infer(index, layer, path, tree, compiled=whole, abandoned=abandoned)
+        except BaseException as error:
+            which = "" if batch is None else f"batch {batch}, "
+            add_note(
+                error,
+                f"in the inference ({path}) of stage {stage.number}, layer {index} ({type(layer).__name__}), "
+                f"{which}device {stage.device}; input {describe(shapes_of(tree))}",
+            )
+            raise
+    if climbs:
+        stage.device.end_batch()
+    return tree
+
+
+def select(tree: Tree) -> Tree:
+    """The chosen rows of every tensor of a packet."""
+    x, staying = tree
+    rows = batch_size(x)
+
+    def choose(tensor: Tensor) -> Tensor:
+        if not tensor.dim() or tensor.shape[0] == 1:
+            return tensor  # the same for every sample
+        if tensor.shape[0] != rows:
+            raise ConfigError(
+                f"a packet of {rows} samples holds a tensor of shape {tuple(tensor.shape)}, of which no rows can be "
+                "chosen for those who climb on; put the batch first, or predict without an exit policy"
+            )
+        return tensor.index_select(0, staying)
+
+    return map_tensors(choose, x)

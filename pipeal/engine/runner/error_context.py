@@ -1,0 +1,117 @@
+"""What an error says of where it happened, and one of memory that ran out also of what to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, TypeAlias
+
+from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PipealError, first_line
+from pipeal.core.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
+from pipeal.core.packet import Shapes, TrainableLayer, describe, dtype_of, module_of
+from pipeal.engine.devices import Device
+from pipeal.engine.schedule import Action
+
+OnOom: TypeAlias = Literal["raise", "split"]
+"""What happens on a batch that does not fit into memory."""
+
+ON_OOM: tuple[OnOom, ...] = ("raise", "split")
+
+_NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
+
+
+class Blame:
+    """Says of errors in a stage where they happened.
+
+    Args:
+        number: The stage's number.
+        layers: Its layers, by their number in the whole model.
+        device: Its device.
+        on_oom: What happens on a batch that does not fit into memory.
+
+    Attributes:
+        had: The shapes of the input of each layer that the batch in hand has come to.
+    """
+
+    def __init__(
+        self, number: int, layers: Sequence[tuple[int, TrainableLayer]], device: Device, on_oom: OnOom
+    ) -> None:
+        self.had: dict[int, Shapes] = {}
+        self._number = number
+        self._layers = layers
+        self._device = device
+        self._on_oom = on_oom
+
+    @contextmanager
+    def around(self, action: Action, index: int, batch: int) -> Iterator[None]:
+        """For what goes wrong around an action: what goes wrong within it has been explained already."""
+        try:
+            yield
+        except (MemoryError, RuntimeError, NonFiniteError) as error:
+            late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
+            if not (late or isinstance(error, OutOfMemoryError) or getattr(error, "__notes__", None)):
+                self.explain(error, action, index, batch)
+            raise
+
+    def explain(
+        self, error: BaseException, action: Action, index: int | None, batch: int, had: Shapes | None = None
+    ) -> None:
+        """Adds to an error where it was; of one that says memory ran out, makes one that says what to do.
+
+        Raises:
+            OutOfMemoryError: It was one of those.
+        """
+        kind = "" if index is None else f", layer {index} ({type(dict(self._layers)[index]).__name__})"
+        where = f"in the {_NAMES[action]} of stage {self._number}{kind}, batch {batch}, device {self._device}"
+        shapes = describe((had or []) if index is None else self.had[index])
+        if is_out_of_memory(error) and not isinstance(error, PipealError):
+            place = self._number, index, batch
+            raise does_not_fit(error, where, shapes, self._device, self._on_oom, place) from error
+        add_note(error, f"{where}; input {shapes}{self._on_types(error, index)}")
+
+    def _on_types(self, error: BaseException, index: int | None) -> str:
+        """What to do where operators refuse the types of the input."""
+        said = str(error)
+        if index is None or not isinstance(error, RuntimeError) or not ("dtype" in said or "scalar type" in said):
+            return ""
+        own = dtype_of(module_of(dict(self._layers)[index]))
+        if all(dtype == own for _, dtype in self.had[index]):
+            return ""
+        return f"; the layer's weights are {str(own).removeprefix('torch.')}: convert what differs, as x.to({own}) does"
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """``error.add_note`` for every supported Python; 3.10 has no such method, and keeps the note as 3.11 would."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+
+
+def does_not_fit(
+    error: BaseException, where: str, had: str, device: Device, policy: OnOom, place: tuple[int, int | None, int]
+) -> OutOfMemoryError:
+    """What a person needs to know of memory that ran out.
+
+    Args:
+        error: What the device or the layer said.
+        where: The action, stage, layer, batch and device, in words.
+        had: The input, in words.
+        device: The stage's device.
+        policy: What happens then.
+        place: The numbers of the stage, the layer and the batch.
+    """
+    asked, free = bytes_asked(error), bytes_free(error)
+    if free is None:
+        free = device.free_bytes()
+    amounts = [f"{in_units(asked)} were asked for"] if asked is not None else []
+    amounts += [f"{in_units(free)} were free"] if free is not None else []
+    else_ = (
+        "" if policy == "split" else ", or have such batches learnt from in parts (on_oom='split', without replicas)"
+    )
+    return OutOfMemoryError(
+        f"out of memory {where}: {' and '.join(amounts) or first_line(error)}, the input is {had}; give it smaller "
+        "batches (batch_size, budget_tokens, max_samples), place fewer layers on the device (more stages), use "
+        f"bf16{else_}",
+        *place,
+    )

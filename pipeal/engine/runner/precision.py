@@ -1,0 +1,240 @@
+"""What decides how an action computes: settings of a thread, and one of the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.packet import ScalesLosses, TrainableLayer, scaler_of
+from pipeal.engine.devices import Device, Precision
+from pipeal.engine.schedule import Action
+
+Matmul: TypeAlias = Literal["highest", "high", "medium"]
+"""How matrix products of float32 are computed, as ``torch.set_float32_matmul_precision`` says: ``high`` is TF32 on a
+GPU that has it; ``medium`` is bfloat16 on a CPU that has it. Convolutions on a GPU have a setting of their own."""
+
+MATMULS: tuple[Matmul, ...] = ("highest", "high", "medium")
+
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_precision(name: str, devices: Iterable[torch.device]) -> Precision:
+    """The precision of that name, on devices that compute in it.
+
+    Raises:
+        ConfigError: The name is unknown, or one of the devices has no arithmetic in fp16.
+    """
+    for known in PRECISIONS:
+        if name == known:
+            if known == "fp16" and any(device.type == "cpu" for device in devices) and not _cpu_has_fp16():
+                raise ConfigError(
+                    "precision is fp16, but this CPU has no arithmetic of such numbers; use 'bf16' or 'fp32', or a GPU"
+                )
+            return known
+    raise ConfigError(unknown_name("precision", name, PRECISIONS))
+
+
+def make_ready(layers: Iterable[TrainableLayer], precision: str) -> None:
+    """Has layers do their part for a precision, as a pipeline does when it is opened to train them.
+
+    Those that did theirs for another one do so no longer.
+
+    Raises:
+        ConfigError: A layer cannot be trained in it, or an open pipeline trains one in another; all are as they were.
+    """
+    with _IN_TRAINING.lock:
+        _make_ready(list(layers), precision)
+
+
+@contextmanager
+def ready(layers: Iterable[TrainableLayer], precision: str) -> Iterator[None]:
+    """Within it, layers do their part for a precision, and nobody makes them ready for another one.
+
+    Raises:
+        ConfigError: As :func:`make_ready`.
+    """
+    found = list(layers)
+    with _IN_TRAINING.lock:
+        _make_ready(found, precision)
+        _IN_TRAINING.add(found, precision)
+    try:
+        yield
+    finally:
+        with _IN_TRAINING.lock:
+            _IN_TRAINING.remove(found)
+
+
+def trained_in(layer: TrainableLayer) -> str | None:
+    """The precision that an open pipeline trains a layer in; None where none does."""
+    with _IN_TRAINING.lock:
+        return _IN_TRAINING.precision_of(layer)
+
+
+class _InTraining:
+    """The layers that open pipelines train, and how many of them; by the layer's id, with the precision."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a pipeline that nobody closed may be collected within it
+        self._holders: dict[int, tuple[str, int]] = {}
+
+    def precision_of(self, layer: TrainableLayer) -> str | None:
+        """That it is trained in; None where no open pipeline does."""
+        found = self._holders.get(id(layer))
+        return None if found is None else found[0]
+
+    def add(self, layers: Iterable[TrainableLayer], precision: str) -> None:
+        for layer in layers:
+            known, count = self._holders.get(id(layer), (precision, 0))
+            self._holders[id(layer)] = known, count + 1
+
+    def remove(self, layers: Iterable[TrainableLayer]) -> None:
+        for layer in layers:
+            known, count = self._holders.pop(id(layer))
+            if count > 1:
+                self._holders[id(layer)] = known, count - 1
+
+
+_IN_TRAINING = _InTraining()
+
+
+def _make_ready(layers: Sequence[TrainableLayer], precision: str) -> None:
+    for number, layer in enumerate(layers):
+        held = _IN_TRAINING.precision_of(layer)
+        if held is not None and (held == "fp16") != (precision == "fp16"):
+            raise ConfigError(
+                f"layer {number} ({type(layer).__name__}) is wanted in {precision}, but an open pipeline trains it in "
+                f"{held}, and it scales its losses for both or for neither; close that one first"
+            )
+    if precision != "fp16":
+        for layer in layers:
+            if isinstance(layer, ScalesLosses):
+                layer.scale_losses(False)
+        return
+    for number, layer in enumerate(layers):
+        if not isinstance(layer, ScalesLosses):
+            raise ConfigError(
+                f"layer {number} ({type(layer).__name__}) has no scale_losses(), without which small gradients are "
+                "lost in fp16; use precision='bf16' or 'fp32'"
+            )
+    with ExitStack() as undo:
+        for layer in layers:
+            assert isinstance(layer, ScalesLosses)
+            if scaler_of(layer) is None:
+                undo.callback(layer.scale_losses, False)
+            layer.scale_losses()
+        undo.pop_all()
+
+
+def _cpu_has_fp16() -> bool:
+    """Without it, casting costs more than is gained. Private, and so may be missing."""
+    return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)())
+
+
+@contextmanager
+def matmul_precision(name: Matmul | None) -> Iterator[None]:
+    """Within it, matrix products of the whole process have that precision; None leaves the one it has.
+
+    Several may overlap in any order where all want the same; the last one to end leaves what was before the first.
+
+    Raises:
+        ConfigError: Another precision is wanted within one that has not ended.
+    """
+    if name is None:
+        yield
+        return
+    _MATMUL.begin(name)
+    try:
+        yield
+    finally:
+        _MATMUL.end()
+
+
+class _ProcessMatmul:
+    """Who holds the process to a precision of matrix products."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._name = self._before = ""
+        self._of_backends: list[tuple[Any, str]] = []
+
+    def begin(self, name: Matmul) -> None:
+        with self._lock:
+            if self._holders and name != self._name:
+                raise ConfigError(
+                    f"matmul is {name!r}, but another pipeline of this process is open with {self._name!r}, and matrix "
+                    "products have one precision for the whole process; close that one first, or ask for the same"
+                )
+            if not self._holders:
+                self._name = name
+                self._of_backends = [(backend, backend.fp32_precision) for backend in _backends()]
+                try:
+                    self._before = torch.get_float32_matmul_precision()
+                except RuntimeError:  # the user has set backends to what none of these names says
+                    self._before = "highest"
+                torch.set_float32_matmul_precision(name)  # sets the backends, too
+            self._holders += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                torch.set_float32_matmul_precision(self._before)
+                for backend, before in self._of_backends:
+                    backend.fp32_precision = "none"  # what is set for all of them holds
+                    if backend.fp32_precision != before:
+                        backend.fp32_precision = before
+
+
+def _backends() -> list[Any]:
+    """Those whose matrix products have a setting of their own, from torch 2.9 on."""
+    found = [torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None)]
+    return [backend for backend in found if hasattr(backend, "fp32_precision")]
+
+
+_MATMUL = _ProcessMatmul()
+
+
+def autocast(device: Device, precision: Precision) -> AbstractContextManager[Any]:
+    """The precision of forwards, whatever the caller's is.
+
+    Without autocast's cache, which all threads of the process would share.
+    """
+    dtype = _HALF.get(precision)
+    return _all(
+        torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False) for kind in device.types
+    )
+
+
+def settings(action: Action, device: Device, precision: Precision) -> AbstractContextManager[Any]:
+    """All of it for an action, set where it is not so already."""
+    wanted: list[AbstractContextManager[Any]] = []
+    forward = action is Action.FORWARD
+    if forward and precision in _HALF:
+        wanted.append(autocast(device, precision))
+    else:  # the caller's
+        wanted += [torch.autocast(kind, enabled=False) for kind in device.types if torch.is_autocast_enabled(kind)]
+    if forward and not torch.is_grad_enabled():
+        wanted.append(torch.enable_grad())
+    if action is Action.BACKWARD:
+        # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead of on
+        # the one thread that autograd has for that GPU, and the key, which is thread-local, holds there too.
+        wanted.append(torch.autograd.set_multithreading_enabled(False))
+    return _all(wanted)
+
+
+def _all(wanted: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    settings = list(wanted)
+    if len(settings) == 1:
+        return settings[0]
+    stack = ExitStack()
+    for setting in settings:
+        stack.enter_context(setting)
+    return stack

@@ -1,0 +1,36 @@
+"""Which layers form which stage, decided from numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from pipeal.core.errors import PlacementError
+
+
+def layers_of_stages(sizes: Sequence[int]) -> list[range]:
+    """The numbers of the layers of each stage.
+
+    >>> layers_of_stages([3, 1, 2])
+    [range(0, 3), range(3, 4), range(4, 6)]
+    """
+    ends = list(accumulate(sizes))
+    return [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def check_sizes(sizes: Sequence[int], layers: int, stages: int) -> list[int]:
+    """The number of layers of each stage, checked.
+
+    Raises:
+        PlacementError: They do not cover the layers, do not match the stages, or a stage is empty.
+    """
+    if isinstance(sizes, int):
+        raise PlacementError(f"sizes is {sizes}; expected the number of layers of each of {stages} stages, or None")
+    if len(sizes) != stages:
+        raise PlacementError(f"{len(sizes)} sizes {list(sizes)} for {stages} stages; pass one size per device")
+    if not sizes or min(sizes) < 1 or sum(sizes) != layers:
+        raise PlacementError(
+            f"sizes {list(sizes)} cover {sum(sizes)} layers, but the package has {layers}; every stage needs at "
+            "least one, and sizes=None balances automatically"
+        )
+    return list(sizes)

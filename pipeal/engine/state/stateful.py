@@ -1,0 +1,75 @@
+"""Where a layer keeps what it learns: its parameters by name, its optimizers, and what else has a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.core.errors import ConfigError
+from pipeal.core.packet import describe, shapes_of
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
+"""Types of values that a checkpoint keeps as they are."""
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def stateful(module: nn.Module) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
+    """The optimizers that modules have as attributes, and what else has a state; by dotted path, each once."""
+    found: dict[int, tuple[str, Any]] = {}
+    for prefix, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name not in _OF_EVERY_MODULE:
+                for path, held in _held(f"{prefix}.{name}".lstrip("."), value):
+                    if _has_state(held):
+                        found.setdefault(id(held), (path, held))
+    optimizers = {path: held for path, held in found.values() if isinstance(held, torch.optim.Optimizer)}
+    return optimizers, {path: held for path, held in found.values() if path not in optimizers}
+
+
+def state_of(other: Any) -> Any:
+    """The state of what is no optimizer, uncopied."""
+    return other.get_state() if isinstance(other, torch.Generator) else other.state_dict()
+
+
+def named_parameters(module: nn.Module, weights: Mapping[str, Any]) -> list[tuple[str, nn.Parameter]]:
+    """The parameters, by the names that ``state_dict()`` has for them: a wrapper may leave its own out."""
+    names = {id(value): name for name, value in reversed(list(weights.items()))}
+    return [(names.get(id(parameter), name), parameter) for name, parameter in module.named_parameters()]
+
+
+def trained_by(name: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str]]:
+    """For each group, the names of its parameters in the layer.
+
+    Raises:
+        ConfigError: It trains what is no parameter of the layer.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in names:
+                raise ConfigError(
+                    f"optimizer {name!r} trains {describe(shapes_of(parameter))}, which is no parameter of the layer, "
+                    "so that its values would be lost; register it there, as an nn.Parameter"
+                )
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _held(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A value, or what a container directly holds."""
+    if isinstance(value, Mapping):
+        yield from ((f"{path}.{key}", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{path}.{number}", part) for number, part in enumerate(value))
+    else:
+        yield path, value
+
+
+def _has_state(value: Any) -> bool:
+    if isinstance(value, (*PLAIN, Tensor, nn.Module, type)):
+        return False
+    if isinstance(value, torch.Generator):
+        return True
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))

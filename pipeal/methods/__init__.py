@@ -1,0 +1,1 @@
+"""How a network learns without one backward through all of it: one room or file per method."""

@@ -1,0 +1,28 @@
+"""Associated Learning: layers, packages, and backpropagation in the same shape."""
+
+from pipeal.methods.al.class_codes import encode_each_class
+from pipeal.methods.al.layers import AE, AL, ENC, LabelAE, LearningRates
+from pipeal.methods.al.package import ALPackage, set_device
+from pipeal.methods.bp import BP
+from pipeal.methods.cutting.encoder import Encoder
+from pipeal.methods.dropout import Dropout
+from pipeal.methods.optimizers import OptimizerFactory, adam
+from pipeal.methods.touched import TouchedAdam, touch_rows
+
+__all__ = [
+    "AE",
+    "AL",
+    "BP",
+    "ENC",
+    "ALPackage",
+    "Dropout",
+    "Encoder",
+    "LabelAE",
+    "LearningRates",
+    "OptimizerFactory",
+    "TouchedAdam",
+    "adam",
+    "encode_each_class",
+    "set_device",
+    "touch_rows",
+]

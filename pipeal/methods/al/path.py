@@ -1,0 +1,56 @@
+"""What a trained package is for: its way of inference as one plain module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+
+import torch
+from torch import nn
+
+from pipeal.core.errors import ConfigError
+from pipeal.core.packet import Tree, device_of
+from pipeal.methods.al.layers import AL
+from pipeal.methods.bp import BP
+
+
+class InferencePath(nn.Module):
+    """``f1 … fk, bk, hk … h1`` on one device, in evaluation mode; copies, with nothing that serves training alone.
+
+    It goes through ``torch.export``, and its ``state_dict`` can be saved and loaded as any module's.
+
+    Args:
+        layers: The layers to climb; the bridge of the last is taken.
+        device: Where to; None for where the first layer is.
+
+    Raises:
+        ConfigError: A layer has an inference of its own, and not that of AL or BP.
+    """
+
+    draws_from_default = False
+
+    def __init__(self, layers: Sequence[nn.Module], device: torch.device | str | None = None) -> None:
+        super().__init__()
+        ways = [_blocks(number, layer) for number, layer in enumerate(layers)]
+        self.f = nn.ModuleList(deepcopy(way["f"]) for way in ways)
+        self.b = deepcopy(ways[-1].get("b", nn.Identity()))
+        self.h = nn.ModuleList(deepcopy(way.get("h", nn.Identity())) for way in reversed(ways))
+        self.to(device_of(layers[0]) if device is None else device)
+        self.eval()
+
+    def forward(self, x: Tree) -> Tree:
+        """The input of the first layer to what its ``h`` gives: for classification, ``(B, classes)`` logits."""
+        for block in (*self.f, self.b, *self.h):
+            x = block(x)
+        return x
+
+
+def _blocks(number: int, layer: nn.Module) -> dict[str, nn.Module]:
+    """The blocks that a layer's inference goes through, if it does nothing else."""
+    inference = getattr(getattr(layer, "inference", None), "__func__", None)
+    if isinstance(layer, AL | BP) and inference in (AL.inference, BP.inference):
+        return layer.blocks()
+    raise ConfigError(
+        f"layer {number} is a {type(layer).__name__} with its own inference, or none; a plain module is made of the "
+        "blocks of AL and BP layers: use infer(), or put what it does into f, b and h"
+    )

@@ -1,0 +1,197 @@
+"""Backpropagation as a layer: a whole network with one end-to-end loss, so that baselines share the engine.
+
+Of a network that is a row of blocks, the blocks may lie on several devices, one after the other: naive model
+parallelism, in which one device works at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+
+from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.packet import Path, Tree, detach, device_of, move, tensors
+from pipeal.core.spread import handovers
+from pipeal.methods.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
+from pipeal.methods.scaling import LossScaler, require_own, step_all
+
+
+class BP(nn.Module):
+    """A network trained by ordinary backpropagation, in the shape of one layer of a pipeline.
+
+    Args:
+        model: ``x -> prediction``.
+        cri: ``(prediction, y) -> scalar``; cross entropy if None.
+        lr: The learning rate.
+        optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cri: nn.Module | None = None,
+        lr: float = 1e-3,
+        optimizer: OptimizerFactory | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.cri = nn.CrossEntropyLoss() if cri is None else cri
+        self.opt = open_optimizer(optimizer, model, lr)
+        self.scaler: LossScaler | None = None
+        self._graph: Tensor | None = None
+        self._losses: tuple[Tensor, ...] | None = None
+        self._places: tuple[tuple[int, torch.device], ...] = ()  # of each block, where there are several devices
+
+    def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+        """Keeps the end-to-end loss; returns the prediction, detached, and ``y``, on the last device if on several."""
+        prediction = self._climb(x)
+        if self._places:
+            y = move(y, self._places[-1][1])
+        loss = self.cri(prediction, y)
+        self._graph = loss if torch.is_grad_enabled() else None
+        self._losses = (loss.detach(),)
+        return detach(prediction), y
+
+    def backward(self) -> None:
+        """Backward through the whole network.
+
+        Raises:
+            ScheduleError: There is no forward to go back through.
+        """
+        if self._graph is None:
+            raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
+        graph, self._graph = self._graph, None
+        torch.autograd.backward([graph] if self.scaler is None else self.scaler.scaled([graph]))
+
+    def update(self) -> None:
+        """Steps the optimizer and clears the gradients."""
+        step_all((self.opt,), self.scaler)
+
+    def scale_losses(self, wanted: bool = True) -> None:
+        """As :meth:`pipeal.AL.scale_losses`."""
+        if not wanted:
+            self.scaler = None
+        elif self.scaler is None:
+            require_own(self, BP, "backward", "update")
+            home = self._places[-1][1] if self._places else device_of(self)
+            self.scaler = LossScaler((self.opt,)).to(home)
+
+    def loss(self) -> tuple[Tensor, ...] | None:
+        """The loss of the last forward, detached; None before the first."""
+        return self._losses
+
+    def inference(self, x: Tree, path: Path) -> Tree:
+        """``f`` is the network; ``b`` and ``h`` have nothing left to do."""
+        if path not in ("f", "b", "h"):
+            raise ConfigError(f"unknown inference path {path!r}; expected 'f', 'b' or 'h'")
+        return self._climb(x) if path == "f" else x
+
+    def blocks(self) -> dict[str, nn.Module]:
+        """The network, as ``f``."""
+        return {"f": self.model}
+
+    def block_count(self) -> int:
+        """The blocks of a network that takes its input through them in order; 1 for any other."""
+        return len(self.model) if isinstance(self.model, nn.Sequential) and _is_row(self.model) else 1
+
+    def spread(self, devices: Sequence[torch.device], sizes: Sequence[int]) -> list[int]:
+        """As :meth:`pipeal.core.spread.Spreads.spread`.
+
+        Raises:
+            ConfigError: The sizes are not those of the network's blocks, or two devices would share a parameter or a
+                buffer.
+        """
+        if sum(sizes) != self.block_count() or len(sizes) != len(devices):
+            raise ConfigError(f"found {list(sizes)} blocks for {len(devices)} devices, of {self.block_count()} blocks")
+        places = [(part, device) for part, device in enumerate(devices) for _ in range(sizes[part])]
+        owner: dict[int, int] = {}
+        parameters = [0] * len(devices)
+        blocks = _blocks(self.model)
+        for (part, _), block in zip(places, blocks, strict=True):
+            for name, tensor in (*block.named_parameters(), *block.named_buffers()):
+                parameters[part] += 0 if id(tensor) in owner else tensor.numel()
+                if owner.setdefault(id(tensor), part) != part:
+                    raise ConfigError(
+                        f"blocks on devices {owner[id(tensor)]} and {part} share {name!r}, which can be on one device "
+                        "alone; give sizes that keep these blocks together, or one device"
+                    )
+        self.to(devices[-1])
+        for (_, device), block in zip(places, blocks, strict=True):
+            block.to(device)
+        follow_weights((self.opt,))
+        self._places = tuple(places) if len(devices) > 1 else ()
+        return parameters
+
+    def _climb(self, x: Tree) -> Tree:
+        """The network's answer; on several devices, what blocks hand on is moved within autograd."""
+        if not self._places:
+            return self.model(x)
+        before = 0
+        for (part, device), block in zip(self._places, _blocks(self.model), strict=True):
+            if part != before:
+                x = _hand_over(x, before, part, device)
+                before = part
+            with _current(device):
+                x = block(x)
+        return x
+
+    def scale_lr(self, factor: float) -> None:
+        """Sets the learning rate to ``factor`` times its base value."""
+        scale_rates((self.opt,), factor)
+
+    def effective_parameters(self, *, last: bool = False) -> int:  # noqa: ARG002
+        """All parameters take part in an inference."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def affiliated_parameters(self, *, last: bool = False) -> int:  # noqa: ARG002
+        """None serves training alone."""
+        return 0
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BP:
+        """Moves the optimizer's state along with the weights."""
+        super()._apply(fn, recurse)
+        follow_weights((self.opt,))
+        own = zip(self._places, _blocks(self.model), strict=False)
+        if any(tensor.device != device for (_, device), block in own for tensor in block.parameters()):
+            self._places = ()  # it was moved as a whole
+        return self
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """Of a row, in order: one that is called several times comes as often, as it does not among ``children()``."""
+    return list(model) if isinstance(model, nn.Sequential) else []
+
+
+def _is_row(model: nn.Sequential) -> bool:
+    """Whether its forward does nothing but call its blocks in order."""
+    if "forward" in vars(model) or model._forward_hooks or model._forward_pre_hooks or model._backward_hooks:
+        return False
+    whose = next(kind for kind in type(model).__mro__ if "forward" in vars(kind))
+    return whose is nn.Sequential or bool(vars(whose).get("calls_in_order", False))
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """A kernel of Triton's, or a generator without a number, is of the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _hand_over(x: Tree, before: int, part: int, device: torch.device) -> Tree:
+    """Takes features from one part to the next, and reports it to the listener, now and in the backward."""
+    heard_by = handovers() if torch.is_grad_enabled() else None
+    if heard_by is None:
+        return move(x, device)
+    heard_by.left(before)
+    arrived = move(x, device)
+    heard_by.arrived(part)
+    to, back = ([tensor for tensor in tensors(tree) if tensor.requires_grad] for tree in (arrived, x))
+    if to:
+        # Where they are the same tensors, hooks are called in this order.
+        register_multi_grad_hook(to, lambda _: heard_by.left(part))
+        register_multi_grad_hook(back, lambda _: heard_by.arrived(before))
+    return arrived

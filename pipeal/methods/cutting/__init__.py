@@ -1,0 +1,1 @@
+"""Cuts a network that was written for backpropagation into parts, whatever method trains them."""

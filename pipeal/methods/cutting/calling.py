@@ -1,0 +1,178 @@
+"""How a batch becomes the arguments of a model, and which part of what it returns is its answer.
+
+::
+
+    {"input_ids": ids, "attention_mask": mask} ──► forward(input_ids=ids, attention_mask=mask, use_cache=False)
+    (ids, mask) ──► forward(ids, mask)                   ModelOutput(loss=None, logits=answer, …) ──► answer
+    x ──► forward(x, target=None)                        (answer, None) ──► answer
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from pipeal.core.errors import ConfigError
+from pipeal.core.packet import Tree, describe, shapes_of
+from pipeal.methods.cutting.probe import probing
+
+TARGET_NAMES = ("target", "targets", "label", "labels", "y")
+"""Arguments of a forward that take what is to be learnt; the loss is left out where they are None."""
+
+ANSWERS = ("logits", "out", "last_hidden_state")
+"""What the answer is called in an output of several fields, the first of these that is there."""
+
+
+class Called(nn.Module):
+    """A model that takes one argument, the input of a packet, and returns its answer alone.
+
+    Args:
+        model: Any module.
+        names: Of a dict, the arguments that its values are given as; of a tuple, how many positional arguments it is;
+            None where the input is one argument.
+        given: Other arguments.
+        masks: Which items of the input are masks.
+    """
+
+    draws_from_default = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Sequence[str] | int | None,
+        given: Mapping[str, Any],
+        masks: Collection[str | int] = (),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.names = names
+        self.given = dict(given)
+        self.masks = tuple(masks)
+
+    def forward(self, x: Tree) -> Tree:
+        """The input of a packet to the answer."""
+        if self.names is None:
+            out = self.model(x, **self.given)
+        elif isinstance(self.names, int):
+            out = self.model(*(x[place] for place in range(self.names)), **self.given)
+        else:
+            out = self.model(**{name: x[name] for name in self.names}, **self.given)
+        return answer_of(out)
+
+
+class Answer(nn.Module):
+    """Takes the answer out of an output of several fields (:func:`answer_of`)."""
+
+    draws_from_default = False
+
+    def forward(self, out: Tree) -> Tree:
+        """``out`` is what a model returned."""
+        return answer_of(out)
+
+
+def answer_of(out: Any) -> Any:
+    """The answer in what a model returns: of a ``ModelOutput``, another dataclass or a dict the field of that name,
+    of a tuple the one item that is not None; anything else is the answer itself.
+
+    >>> answer_of({"loss": None, "logits": 3}), answer_of((3, None)), answer_of(3)
+    (3, 3, 3)
+
+    Raises:
+        ConfigError: There are several fields, and none is called as in :data:`ANSWERS`.
+    """
+    if type(out) in (tuple, list):
+        there = [item for item in out if item is not None]
+        return there[0] if len(there) == 1 else out
+    fields = fields_of(out)
+    if fields is None:
+        return out
+    there = [name for name, value in fields.items() if value is not None]
+    named = [name for name in ANSWERS if name in there]
+    if not named and len(there) != 1:
+        raise ConfigError(
+            f"the model returns a {type(out).__name__} with {', '.join(map(str, there)) or 'no field set'}; expected "
+            f"one field, or one called {', '.join(ANSWERS)}: wrap the model in a module that returns its answer"
+        )
+    return fields[named[0] if named else there[0]]
+
+
+def fields_of(out: Any) -> Mapping[str, Any] | None:
+    """The fields of a dict, a ``ModelOutput`` or another dataclass; None of anything else."""
+    if isinstance(out, Mapping):
+        return out
+    if dataclasses.is_dataclass(out) and not isinstance(out, type):
+        return {field.name: getattr(out, field.name) for field in dataclasses.fields(out)}
+    return None
+
+
+def what_is(out: Tree) -> str:
+    """Shapes and types for a message, and what holds them where that is no tensor or tuple."""
+    shapes = describe(shapes_of(out))
+    if fields_of(out) is None:
+        return shapes
+    return f"a {type(out).__name__} with {', '.join(map(str, fields_of(out) or ()))} ({shapes}), which is no tensor"
+
+
+def called(model: nn.Module, sample: Tree) -> Called:
+    """How a model takes a sample.
+
+    Raises:
+        ConfigError: The forward cannot be called with it, as far as its arguments tell.
+    """
+    name = f"{type(model).__name__}.forward"
+    takes = [p for p in inspect.signature(model.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    places = [p.name for p in takes]
+    required = [p.name for p in takes if p.default is p.empty]
+    given: dict[str, Any] = {p: None for p in required[1:] if p in TARGET_NAMES}
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        given["use_cache"] = False  # what is kept from one text would be taken for the beginning of the next
+    if isinstance(sample, Mapping) and sample and all(key in places for key in sample):
+        left = {key: given[key] for key in given if key not in sample}
+        return Called(model, tuple(sample), left, [key for key in sample if "mask" in key])
+    if type(sample) is not tuple or len(places) - len(given) < 2 or len(sample) > len(places):
+        return Called(model, None, given)
+    masks = [number for number, place in enumerate(places[: len(sample)]) if "mask" in place]
+    one, several = Called(model, None, given), Called(model, len(sample), given, masks)
+    if len(required) - len(given) < 2 and _runs(one, sample):  # one argument that is a tuple
+        return one
+    for argument, value in zip(places, sample, strict=False):
+        if argument == "past_key_values" and isinstance(value, Tensor):
+            raise ConfigError(
+                f"item {places.index(argument)} of the sample, {describe(shapes_of(value))}, would be taken for "
+                f"{argument} by {name}({', '.join(places[: len(sample)])}, …); if it is a mask, make the inputs of "
+                f"batches dicts: {{{places[0]!r}: …, 'attention_mask': …}}"
+            )
+    return several
+
+
+def why_not(whole: Called) -> str:
+    """What may be behind an error of a model's forward, for its message; empty where nothing is known."""
+    targets = [key for key in whole.given if key in TARGET_NAMES]
+    if targets:
+        return (
+            f"{type(whole.model).__name__}.forward takes {targets[0]!r}, which is None here, for AL layers get the "
+            f"targets by themselves: have it leave the loss out where {targets[0]} is None"
+        )
+    return ""
+
+
+def packed(what: str) -> ConfigError:
+    """The error for a packed sequence, of which no part of pipeal can tell which rows are whose."""
+    return ConfigError(
+        f"{what} a PackedSequence, which has no batch first: its rows are of all texts in turn; pass padded texts "
+        "(B, T), with a mask where the model takes one, and pack and unpack (pack_padded_sequence, "
+        "pad_packed_sequence) within one module"
+    )
+
+
+def _runs(whole: Called, sample: Tree) -> bool:
+    try:
+        with probing(whole):
+            whole(sample)
+    except Exception:  # noqa: BLE001  whatever a user's forward raises; where both ways raise, the other one is told
+        return False
+    return True

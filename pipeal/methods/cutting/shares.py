@@ -1,0 +1,164 @@
+"""Where to cut a network so that so many parts cost about the same, by counting what a sample takes.
+
+Counted, not timed, so that the same network is cut the same everywhere: three times the FLOPs of a forward, for its
+backward takes two products for each; and the memory that is gone through, which takes as long as ten FLOPs a byte:
+activations three times, weights seven times, as Adam does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from pipeal.core.errors import ConfigError
+from pipeal.core.flops import counting
+from pipeal.core.packet import Tree, batch_size, device_of, move, tensors
+from pipeal.core.partition import balance
+from pipeal.methods.cutting.graph import parents, trace_model
+from pipeal.methods.cutting.probe import probing
+
+_FLOPS_PER_BYTE = 10
+_FORWARDS = 3
+_ACTIVATIONS = 3
+_WEIGHTS = 7
+
+
+def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
+    """The submodules at which ``count`` parts of about equal cost begin, but for the first part.
+
+    A part begins at a submodule that has a matrix of weights, and takes a batch: what has none (norms, activations)
+    goes with the one before. A submodule that costs more than a part should is looked into, where its forward can be
+    followed.
+
+    Args:
+        model: The network, on one device.
+        count: How many parts.
+        sample: A batch of inputs, the batch first.
+
+    Raises:
+        ConfigError: The forward cannot be followed, or there are fewer such submodules.
+    """
+    have = sum(_has_matrix(part.parameters(recurse=False)) for part in model.modules())
+    if have < count:
+        raise ConfigError(
+            f"split is {count}, but only {have} submodules have a matrix of weights for a layer to begin at"
+        )
+    around, closed = _with_sequences(model, ()), set[str]()
+    while True:
+        costs = _costs(model, around, sample)
+        share = sum(cost for _, cost in costs) / count
+        few = len(costs) < count
+        large = [
+            name
+            for name, cost in sorted(costs, key=lambda one: -one[1])
+            if name and name not in closed and (few or cost > share) and any(model.get_submodule(name).children())
+        ]
+        for name in large:
+            try:
+                deeper = _with_sequences(model, (*around, name))
+                trace_model(model, deeper, sample)
+            except ConfigError:  # it has branches of its own: it stays whole
+                closed.add(name)
+            else:
+                around = deeper
+                break
+        else:
+            break
+    if len(costs) < count:
+        found = ", ".join(name for name, _ in costs if name)
+        raise ConfigError(
+            f"split is {count}, but there are only {len(costs)} parts that a layer can be made of: {found}"
+        )
+    ends = [0]
+    for size in balance([cost for _, cost in costs], count):
+        ends.append(ends[-1] + size)
+    return [costs[start][0] for start in ends[1:-1]]
+
+
+def grouped(modules: Sequence[nn.Module], count: int, sample: Tree) -> list[int]:
+    """How many modules of a row each of ``count`` parts has; what has no matrix of weights goes with the one before.
+
+    Args:
+        modules: In the order in which a batch goes through them.
+        count: How many parts.
+        sample: A batch of inputs, the batch first.
+
+    Raises:
+        ConfigError: There are fewer modules with such a matrix.
+    """
+    sizes, costs, x = list[int](), list[float](), sample
+    for module in modules:
+        weights = list(module.parameters())
+        with probing(module):
+            x = move(x, device_of(module))
+            cost, x = _cost(module, (x,), {}, weights)
+        if not sizes or _has_matrix(weights):
+            sizes.append(0)
+            costs.append(0.0)
+        sizes[-1] += 1
+        costs[-1] += cost
+    if len(sizes) < count:
+        raise ConfigError(f"split is {count}, but only {len(sizes)} modules of the list have a matrix of weights")
+    each = iter(sizes)
+    return [sum(islice(each, units)) for units in balance(costs, count)]
+
+
+def _has_matrix(weights: Iterable[Tensor]) -> bool:
+    return any(one.dim() > 1 for one in weights)
+
+
+def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> list[tuple[str, float]]:
+    """What can begin a part and what it costs up to the next; first, without a name, what comes before."""
+    traced = trace_model(model, list(around), sample)
+    called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    whole = fx.GraphModule(traced.root, traced.graph)
+    found: list[tuple[str, float]] = [("", 0.0)]
+
+    class Counting(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            weights: list[Tensor] = []
+            if n.op == "call_module":
+                weights = list(self.fetch_attr(str(n.target)).parameters())
+                name = str(n.target).removeprefix("model.")
+                known = name != n.target and called.count(n.target) == 1 and _has_matrix(weights)
+                if known and batch_size(traced.values.get(n.all_input_nodes[0])) == batch_size(sample):
+                    found.append((name, 0.0))
+            cost, out = _cost(super().run_node, (n,), {}, weights)
+            found[-1] = (found[-1][0], found[-1][1] + cost)
+            return out
+
+    with probing(whole):
+        Counting(whole, graph=traced.graph).run(sample)
+    (_, before), *rest = found
+    # What comes before the first of them is a part of it: a shape that is read, or a norm.
+    return [(rest[0][0], rest[0][1] + before), *rest[1:]] if rest else found
+
+
+def _cost(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Sequence[Tensor]) -> tuple[float, Any]:
+    with counting() as counter:
+        out = run(*args, **kwargs)
+    moved = _ACTIVATIONS * _bytes(tensors(out) if _is_tree(out) else []) + _WEIGHTS * _bytes(weights)
+    return _FORWARDS * counter.get_total_flops() + _FLOPS_PER_BYTE * moved, out
+
+
+def _is_tree(out: Any) -> bool:
+    return isinstance(out, Tensor | tuple | list | dict)
+
+
+def _bytes(found: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in found)
+
+
+def _with_sequences(model: nn.Module, around: Iterable[str]) -> list[str]:
+    """These submodules, and the sequences among their children, whose forward is known."""
+    named = dict(model.named_modules())
+    looked = {"", *around}
+    for name, module in named.items():  # from the outside in
+        parent = next(iter(parents(name)), "")
+        known = type(module).forward is nn.Sequential.forward if isinstance(module, nn.Sequential) else False
+        if parent in looked and (known or isinstance(module, nn.ModuleList)):
+            looked.add(name)
+    return sorted(looked - {""})

@@ -1,0 +1,207 @@
+"""A forward run on symbols (torch.fx) that know the rank and the type of what they stand for.
+
+Sizes stay symbols, values too: a branch on them cannot be followed. A function outside of any module that has such
+branches (the masks of ``transformers`` are made by some) stays whole, as a submodule does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+# As in pipeal.core.packet: private by name, but what fx itself stands on.
+from torch.utils import _pytree as pytree
+
+from pipeal.core.packet import Tree
+
+FLAG = "training_or_not"
+"""The name of the submodule that tells the mode (:class:`pipeal.methods.cutting.piece.TrainingFlag`)."""
+
+HELD = "held_"
+"""How the attributes begin that hold the objects, no tensors and no modules, that functions are given."""
+
+_MAKERS = ("empty", "eye", "full", "ones", "rand", "randn", "zeros")
+"""Functions of torch that make tensors, of sizes that may be symbols, which they do not take."""
+
+Place = tuple[dict[str, Any], str]
+"""Where a function is called from: the globals of a module of Python, and its name there."""
+
+Values = Mapping[fx.Node, Any]
+"""What nodes stand for in some sample, as far as that is known."""
+
+
+def trace(
+    root: nn.Module, around: Collection[str], sample: Tree = None, known: Sequence[Any] = ()
+) -> tuple[fx.Graph, Values]:
+    """The graph of a forward with one argument, in the modes that the modules have.
+
+    Args:
+        root: The module.
+        around: The submodules that are looked into; others stay whole.
+        sample: An input for ``root``, to be run as the symbols are; None where none is known, and with it no rank.
+        known: In its place, what the nodes of another graph of the same forward stand for, in order.
+
+    Raises:
+        Exception: Whatever the forward raises on symbols.
+    """
+    whole: list[Place] = [(vars(torch), name) for name in _MAKERS]
+    while True:
+        tracer = _Tracer(around, sample, known)
+        try:
+            with _standing_for(whole, tracer):
+                return tracer.trace(root), tracer.values
+        except Exception as error:
+            place = _outermost_function(error.__traceback__)
+            if place is None or any(place[0] is known and place[1] == name for known, name in whole):
+                raise
+            whole.append(place)
+
+
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True
+
+    def __init__(self, around: Collection[str], sample: Tree, known: Sequence[Any]) -> None:
+        super().__init__()
+        self.values: dict[fx.Node, Any] = {}
+        self._around = around
+        self._sample = sample
+        self._known = known
+        self._computing = False  # real tensors, in submodules that fx has put its own __call__ into
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
+        return bool(module_qualified_name) and module_qualified_name not in self._around
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return forward(*args, **kwargs) if self._computing else super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        return attr_val if self._computing else super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Symbol(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        """Objects without symbols, such as a model's configuration, become attributes of the root."""
+        if dataclasses.is_dataclass(a) and not isinstance(a, type) and not _has_symbols(vars(a)):
+            return self._hold(a)  # fx would make another each time, of its fields alone
+        try:
+            return super().create_arg(a)
+        except NotImplementedError:
+            return self._hold(a)
+
+    def _hold(self, a: Any) -> fx.Node:
+        held = vars(self.root)
+        name = next((key for key, value in held.items() if key.startswith(HELD) and value is a), None)
+        if name is None:
+            name = f"{HELD}{sum(key.startswith(HELD) for key in held)}"
+            setattr(self.root, name, a)
+        return self.create_node("get_attr", name, (), {})
+
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Proxy:
+        made = super().create_proxy(kind, target, args, kwargs, *more, **options)
+        if self._sample is not None:
+            self._compute(made.node)
+        elif len(self.graph.nodes) <= len(self._known):
+            self.values[made.node] = self._known[len(self.graph.nodes) - 1]
+        return made
+
+    def _compute(self, node: fx.Node) -> None:
+        """Notes what a node stands for; where that raises, it is unknown, and the part it is in says so when tried."""
+        inputs = node.all_input_nodes
+        if any(one not in self.values and one.op != "get_attr" for one in inputs):
+            return
+
+        def value(one: fx.Node) -> Any:
+            return self.values[one] if one in self.values else named(self.root, str(one.target))
+
+        self._computing = True  # parameters are asked for, too
+        try:
+            args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
+            if node.op == "placeholder":
+                self.values[node] = self._sample
+            elif node.op == "call_module":
+                self.values[node] = named(self.root, str(node.target))(*args, **kwargs)
+            elif node.op == "call_method":
+                self.values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            elif node.op == "call_function":
+                self.values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception:  # noqa: BLE001  see above
+            self.values.pop(node, None)
+        finally:
+            self._computing = False
+
+
+class _Symbol(fx.Proxy):
+    """Answers by itself what no batch changes."""
+
+    def __getattr__(self, name: str) -> Any:
+        value = self._value()
+        if isinstance(value, Tensor):
+            if name in ("ndim", "dtype"):
+                return getattr(value, name)
+            if name in ("dim", "ndimension", "is_floating_point", "is_complex"):
+                return getattr(value, name)
+            if name == "shape":  # a symbol of its own, and not yet to be called, as fx takes attributes to be
+                return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+        return super().__getattr__(name)
+
+    def __len__(self) -> int:
+        value = self._value()
+        return len(value) if isinstance(value, torch.Size) else super().__len__()
+
+    def _value(self) -> Any:
+        values = getattr(object.__getattribute__(self, "tracer"), "values", {})
+        return values.get(object.__getattribute__(self, "node"))
+
+
+def named(root: nn.Module, target: str) -> Any:
+    """An attribute of an attribute and so on."""
+    found: Any = root
+    for name in target.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _outermost_function(at: TracebackType | None) -> Place | None:
+    """The function, known by its name where it is called, that is called first on the way to an error."""
+    while at is not None and at.tb_next is not None:
+        caller, code = at.tb_frame, at.tb_next.tb_frame.f_code
+        found = caller.f_globals.get(code.co_name)
+        library = str(caller.f_globals.get("__name__")).startswith(("torch.", "pipeal."))
+        if not library and inspect.isfunction(found) and code in (found.__code__, inspect.unwrap(found).__code__):
+            return caller.f_globals, code.co_name
+        at = at.tb_next
+    return None
+
+
+def _has_symbols(tree: Tree) -> bool:
+    return any(isinstance(leaf, fx.Proxy) for leaf in pytree.tree_leaves(tree))
+
+
+@contextmanager
+def _standing_for(whole: Collection[Place], tracer: _Tracer) -> Iterator[None]:
+    """Within it, calls of these functions with symbols become one node each."""
+    before = [(names, name, names[name]) for names, name in whole]
+
+    def standing_for(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not _has_symbols((args, kwargs)):
+                return function(*args, **kwargs)
+            return tracer.create_proxy("call_function", function, args, kwargs)
+
+        return call
+
+    try:
+        for names, name, function in before:
+            names[name] = standing_for(function)
+        yield
+    finally:
+        for names, name, function in before:
+            names[name] = function

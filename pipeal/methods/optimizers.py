@@ -1,0 +1,79 @@
+"""What every layer that trains itself does with its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.core.errors import ConfigError
+
+OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
+"""Called as ``factory(parameter_groups, lr=…)``."""
+
+adam: OptimizerFactory = partial(torch.optim.Adam, fused=True)
+"""The published optimizer, in its fused form: one pass over the parameters of a side."""
+
+
+def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """An optimizer of a module's parameters (:data:`adam` if None) that remembers its base learning rate.
+
+    Raises:
+        ConfigError: ``factory`` makes no optimizer, or one that wants to compute losses by itself.
+    """
+    if factory is not None and (not callable(factory) or (isinstance(factory, type) and not _makes(factory))):
+        found = repr(factory)
+        if isinstance(factory, torch.optim.Optimizer):
+            found = f"an {type(factory).__name__} that was made already, but every side needs its own"
+        raise ConfigError(
+            f"optimizer is {found}; expected what makes one, such as torch.optim.SGD or "
+            "functools.partial(torch.optim.SGD, momentum=0.9), or None"
+        )
+    # As a group, because a module without parameters (an identity) is fine but an empty list is refused.
+    groups: list[dict[str, Any]] = [{"params": list(module.parameters())}]
+    optimizer = (adam if factory is None else factory)(groups, lr=lr)
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise ConfigError(
+            f"optimizer {type(optimizer).__name__} computes losses by itself, several times per batch, and a layer "
+            "computes them once; expected another, such as torch.optim.SGD, or None"
+        )
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def _makes(kind: type) -> bool:
+    """Whether it makes optimizers; those of other libraries look like PyTorch's."""
+    return issubclass(kind, torch.optim.Optimizer) or (hasattr(kind, "step") and hasattr(kind, "zero_grad"))
+
+
+def scale_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Sets every learning rate to ``factor`` times its base value."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+
+
+def follow_weights(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Brings optimizer states to the device, type and layout in memory of their parameters.
+
+    ``nn.Module.to`` leaves them behind, and fused optimizers walk through a parameter and its state side by side.
+    """
+    for optimizer in optimizers:
+        if optimizer.state:
+            optimizer.load_state_dict(optimizer.state_dict())
+            for parameter, values in optimizer.state.items():
+                for name, value in values.items():
+                    if isinstance(value, Tensor) and _is_laid_out_otherwise(value, parameter):
+                        values[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def _is_laid_out_otherwise(value: Tensor, parameter: Tensor) -> bool:
+    if value.shape != parameter.shape or value.layout is not torch.strided or parameter.layout is not torch.strided:
+        return False
+    return value.stride() != parameter.stride()

@@ -1,0 +1,7 @@
+"""Which devices get which layers, and what training takes there: measured, forecast, tried."""
+
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import plan
+from pipeal.planning.pure.simulate import simulate
+
+__all__ = ["Placement", "plan", "simulate"]

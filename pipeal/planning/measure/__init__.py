@@ -1,0 +1,1 @@
+"""What forecasts are fed with: costs of layers and links, and contention, measured here."""

@@ -1,0 +1,330 @@
+"""Measures what layers cost here: seconds by training on real batches, bytes by looking at what is kept and sent."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from math import prod
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.core.errors import PlacementError
+from pipeal.core.outofmemory import is_out_of_memory
+from pipeal.core.packet import TrainableLayer, Tree, layers_of, module_of, pair_of, tensors
+from pipeal.core.partition import balance
+from pipeal.engine.devices import Precision
+from pipeal.engine.pipeline import Pipeline
+from pipeal.engine.runner.compiling import Compile
+from pipeal.engine.runner.error_context import OnOom
+from pipeal.engine.schedule import Action
+from pipeal.engine.state.layer_state import layer_state
+from pipeal.engine.trace import Span, Window
+from pipeal.planning.pure.layer_cost import LayerCost
+
+WARM_UP = 2
+"""Batches that come first and are not counted: allocators fill, kernels are chosen."""
+
+
+def measure(
+    model: nn.Module | Iterable[TrainableLayer],
+    batches: Sequence[Any],
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+    rounds: int = 3,
+) -> tuple[LayerCost, ...]:
+    """What each layer costs per batch on a device, the layers run one after the other.
+
+    Seconds are means over the batches, of several rounds the median, and so are the mean bytes of packets. All others
+    are those of the largest batch. What a backward needs for a moment is not among them.
+
+    Args:
+        model: The layers; copies of them are trained.
+        batches: Real batches, as :meth:`Pipeline.run` takes; the first few only warm up.
+        device: Where to measure.
+        threads: Intra-op threads on a CPU.
+        precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`.
+        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
+        rounds: How often.
+
+    Raises:
+        PlacementError: Too few batches.
+        OutOfMemoryError: They do not fit.
+    """
+    return measure_in_turns(
+        [(model, batches)],
+        device=device,
+        threads=threads,
+        precision=precision,
+        compile=compile,
+        on_oom=on_oom,
+        rounds=rounds,
+    )[0]
+
+
+def measure_in_turns(
+    cases: Sequence[tuple[nn.Module | Iterable[TrainableLayer], Sequence[Any]]],
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+    rounds: int = 3,
+) -> list[tuple[LayerCost, ...]]:
+    """As :func:`measure`, of models, each with its batches, that are to be compared: in each round all come in turn."""
+    copies = {id(model): deepcopy(layers_of(model)) for model, _ in cases}
+    spent: list[list[list[dict[Action, float]]]] = [[] for _ in cases]
+    for _ in range(max(1, rounds)):
+        for (model, batches), found in zip(cases, spent, strict=True):
+            found.append(
+                layer_costs(
+                    copies[id(model)],
+                    batches,
+                    device=device,
+                    threads=threads,
+                    precision=precision,
+                    compile=compile,
+                    on_oom=on_oom,
+                )
+            )
+    costs = []
+    for (model, batches), found in zip(cases, spent, strict=True):
+        sizes = [_bytes_of(pair_of(batch)) for batch in batches]
+        largest = batches[sizes.index(max(sizes))]
+        mean = fmean(sizes[WARM_UP:]) / max(1, *sizes)
+        counted = count_bytes(copies[id(model)], largest, device, threads, precision, on_oom)
+        costs.append(tuple(_with_means(cost, mean, [own[n] for own in found]) for n, cost in enumerate(counted)))
+    return costs
+
+
+def _with_means(cost: LayerCost, mean: float, rounds: Sequence[dict[Action, float]]) -> LayerCost:
+    """With seconds, and with the mean packet: a packet is taken to be as large as the batch that it is of."""
+    forward, backward, update = (median(own[action] for own in rounds) for action in Action)
+    mean_out_bytes = round(cost.out_bytes * mean)
+    return replace(cost, forward_s=forward, backward_s=backward, update_s=update, mean_out_bytes=mean_out_bytes)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Within it, Python collects no garbage, as in ``timeit``: after compiling, one look through it takes 0.6 s."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@uncollected()
+def layer_costs(
+    model: nn.Module | Iterable[TrainableLayer],
+    batches: Sequence[Any],
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+    goes_on: Callable[[], bool] = lambda: True,
+) -> list[dict[Action, float]]:
+    """The seconds of each layer's forward, backward and update per batch, the layers run one after the other.
+
+    Trains the layers it is given; pass a copy to keep them.
+
+    Args:
+        model: The layers.
+        batches: Batches as :meth:`Pipeline.run` takes; the first :data:`WARM_UP` are not counted. Layers that are
+            compiled train on all of them once before that, to have seen every shape.
+        device: Where to measure.
+        threads: Intra-op threads on a CPU.
+        precision: As for :class:`Pipeline`.
+        compile: As for :class:`Pipeline`.
+        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
+        goes_on: Asked after each batch that counts but the first whether to take another one.
+
+    Raises:
+        PlacementError: Too few batches.
+        OutOfMemoryError: They do not fit.
+    """
+    counted = counted_of(batches)
+    taken = 0
+
+    def bounded() -> Iterator[Any]:
+        nonlocal taken
+        for batch in batches:
+            if taken > WARM_UP and not goes_on():
+                return
+            taken += 1
+            yield batch
+
+    layers = layers_of(model)
+    before = before_the_clock(batches, compile)
+    window = Window(len(before) + WARM_UP, counted)
+    with Pipeline(
+        layers,
+        [device],
+        "sequential",
+        threads=threads,
+        precision=precision,
+        compile=compile,
+        trace=window,
+        on_non_finite="ignore",
+        on_oom=on_oom,
+    ) as pipe:
+        pipe.run(before)
+        pipe.run(bounded())
+        spans = pipe.spans()
+    return seconds_by_layer(spans, len(layers), taken - WARM_UP)
+
+
+def seconds_by_layer(spans: Iterable[Span], layers: int, batches: int) -> list[dict[Action, float]]:
+    """What each layer took per batch, by action, of spans of so many batches."""
+    totals: dict[tuple[int, Action], float] = defaultdict(float)
+    for span in spans:
+        totals[span.layer, span.action] += span.end - span.begin
+    return [{action: totals[layer, action] / batches for action in Action} for layer in range(layers)]
+
+
+def balanced_sizes(
+    model: nn.Module | Iterable[TrainableLayer],
+    batches: Sequence[Any],
+    stages: int,
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    precision: Precision = "fp32",
+    compile: Compile = "none",
+    on_oom: OnOom = "raise",
+) -> list[int]:
+    """The number of layers of each stage, balanced by what they cost; as even as can be where they do not fit together.
+
+    Trains the layers it is given; all arguments but ``stages`` are those of :func:`layer_costs`.
+
+    Raises:
+        PlacementError: More stages than layers, or too few batches.
+    """
+    layers = layers_of(model)
+    try:
+        costs = layer_costs(
+            layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return balance([1.0] * len(layers), stages)
+    return balance([sum(cost.values()) for cost in costs], stages)
+
+
+def counted_of(batches: Sequence[Any]) -> int:
+    """How many batches count, after those for warming up.
+
+    Raises:
+        PlacementError: None.
+    """
+    if len(batches) <= WARM_UP:
+        raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
+    return len(batches) - WARM_UP
+
+
+def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
+    """What layers train on so that nothing is left to compile."""
+    return [] if compile == "none" else batches
+
+
+def count_bytes(
+    layers: Sequence[TrainableLayer], batch: Any, device: str, threads: int, precision: Precision, on_oom: OnOom
+) -> list[LayerCost]:
+    """What each layer keeps and sends on one batch, without its seconds; the layers are trained on it."""
+    with (
+        Pipeline(
+            layers,
+            [device],
+            "sequential",
+            threads=threads,
+            precision=precision,
+            on_non_finite="ignore",
+            on_oom=on_oom,
+        ) as pipe,
+        _watching(layers) as watched,
+    ):
+        pipe.run([batch])
+    costs = []
+    for layer, calls in zip(layers, watched, strict=True):
+        # Where memory is short, the first call has failed and others have had parts: their packets are put together.
+        whole, most = calls[0], max((call for call in calls if call.ended), key=lambda call: call.took_bytes)
+        sent = most.sent_bytes * whole.took_bytes // most.took_bytes if most.took_bytes else most.sent_bytes
+        state = layer_state(layer, Tensor.detach)  # no copy: it is only counted
+        own = {parameter.untyped_storage().data_ptr() for parameter in module_of(layer).parameters()}
+        own |= {buffer.untyped_storage().data_ptr() for buffer in module_of(layer).buffers()}
+        weights = {id(p): p.numel() * p.element_size() for p in module_of(layer).parameters() if p.requires_grad}
+        activations = sum(size for place, size in most.kept.items() if place not in own)
+        optimizers = [each["state"] for each in state["optimizers"].values()]
+        costs.append(LayerCost(0.0, 0.0, 0.0, sent, sum(weights.values()), _bytes_of(optimizers), activations))
+    return costs
+
+
+@dataclass
+class _Call:
+    """A layer's forward: the bytes that came and went, the memory that its graph keeps, by place, and whether it
+    ended as it should."""
+
+    took_bytes: int
+    sent_bytes: int = 0
+    kept: dict[int, int] = field(default_factory=dict)
+    ended: bool = False
+
+
+@contextmanager
+def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[list[_Call]]]:
+    """For each layer, its forwards: several where memory does not suffice for one."""
+    found: list[list[_Call]] = [[] for _ in layers]
+    at_work: list[_Call] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        if at_work:
+            storage = tensor.untyped_storage()
+            at_work[-1].kept[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()  # itself would be a circle, of an output and its graph
+
+    with ExitStack() as hooks:
+        hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(keep, Tensor.detach))
+        for number, layer in enumerate(layers):
+            module = module_of(layer)
+
+            def enter(module: nn.Module, inputs: Tree, number: int = number) -> None:  # noqa: ARG001
+                call = _Call(_bytes_of(inputs))
+                found[number].append(call)
+                at_work.append(call)
+
+            def leave(module: nn.Module, inputs: Tree, output: Tree) -> None:  # noqa: ARG001
+                call = at_work.pop()
+                call.ended, call.sent_bytes = output is not None, _bytes_of(output)
+
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)  # one that fails gives None
+        yield found
+
+
+def _bytes_of(tree: Tree) -> int:
+    """What travels of a tree; of a tensor that was expanded, each element once."""
+    return sum(_elements(tensor) * tensor.element_size() for tensor in tensors(tree))
+
+
+def _elements(tensor: Tensor) -> int:
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return tensor.numel()
+    return prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)

@@ -1,0 +1,233 @@
+"""What training would take on devices that one may not have yet: layouts and schedules, simulated with measured costs.
+
+Every schedule is the one that executors carry out, or, for backpropagation, that of its papers, and each gets the
+layout that suits it; one that does one thing at a time gets the layout of those that do not, so that as many devices
+share its memory. Backpropagation is cut into the micro-batches that suit it best, of those whose costs were measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipeal.core.errors import PlacementError
+from pipeal.engine.schedule import SCHEDULES, Schedule
+from pipeal.planning.pure.backprop_schedules import BackpropSchedule, gpipe, naive, one_f_one_b
+from pipeal.planning.pure.candidates import CostsByKind, Searches, Setup, averaging_of, layouts, share_of
+from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.layout import Layout
+from pipeal.planning.pure.simulate import Crowding, Hop, Simulation, simulate
+from pipeal.planning.pure.stage_cost import LayerSums
+
+_UNTIL_STEADY = 64
+"""So many batches of a schedule without joins are simulated; from there on the pace is that of the last of them."""
+
+RIVALS: dict[str, Callable[[int], BackpropSchedule]] = {
+    "BP naive": lambda _: naive(),
+    "BP gpipe": gpipe,
+    "BP 1f1b": one_f_one_b,
+}
+"""Backpropagation, from the number of micro-batches."""
+
+METHODS = (*(f"AL {name}" for name in SCHEDULES), *RIVALS)
+"""Every way to train that can be forecast."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a model costs.
+
+    Attributes:
+        al: The layers of its AL form.
+        bp: The blocks of its form for backpropagation: by the number of micro-batches that a batch is cut into, the
+            costs of one of them. Empty where they were not measured.
+        micro_batches: Into how many pipelined backpropagation cuts a batch; None for as many of these as are best.
+        searches: What was searched for already.
+        forecasts: What was simulated already, by all that it depends on.
+    """
+
+    al: CostsByKind
+    bp: Mapping[int, CostsByKind] = field(default_factory=dict)
+    micro_batches: int | None = None
+    searches: Searches = field(default_factory=Searches, init=False, repr=False, compare=False)
+    forecasts: dict[Hashable, Forecast] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One way to train.
+
+    Attributes:
+        method: ``AL`` or ``BP`` and the schedule.
+        layout: Of one replica.
+        replicas: How many there are.
+        batch_s: Seconds per batch, filling and emptying of the pipeline included; with replicas, the time of a step
+            shared out among the batches that they do at once.
+        busy: The share of the run in which each stage works, averaging gradients included.
+        memory_bytes: What a device of each stage holds at most.
+        micro_batches: Into how many a batch is cut.
+    """
+
+    method: str
+    layout: Layout
+    replicas: int
+    batch_s: float
+    busy: tuple[float, ...]
+    memory_bytes: tuple[int, ...]
+    micro_batches: int = 1
+
+    @property
+    def devices(self) -> int:
+        """How many are used."""
+        return self.replicas * sum(len(stage.devices) for stage in self.layout.stages)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the devices' time in which they wait."""
+        working = sum(share * len(stage.devices) for share, stage in zip(self.busy, self.layout.stages, strict=True))
+        return 1 - working * self.replicas / self.devices
+
+
+def best_forecast(method: str, model: Model, setup: Setup) -> Forecast:
+    """What a run takes with one of :data:`METHODS`; with micro-batches, as many as are asked for or best.
+
+    Raises:
+        PlacementError: The replicas cannot share the devices, or nothing fits.
+    """
+    if method not in RIVALS:
+        return _best(method, SCHEDULES[method.removeprefix("AL ")], model.al, setup, model)
+    found: list[Forecast] = []
+    failure = PlacementError(f"{method}: the costs of backpropagation were not measured")
+    asked = model.micro_batches
+    tried = model.bp if asked is None else {RIVALS[method](asked).micro_batches}  # of naive, the whole batch
+    for micro_batches, costs in sorted(model.bp.items()):
+        schedule = RIVALS[method](micro_batches)
+        if schedule.micro_batches == micro_batches and micro_batches in tried:
+            try:
+                found.append(_best(method, schedule, costs, setup, model))
+            except PlacementError as error:
+                failure = error
+    if not found:
+        raise failure
+    return min(found, key=lambda one: one.batch_s)
+
+
+def forecast(
+    method: str, schedule: Schedule | BackpropSchedule, costs: CostsByKind, setup: Setup, layout: Layout | None = None
+) -> Forecast:
+    """What a run would take.
+
+    Args:
+        method: What it is called.
+        schedule: What may run after what.
+        costs: Of the layers; for backpropagation of the blocks, on one micro-batch.
+        setup: What it runs on.
+        layout: Of one replica; None for the best.
+
+    Raises:
+        PlacementError: The replicas cannot share the devices, or nothing fits.
+    """
+    if layout is None:
+        return _best(method, schedule, costs, setup, Model(costs))
+    rival = isinstance(schedule, BackpropSchedule)
+    micro = schedule.micro_batches if isinstance(schedule, BackpropSchedule) else 1
+    own = {kind: LayerSums(row) for kind, row in costs.items()}
+    crowding = _crowding(setup)
+    durations = [
+        own[stage.device.kind].durations(
+            stage.layers.start,
+            stage.layers.stop,
+            stage.device,
+            devices=len(stage.devices),
+            together=len(stage.devices) * setup.replicas,
+            link=setup.link,
+            averaging=averaging_of(setup, down=rival),
+        )
+        for stage in layout.stages
+    ]
+    sent = [own[stage.device.kind].mean_out_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
+    link = setup.link
+    hops = None if link == Link() else [Hop(count / link.bytes_per_s, link.latency_s) for count in sent]
+
+    def run(batches: int) -> Simulation:
+        return simulate(
+            schedule,
+            durations,
+            batches * micro,
+            queue_depth=micro if rival else setup.queue_depth,
+            hops=hops,
+            crowding=crowding,
+            at_work=[len(stage.devices) for stage in layout.stages],
+            keep_spans=False,
+        )
+
+    # Where nothing is left of a batch when the next one begins, each takes what the first takes. If some stage still
+    # has an update to do then, a few take what all take; without joins it takes some until the slowest part sets the
+    # pace.
+    simulated = 1 if isinstance(schedule, BackpropSchedule) or schedule.joins else min(setup.batches, _UNTIL_STEADY)
+    seen = run(simulated)
+    if rival and seen.ended[0] < seen.makespan_s:
+        simulated = min(setup.batches, 3)
+        seen = run(simulated)
+    seconds = pace_s = seen.makespan_s
+    if 1 < simulated < setup.batches:
+        fewer = simulated - _a_part(simulated, setup.queue_depth)
+        pace_s = (seen.makespan_s - run(fewer).makespan_s) / (simulated - fewer)
+    seconds += (setup.batches - simulated) * pace_s
+    in_all = seen.makespan_s / simulated * setup.batches / seconds if seconds else 0.0
+    memory = [
+        own[stage.device.kind].memory_bytes(
+            stage.layers.start,
+            stage.layers.stop,
+            devices=len(stage.devices),
+            held=held,
+            waiting=0 if rival else setup.queue_depth,
+        )
+        for stage, held in zip(layout.stages, seen.held, strict=True)
+    ]
+    return Forecast(
+        method,
+        layout,
+        setup.replicas,
+        seconds / setup.batches / setup.replicas,
+        tuple(share * in_all for share in seen.busy),
+        tuple(memory),
+        micro,
+    )
+
+
+def _best(
+    method: str, schedule: Schedule | BackpropSchedule, costs: CostsByKind, setup: Setup, model: Model
+) -> Forecast:
+    """On the best of its layouts. Of other numbers of devices, many have the same stages: these are simulated once."""
+    found = []
+    others = replace(setup, devices=())
+    for layout in layouts(costs, setup, schedule, model.searches):
+        stages = tuple((stage.layers, stage.device, len(stage.devices)) for stage in layout.stages)
+        what = schedule, id(costs), stages, others
+        if what not in model.forecasts:
+            model.forecasts[what] = forecast(method, schedule, costs, setup, layout)
+        found.append(replace(model.forecasts[what], layout=layout))
+    return min(found, key=lambda one: one.batch_s)
+
+
+def _a_part(batches: int, queue_depth: int) -> int:
+    """So many of the last batches tell the pace: where a link's latency sets it, they come a queue at a time."""
+    part = max(1, batches // 4)
+    return part - part % queue_depth if queue_depth <= part else part
+
+
+def _crowding(setup: Setup) -> Crowding | None:
+    """As it is for one of the replicas: all of them do the same at the same time, on the same cores."""
+    crowding, replicas = setup.crowding, setup.replicas
+    return None if crowding is None else lambda at_once: crowding(at_once * replicas)
+
+
+def on_fewer(setup: Setup, each: int) -> Setup:
+    """The same, with the first so many devices of each replica's share."""
+    return replace(setup, devices=tuple(device for device in share_of(setup)[:each] for _ in range(setup.replicas)))
+
+
+def alone_s(costs: CostsByKind, devices: Sequence[PlannedDevice]) -> float:
+    """Seconds per batch of all layers, one after the other, on the one that is fastest at it, with memory enough."""
+    return min(sum(cost.seconds for cost in costs[device.kind]) / device.speed for device in set(devices))

@@ -1,0 +1,1 @@
+"""What a run shows and leaves to look at: rows, tables, pictures, pages."""

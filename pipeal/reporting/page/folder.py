@@ -1,0 +1,315 @@
+"""A run's folder, read back: configuration, rows, summary and status, and what of it is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeal.config import document
+from pipeal.core.errors import DataError
+from pipeal.reporting.page.rows import read_rows, require_file
+from pipeal.reporting.page.status import Status, inferred_status, told_status
+from pipeal.training.metric import ACCURACY, LOSS, MeanSd, Measure, measure_of
+from pipeal.training.row import EpochRow
+
+_MARKS = ("config.yaml", "asked.yaml", "status.json", "summary.json", "epochs.csv")
+"""A folder with any of these is a run."""
+
+_FORM = re.compile(r"(al|bp)(-.+)?")
+"""The folder of a form within that of a comparison."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one form of one run left. Nothing in it is certain to be there: a run may have died at any moment.
+
+    Attributes:
+        folder: Where its files are.
+        name: What people call it: the folder's name, and of a comparison also the form's.
+        status: How it stands.
+        config: The nested configuration; empty if missing.
+        summary: What ``summary.json`` holds; empty if missing.
+        rows: One per epoch and turn.
+        exits: What ``exits.json`` holds; empty if missing.
+        missing: One line for each file that is not there or cannot be read.
+    """
+
+    folder: Path
+    name: str
+    status: Status
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    rows: Sequence[EpochRow]
+    exits: Mapping[str, Any]
+    missing: tuple[str, ...]
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return _text(self.config.get("dataset") or self.summary.get("dataset"))
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return _text(value_at(self.config, "model.name") or self.summary.get("model"))
+
+    @property
+    def form(self) -> str:
+        """What tables and pictures call it: ``AL``, ``BP``, ``BP over 2``."""
+        return _text(self.summary.get("form") or _text(value_at(self.config, "train.mode")).upper())
+
+    @property
+    def epochs(self) -> tuple[int, int | None]:
+        """Epochs done and asked for, of all turns together; None where nobody knows."""
+        return len(self.rows), _asked(self.config)
+
+    @property
+    def at_best(self) -> MeanSd | None:
+        """The test accuracy, or validation loss, of each turn's best epoch by its held-out samples."""
+        measure = self.measure
+        return measure.at_best(self.rows) if self.rows else self._summarised(f"{measure.key}_at_best_held_out")
+
+    @property
+    def last(self) -> MeanSd | None:
+        """The test accuracy, or validation loss, after each turn's last epoch."""
+        return self.measure.last(self.rows) if self.rows else self._summarised(f"last_{self.measure.key}")
+
+    @property
+    def epoch_s(self) -> MeanSd | None:
+        """Seconds of training of each epoch."""
+        if self.rows:
+            return MeanSd.of(row.epoch_time for row in self.rows)
+        return self._summarised("seconds_per_epoch")
+
+    @property
+    def parameters(self) -> tuple[float | None, float | None]:
+        """How many are trained, and how many an inference takes."""
+        trained, inference, effective, affiliated = (
+            number_at(self.summary, f"{kind}_parameters")
+            for kind in ("training", "inference", "effective", "affiliated")
+        )
+        if effective is not None and affiliated is not None:  # as runs of earlier versions tell it
+            return effective + affiliated, effective
+        return trained, inference
+
+    def _summarised(self, key: str) -> MeanSd | None:
+        """A mean of the summary, whose turns are not known."""
+        found = number_at(self.summary, key)
+        return None if found is None else MeanSd((found,))
+
+    @property
+    def measure(self) -> Measure:
+        """How its epochs are measured."""
+        if self.rows:
+            return measure_of(self.rows)
+        return LOSS if f"last_{LOSS.key}" in self.summary else ACCURACY
+
+    @property
+    def when(self) -> datetime:
+        """When it began, or else when its oldest file was written last."""
+        try:
+            began = datetime.fromisoformat(self.status.started.replace("Z", "+00:00"))
+            return began if began.tzinfo else began.astimezone()
+        except (ValueError, OverflowError):
+            seconds = [file.stat().st_mtime for file in map(self.folder.joinpath, _MARKS) if file.is_file()]
+            return datetime.fromtimestamp(min(seconds, default=self.folder.stat().st_mtime), timezone.utc).astimezone()
+
+    @property
+    def size_bytes(self) -> int:
+        """What its files take, links not followed."""
+        found = 0
+        for folder, _, files in os.walk(self.folder):
+            for name in files:
+                try:
+                    found += os.lstat(os.path.join(folder, name)).st_size
+                except FileNotFoundError:  # a live run renames and removes files
+                    continue
+        return found
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is what a run leaves."""
+    return _is_marked(folder) or bool(_forms_in(folder))
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs in a folder, by name; or the folder itself, if it is one.
+
+    Raises:
+        DataError: There is no such folder, or it cannot be read.
+    """
+    with _told_as_data(folder):
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; name the one that training was told as --out (default: runs)")
+        return [folder] if is_run(folder) else sorted(child for child in folder.iterdir() if _is_listed(child))
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Reads a run's folder; one that compares forms gives all of them.
+
+    Raises:
+        DataError: The folder is no run, or cannot be read.
+    """
+    with _told_as_data(folder):
+        return _read_forms(folder)
+
+
+def _is_listed(folder: Path) -> bool:
+    """Not what is being made, and what a killed process left of it; what cannot be looked into is for its reader."""
+    try:
+        return not folder.name.startswith(".") and is_run(folder)
+    except PermissionError:
+        return True
+
+
+def are_forms(runs: Sequence[Run]) -> bool:
+    """Whether they are the forms of one comparison."""
+    return (
+        len({run.folder for run in runs}) == len(runs) > 1
+        and len({run.folder.parent for run in runs}) == 1
+        and all(_FORM.fullmatch(run.folder.name) for run in runs)
+    )
+
+
+def _forms_in(folder: Path) -> list[str]:
+    """The forms that a run compares, by name."""
+    return sorted(path.name for path in folder.glob("*") if _FORM.fullmatch(path.name) and _is_marked(path))
+
+
+def _is_marked(folder: Path) -> bool:
+    return any((folder / mark).is_file() for mark in _MARKS)
+
+
+@contextmanager
+def _told_as_data(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # no permission, or a name that is too long
+        raise DataError(f"{folder}: cannot be read: {error.strerror or error}") from error
+
+
+def _read_forms(folder: Path) -> list[Run]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; name a run's folder, such as runs/agnews-transformer-al-001")
+    if not is_run(folder):
+        within = runs_in(folder)
+        hint = f"it holds {len(within)}, such as {within[0]}" if within else "name a folder with one"
+        raise DataError(f"{folder}: no run: it has no {', '.join(_MARKS[:-1])} or {_MARKS[-1]}; {hint}")
+    absolute = folder.resolve()
+    whole = _read_status(absolute)
+    forms = _forms_in(absolute)
+    if forms:
+        found = [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
+        return found if all(map(_has_ended, found)) else [_apart(run) for run in found]
+    if _FORM.fullmatch(absolute.name) and is_run(absolute.parent):
+        return [run for run in _read_forms(absolute.parent) if run.folder == absolute]
+    return [_read(absolute, absolute.name, whole)]
+
+
+def _apart(run: Run) -> Run:
+    """One form of a run whose other has not ended: it is done, whatever became of that."""
+    if not _has_ended(run) or run.status.state == "finished":
+        return run
+    return replace(run, status=Status("finished", started=run.status.started, updated=run.status.updated))
+
+
+def _has_ended(run: Run) -> bool:
+    """Whether all of its epochs are there, and what it writes in the end."""
+    done, asked = run.epochs
+    return asked is not None and done >= asked and bool(run.summary)
+
+
+def value_at(mapping: Any, path: str) -> Any:
+    """The value at a dotted path; None where there is none.
+
+    >>> value_at({"train": {"lr": {"base": 0.1}}}, "train.lr.base")
+    0.1
+    """
+    for key in path.split("."):
+        if not isinstance(mapping, Mapping):
+            return None
+        mapping = mapping.get(key)
+    return mapping
+
+
+def number_at(mapping: Any, path: str) -> float | None:
+    """The finite number at a dotted path; None where there is none, or something else."""
+    value = value_at(mapping, path)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
+        return None
+    return float(value)
+
+
+def _read(folder: Path, name: str, whole: Status | None) -> Run:
+    """Reads one form; ``whole`` is the status of the run that it is a part of, or None."""
+    missing: list[str] = []
+    begun = (folder / "config.yaml").exists() or not (folder / "asked.yaml").exists()
+    config = _config(folder / ("config.yaml" if begun else "asked.yaml"), missing)
+    summary = _json(folder / "summary.json", missing, "a run writes it when it ends")
+    exits = _json(folder / "exits.json", missing, "") if (folder / "exits.json").exists() else {}
+    rows: list[EpochRow] = []
+    try:
+        rows, broken = read_rows(folder / "epochs.csv")
+        if broken:
+            missing.append(f"epochs.csv: {broken} of {broken + len(rows)} lines cannot be read")
+    except FileNotFoundError:
+        missing.append("epochs.csv: not there; a run adds a row after each epoch")
+    except OSError as error:
+        missing.append(f"epochs.csv: {error.strerror or error}")
+    if whole is None:
+        whole = inferred_status(done=len(rows), asked=_asked(config), summarised=bool(summary))
+    return Run(folder, name, whole, config, summary, rows, exits, tuple(missing))
+
+
+def _read_status(folder: Path) -> Status | None:
+    """The status that a folder tells; None if it tells none."""
+    if not (folder / "status.json").exists():
+        return None
+    told = _json(folder / "status.json", [], "")
+    return told_status(told, folder)
+
+
+def _config(path: Path, missing: list[str]) -> Mapping[str, Any]:
+    parse = partial(document.parse, source=path.name)
+    return _mapping(path, parse, missing, "a run writes it when it begins")
+
+
+def _json(path: Path, missing: list[str], why: str) -> Mapping[str, Any]:
+    return _mapping(path, json.loads, missing, why)
+
+
+def _mapping(path: Path, parse: Callable[[str], Any], missing: list[str], why: str) -> Mapping[str, Any]:
+    """What a file holds; nothing, and a word about it, where it is not there or not as it should be."""
+    try:
+        require_file(path)
+        found = parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        missing.append(f"{path.name}: not there; {why}")
+        return {}
+    except OSError as error:
+        missing.append(f"{path.name}: {error.strerror or error}")
+        return {}
+    except (ValueError, RecursionError) as error:  # a ConfigError and text that is no UTF-8 are such
+        missing.append(f"{path.name}: cannot be read: {error}")
+        return {}
+    if not isinstance(found, Mapping):
+        missing.append(f"{path.name}: found no mapping in it")
+        return {}
+    return found
+
+
+def _asked(config: Mapping[str, Any]) -> int | None:
+    epochs, turns = number_at(config, "train.epochs"), number_at(config, "train.repeat")
+    return round(epochs * (turns or 1)) if epochs else None
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, (str, int, float)) else "?"

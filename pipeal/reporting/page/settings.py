@@ -1,0 +1,67 @@
+"""The configuration of runs, value by value: what differs from the defaults, and from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config, is_left_over, load_config
+from pipeal.core.errors import ConfigError
+from pipeal.reporting.page.folder import Run, value_at
+
+_WIDEST = 160
+"""Characters shown of a value."""
+
+
+def settings(run: Run) -> dict[str, str]:
+    """Each value of a run's configuration under its dotted path, as it would be written."""
+    return {path: _shown(value) for path, value in _leaves(run.config) if not is_left_over(path, value)}
+
+
+def default_settings(run: Run) -> dict[str, str]:
+    """The values that a run of the same data set and model has if nothing is asked for; empty if nobody knows."""
+    schema: type[RunConfig] = VisionConfig
+    for marking, other in (("data.batching", TextConfig), ("data.estimate_batches", LanguageConfig)):
+        if value_at(run.config, marking) is not None:
+            schema = other
+    try:
+        names = {"dataset": run.dataset, "model": {"name": run.model}}
+        config = load_config(schema, find_config(run.dataset, run.model), values=names)
+    except (ConfigError, OSError, ValueError):  # a name that is no file name, or one of another version of pipeal
+        return {}
+    return {path: _shown(value) for path, value in _leaves(asdict(config))}
+
+
+def differences(runs: Sequence[Run]) -> list[list[str]]:
+    """One row per key whose values differ between runs: the key, and its value in each."""
+    each = [settings(run) for run in runs]
+    keys = dict.fromkeys(key for one in each for key in one)
+    rows = [[key, *(one.get(key, "–") for one in each)] for key in keys]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _leaves(mapping: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in mapping.items():
+        dotted = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping) and value and dotted.count(".") < 12:
+            yield from _leaves(value, dotted)
+        else:
+            yield dotted, value
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML has it; a list of equal names as it can be typed.
+
+    >>> _shown(["cpu", "cpu"]), _shown(None), _shown(1e-3), _shown("auto")
+    ('cpu, cpu', 'null', '0.001', 'auto')
+    """
+    if isinstance(value, (list, tuple)):
+        words = ", ".join(map(_shown, value[:64])) if len(value) < 64 else f"{len(value)} values"
+    elif isinstance(value, str):
+        words = value
+    elif value is None or isinstance(value, bool):
+        words = {None: "null", True: "true", False: "false"}[value]
+    else:
+        words = str(value)
+    return words if len(words) <= _WIDEST else f"{words[:_WIDEST]}…"

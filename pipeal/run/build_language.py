@@ -1,0 +1,254 @@
+"""Where the configuration of a run of a language model becomes objects: text, blocks, models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeal.config import LanguageConfig, LanguageModelConfig, RunConfig
+from pipeal.core.errors import ConfigError, DataError, unknown_name
+from pipeal.core.rng import key_seed
+from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, ReadAhead, Share, find_shakespeare, read_characters
+from pipeal.engine import Pipeline
+from pipeal.methods.al import ALPackage, OptimizerFactory
+from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate_each
+from pipeal.reporting import bars
+from pipeal.run.build import SPLIT_SEED, data_root, from_seed, rates
+from pipeal.run.say import Say
+from pipeal.run.stopping import StopRequest, Unless
+from pipeal.training.evaluation import Criterion, accuracy_and_loss
+
+DATASETS = ("shakespeare", "text")
+"""What a language model is trained on; ``text`` is any file of the user's."""
+
+ALPHABET = "alphabet.json"
+"""The file in a run's folder that a trained model reads its prompts with."""
+
+SAMPLE = 300
+"""Characters that are shown of what a trained model writes."""
+
+adam: OptimizerFactory = partial(torch.optim.Adam, fused=True, betas=(0.9, 0.99))
+"""With a shorter memory of squares than usual, for trainings of one or two thousand steps."""
+
+
+@dataclass(frozen=True)
+class LanguageModels:
+    """Makes language models; see :class:`pipeal.run.build.Models`.
+
+    Attributes:
+        config: Which, and how wide.
+        characters: How many there are.
+    """
+
+    config: LanguageConfig
+    characters: int
+
+    @classmethod
+    def of(cls, config: LanguageConfig, blueprint: Mapping[str, Any]) -> LanguageModels:
+        """Those of an experiment whose text was read elsewhere."""
+        return cls(config, **blueprint)
+
+    @from_seed
+    def package(self, mode: str) -> ALPackage:
+        """A new model of the configured name and widths."""
+        return build_language(
+            self.config.model.name,
+            "bp" if mode == "bp" else "al",
+            characters=self.characters,
+            dims=_dims(self.config.model),
+            lr=rates(self.config.train.lr, mode),
+            optimizer=adam,
+        )
+
+    def under(self, config: RunConfig) -> LanguageModels:
+        """Those of another configuration of the same text."""
+        return replace(self, config=_of_language(config))
+
+
+@dataclass(frozen=True)
+class LanguageExperiment:
+    """A text and a model for it; see :class:`pipeal.run.build.Experiment`."""
+
+    config: LanguageConfig
+    text: Characters
+    train: torch.Tensor
+    held: torch.Tensor
+    facts: dict[str, int | float | str]
+
+    @property
+    def lengths(self) -> None:
+        """All blocks are of one length."""
+
+    @property
+    def criterion(self) -> Criterion:
+        """Nats per character."""
+        return TokenCrossEntropy()
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model of the configured name and widths."""
+        return LanguageModels(self.config, len(self.text.alphabet)).package(mode, seed)
+
+    def under(self, config: RunConfig) -> LanguageExperiment:
+        """The same text, trained on otherwise."""
+        return replace(self, config=_of_language(config))
+
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        """How many characters there are; see :meth:`LanguageModels.of`."""
+        return {"characters": len(self.text.alphabet)}
+
+    def train_batches(self, seed: int, share: Share = WHOLE) -> ReadAhead:
+        """Random blocks, others in each epoch."""
+        data = self.config.data
+        return ReadAhead(self._blocks(self.train, data.steps, seed, share=share), data.prefetch)
+
+    def save(self, folder: Path) -> None:
+        """Leaves ``alphabet.json``."""
+        self.text.alphabet.save(folder / ALPHABET)
+
+    def train_evaluation(self) -> RandomBlocks:
+        """Random blocks of what is trained on, always the same."""
+        # Not by the seed of a training, whose first batches these would be.
+        return self._estimate(self.train, key_seed(SPLIT_SEED))
+
+    def held_out(self) -> RandomBlocks | None:
+        """Random blocks of the end of the training part, which is not trained on, always the same."""
+        return self._estimate(self.held, key_seed(SPLIT_SEED, 1)) if len(self.held) else None
+
+    def test_evaluation(self) -> RandomBlocks:
+        """Random blocks of the validation part, always the same."""
+        return self._estimate(self.text.validation, SPLIT_SEED)
+
+    def afterword(self, pipe: Pipeline, stop: StopRequest) -> list[str]:
+        """The loss at each exit, if there are several, and something that the model writes."""
+        lines = []
+        exits = sum(len(stage.layers) for stage in pipe.stages)
+        if exits > 1:
+            blocks = Unless(stop, self.test_evaluation())
+            found = [accuracy_and_loss(pipe, blocks, self.criterion, k + 1)[1] for k in range(exits)]
+            lines.append(f"exits:    validation loss {' '.join(f'{loss:.4f}' for loss in found)}")
+        alphabet = self.text.alphabet
+        prompt = alphabet.encode(first_prompt(alphabet))
+        # With the pipeline's own precision and processes: the same text, wherever its stages are. Compiled with
+        # ``static``, its one shape is compiled once more.
+        block, seed = self.config.model.block, self.config.train.seed
+        try:
+            written = list(Unless(stop, generate_each(pipe.predict, prompt, length=SAMPLE, block=block, seed=seed)))
+        except DataError as error:
+            return [*lines, f"sample:   none, {error}"]
+        return [*lines, "sample:", alphabet.decode(torch.tensor([*prompt.tolist(), *written])).strip()]
+
+    def _estimate(self, text: torch.Tensor, seed: int) -> RandomBlocks:
+        return self._blocks(text, self.config.data.estimate_batches, seed, same=True)
+
+    def _blocks(
+        self, text: torch.Tensor, batches: int, seed: int, *, same: bool = False, share: Share = WHOLE
+    ) -> RandomBlocks:
+        return RandomBlocks(
+            text,
+            block=self.config.model.block,
+            batch_size=self.config.data.batch_size,
+            batches=batches,
+            seed=seed,
+            same=same,
+            pin_memory=True,
+            share=share,
+        )
+
+
+def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
+    """Reads the text.
+
+    Args:
+        config: What was asked for.
+        say: Told what is being done, in a few words.
+
+    Raises:
+        DataError: The text is missing, malformed, or too short for the blocks.
+        ConfigError: The data set or the model is unknown, a size does not fit, or an option is of other models.
+    """
+    dataset = canonical_corpus(config.dataset)
+    name, _ = canonical_language_model(config.model.name)
+    config = replace(config, dataset=dataset, model=replace(config.model, name=name))
+    _dims(config.model)  # sizes that do not fit are told before anything is read
+    data = config.data
+    for key in ("train_accuracy_samples", "exit_tolerance"):
+        given, default = (getattr(of.train, key) for of in (config, LanguageConfig()))
+        if given != default:
+            raise ConfigError(f"train.{key}: found {given:g}, but it is for classifiers; leave it out")
+    if data.cache_dir is not None:
+        raise ConfigError(f"data.cache_dir: found {data.cache_dir}, but characters are not cached; leave it out")
+    if dataset == "text":
+        if data.text is None:
+            raise ConfigError("data.text: found null, but the data set is text; name the file with --text FILE")
+        path = Path(data.text)
+    else:
+        if data.text is not None:
+            raise ConfigError(f"data.text: found {data.text}, but the data set is {dataset}; for a file, say text")
+        with bars.downloads() as bar:
+            path = find_shakespeare(data_root(config), download=data.download, progress=bar)
+    say(f"reading {path.name}")
+    text = read_characters(path)
+    count = round(len(text.train) * data.held_out)
+    if data.held_out and not count:
+        raise ConfigError(
+            f"data.held_out: {data.held_out:g} of {len(text.train):,} characters is 0; expected some, but not all"
+        )
+    # By position, as the split itself: what is drawn from a part never reaches into another.
+    train, held = text.train[: len(text.train) - count], text.train[len(text.train) - count :]
+    for part in (train, held, text.validation) if count else (train, text.validation):
+        if len(part) <= config.model.block:
+            raise DataError(
+                f"{path}: {len(train):,} characters to train on, {count:,} held out and {len(text.validation):,} to "
+                f"validate on, but a block of {config.model.block} takes {config.model.block + 1}; take a longer text, "
+                "lower model.block, or hold out another share (data.held_out)"
+            )
+    facts: dict[str, int | float | str] = {
+        "characters": len(text.alphabet),
+        "train_characters": len(train),
+        "held_out_characters": count,
+        "validation_characters": len(text.validation),
+        "fingerprint": text.fingerprint,
+    }
+    return LanguageExperiment(config, text, train, held, facts)
+
+
+def _of_language(config: RunConfig) -> LanguageConfig:
+    assert isinstance(config, LanguageConfig)
+    return config
+
+
+def canonical_corpus(name: str) -> str:
+    """The name behind a spelling of a data set that language models are trained on.
+
+    Raises:
+        DataError: It is none.
+    """
+    plain = name.lower().replace("tiny", "").replace("_", "").replace("-", "")
+    if plain not in DATASETS:
+        raise DataError(f"{unknown_name('data set', name, DATASETS)} for a language model")
+    return plain
+
+
+def first_prompt(alphabet: Alphabet) -> str:
+    """What to go on from where nobody says: the beginning of a line, or, if a text has none, its first character."""
+    return "\n" if "\n" in alphabet.characters else alphabet.characters[0]
+
+
+def _dims(model: LanguageModelConfig) -> CharDims:
+    return CharDims(
+        block=model.block,
+        width=model.width,
+        heads=model.heads,
+        layers=model.layers,
+        dropout=model.dropout,
+        per_layer=model.per_layer,
+        code=model.code,
+        labels=model.labels,
+        bridges=model.bridges,
+    )

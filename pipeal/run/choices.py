@@ -1,0 +1,290 @@
+"""The choices that a configuration leaves open, made: devices, sizes, threads, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import cycle, groupby, islice
+
+from pipeal.config import RunConfig
+from pipeal.core.errors import ConfigError, PlacementError, first_line
+from pipeal.core.packet import TrainableLayer, module_of
+from pipeal.core.spread import blocks_of
+from pipeal.data import EpochBatches
+from pipeal.engine import parse_device
+from pipeal.engine.devices import Precision, all_devices, device_names, fastest_precision
+from pipeal.engine.devices.cpus import cores
+from pipeal.engine.pipeline import check_row
+from pipeal.engine.runner.compiling import check_compile
+from pipeal.engine.runner.precision import check_precision, matmul_precision
+from pipeal.engine.sizes import check_sizes
+from pipeal.methods.al import ALPackage
+from pipeal.methods.bp_parts import bp_parts
+from pipeal.models.registry import Mode
+from pipeal.planning.placement import Placement, fit, place
+from pipeal.planning.planner import TRIAL_BATCHES
+from pipeal.planning.pure.trials import TimeLimit
+from pipeal.reporting import bars
+from pipeal.reporting.tables import table_text
+from pipeal.run.build import Experiment
+from pipeal.run.remembered import PlacementCache, key_of
+from pipeal.run.say import Say
+
+
+def choose(
+    experiment: Experiment,
+    form: Mode,
+    say: Say,
+    config: RunConfig | None = None,
+    *,
+    cache: PlacementCache | None = None,
+) -> RunConfig:
+    """The configuration of one form with nothing left open: the same file, given again, repeats the run.
+
+    Devices, sizes and threads that are left open are those of a choice that was made here before, or else they are
+    tried, all forms alike and each within the same bound (:mod:`pipeal.planning.pure.trials`).
+
+    Args:
+        experiment: What is to be run.
+        form: Which form of it.
+        say: Told what is being done.
+        config: What to complete, with threads that stay if there are any; the experiment's configuration if None. Where
+            its ``train.mode`` is ``bp``, backpropagation takes all the devices that it names; for ``compare``, the
+            first.
+        cache: Where choices are remembered; None for the user's cache folder.
+
+    Raises:
+        PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
+    """
+    config = config or experiment.config
+    cache = cache or PlacementCache(say)
+    _check_threads(config.engine.threads)
+    if form == "bp":  # one stage: there is nothing to overlap, and nothing to hand to a thread
+        sizes = config.engine.sizes if config.train.mode == "bp" else None
+        config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=sizes))
+    with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
+        if config.engine.devices == "auto":
+            precision = _precision(config, *all_devices())
+            source, placement = _tried(experiment, config, form, batches, precision, say, cache)
+        else:
+            devices = _named_devices(config, form)
+            precision = _precision(config, *devices)
+            if form == "bp" and len(devices) > 1:
+                check_row(config.engine.compile)
+            source, placement = _fitted(experiment, config, form, devices, batches, precision, cache)
+    found = [parse_device(device) for device in placement.devices]
+    check_precision(precision, found)
+    check_compile(config.engine.compile, found)
+    engine = replace(
+        config.engine,
+        devices=tuple(placement.devices),
+        sizes=tuple(placement.sizes),
+        threads=placement.threads,
+    )
+    say(f"{form.upper()} on {placement}, {engine.schedule}, {precision} ({source})")
+    if engine.compile != "none":
+        say("its first batches are compiled for, which may take minutes")
+    return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
+
+
+def _check_threads(wanted: int | None) -> None:
+    """So many as the system would refuse end the process where nothing can be said any more: OpenMP exits by itself."""
+    most = max(64, 4 * cores())
+    if wanted is not None and wanted > most:
+        raise ConfigError(f"engine.threads: {wanted} threads per stage on {cores()} cores; expected at most {most}")
+
+
+def _precision(config: RunConfig, *devices: str) -> Precision:
+    """The one asked for, or what is fast on all of the devices, those that are taken or may be."""
+    wanted = config.train.precision
+    return fastest_precision(*devices) if wanted == "auto" else wanted
+
+
+def _tried(
+    experiment: Experiment,
+    config: RunConfig,
+    form: Mode,
+    batches: EpochBatches,
+    precision: Precision,
+    say: Say,
+    cache: PlacementCache,
+) -> tuple[str, Placement]:
+    """What measurement finds best, now or before; and which of the two it is."""
+    engine = config.engine
+    if engine.sizes is not None:
+        raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
+    package = _built(experiment, config, form)
+    sample = sample_batches(batches, TRIAL_BATCHES)
+    key = key_of(package, sample, form, precision, *_settings(config))
+    if (known := cache.recall(key)) is not None and _is_here(known.placement, len(package)):
+        return f"{known}; --retry tries again", known.placement
+    say(f"choosing devices for {form.upper()}")
+    trials: list[Placement] = []
+    with bars.trials(f"choosing devices for {form.upper()}") as bar, matmul_precision(engine.matmul):
+        taken = place(
+            package,
+            sample,
+            engine.schedule,
+            threads=engine.threads,
+            queue_depth=engine.queue_depth,
+            precision=precision,
+            compile=engine.compile,
+            on_oom=engine.on_oom,
+            limit=TimeLimit(_batches_of(config, batches)),
+            on_step=bar,
+            on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
+            on_trial=trials.append,
+        )
+    if not trials:
+        return "the only choice", taken
+    say(_table(trials, taken, form))
+    cache.keep(key, taken)
+    return "tried now", taken
+
+
+def _fitted(
+    experiment: Experiment,
+    config: RunConfig,
+    form: Mode,
+    devices: list[str],
+    batches: EpochBatches,
+    precision: Precision,
+    cache: PlacementCache,
+) -> tuple[str, Placement]:
+    """The devices that the user named, with sizes and threads as named, measured now or before; and which of these."""
+    engine = config.engine
+    package = _built(experiment, config, form)
+    layers = list(package)
+    parts = _parts(layers, form) if len(devices) > 1 else None
+    units = len(parts or layers)
+    what = ("block" if form == "bp" else "layer") + ("s" if units > 1 else "")
+    if len(devices) > units:
+        raise PlacementError(
+            f"engine.devices: {len(devices)} devices for {units} {what} of the {form.upper()} form; "
+            f"expected at most {units}"
+        )
+    wanted = engine.sizes
+    if form == "bp" and len(devices) == 1:  # on one device it is one layer, into how many blocks it may be cut or not
+        if wanted not in (None, (1,), (blocks_of(layers[0]),)):
+            raise ConfigError(
+                f"engine.sizes: found {list(wanted or ())} for the BP form on one device; expected [1], as it is one "
+                "layer there, or a device for each size"
+            )
+        wanted = None
+    if wanted is not None:
+        check_sizes(wanted, units, len(devices))
+    sample = sample_batches(batches, TRIAL_BATCHES)
+    key = key_of(package, sample, form, precision, devices, wanted, *_settings(config))
+    known = cache.recall(key)
+    if known is not None and known.placement.devices == devices and _is_here(known.placement, units):
+        return f"{known}; --retry measures again", known.placement
+    steps: list[str] = []
+    with bars.trials(f"fitting {form.upper()} to its devices") as bar, matmul_precision(engine.matmul):
+
+        def step(doing: str, spent_s: float, bound_s: float) -> None:
+            steps.append(doing)
+            bar(doing, spent_s, bound_s)
+
+        taken = fit(
+            package,
+            sample,
+            engine.schedule,
+            devices,
+            sizes=wanted,
+            parts=parts,
+            threads=engine.threads,
+            queue_depth=engine.queue_depth,
+            precision=precision,
+            compile=engine.compile,
+            on_oom=engine.on_oom,
+            limit=TimeLimit(_batches_of(config, batches)),
+            on_step=step,
+        )
+    if not steps:
+        return "as named", taken
+    cache.keep(key, taken)
+    return "measured now", taken
+
+
+def _built(experiment: Experiment, config: RunConfig, form: Mode) -> ALPackage:
+    with bars.Steps(f"building the {form.upper()} form"):  # the first optimizer imports PyTorch's compiler: seconds
+        return experiment.package(form, config.train.seed)
+
+
+def _parts(layers: Sequence[TrainableLayer], form: Mode) -> Sequence[TrainableLayer] | None:
+    """What of a form is one layer may be divided into, on several devices."""
+    if form == "al":
+        return None
+    try:
+        return bp_parts([module_of(layer) for layer in layers])
+    except ConfigError:  # no row of blocks: it stays one
+        return None
+
+
+def _settings(config: RunConfig) -> tuple[object, ...]:
+    """What else decides how fast a placement is."""
+    engine = config.engine
+    return (
+        *(engine.schedule, engine.threads, engine.queue_depth, engine.compile, engine.matmul),
+        *(engine.on_oom, config.train.accumulate, config.model),  # as of layouts, which no weight shows
+    )
+
+
+def _batches_of(config: RunConfig, batches: EpochBatches) -> int:
+    """How many a run will train on."""
+    return config.train.epochs * config.train.repeat * len(batches)
+
+
+def _is_here(placement: Placement, layers: int) -> bool:
+    """Whether a remembered choice can be taken: its file may have been changed since, or the machine."""
+    try:
+        for device in placement.devices:
+            parse_device(device)
+        _check_threads(placement.threads)
+    except (PlacementError, ConfigError):
+        return False
+    return sum(placement.sizes) == layers
+
+
+def _table(trials: Sequence[Placement], taken: Placement, form: Mode) -> str:
+    """What was tried, what it took, and what each stage took alone."""
+    rows = [
+        [
+            _briefly(trial.devices),
+            " + ".join(map(str, trial.sizes)),
+            trial.threads,
+            "-" if trial.stage_s is None else " + ".join(f"{1e3 * seconds:.1f}" for seconds in trial.stage_s),
+            None if trial.seconds_per_batch is None else 1e3 * trial.seconds_per_batch,
+            "taken" if trial == taken else "",
+        ]
+        for trial in trials
+    ]
+    columns = ["devices", "layers of each", "threads each", "its layers, ms/batch", "together, ms/batch", ""]
+    return table_text(f"placements of {form.upper()}, tried", columns, rows)
+
+
+def _briefly(devices: Sequence[str]) -> str:
+    """As ``--devices`` takes them.
+
+    >>> _briefly(["cpu", "cpu", "cuda:1"])
+    'cpu*2,cuda:1'
+    """
+    runs = [(name, len(list(same))) for name, same in groupby(devices)]
+    return ",".join(name if count == 1 else f"{name}*{count}" for name, count in runs)
+
+
+def _named_devices(config: RunConfig, form: Mode) -> list[str]:
+    """What the user named, as far as it is for this form."""
+    engine = config.engine
+    devices = device_names(engine.devices)
+    for device in devices:
+        parse_device(device)
+    return devices[:1] if form == "bp" and config.train.mode == "compare" else devices
+
+
+def sample_batches(batches: EpochBatches, count: int) -> list[object]:
+    """The first batches of an epoch, over again where it has fewer."""
+    batches.set_epoch(0)
+    first: list[object] = list(islice(iter(batches), count))
+    return list(islice(cycle(first), count))

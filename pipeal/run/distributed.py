@@ -1,0 +1,129 @@
+"""A run under ``torchrun``: rank 0 carries it out as one process would, and all other ranks serve it.
+
+::
+
+    rank 0                                           all others
+    meets, compares the configuration         ◄──►   meet, compare the configuration
+    reads the data                                   first stages of other replicas read it, too
+    chooses, makes the run's folder
+    for each turn: opens a pipeline            ──►   serve it; a state that was loaded is handed out
+    shows what came of it                      ──►   leave
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+import torch
+
+from pipeal.config import RunConfig
+from pipeal.core.errors import ConfigError, PeerLostError
+from pipeal.engine.devices import device_names
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.engine.distributed.launch import Launch
+from pipeal.engine.distributed.world import World, open_world
+from pipeal.reporting.environment import environment
+from pipeal.run.experiment import run_experiment
+from pipeal.run.followers import OWN, Follower, Kind
+from pipeal.run.say import say
+from pipeal.run.site import OneProcess
+from pipeal.run.stopping import StopRequest
+from pipeal.run.team import Team, require_devices
+
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = False) -> None:
+    """Carries out a run where the command was started: in one process, or as one of many.
+
+    Args:
+        kind: Its kind of data.
+        config: As asked for.
+        resume: As for :func:`pipeal.run.experiment.run_experiment`.
+        retry: Whether a new run makes choices again although they are remembered; of one process.
+
+    Raises:
+        PipealError: As there; and what is wrong with the processes, on every one of them.
+    """
+    keep_freed_memory()
+    launch = Launch.found()
+    if launch is None or launch.size == 1:
+        run_experiment(lambda say: kind.read(config, say), resume, OneProcess(retry=retry))
+        return
+    if retry:
+        raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
+    if config.train.mode == "bp" and config.engine.replicas == 1:  # all in one layer: there are no stages to divide
+        config = replace(config, engine=replace(config.engine, replicas=launch.size))
+    facts = {
+        **_flat(asdict(config)),
+        "pipeal": environment()["pipeal"],
+        "resume": resume,
+        "kind": type(config).__name__,
+    }
+    own = {f"data.{key}" for key in OWN}
+    device = _device_kind(config, launch)
+    # Left open, the ranks must come to the same kind; else they must have been told the same.
+    facts["engine.devices"] = ",".join(_named_devices(config) or [device])
+    with open_world(
+        launch,
+        {name: fact for name, fact in facts.items() if name not in own},
+        replicas=config.engine.replicas,
+        timeout_s=config.engine.peer_timeout_s,
+    ) as world:
+        require_devices(world, config.engine, device)
+        if world.rank:
+            Follower(world, kind, config, device).follow()
+        else:
+            with _blaming(world):
+                world.on_signal(_signal_here)
+                team = Team(world, device, say)
+                run_experiment(lambda say: team.gather(kind.read(config, say)), resume, team)
+                team.dismiss()
+
+
+def _signal_here(number: int) -> None:
+    """A signal that another rank got is as one that came here, but not as a second one."""
+    if not StopRequest.any_heard:
+        os.kill(os.getpid(), number)
+
+
+@contextmanager
+def _blaming(world: World) -> Iterator[None]:
+    """Who starts processes ends all of them when one is gone: that it was gone is then the news, not the signal."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if world.lost.wait(world.patience_s):
+            try:
+                world.check()
+            except PeerLostError as lost:
+                raise lost from error
+        raise
+
+
+def _device_kind(config: RunConfig, launch: Launch) -> str:
+    """``cpu`` or ``cuda``, for all ranks alike; left open, it is ``cuda`` where each process can have a GPU."""
+    names = _named_devices(config)
+    if names is None:
+        return "cuda" if torch.cuda.device_count() >= launch.local_size else "cpu"
+    return names[0].partition(":")[0]
+
+
+def _named_devices(config: RunConfig) -> list[str] | None:
+    """The devices as asked for; None where they are left open."""
+    devices = config.engine.devices
+    if devices == "auto":
+        return None
+    return device_names(devices)
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Key by key, as JSON would give it back."""
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        found |= _flat(inner, f"{path}{key}.") if isinstance(inner, Mapping) else {f"{path}{key}": inner}
+    return {key: list(inner) if isinstance(inner, tuple) else inner for key, inner in found.items()}

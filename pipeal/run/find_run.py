@@ -1,0 +1,198 @@
+"""Which run a command is about: an unfinished one of the same configuration, one that is named, or a new one."""
+
+from __future__ import annotations
+
+import errno
+import re
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from shutil import rmtree
+from time import time
+from typing import TypeVar
+from uuid import uuid4
+
+from pipeal.config import RunConfig, document, load_config
+from pipeal.core.atomic import sync_folder
+from pipeal.core.errors import ConfigError, DataError, first_line
+from pipeal.data.loading.lock import FileLock, lock_is_held
+from pipeal.run.decisive import decisive
+from pipeal.run.run_folder import RunFolder, last_told, write_asked
+from pipeal.run.say import Say
+
+Config = TypeVar("Config", bound=RunConfig)
+
+_ABANDONED_S = 600.0
+"""How long a folder may be in the making: it takes less than a second."""
+
+
+def find_run(config: RunConfig, resume: str, say: Say = lambda _: None) -> RunFolder | None:
+    """The folder of the run to take up again, locked; None to begin a new one.
+
+    Args:
+        config: As asked for.
+        resume: ``auto`` takes the newest unfinished run of the same configuration, if there is one; ``never`` none;
+            anything else is the folder of a run, or of one of its checkpoints to go on from.
+        say: Told of an unfinished run that ``auto`` leaves alone since it cannot be taken up.
+
+    Raises:
+        ConfigError: The folder holds no run, another process works in it, or its run was asked for with another
+            configuration (how it is executed, and for how many epochs, may differ).
+    """
+    if resume == "never":
+        return None
+    if resume != "auto":
+        if not resume or "\0" in resume:
+            raise ConfigError(
+                f"--resume: found {resume!r}, expected the folder of a run or checkpoint, or auto or never"
+            )
+        try:
+            return _named(Path(resume), config)
+        except OSError as error:  # too long a name, links in a circle, no permission
+            raise ConfigError(f"--resume {resume}: {error.strerror or error}; name another") from error
+    try:
+        paths = list(Path(config.out).glob(f"{_name(config)}-*"))
+    except OSError as error:
+        raise _unusable(config, error) from error
+    numbered = [(number, path) for path in paths if (number := _number(path, config)) is not None]
+    for _, path in sorted(numbered, reverse=True):
+        found = _unfinished(path, config, say)
+        if found is not None:
+            return found
+    return None
+
+
+def new_run(config: RunConfig) -> RunFolder:
+    """Makes the first folder of ``name-001``, ``name-002``, … that is not there yet or empty, and locks it.
+
+    Raises:
+        ConfigError: The folder for all runs cannot be used.
+    """
+    root = Path(config.out)
+    # Made aside: whoever finds the folder under its name finds it whole, and locked.
+    aside = root / f".{_name(config)}.{uuid4().hex[:12]}.aside"
+    lock = None
+    try:
+        aside.mkdir(parents=True)
+        _sweep(config)
+        lock = FileLock.take(aside / "run.lock")
+        assert lock is not None  # nobody else knows of it
+        write_asked(aside, config)
+        path = next(path for path in map(partial(_numbered, config), count(1)) if _takes_name(aside, path))
+        sync_folder(root)
+        return RunFolder(path, config, asked=None, lock=lock)
+    except BaseException as error:
+        if lock is not None:
+            lock.release()
+        rmtree(aside, ignore_errors=True)
+        cause = error.__cause__ if isinstance(error, DataError) else error
+        if isinstance(cause, OSError):
+            raise _unusable(config, cause) from cause
+        raise
+
+
+def _unusable(config: RunConfig, cause: OSError) -> ConfigError:
+    return ConfigError(f"out: cannot use {config.out}: {cause.strerror or cause}; choose another --out")
+
+
+def _sweep(config: RunConfig) -> None:
+    """Removes folders that a kill left in the making, of runs of this name."""
+    for left in Path(config.out).glob(f".{_name(config)}.*.aside"):
+        with suppress(OSError):  # or another process has just done so
+            if time() - left.stat().st_mtime > _ABANDONED_S and lock_is_held(left / "run.lock") is False:
+                rmtree(left)
+
+
+def _name(config: RunConfig) -> str:
+    return f"{config.dataset}-{config.model.name}-{config.train.mode}"
+
+
+def _numbered(config: RunConfig, number: int) -> Path:
+    return Path(config.out) / f"{_name(config)}-{number:03d}"
+
+
+def _number(path: Path, config: RunConfig) -> int | None:
+    """That of a run of this name; None for other folders.
+
+    The thousandth has four digits, so that names do not sort as their numbers do.
+    """
+    found = re.fullmatch(rf"{re.escape(_name(config))}-(\d{{3,}})", path.name, re.ASCII)
+    return None if found is None else int(found[1])
+
+
+def _takes_name(aside: Path, path: Path) -> bool:
+    """Renames a folder, unless the name is taken; a folder without anything in it gives way."""
+    try:
+        aside.rename(path)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            return False
+        raise
+    return True
+
+
+def _unfinished(path: Path, config: RunConfig, say: Say) -> RunFolder | None:
+    """The run in a folder, locked, if it was asked for in just this way, did not finish, and nobody works at it."""
+    if not (path / "asked.yaml").is_file():
+        if (path / "checkpoints").is_dir() and last_told(path).get("status") != "finished":
+            say(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
+        return None
+    try:
+        asked = load_config(type(config), path / "asked.yaml")
+        if "out" not in (document.parse((path / "asked.yaml").read_text(encoding="utf-8"), source="asked.yaml") or ()):
+            raise ConfigError(f"{path / 'asked.yaml'} is cut off: its last key, out, is missing")
+        # It lies where runs are looked for now, however that was spelled before.
+        if replace(asked, out=config.out) != config:
+            return None
+        lock = FileLock.take(path / "run.lock")
+    except (OSError, ValueError) as error:
+        if last_told(path).get("status") != "finished":
+            say(f"{path} is left alone: {first_line(error)}")
+        return None
+    if lock is None:
+        say(f"{path} is left alone: another process works at this run")
+        return None
+    if last_told(path).get("status") == "finished":
+        lock.release()
+        return None
+    return RunFolder(path, config, asked=asked, lock=lock)
+
+
+def _named(path: Path, config: RunConfig) -> RunFolder:
+    run = run_of(path)
+    if run is not None:
+        found = _named(run, config)
+        try:
+            found.go_back_to(path)
+        except BaseException:
+            found.release()
+            raise
+        return found
+    if not (path / "asked.yaml").is_file():
+        raise ConfigError(
+            f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
+        )
+    asked = load_config(type(config), path / "asked.yaml")
+    for (key, before), (_, now) in zip(decisive(asked), decisive(config), strict=True):
+        if before != now:
+            raise ConfigError(
+                f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
+            )
+    try:
+        lock = FileLock.take(path / "run.lock")
+    except OSError as error:
+        raise ConfigError(f"--resume {path}: cannot work there: {error.strerror or error}") from error
+    if lock is None:
+        raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
+    return RunFolder(path, config, asked=asked, lock=lock)
+
+
+def run_of(path: Path) -> Path | None:
+    """The run that a checkpoint is of; None for other folders."""
+    path = path.resolve()
+    if path.parent.name != "checkpoints" or not path.name.startswith("step-"):
+        return None
+    own = path.parents[1]  # or in a comparison, where each form has one
+    return own if (own / "asked.yaml").is_file() else own.parent

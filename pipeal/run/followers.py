@@ -1,0 +1,157 @@
+"""All ranks of a run under ``torchrun`` but the first: each does what rank 0 tells it, and serves its pipelines."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+from pipeal.config import RunConfig, document, load_config
+from pipeal.data import Batch, Share
+from pipeal.engine import Window
+from pipeal.engine.distributed.pipeline import serve
+from pipeal.engine.distributed.states import hand_out_states
+from pipeal.engine.distributed.world import World
+from pipeal.engine.runner.precision import make_ready
+from pipeal.methods.al import ALPackage
+from pipeal.run.build import Experiment, Models
+from pipeal.run.opening import open_pipeline
+from pipeal.run.say import Say
+from pipeal.run.team import own_means, rank_device
+from pipeal.training.checkpoint.rank_files import RankFiles
+
+Config = TypeVar("Config", bound=RunConfig)
+
+OWN = ("root", "text", "download", "workers", "prefetch", "cache", "cache_dir")
+"""Keys of ``data`` that may differ from machine to machine."""
+
+
+@dataclass(frozen=True)
+class Kind(Generic[Config]):
+    """A kind of data.
+
+    Attributes:
+        read: Reads the data and gives the experiment.
+        models: Makes models of a configuration and the blueprint of an experiment, without the data.
+    """
+
+    read: Callable[[Config, Say], Experiment]
+    models: Callable[[Config, Mapping[str, Any]], Models]
+
+
+class Follower(Generic[Config]):
+    """One of them.
+
+    Args:
+        world: The processes.
+        kind: The run's kind of data.
+        asked: What was asked for here.
+        device: ``cpu`` or ``cuda``, for all.
+    """
+
+    def __init__(self, world: World, kind: Kind[Config], asked: Config, device: str) -> None:
+        self.world = world
+        self.kind = kind
+        self.asked = asked
+        self.device = device
+        self._models: Models | None = None
+        self._experiment: Experiment | None = None
+
+    def follow(self) -> None:
+        """Does what is told until rank 0 has it leave.
+
+        Raises:
+            PeerLostError: Another rank is lost.
+            Exception: What this rank failed with, or else what rank 0 ended a pipeline with.
+        """
+        with _signals_passed_on(self.world):
+            while True:
+                order = self.world.hear()
+                if order["do"] == "leave":
+                    return
+                told = load_config(type(self.asked), values=document.parse(order["config"], source="rank 0"))
+                config = with_own_data(told, self.asked)
+                if order["do"] == "get ready":
+                    self._get_ready(config, order["blueprint"])
+                else:
+                    self._serve(config, order)
+
+    def _get_ready(self, config: Config, blueprint: Mapping[str, Any]) -> None:
+        """The first stage of a replica reads the data; all others need to know only how large it is."""
+        facts = None
+        if self.world.mesh.stage_of(self.world.rank) == 0:
+            self._experiment = self.kind.read(config, _silent)
+            self._models, facts = self._experiment, self._experiment.facts
+        else:
+            self._models = self.kind.models(config, blueprint)
+        self.world.gather({**own_means(self.world, config.engine, self.device), "facts": facts})
+
+    def _serve(self, config: Config, order: Mapping[str, Any]) -> None:
+        assert self._models is not None
+        sees = Path(order["mark"]).exists()
+        self.world.gather(sees)
+        seed, first_batch = order["seed"], order["first_batch"]
+        package = self._models.under(config).package(config.train.mode, seed)
+        make_ready(package, config.train.precision)
+        if first_batch:
+            hand_out_states(self.world, list(package), config.engine.sizes or ())
+        folder = Path(order["folder"])
+        keep = RankFiles(folder / "checkpoints", order["attempt"], order["pipeline"]) if sees else None
+        device = rank_device(self.world, config.engine, self.device)
+
+        def opened(package: ALPackage, _: Any, *arguments: Any, **settings: Any) -> None:
+            with self._fed(config, seed) as feed:
+                serve(package, self.world, device, *arguments, on_fence=keep, feed=feed, **settings)
+
+        traced = None if order["traced"] is None else Window(*order["traced"])
+        open_pipeline(package, config, seed, first_batch, traced, folder if sees else None, opener=opened)
+
+    @contextmanager
+    def _fed(self, config: Config, seed: int) -> Iterator[Callable[[int, int], Iterator[Batch]] | None]:
+        """This replica's share of the training batches, where this is its first stage."""
+        if self._experiment is None:
+            yield None
+            return
+        mesh = self.world.mesh
+        share = Share(mesh.replica_of(self.world.rank), mesh.replicas)
+        with closing(self._experiment.under(config).train_batches(seed, share)) as batches:
+
+            def feed(epoch: int, first: int) -> Iterator[Batch]:
+                batches.set_epoch(epoch, first)
+                return iter(batches)
+
+            yield feed
+
+
+def with_own_data(told: Config, asked: Config) -> Config:
+    """What rank 0 said, but for where the data lies here and how it is read."""
+    own = {key: getattr(asked.data, key) for key in OWN if hasattr(asked.data, key)}
+    return replace(told, data=replace(told.data, **own))
+
+
+def _silent(_: str) -> None:
+    """Rank 0 says it."""
+
+
+@contextmanager
+def _signals_passed_on(world: World) -> Iterator[None]:
+    """A signal asks the run to end: rank 0 saves, for which it needs the others. A second one ends this process."""
+    before: dict[int, Any] = {}
+
+    def heard(number: int, _: FrameType | None) -> None:
+        world.pass_on(number)
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) not in (None, signal.SIG_IGN):
+            before[number] = signal.signal(number, heard)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,122 @@
+"""What a form costs by counting, the same on every machine and whatever runs beside it: FLOPs and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import islice
+
+import torch
+
+from pipeal.config import RunConfig
+from pipeal.core.packet import move, tensors
+from pipeal.data import Batch
+from pipeal.engine.devices import Precision
+from pipeal.engine.runner.parts import cut
+from pipeal.planning.measure.layers import count_bytes
+from pipeal.run.build import Experiment
+from pipeal.run.opening import new_package
+from pipeal.training.exit_costs import exit_costs, training_flops
+
+LOOKED_AT = 64
+"""Batches of the first epoch of which the largest is looked for; images and blocks are all of one size."""
+
+COUNTED = 8
+"""Batches of these, evenly spread, whose FLOPs are counted."""
+
+ROWS = 2
+"""Samples of each whose FLOPs are counted: all of a batch are padded to one length, and cost the same."""
+
+
+@dataclass(frozen=True)
+class FormCosts:
+    """FLOPs of products, convolutions, attention and recurrences, and the bytes that training holds at once.
+
+    What is cheap beside them (normalisation, activations, look-ups, losses, the optimizers' steps) has no part in the
+    FLOPs. Padding has: texts cost what their padded length costs. Nor are packets between stages, batches, what a
+    kernel needs for a moment and what an allocator keeps among the bytes; activations are those of all layers at once,
+    as stages hold them that work side by side.
+
+    Attributes:
+        training_flops: Per sample, forward and backward of all losses.
+        inference_flops: Per sample, up through all layers and down again.
+        weights_bytes: Of all parameters that are trained.
+        gradients_bytes: Of theirs.
+        optimizer_bytes: What the optimizers keep.
+        activation_bytes: What the graphs keep for the backward, of the largest batch looked at.
+    """
+
+    training_flops: float
+    inference_flops: float
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """All bytes counted."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activation_bytes
+
+    def summary(self) -> dict[str, object]:
+        """Every figure, for ``summary.json``."""
+        figures = asdict(self)
+        training, inference = figures.pop("training_flops"), figures.pop("inference_flops")
+        return {
+            "training_flops_per_sample": training,
+            "inference_flops_per_sample": inference,
+            "counted_memory_bytes": {**figures, "all": self.memory_bytes},
+        }
+
+
+def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
+    """Counts on new models of a form, and on its first training batches.
+
+    Args:
+        experiment: What is run.
+        config: Of the form, with every choice made.
+    """
+    places = {*config.engine.devices}
+    device = torch.device(places.pop() if len(places) == 1 else "cpu")  # of several, one may not hold all of it
+    batches = _first_batches(experiment, config.train.seed)
+    with torch.random.fork_rng(devices=[]):
+        layers = new_package(experiment, config, 1).to(device)
+        counted = batches[:: -(-len(batches) // COUNTED)]
+        samples = [len(batch.x) for batch in counted]
+        trained = inferred = 0.0
+        for batch, count in zip(counted, samples, strict=True):
+            few = range(count if "grouped_at" in experiment.facts else min(count, ROWS))
+            x, y = move(cut((batch.x, batch.y), few), device)
+            trained += count * training_flops(layers, x, y)
+            inferred += count * exit_costs(layers, x).alone(len(layers))
+        # Its graphs, states and scalers are those of a training; the gradients of the look before would be more.
+        assert config.train.precision != "auto"  # chosen by now
+        rows = count_bytes(
+            list(new_package(experiment, config, 1)),
+            max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors(batch.x))),
+            str(device),
+            torch.get_num_threads(),
+            _countable(config.train.precision, device),
+            "raise",
+        )
+    weights = sum(row.parameter_bytes for row in rows)
+    return FormCosts(
+        trained / sum(samples),
+        inferred / sum(samples),
+        weights,
+        weights,
+        sum(row.optimizer_bytes for row in rows),
+        sum(row.activation_bytes for row in rows),
+    )
+
+
+def _first_batches(experiment: Experiment, seed: int) -> Sequence[Batch]:
+    with closing(experiment.train_batches(seed)) as batches:
+        batches.set_epoch(0)
+        return list(islice(iter(batches), 1 if experiment.lengths is None else LOOKED_AT))
+
+
+def _countable(precision: Precision, device: torch.device) -> Precision:
+    """The same bytes where a CPU without arithmetic in fp16 looks at a model of several GPUs."""
+    return "bf16" if precision == "fp16" and device.type == "cpu" else precision

@@ -1,0 +1,134 @@
+"""The forms of a model that a run compares, and their epochs in turns: what slows the machine slows all of them.
+
+::
+
+    epoch 1   AL BP
+    epoch 2   BP AL      another one begins each time
+    epoch 3   AL BP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+
+from pipeal.config import RunConfig
+from pipeal.core.spread import blocks_of
+from pipeal.engine.devices import device_names
+from pipeal.engine.devices.threads import intra_op_threads
+from pipeal.models.registry import Mode
+from pipeal.run.build import Experiment
+from pipeal.run.say import Say
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of a model: a row of a comparison's table.
+
+    Attributes:
+        name: That of its folder in a comparison: ``al`` or ``bp``, or either with a hyphen and more behind it.
+        label: What tables and pictures call it.
+        mode: Which form it is.
+        config: Of this form; once devices, threads and precision are chosen, with every choice made.
+    """
+
+    name: str
+    label: str
+    mode: Mode
+    config: RunConfig
+
+
+def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[Form]:
+    """The forms that a run trains, with what is asked of each.
+
+    A comparison on several devices that the user named has backpropagation twice: on the first of them, and with its
+    blocks spread over all of them, as the published baseline is.
+
+    Args:
+        experiment: What is to be run.
+        say: Told why a form is left out.
+        alternates: Whether all of it is done in this process.
+    """
+    config = experiment.config
+    if config.train.mode != "compare":
+        return [Form(config.train.mode, config.train.mode.upper(), config.train.mode, config)]
+    forms = [Form("al", "AL", "al", config), Form("bp", "BP", "bp", config)]
+    named = config.engine.devices
+    devices = device_names(named)
+    if named == "auto" or len(devices) < 2 or not alternates:
+        return forms
+    if config.engine.compile != "none":
+        say("BP over several devices is not compared: engine.compile is for layers on one")
+        return forms
+    (layer,) = experiment.package("bp", config.train.seed)
+    devices = devices[: blocks_of(layer)]
+    if len(devices) > 1:
+        engine = replace(config.engine, devices=tuple(devices), sizes=None)
+        spread = replace(config, engine=engine, train=replace(config.train, mode="bp"))
+        forms.append(Form("bp-spread", f"BP over {len(devices)}", "bp", spread))
+    return forms
+
+
+def in_turns(trainings: Sequence[Generator[int, None, T]]) -> list[T]:
+    """Drives trainings side by side, epoch by epoch, to their ends.
+
+    Each has the intra-op threads of the calling thread to itself: what one sets there, as a pipeline does that the
+    caller works for, is set again before it goes on, and no other sees it. If one fails, or is ended, all others are
+    closed where they stand, between two epochs.
+
+    Args:
+        trainings: Each yields how many epochs are behind it, once before the first one, then after each.
+
+    Returns:
+        What each of them returned.
+    """
+    threads = [torch.get_num_threads()] * len(trainings)
+
+    def advance(place: int) -> int:
+        with intra_op_threads(threads[place]):
+            try:
+                return next(trainings[place])
+            finally:
+                threads[place] = torch.get_num_threads()
+
+    ended: dict[int, T] = {}
+    with ExitStack() as at_the_end:
+        for training in trainings:
+            at_the_end.enter_context(closing(training))
+        try:
+            behind = {place: advance(place) for place in range(len(trainings))}
+            while behind:
+                place = next_in_turn(behind)
+                try:
+                    behind[place] = advance(place)
+                except StopIteration as end:
+                    ended[place] = end.value
+                    del behind[place]
+        except (KeyboardInterrupt, SystemExit) as error:  # a second signal: none waits for what is still to be written
+            for training in trainings:
+                with suppress(type(error)):
+                    training.throw(error)
+            raise
+    return [ended[place] for place in range(len(trainings))]
+
+
+def next_in_turn(behind: Mapping[int, int]) -> int:
+    """Which training comes next: one with the fewest epochs behind it, and of these in every epoch another first.
+
+    >>> next_in_turn({0: 0, 1: 0}), next_in_turn({0: 1, 1: 0})
+    (0, 1)
+    >>> next_in_turn({0: 1, 1: 1}), next_in_turn({0: 1, 1: 2})
+    (1, 0)
+
+    Args:
+        behind: By the place of each training that has not ended, its epochs.
+    """
+    fewest = min(behind.values())
+    places = max(behind) + 1
+    return min((place for place in behind if behind[place] == fewest), key=lambda place: (place - fewest) % places)

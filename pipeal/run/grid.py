@@ -1,0 +1,135 @@
+"""Which settings ``--tune`` tries: a grid, and how it grows where the best is at its edge. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import TypeAlias, TypeVar
+
+from pipeal.config import RunConfig, document, load_config
+from pipeal.core.errors import ConfigError
+
+Value: TypeAlias = float | int | str | bool | None
+"""One of a key; what YAML makes of a word."""
+
+Setting: TypeAlias = Mapping[str, Value]
+"""Dotted keys of a configuration, with a value each."""
+
+Grid: TypeAlias = dict[str, tuple[Value, ...]]
+"""Dotted keys, with the values to try of each."""
+
+MOST_WIDENINGS = 2
+"""How often a range grows on either side."""
+
+_TUNABLE = ("model", "train.lr", "train.accumulate", "data.batching", "data.batch_size", "data.augmentation")
+_FIXED = ("model.name", "model.pretrained", "model.vectors", "model.grouping", "data.batching.kind")
+"""What is tried may decide how the model is made and trained, but neither which data it is nor how it is read."""
+
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def parse_grid(config: RunConfig) -> Grid:
+    """The settings that a configuration asks to try.
+
+    Raises:
+        ConfigError: A key is unknown, may not be tuned or is given twice, a value does not fit or is given twice, there
+            are none, or nothing is held out to choose by.
+    """
+    grid: Grid = {}
+    for text in config.tune.grid:
+        key, equals, listed = (part.strip() for part in text.partition("="))
+        if not equals or not key:
+            raise ConfigError(f"--tune {text!r}: expected a key, '=' and values, such as train.lr.base=3e-4,1e-3,3e-3")
+        words = [word.strip() for word in listed.split(",")]
+        if not all(words):
+            raise ConfigError(f"--tune {key}: found {listed!r}, expected values with commas between them")
+        values = tuple(document.parse(word, source=f"--tune {key}") for word in words)
+        if key in grid:
+            raise ConfigError(f"--tune {key}: given twice; name all of its values in one")
+        for place, value in enumerate(values):
+            with_setting(config, {key: value})
+            if value in values[:place]:
+                raise ConfigError(f"--tune {key}: found {words[place]} twice; expected each value once")
+        if not _is_in(key, _TUNABLE) or _is_in(key, _FIXED):
+            raise ConfigError(
+                f"--tune {key}: it says which data is read, or how the run is carried out; expected a key of "
+                f"{', '.join(_TUNABLE)}"
+            )
+        grid[key] = values
+    if grid and not config.data.held_out:
+        raise ConfigError(
+            "--tune: settings are chosen by held-out samples, but data.held_out is 0; expected a share such as 0.05"
+        )
+    if config.tune.epochs is not None and not grid:
+        raise ConfigError(
+            "--tune-epochs: found without --tune, whose trials it is for; give, say, --tune train.lr.base=1e-3,3e-3"
+        )
+    return grid
+
+
+def settings_of(grid: Grid) -> list[dict[str, Value]]:
+    """Every combination.
+
+    >>> settings_of({"a": (1, 2), "b": (3,)})
+    [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
+    """
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def with_setting(config: Config, setting: Setting) -> Config:
+    """The configuration with other values at some keys.
+
+    Raises:
+        ConfigError: A key is unknown, or a value does not fit.
+    """
+    overrides = [f"{key}={json.dumps(value)}" for key, value in setting.items()]
+    try:
+        return load_config(type(config), values=asdict(config), overrides=overrides)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--set ", "--tune ", 1)) from None
+
+
+def beyond(values: Sequence[Value], *, below: bool) -> float | int | None:
+    """The value that comes before the least, or after the greatest, at the ratio of the two outermost.
+
+    >>> beyond((3e-4, 1e-3, 3e-3), below=True), beyond((3e-4, 1e-3, 3e-3), below=False)
+    (9e-05, 0.009)
+    >>> beyond((64, 32), below=False), beyond((1, 2), below=True), beyond(("relu", "leaky-relu"), below=True)
+    (128, None, None)
+
+    Returns:
+        None where there is none: of fewer than two values, of what is no range of numbers, next to a 0 or below 1.
+    """
+    ordered = numbers(values)
+    if ordered is None or len(ordered) < 2:
+        return None
+    edge, inner = ordered[:2] if below else ordered[-1:-3:-1]
+    if min(edge, inner) <= 0:
+        return None
+    found = edge * edge / inner
+    if all(isinstance(value, int) for value in ordered):
+        whole = round(found)
+        return whole if whole > 0 and whole not in values else None
+    return float(f"{found:.3g}")
+
+
+def numbers(values: Sequence[Value]) -> list[float | int] | None:
+    """The values in rising order; None where one is no number."""
+    found = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return sorted(found) if len(found) == len(values) else None
+
+
+def is_inner(value: Value, values: Sequence[Value]) -> bool:
+    """Whether a value lies within a range of numbers, at neither of its edges.
+
+    >>> is_inner(2, (1, 2, 3)), is_inner(3, (1, 2, 3)), is_inner("relu", ("relu", "tanh"))
+    (True, False, False)
+    """
+    ordered = numbers(values)
+    return ordered is not None and value not in (ordered[0], ordered[-1])
+
+
+def _is_in(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)

@@ -1,0 +1,103 @@
+"""What a configuration with every choice made stands for: a pipeline, a course of training, batches to trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pipeal.config import RunConfig
+from pipeal.data import EpochBatches
+from pipeal.engine import Pipeline, Window
+from pipeal.engine.runner.precision import make_ready
+from pipeal.methods.al import ALPackage
+from pipeal.run.build import Models
+from pipeal.training.position import Position
+from pipeal.training.trainer import Course
+
+TRACE_FROM = 10
+"""The batch from which the timeline is recorded: the pipeline is full by then."""
+
+Opened = TypeVar("Opened")
+
+
+def open_pipeline(
+    package: ALPackage,
+    config: RunConfig,
+    seed: int,
+    first_batch: int = 0,
+    traced: Window | None = None,
+    dump_folder: Path | None = None,
+    opener: Callable[..., Opened] = Pipeline,  # type: ignore[assignment]
+) -> Opened:
+    """The pipeline that a configuration with every choice made describes, or what ``opener`` makes of its settings."""
+    engine = config.engine
+    assert config.train.precision != "auto"  # chosen by now
+    return opener(
+        package,
+        engine.devices,
+        engine.schedule,
+        sizes=engine.sizes,
+        queue_depth=engine.queue_depth,
+        seed=seed,
+        first_batch=first_batch,
+        threads=engine.threads,
+        precision=config.train.precision,
+        compile=engine.compile,
+        stall_timeout_s=engine.stall_timeout_s,
+        # To go back is not the pipeline's to do: it ends.
+        on_non_finite="skip" if config.train.on_non_finite == "skip" else "raise",
+        on_oom=engine.on_oom,
+        matmul=engine.matmul,
+        dump_folder=dump_folder,
+        trace=traced,
+    )
+
+
+def new_package(models: Models, config: RunConfig, turn: int) -> ALPackage:
+    """The model that a turn begins with; states of the run fit it.
+
+    Args:
+        models: Makes it.
+        config: With every choice made.
+        turn: Of the run, from 1.
+    """
+    package = models.package(config.train.mode, seed_of(config, turn))
+    make_ready(package, config.train.precision)
+    return package
+
+
+def course_of(config: RunConfig) -> Course:
+    """How long a run trains, and with what learning rates."""
+    rate = config.train.lr
+    assert rate.base is not None  # chosen by now, by the length of the run
+    assert rate.warmup is not None
+    return Course(
+        config.train.epochs, rate.decay, rate.per, (rate.end or 0.0) / rate.base, rate.warmup, config.train.accumulate
+    )
+
+
+def seed_of(config: RunConfig, turn: int) -> int:
+    """That of a turn of a run; turns count from 1."""
+    return (config.train.seed + turn - 1) % 2**63
+
+
+def window_of(config: RunConfig, batches: EpochBatches, position: Position) -> Window | None:
+    """Steady state, if an epoch is long enough to reach it; None where no batch is still to come.
+
+    Counted from where the training goes on: in the rest of the epoch under way if that is long enough, or else in the
+    next one if there is one.
+    """
+    epochs, count = config.train.epochs - position.epoch, config.engine.trace_batches
+    if epochs < 1:
+        return None
+    done = position.part.batches
+    batches.set_epoch(position.epoch)
+    left = first = len(batches) - done
+    if left >= count + TRACE_FROM or not done or epochs == 1:
+        first = 0
+    else:
+        batches.set_epoch(position.epoch + 1)
+        left = len(batches)
+    count = min(count, left)
+    return Window(first + min(TRACE_FROM, left - count), count) if count else None

@@ -1,0 +1,313 @@
+"""What a run came to: the summary that is kept, the table that is shown, the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeal.config import RunConfig
+from pipeal.reporting.attempts import Attempts
+from pipeal.reporting.batches import Batches
+from pipeal.reporting.environment import environment
+from pipeal.reporting.exits import print_exits
+from pipeal.reporting.peak_memory import peak_memory_bytes
+from pipeal.reporting.plots import draw_curves
+from pipeal.reporting.recorders import write_json
+from pipeal.reporting.tables import Cell, print_table
+from pipeal.run.form_costs import FormCosts
+from pipeal.run.forms import Form
+from pipeal.run.opening import seed_of
+from pipeal.training.exits import ExitTable
+from pipeal.training.metric import MeanSd, Measure, best_rows, last_rows, measure_of
+from pipeal.training.position import Totals
+from pipeal.training.row import EpochRow
+
+TRACED = ("timeline.png", "trace.json")
+"""What is written of batches that are trained on, and cannot be made when all of them are behind."""
+
+
+@dataclass
+class Outcome:
+    """What training one form came to.
+
+    Attributes:
+        form: Which, with every choice made: devices, sizes, threads, precision.
+        rows: One per epoch and turn; at least one.
+        totals: Of all turns together.
+        facts: What the data turned out to be.
+        lengths: ``(N,)`` of the training samples; None where they have no length.
+        parameters: Effective and affiliated parameters: those of an inference, and those that serve training alone.
+        folder: Where its files are.
+        exits: What each exit is worth after the last turn; None where that is not measured.
+        unsaved: What kept checkpoints from being written; None if all were.
+        ended_unsaved: Whether the last checkpoint is one of them.
+        afterword: What else there is to show, in lines.
+        costs: FLOPs and bytes; None of a training that has not come to its end.
+    """
+
+    form: Form
+    rows: list[EpochRow]
+    totals: Totals
+    facts: dict[str, int | float | str]
+    lengths: npt.NDArray[np.int64] | None
+    parameters: tuple[int, int]
+    folder: Path
+    exits: ExitTable | None = None
+    unsaved: str | None = None
+    ended_unsaved: bool = False
+    afterword: Sequence[str] = ()
+    costs: FormCosts | None = None
+
+    @cached_property
+    def batches(self) -> Batches:
+        """What was trained on, when it has come to its end."""
+        return Batches(self.totals.shapes, self.lengths)
+
+    @property
+    def config(self) -> RunConfig:
+        """Of this form."""
+        return self.form.config
+
+    @property
+    def label(self) -> str:
+        """What tables and pictures call the form: ``AL``, ``BP``, ``BP over 2``."""
+        return self.form.label
+
+    @property
+    def at_best(self) -> MeanSd | None:
+        """The test accuracy, or validation loss, of each turn's best epoch by its held-out samples."""
+        return self.measure.at_best(self.rows)
+
+    @property
+    def last(self) -> MeanSd:
+        """The test accuracy, or validation loss, after each turn's last epoch."""
+        return self.measure.last(self.rows)
+
+    @property
+    def measure(self) -> Measure:
+        """How its epochs are measured."""
+        return measure_of(self.rows)
+
+    @property
+    def epoch_s(self) -> MeanSd:
+        """Seconds of training of each epoch."""
+        return MeanSd.of(row.epoch_time for row in self.rows)
+
+    def summary(self) -> dict[str, object]:
+        """Every figure with its circumstances, for ``summary.json``."""
+        totals, engine = self.totals, self.config.engine
+        return {
+            "dataset": self.config.dataset,
+            "model": self.config.model.name,
+            "form": self.label,
+            **self._chosen(),
+            "seconds_per_epoch": self.epoch_s.mean,
+            "seconds_per_epoch_sd": self.epoch_s.sd,
+            "seconds_per_epoch_least": min(self.epoch_s.values),
+            "seconds_per_epoch_most": max(self.epoch_s.values),
+            "samples_per_s": totals.samples / totals.seconds,
+            "tokens_per_s": totals.tokens / totals.seconds,
+            "padding_share": totals.padding_share,
+            "samples_per_batch": totals.samples / totals.shapes.total(),  # of those that were not left out
+            "non_finite_updates_skipped": totals.non_finite,
+            "overflowed_updates_skipped": sum(totals.overflows.values()),
+            "batches_left_out": len(totals.left_out),
+            "updates_in_parts": totals.splits,
+            "batches_per_epoch": totals.batches / len(self.rows),
+            "batches": self.batches.summary(),
+            "schedule": engine.schedule,
+            "devices": list(engine.devices),
+            "sizes": list(engine.sizes or ()),
+            "threads": engine.threads,
+            "precision": self.config.train.precision,
+            "stages": [
+                {
+                    "busy_share": share,
+                    "busy_s": {str(action): seconds for action, seconds in stage.busy.items()},
+                    "waiting_s": stage.waiting,
+                }
+                for share, stage in zip(totals.busy_share, totals.stages, strict=True)
+            ],
+            "training_parameters": sum(self.parameters),
+            "inference_parameters": self.parameters[0],
+            **({} if self.costs is None else self.costs.summary()),
+            "compile": engine.compile,
+            "peak_memory_bytes": peak_memory_bytes(engine.devices),
+            "data": self.facts,
+            "environment": environment(),
+        }
+
+    def _chosen(self) -> dict[str, object]:
+        """What the epochs came to: of the split that is named, over turns, and of each turn with its seed."""
+        measure, at_best, last = self.measure, self.at_best, self.last
+        best = {row.turn: row for row in best_rows(self.rows)}
+        ends = {row.turn: row for row in last_rows(self.rows)}
+        turns = []
+        for turn in sorted({row.turn for row in self.rows}):
+            told: dict[str, object] = {"turn": turn, "seed": seed_of(self.config, turn)}
+            for which, row in (("best", best.get(turn)), ("last", ends.get(turn))):
+                told[f"{which}_epoch"] = None if row is None else row.epoch
+                told[f"{measure.held_key}_of_{which}"] = None if row is None else measure.held(row)
+                told[f"{measure.key}_of_{which}"] = None if row is None else measure.test(row)
+            turns.append(told)
+        return {
+            "best_chosen_by": measure.held_name if best else None,
+            f"{measure.key}_at_best_held_out": None if at_best is None else at_best.mean,
+            f"{measure.key}_at_best_held_out_sd": None if at_best is None else at_best.sd,
+            "best_epochs": [best[turn].epoch for turn in sorted(best)],
+            f"last_{measure.key}": last.mean,
+            f"last_{measure.key}_sd": last.sd,
+            "turns": turns,
+        }
+
+    def write(self, attempts: Attempts) -> None:
+        """Writes ``summary.json``, ``curves.png`` and, for samples with lengths, ``batches.png``, if there are rows."""
+        if not self.rows:
+            return
+        write_summary(self.folder, self.summary, attempts)
+        write_curves([self], self.folder, attempts)
+        if self.lengths is not None:
+            title = f"{self.config.dataset} {self.config.model.name} {self.label}: batches"
+            path = self.folder / "batches.png"
+            attempts.make(path, lambda: self.batches.draw(path, title, self.totals.padding_share))
+
+
+def write_summary(folder: Path, summary: Callable[[], Mapping[str, Any]], attempts: Attempts) -> None:
+    """Writes ``summary.json``."""
+    path = folder / "summary.json"
+    attempts.make(path, lambda: write_json(path, summary()))
+
+
+def write_curves(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts) -> None:
+    """Draws the curves of one form, or of several for comparison."""
+    config = outcomes[0].config
+    rows = {outcome.label: outcome.rows for outcome in outcomes}
+    path, title = folder / "curves.png", f"{config.dataset} {config.model.name}"
+    attempts.make(path, lambda: draw_curves(rows, path, title=title))
+
+
+def show(outcomes: Sequence[Outcome], folder: Path) -> None:
+    """Prints the tables, what they are of, and where the files are."""
+    config = outcomes[0].config
+    name = f"{config.dataset} {config.model.name}"
+    print_table(f"{name}, {config.train.epochs} epochs{_seeds(config)}", *_results(outcomes))
+    _tell_choice(outcomes)
+    over = f", speed-up over {_rival(outcomes).label}" if len(outcomes) > 1 else ""
+    print_table(f"costs{over}", *_costs(outcomes))
+    if any(outcome.costs is not None for outcome in outcomes):
+        print("counted:  MFLOPs per sample of products, convolutions, attention and recurrences; MiB of weights,")
+        print("          gradients, optimizer states, and what graphs keep of the largest batch")
+    for outcome in outcomes:
+        if outcome.totals.non_finite:
+            print(f"skipped:  {outcome.totals.non_finite:,} updates of {outcome.label} layers, for a non-finite loss")
+        if overflows := sum(outcome.totals.overflows.values()):
+            print(f"overflow: {overflows:,} updates of {outcome.label} layers were left out, for gradients beyond fp16")
+        if outcome.totals.left_out:
+            print(f"left out: {len(outcome.totals.left_out):,} batches of {outcome.label}, for which it went back")
+        if outcome.totals.splits:
+            print(f"in parts: {outcome.totals.splits:,} updates of {outcome.label} layers, for want of memory")
+        if outcome.exits is not None:
+            print_exits(outcome.exits, f"{outcome.label} exits on {outcome.exits.samples:,} test samples")
+            _show_picture("exits", outcome.folder / "exits.png")
+    first = outcomes[0]
+    print(f"files:    {folder}")
+    _show_picture("curves", folder / "curves.png")
+    _show_picture("timeline", first.folder / "timeline.png")
+    if first.lengths is not None:
+        _show_picture("batches", first.folder / "batches.png")
+        print(
+            f"padding:  {first.totals.padding_share:.1%} of the tokens trained on; "
+            f"{first.batches.padding_of_random:.1%} in random batches of as many samples"
+        )
+    for outcome in outcomes:
+        if len(outcomes) > 1 and outcome.afterword:
+            print(f"{outcome.label}:")
+        for line in outcome.afterword:
+            print(line)
+
+
+def _results(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
+    """What each form has learnt, and with how much: heads and rows."""
+    short = outcomes[0].measure.short
+    heads = ["form", "stages", "threads", f"{short} at best held-out", f"last {short}", "parameters", "at inference"]
+    rows: list[list[Cell]] = [
+        [
+            outcome.label,
+            f"{len(outcome.config.engine.devices)}",
+            outcome.config.engine.threads,
+            None if outcome.at_best is None else str(outcome.at_best),
+            str(outcome.last),
+            f"{sum(outcome.parameters):,}",
+            f"{outcome.parameters[0]:,}",
+        ]
+        for outcome in outcomes
+    ]
+    return heads, rows
+
+
+def _costs(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
+    """What each form took: heads and rows."""
+    rival = _rival(outcomes)
+    tokens = outcomes[0].totals.tokens > 0
+    heads = ["form", "train MFLOPs", "infer MFLOPs", "MiB", "s/epoch", "samples/s", *(["tokens/s"] * tokens), "busy"]
+    rows: list[list[Cell]] = []
+    for outcome in outcomes:
+        totals, costs = outcome.totals, outcome.costs
+        cells: list[Cell] = [
+            outcome.label,
+            None if costs is None else costs.training_flops / 1e6,
+            None if costs is None else costs.inference_flops / 1e6,
+            None if costs is None else costs.memory_bytes / 2**20,
+            outcome.epoch_s.shown("{:.2f}".format),
+            f"{totals.samples / totals.seconds:,.0f}",
+            *([f"{totals.tokens / totals.seconds:,.0f}"] if tokens else []),
+            _busy(totals.busy_share),
+        ]
+        rows.append([*cells, f"{rival.epoch_s.mean / outcome.epoch_s.mean:.2f}×"])
+    if len(outcomes) > 1:
+        return [*heads, "speed-up"], rows
+    return heads, [row[:-1] for row in rows]
+
+
+def _rival(outcomes: Sequence[Outcome]) -> Outcome:
+    """What the others are held against: backpropagation on one device, where there is one."""
+    return next((outcome for outcome in outcomes if outcome.config.train.mode == "bp"), outcomes[-1])
+
+
+def _busy(shares: Sequence[float]) -> str:
+    """The share of each stage; of many, the least and the most.
+
+    >>> _busy([0.5, 0.96]), _busy([0.5, 0.25, 0.5, 0.75, 1.0])
+    ('50% 96%', '25% to 100%')
+    """
+    if len(shares) > 4:
+        return f"{min(shares):.0%} to {max(shares):.0%}"
+    return " ".join(f"{share:.0%}" for share in shares)
+
+
+def _seeds(config: RunConfig) -> str:
+    first, last = seed_of(config, 1), seed_of(config, config.train.repeat)
+    return f", seed {first}" if config.train.repeat == 1 else f", mean ± sd of seeds {first} to {last}"
+
+
+def _tell_choice(outcomes: Sequence[Outcome]) -> None:
+    """Which epochs were chosen, and by what; or why none was."""
+    chosen = [(outcome.label, best_rows(outcome.rows)) for outcome in outcomes]
+    if not all(rows for _, rows in chosen):
+        print("chosen:   no epoch, since nothing is held out to choose by (data.held_out is 0)")
+        return
+    epochs = ", ".join(f"{label} {' '.join(f'{row.epoch}' for row in rows)}" for label, rows in chosen)
+    turns = "of each turn " if outcomes[0].config.train.repeat > 1 else ""
+    print(f"chosen:   the epoch {turns}with the best {outcomes[0].measure.held_name}: {epochs}")
+
+
+def _show_picture(kind: str, path: Path) -> None:
+    """One that could not be drawn is named elsewhere."""
+    if path.exists():
+        print(f"{kind + ':':<9} {path}")

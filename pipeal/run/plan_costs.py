@@ -1,0 +1,299 @@
+"""Where a plan's costs come from: a model trained on a few real batches here, or files of an earlier measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain, cycle, islice
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
+from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.packet import batch_size, pair_of
+from pipeal.data import canonical_image_name, canonical_text_name
+from pipeal.engine.devices import fastest_precision
+from pipeal.engine.runner.compiling import check_compile
+from pipeal.engine.runner.parts import UncuttableError, cut, samples_in
+from pipeal.engine.runner.precision import matmul_precision
+from pipeal.methods.bp_parts import bp_parts
+from pipeal.models import (
+    LANGUAGE_MODELS,
+    TEXT_MODELS,
+    VISION_MODELS,
+    canonical_language_model,
+    canonical_text_model,
+    canonical_vision_model,
+)
+from pipeal.planning.measure.contention import crowds, measure_crowding
+from pipeal.planning.measure.layers import WARM_UP, measure_in_turns
+from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs
+from pipeal.reporting.environment import environment
+from pipeal.run.build import Experiment
+from pipeal.run.build_language import canonical_corpus, language_experiment
+from pipeal.run.build_text import text_experiment
+from pipeal.run.build_vision import vision_experiment
+from pipeal.run.choices import sample_batches
+from pipeal.run.configure import configure
+from pipeal.run.say import Say
+
+BATCHES = 10
+"""Counted, of each round."""
+
+MICRO_BATCHES = (2, 4, 8, 16, 32)
+"""Into so many, backpropagation is tried to cut a batch."""
+
+PLANNED = {
+    "engine.devices": "--devices",
+    "engine.replicas": "--replicas",
+    "engine.sizes": "none: layers are laid out by what they cost",
+    "engine.schedule": "none: all of them are forecast",
+    "train.mode": "none: both forms are measured",
+}
+"""Keys of a configuration that a plan chooses, and what to give instead."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be measured.
+
+    Attributes:
+        dataset: None for the embedded one.
+        model: In any spelling.
+        preset: Of a language model's sizes; None for those of the lesson.
+        data_root: None for the usual folder.
+        overrides: What ``--set`` was given.
+        crowds: Whether stages are to share this machine's cores.
+    """
+
+    dataset: str | None
+    model: str
+    preset: str | None
+    data_root: str | None
+    overrides: tuple[str, ...]
+    crowds: bool
+
+
+def load_all(paths: Sequence[str]) -> dict[str, Costs]:
+    """Saved costs, by kind of device.
+
+    Raises:
+        DataError: A file is not there, or not one of costs.
+        ConfigError: Two of them are of one kind of device, or not of one model trained on the same batches.
+    """
+    found: dict[str, Costs] = {}
+    for path in paths:
+        costs = load_costs(Path(path))
+        if costs.kind in found:
+            raise ConfigError(f"--costs: {path} holds costs of the kind {costs.kind!r}, as another file does; give one")
+        for other in found.values():
+            _require_alike(paths[0], other, path, costs)
+        found[costs.kind] = costs
+    return found
+
+
+def _require_alike(first: str, one: Costs, path: str, other: Costs) -> None:
+    """Precision and versions may differ from device to device; what is trained may not."""
+    for what, (before, now) in {
+        **{f"the {key}": (one.facts.get(key), other.facts.get(key)) for key in ("dataset", "model")},
+        "samples in a batch": (one.samples, other.samples),
+        "AL layers": (len(one.layers), len(other.layers)),
+        "bytes of weights in each layer": tuple(
+            [row.parameter_bytes for row in costs.layers] for costs in (one, other)
+        ),
+    }.items():
+        if before != now:
+            raise ConfigError(f"--costs: {first} and {path} are of different models: {what}: {before} and {now}")
+
+
+def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[Costs, RunConfig]:
+    """Trains both forms of the model on the first batches of its data, on a GPU if there is one.
+
+    Args:
+        wanted: Which model.
+        micro_batches: Into how many backpropagation is to cut a batch; None for some numbers to choose from.
+        say: Told what is being done.
+
+    Returns:
+        The costs, and the configuration that they are of.
+
+    Raises:
+        PipealError: As for a training.
+    """
+    _refuse_planned(wanted.overrides)
+    experiment = _experiment(wanted, say)
+    config = experiment.config
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    kind = torch.cuda.get_device_name(0) if device != "cpu" else "cpu"
+    threads, compiled, matmul = config.engine.threads or 1, config.engine.compile, config.engine.matmul
+    if config.train.accumulate > 1:
+        raise ConfigError(
+            f"train.accumulate: found {config.train.accumulate}, but a plan has an update after every batch; expected 1"
+        )
+    if wanted.crowds:
+        _check_crowds(device, threads, compiled)
+    check_compile(compiled, [torch.device(device)])
+    precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
+    package = experiment.package("al", config.train.seed)
+    if wanted.crowds and len(package) < 2:
+        raise ConfigError("--share-cores: the model has one layer, so that no two stages share cores; leave it out")
+    with closing(experiment.train_batches(config.train.seed)) as feed:
+        batches = [pair_of(batch) for batch in sample_batches(feed, WARM_UP + BATCHES)]
+    fewest = min(batch_size(x) for x, _ in batches)
+    if micro_batches is not None and micro_batches > fewest:
+        raise ConfigError(
+            f"--micro-batches: {micro_batches} of a batch of {fewest} samples; expected at most one for each sample"
+        )
+    say(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
+    parts = bp_parts(list(experiment.package("bp", config.train.seed)))
+    cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
+    cuts = sorted({number for number in cuts if number <= fewest})
+    crowding: dict[int, float] = {}
+    with matmul_precision(matmul):
+        layers, *backprop = measure_in_turns(
+            [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
+            device=device,
+            threads=threads,
+            precision=precision,
+            compile=compiled,
+            on_oom=config.engine.on_oom,
+            rounds=3 if compiled == "none" else 1,  # each compiles anew
+        )
+        if wanted.crowds:
+            numbers = " and ".join(map(str, crowds(len(package)))) or "no"
+            say(f"measuring how much {numbers} stages at once slow each other")
+            crowding = measure_crowding(package, batches, precision=precision)
+    counted = [batch_size(x) for x, _ in batches[WARM_UP:]]
+    backprop = [_in_the_mean(rows, backprop[0], counted, number) for rows, number in zip(backprop, cuts, strict=True)]
+    facts = {
+        "dataset": config.dataset,
+        "model": config.model.name,
+        "precision": precision,
+        "compile": compiled,
+        "threads": threads,
+        "matmul": matmul,
+        **environment(),
+    }
+    samples = fmean(batch_size(x) for x, _ in batches)
+    return Costs(kind, layers, dict(zip(cuts, backprop, strict=True)), crowding, samples, facts), config
+
+
+def _micro_batch(batch: Any, count: int) -> Any:
+    """The first of so many parts of a batch, as even as they can be: the largest, which decides about memory.
+
+    Raises:
+        ConfigError: The batch cannot be cut.
+    """
+    if count == 1:
+        return batch
+    try:
+        samples = samples_in(batch)
+    except UncuttableError as error:
+        raise ConfigError(f"--micro-batches: a batch cannot be cut: {error}; expected 1") from error
+    return cut(batch, range(ceil(samples / count)))
+
+
+def _in_the_mean(
+    rows: Sequence[LayerCost], wholes: Sequence[LayerCost], samples: Sequence[int], count: int
+) -> tuple[LayerCost, ...]:
+    """From what the largest of so many parts of each batch cost, what its parts cost in the mean: all of them together
+    have the samples of the batch and no more. Seconds are on the line through those of the largest part and of the
+    whole batch, so that what every part takes for itself, however small, counts in full.
+
+    >>> whole, largest = LayerCost(9.0, 18.0), LayerCost(4.0, 8.0, update_s=1.0, activation_bytes=300)
+    >>> _in_the_mean([largest], [whole], [8], 3)[0]  # of 3, 3 and 2 samples, each 1 s and 2 s; 1 s and 2 s for itself
+    LayerCost(forward_s=3.66..., backward_s=7.33..., update_s=1.0, ..., activation_bytes=300, mean_out_bytes=0)
+    """
+    all_of_it, largest = fmean(samples), fmean(ceil(own / count) for own in samples)
+    mean = all_of_it / count
+
+    def mean_s(largest_s: float, whole_s: float) -> float:
+        each_s = (whole_s - largest_s) / (all_of_it - largest) if largest < all_of_it else 0.0
+        return largest_s - (largest - mean) * min(max(each_s, 0.0), largest_s / largest)
+
+    return tuple(
+        replace(
+            row,
+            forward_s=mean_s(row.forward_s, whole.forward_s),
+            backward_s=mean_s(row.backward_s, whole.backward_s),
+            mean_out_bytes=round(row.mean_out_bytes * mean / largest),
+        )
+        for row, whole in zip(rows, wholes, strict=True)
+    )
+
+
+def _check_crowds(device: str, threads: int, compiled: str) -> None:
+    if device != "cpu":
+        raise ConfigError("--share-cores: stages on a GPU do not share the cores; leave it out")
+    if threads > 1:
+        raise ConfigError(f"--share-cores: found engine.threads={threads}; expected 1 for stages that share cores")
+    if compiled != "none":
+        raise ConfigError(f"--share-cores: found engine.compile={compiled}; expected none, or a plan without it")
+
+
+def _refuse_planned(overrides: Sequence[str]) -> None:
+    """A plan is about these, and has options for them."""
+    for key in (text.partition("=")[0].strip() for text in overrides):
+        if key in PLANNED:
+            raise ConfigError(f"--set: found {key}, which a plan finds by itself; expected {PLANNED[key]}")
+
+
+def deepened(costs: Costs, layers: int) -> Costs:
+    """As if the model had so many layers: those after the first come again and again.
+
+    Raises:
+        ConfigError: There is nothing to repeat.
+    """
+    if len(costs.layers) < 2 and layers > len(costs.layers):
+        raise ConfigError(f"--layers: {layers} of a model of {len(costs.layers)}; expected one with a layer to repeat")
+    deep = {number: _with_head(rows, len(costs.layers), layers) for number, rows in costs.backprop.items()}
+    return replace(costs, layers=_repeated(costs.layers, layers), backprop=deep)
+
+
+def _with_head(rows: tuple[LayerCost, ...], before: int, layers: int) -> tuple[LayerCost, ...]:
+    """The blocks for backpropagation, repeated likewise; what they have more than AL layers is the head."""
+    return (*_repeated(rows[:before], layers), *rows[before:])
+
+
+def _repeated(rows: Sequence[LayerCost], count: int) -> tuple[LayerCost, ...]:
+    return tuple(islice(chain(rows[:1], cycle(rows[1:])), count))
+
+
+def _experiment(wanted: Wanted, say: Say) -> Experiment:
+    given: dict[str, Any] = {"mode": None, "data_root": wanted.data_root}
+    if wanted.model.lower().removesuffix("al") in LANGUAGE_MODELS:
+        if wanted.dataset is None:
+            raise ConfigError(
+                f"--dataset: {wanted.model} has no embedded data; expected shakespeare, or text with "
+                "--set data.text=FILE"
+            )
+        corpus, (language, _) = canonical_corpus(wanted.dataset), canonical_language_model(wanted.model)
+        path = None if wanted.preset is None else find_config("shakespeare", f"charlm-{wanted.preset}")
+        file = None if path is None else str(path)
+        return language_experiment(
+            configure(LanguageConfig, corpus, (language, None), file, wanted.overrides, given), say
+        )
+    if wanted.preset is not None:
+        raise ConfigError(f"--preset: found {wanted.preset}, but {wanted.model} has none; they are for charlm")
+    text, vision = (_named(find, wanted.model) for find in (canonical_text_model, canonical_vision_model))
+    if text is not None:
+        name = canonical_text_name(wanted.dataset or "toynews")
+        config = configure(TextConfig, name, text, None, wanted.overrides, given)
+        return text_experiment(config, say)
+    if vision is None:
+        raise ConfigError(unknown_name("model", wanted.model, (*TEXT_MODELS, *VISION_MODELS, *LANGUAGE_MODELS)))
+    name = canonical_image_name(wanted.dataset or "toyimages")
+    return vision_experiment(configure(VisionConfig, name, vision, None, wanted.overrides, given), say)
+
+
+def _named(find: Callable[[str], tuple[str, Any]], model: str) -> tuple[str, None] | None:
+    """The canonical name; a spelling that implies a form does not matter, since both are measured."""
+    try:
+        return find(model)[0], None
+    except ConfigError:
+        return None

@@ -1,0 +1,188 @@
+"""A run's folder: whose it is, and how the run stands.
+
+::
+
+    <out>/<dataset>-<model>-<mode>-001/
+        asked.yaml     the configuration as asked for: the same command finds its unfinished run by it
+        status.json    running, finished, interrupted or failed; since when, and how often it was taken up again; the
+                       checkpoint that an unfinished run was told to go back to
+        run.lock       locked by the process that writes here, as long as it lives
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from pipeal.config import RunConfig, dump_config
+from pipeal.core.atomic import write_whole
+from pipeal.core.errors import DataError, Interrupted, PipealError, first_line
+from pipeal.data.loading.lock import FileLock
+from pipeal.reporting.recorders import write_json
+from pipeal.training.checkpoint.manifest import Checkpoint, read_manifest
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+
+
+class RunFolder:
+    """A folder that this process alone writes to. Used with ``with``.
+
+    Args:
+        path: The folder.
+        config: As asked for now.
+        asked: As its run was asked for before; None for a new one.
+        lock: Its lock, held.
+
+    Attributes:
+        resumed: Whether there was a run in it.
+        asked: What its run was asked for before, or is now.
+        checkpoint: The folder of the checkpoint to go on from; None for the newest.
+        way_back: What goes on with the run once it was ended, in words.
+        passed: That of one that was named, though the run has gone on from it already: a command that is given again,
+            as by a batch system, does not go back again.
+    """
+
+    def __init__(self, path: Path, config: RunConfig, *, asked: RunConfig | None, lock: FileLock) -> None:
+        self.path = path
+        self.checkpoint: Path | None = None
+        self.way_back = "the same command"
+        self.passed: Path | None = None
+        self.resumed = asked is not None
+        self.asked = asked or config
+        self._config = config
+        self._lock = lock
+        self._status: Status | None = None
+        told = last_told(path)
+        self._epoch = _count(told.get("epoch"))
+        self._started = str(told.get("started") or _now())
+        self._resumes = _count(told.get("resumes")) + self.resumed
+        self._back = told.get("back")
+
+    @property
+    def status_path(self) -> Path:
+        """The file that :meth:`tell` writes."""
+        return self.path / "status.json"
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._status is None:
+                return  # a mistake was found before anything was done
+            if error is None:
+                if self._status == "running":
+                    self.tell("finished")
+            elif isinstance(error, Interrupted):
+                self.tell("interrupted", str(error))
+            elif isinstance(error, (KeyboardInterrupt, SystemExit)):  # whose text is a number, or none
+                self.tell("interrupted", f"ended at once; {self.way_back} goes on from the last checkpoint")
+            else:
+                self.tell("failed", first_line(error))
+        except (OSError, PipealError):
+            if error is None:
+                raise  # a run that cannot say that it finished will be taken up again: the user should know
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Lets other processes work there; a second time does nothing."""
+        self._lock.release()
+
+    def begin(self) -> None:
+        """Says that the run is under way, and removes what a killed process left half-written."""
+        for left in (*self.path.glob(".*.aside"), *self.path.glob("*/.*.aside")):
+            if left.is_file():  # checkpoints have a broom of their own
+                left.unlink(missing_ok=True)
+        self.tell("running")
+
+    def keep_asked(self) -> None:
+        """From here on the run is found by what it is asked for now; all that was chosen for that is written by then.
+
+        Raises:
+            DataError: The system refused to write.
+        """
+        if self._config != self.asked:
+            write_asked(self.path, self._config)
+
+    def tell(self, status: Status, message: str = "", epoch: int | None = None) -> None:
+        """Writes how the run stands, with the epochs behind it; when it began first is kept.
+
+        Raises:
+            DataError: The system refused to write.
+        """
+        self._status = status
+        self._epoch = self._epoch if epoch is None else epoch
+        write_json(
+            self.status_path,
+            {
+                "status": status,
+                "message": message,
+                "epoch": self._epoch,
+                "epochs": self._config.train.epochs,
+                "started": self._started,
+                "resumes": self._resumes,
+                "updated": _now(),
+                "pid": os.getpid(),
+                # A run that has come to its end may be told to go back to the same one again.
+                "back": None if status == "finished" else self._back,
+            },
+        )
+
+    def go_back_to(self, path: Path) -> None:
+        """Takes the run up from one of its checkpoints; a second time it goes on with what was saved since.
+
+        Raises:
+            DataError: The checkpoint is not as it was written.
+        """
+        path = path.resolve()
+        name = str(path.relative_to(self.path.resolve()))
+        newest = max((found.number for found in _checkpoints(path.parent)), default=0)
+        back = self._back if isinstance(self._back, dict) else {}
+        if back.get("to") == name and newest > _count(back.get("newest")):
+            self.passed = path
+            return
+        Checkpoint.open(path)  # all of it: what is damaged is told before anything is done
+        self.checkpoint = path
+        self._back = {"to": name, "newest": newest}
+
+
+def write_asked(path: Path, config: RunConfig) -> None:
+    """Writes what a run is asked for.
+
+    Raises:
+        DataError: The system refused to write.
+    """
+    write_whole(path / "asked.yaml", dump_config(config))
+
+
+def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
+    """Those whose manifests are right."""
+    for path in folder.glob("step-*"):
+        with suppress(DataError):
+            yield read_manifest(path)
+
+
+def last_told(path: Path) -> dict[str, Any]:
+    """What a run told last; nothing if it told nothing that can be read."""
+    try:
+        found = json.loads((path / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _count(told: object) -> int:
+    return told if isinstance(told, int) and told >= 0 else 0
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,86 @@
+"""Where a run is carried out: in one process, or over many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from pipeal.config import EngineConfig, RunConfig
+from pipeal.core.errors import ConfigError
+from pipeal.engine import Pipeline, Window
+from pipeal.methods.al import ALPackage
+from pipeal.models.registry import Mode
+from pipeal.run.build import Experiment
+from pipeal.run.choices import choose
+from pipeal.run.opening import open_pipeline
+from pipeal.run.remembered import PlacementCache
+from pipeal.run.say import Say
+
+
+class Site(Protocol):
+    """What differs between the two.
+
+    Attributes:
+        alternates: Whether pipelines of several forms can be open at once, so that their epochs come in turns.
+        retry: Whether choices are made again although they are remembered.
+    """
+
+    alternates: bool
+    retry: bool
+
+    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
+        """The configuration of one form with nothing left open; see :func:`pipeal.run.choices.choose`."""
+        ...
+
+    def fits(self, engine: EngineConfig) -> bool:
+        """Whether choices that were made for another attempt at the run will do here."""
+        ...
+
+    def open_pipeline(
+        self,
+        package: ALPackage,
+        config: RunConfig,
+        seed: int,
+        first_batch: int = 0,
+        traced: Window | None = None,
+        dump_folder: Path | None = None,
+    ) -> Pipeline:
+        """The pipeline that a configuration with every choice made describes."""
+        ...
+
+
+class OneProcess:
+    """One process, with a thread for each stage.
+
+    Args:
+        retry: Whether choices are made again although they are remembered.
+    """
+
+    def __init__(self, *, retry: bool = False) -> None:
+        self.retry = retry
+
+    alternates = True
+
+    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
+        """Tries placements where devices are left open.
+
+        Raises:
+            ConfigError: Replicas were asked for, which are processes.
+            PipealError: As :func:`pipeal.run.choices.choose`.
+        """
+        replicas = (config or experiment.config).engine.replicas
+        if replicas > 1:
+            raise ConfigError(
+                f"engine.replicas: found {replicas}, but this is one process; expected 1, or start it with "
+                "torchrun --nproc-per-node, whose processes are stages × replicas"
+            )
+        return choose(experiment, form, say, config, cache=PlacementCache(say, retry=self.retry))
+
+    def fits(self, engine: EngineConfig) -> bool:
+        """Stages that were processes may as well be threads."""
+        return engine.replicas == 1
+
+    open_pipeline = staticmethod(open_pipeline)
+
+
+ONE_PROCESS = OneProcess()

@@ -1,0 +1,328 @@
+"""Rank 0 of a run under ``torchrun``: what it tells the other ranks, who do nothing on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeal.config import EngineConfig, RunConfig, dump_config
+from pipeal.core.errors import ConfigError, PlacementError
+from pipeal.data import WHOLE, Batch, EpochBatches, Share
+from pipeal.engine import Pipeline, Window, balance, parse_device
+from pipeal.engine.devices import Precision, device_names, fastest_precision
+from pipeal.engine.distributed.consistency import require_same
+from pipeal.engine.distributed.pipeline import DistributedPipeline, own_threads
+from pipeal.engine.distributed.states import hand_out_states
+from pipeal.engine.distributed.world import World
+from pipeal.engine.runner.compiling import check_compile
+from pipeal.engine.runner.precision import check_precision, matmul_precision
+from pipeal.engine.sizes import check_sizes
+from pipeal.methods.al import ALPackage
+from pipeal.models.registry import Mode
+from pipeal.planning.measure.layers import balanced_sizes
+from pipeal.planning.planner import TRIAL_BATCHES
+from pipeal.run.build import Experiment
+from pipeal.run.choices import sample_batches
+from pipeal.run.opening import open_pipeline
+from pipeal.run.say import Say
+from pipeal.run.stopping import StopRequest
+from pipeal.training.evaluation import Criterion
+
+
+class Team:
+    """All ranks of a run as rank 0 leads them; a :class:`pipeal.run.site.Site`.
+
+    Args:
+        world: The processes.
+        device: ``cpu`` or ``cuda``, for all.
+        say: Told what a user should know.
+    """
+
+    alternates = False  # the other ranks serve one pipeline at a time
+    retry = False  # stages are measured each time
+
+    def __init__(self, world: World, device: str, say: Say) -> None:
+        self.world = world
+        self.device = device
+        self._say = say
+        self.pipe: DistributedPipeline | None = None
+        self._threads = 1
+        self._precision: Precision = "fp32"
+        self._opened = 0
+
+    def gather(self, experiment: Experiment) -> Experiment:
+        """Lets all others get ready for an experiment; what is trained on is then shared among replicas.
+
+        Raises:
+            ConfigError: Their data is not the same.
+        """
+        self.world.tell(
+            {"do": "get ready", "config": dump_config(experiment.config), "blueprint": experiment.blueprint}
+        )
+        own = own_means(self.world, experiment.config.engine, self.device)
+        ready = self.world.gather({**own, "facts": dict(experiment.facts)})
+        # What decides how numbers round is the same for all.
+        self._threads = min(rank["threads"] for rank in ready)
+        self._precision = "bf16" if all(rank["precision"] == "bf16" for rank in ready) else "fp32"
+        require_same([experiment.facts if rank["facts"] is None else rank["facts"] for rank in ready])
+        return _Shared(experiment, self)
+
+    def dismiss(self) -> None:
+        """Lets all others leave."""
+        self.world.tell({"do": "leave"})
+
+    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
+        """One stage for each process of a replica.
+
+        Raises:
+            PlacementError: There are more stages than layers, or devices or sizes do not fit.
+            ConfigError: What was asked for cannot be done over processes.
+        """
+        config = config or experiment.config
+        mesh, engine = self.world.mesh, config.engine
+        if config.train.mode == "compare" and mesh.stages > 1:
+            raise ConfigError(
+                f"train.mode: found compare, whose BP form is one layer, on {mesh.stages} stages; expected al or bp, "
+                f"or as many replicas as ranks (--replicas {mesh.size})"
+            )
+        if config.train.on_non_finite not in ("raise", "skip"):
+            raise ConfigError(
+                f"train.on_non_finite: found {config.train.on_non_finite}, which one process can do; expected raise or "
+                "skip over processes"
+            )
+        layers = len(experiment.package(form, config.train.seed))
+        mesh.check_layers(layers)
+        device = rank_device(self.world, engine, self.device)
+        check_compile(engine.compile, [parse_device(device)])
+        threads = engine.threads or self._threads
+        precision = self._precision if config.train.precision == "auto" else config.train.precision
+        check_precision(precision, [parse_device(device)])
+        with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
+            if engine.sizes is not None:
+                sizes = check_sizes(list(engine.sizes), layers, mesh.stages)
+            elif mesh.stages in (1, layers):
+                sizes = balance([1.0] * layers, mesh.stages)
+            else:
+                say(f"measuring {form.upper()} layers, to balance {mesh.stages} stages")
+                with matmul_precision(engine.matmul):
+                    sizes = balanced_sizes(
+                        experiment.package(form, config.train.seed),
+                        sample_batches(batches, TRIAL_BATCHES),
+                        mesh.stages,
+                        device=device,
+                        threads=threads,
+                        precision=precision,
+                        compile=engine.compile,
+                        on_oom=engine.on_oom,
+                    )
+        schedule = "sequential" if form == "bp" else engine.schedule
+        replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
+        say(f"{form.upper()} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
+        return replace(
+            config,
+            engine=replace(
+                engine,
+                devices=tuple(stage_devices(self.world, engine, self.device)),
+                sizes=tuple(sizes),
+                threads=threads,
+                schedule=schedule,
+            ),
+            train=replace(config.train, mode=form, precision=precision),
+        )
+
+    def fits(self, engine: EngineConfig) -> bool:
+        """Whether they were made for this mesh."""
+        mesh = self.world.mesh
+        return (len(engine.devices), engine.replicas) == (mesh.stages, mesh.replicas)
+
+    def open_pipeline(
+        self,
+        package: ALPackage,
+        config: RunConfig,
+        seed: int,
+        first_batch: int = 0,
+        traced: Window | None = None,
+        dump_folder: Path | None = None,
+    ) -> Pipeline:
+        """A pipeline that all others serve."""
+        assert dump_folder is not None
+        self._opened += 1
+        with _mark_in(dump_folder) as mark:
+            self.world.tell(
+                {
+                    "do": "serve",
+                    "config": dump_config(config),
+                    "seed": seed,
+                    "first_batch": first_batch,
+                    "traced": None if traced is None else [traced.first, traced.count],
+                    "folder": str(dump_folder.resolve()),
+                    "mark": str(mark.resolve()),
+                    "attempt": self.world.attempt,
+                    "pipeline": self._opened,
+                }
+            )
+            seen = self.world.gather(True)
+        if self._opened == 1 and not all(seen):
+            blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
+            self._say(
+                f"{dump_folder.resolve()} is not seen by rank{'s' if len(blind) > 1 else ''} {', '.join(blind)}: rank "
+                "0 writes their layers; an --out that all machines share spares them the way"
+            )
+        if first_batch:
+            hand_out_states(self.world, list(package), config.engine.sizes or ())
+        device = rank_device(self.world, config.engine, self.device)
+
+        def opened(package: ALPackage, _: Any, *arguments: Any, **settings: Any) -> DistributedPipeline:
+            return DistributedPipeline(package, self.world, device, *arguments, **settings)
+
+        self.pipe = open_pipeline(package, config, seed, first_batch, traced, dump_folder, opener=opened)
+        return self.pipe
+
+
+def stage_devices(world: World, engine: EngineConfig, kind: str) -> list[str]:
+    """The devices of a replica's stages, each as its own machine calls it; one name is good for all.
+
+    Raises:
+        PlacementError: There are more names than one, but not one for each stage.
+    """
+    names = [kind] if engine.devices == "auto" else engine.devices
+    names = device_names(names)
+    stages = world.mesh.stages
+    if len(names) not in (1, stages):
+        raise PlacementError(
+            f"engine.devices: {len(names)} devices for {stages} stages, each of which is a process; expected auto, one "
+            "kind such as cpu or cuda, or one device for each stage"
+        )
+    return names if len(names) == stages else names * stages
+
+
+def rank_device(world: World, engine: EngineConfig, kind: str) -> str:
+    """This rank's device; of a kind without a number, that of its place on its machine."""
+    name = stage_devices(world, engine, kind)[world.mesh.stage_of(world.rank)]
+    return f"cuda:{world.launch.local_rank}" if name == "cuda" else name
+
+
+def own_means(world: World, engine: EngineConfig, kind: str) -> dict[str, Any]:
+    """What this rank has to offer: cores for each of its machine's processes, and what precision is fastest here."""
+    return {"threads": own_threads(world), "precision": fastest_precision(rank_device(world, engine, kind))}
+
+
+def require_devices(world: World, engine: EngineConfig, kind: str) -> None:
+    """Refuses, on every rank, a run for which one of them lacks its device; every rank calls it.
+
+    Raises:
+        PlacementError: One does; says which, of those it happens to the first.
+    """
+    missing = None
+    try:
+        parse_device(rank_device(world, engine, kind))
+    except PlacementError as error:
+        missing = str(error)
+    for rank, found in enumerate(world.gather(missing)):
+        if found is not None:
+            raise PlacementError(f"{world.name_of(rank)}: {found}")
+
+
+@contextmanager
+def _mark_in(folder: Path) -> Iterator[Path]:
+    """A file by which others find out whether they see this very folder."""
+    path = folder / f".mark-{uuid4().hex}"
+    path.touch()
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """An experiment whose training batches are shared among replicas; evaluation is replica 0's alone."""
+
+    experiment: Experiment
+    team: Team
+
+    @property
+    def config(self) -> RunConfig:
+        return self.experiment.config
+
+    @property
+    def facts(self) -> dict[str, int | float | str]:
+        return self.experiment.facts
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64] | None:
+        return self.experiment.lengths
+
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        return self.experiment.blueprint
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        return self.experiment.package(mode, seed)
+
+    def under(self, config: RunConfig) -> _Shared:
+        return replace(self, experiment=self.experiment.under(config))
+
+    def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
+        replicas = self.team.world.mesh.replicas
+        return _Announced(self, seed) if replicas > 1 and share == WHOLE else self.experiment.train_batches(seed, share)
+
+    def save(self, folder: Path) -> None:
+        self.experiment.save(folder)
+
+    def train_evaluation(self) -> EpochBatches:
+        return self.experiment.train_evaluation()
+
+    def held_out(self) -> EpochBatches | None:
+        return self.experiment.held_out()
+
+    def test_evaluation(self) -> EpochBatches:
+        return self.experiment.test_evaluation()
+
+    @property
+    def criterion(self) -> Criterion | None:
+        return self.experiment.criterion
+
+    def afterword(self, pipe: Pipeline, stop: StopRequest) -> Sequence[str]:
+        return self.experiment.afterword(pipe, stop)
+
+
+class _Announced:
+    """Rank 0's share of the training batches; the other replicas begin with theirs when an iterator of it begins."""
+
+    def __init__(self, shared: _Shared, seed: int) -> None:
+        self._shared = shared
+        self._seed = seed
+        self._batches = shared.experiment.train_batches(seed, Share(0, shared.team.world.mesh.replicas))
+        self._place = 0, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        pipe = self._shared.team.pipe
+        if pipe is None:
+            return iter(self._batches)
+        if not pipe.is_open:  # nobody trains any more: the batch as a whole is wanted for a look
+            return self._whole()
+        pipe.begin_feed(*self._place)
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        self._place = epoch, first
+        self._batches.set_epoch(epoch, first)
+
+    def close(self) -> None:
+        self._batches.close()
+
+    def _whole(self) -> Iterator[Batch]:
+        with closing(self._shared.experiment.train_batches(self._seed)) as batches:
+            batches.set_epoch(*self._place)
+            yield from batches

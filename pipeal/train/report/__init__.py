@@ -1,7 +1,0 @@
-"""Runs that explain themselves: what lies in a run's folder, read back and laid out on one page."""
-
-from pipeal.train.report.folder import Run, is_run, read_runs, runs_in
-from pipeal.train.report.page import write_report
-from pipeal.train.report.status import Status
-
-__all__ = ["Run", "Status", "is_run", "read_runs", "runs_in", "write_report"]

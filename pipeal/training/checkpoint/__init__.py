@@ -1,0 +1,1 @@
+"""Checkpoints: when, what, in which format, and the way back."""

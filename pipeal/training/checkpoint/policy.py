@@ -1,0 +1,226 @@
+"""When a training is saved: every some batches, after every epoch, and when it is asked to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from pipeal.core.errors import Interrupted, NonFiniteError, first_line
+from pipeal.engine import Pipeline
+from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.training.checkpoint.finite import not_finite_in
+from pipeal.training.checkpoint.rank_files import KeptLayer
+from pipeal.training.checkpoint.writer import PATIENCE_S, Job, PipelineEnded, Saver
+from pipeal.training.position import Position, joined
+
+QUIET_S = 3.0
+"""How long the last checkpoint may take before it is spoken of."""
+
+
+class CheckpointKeeper:
+    """Saves a training through a :class:`Saver`, which writes while training goes on.
+
+    What a layer has learnt is looked at before it is written: states that are not finite are no checkpoint. They end
+    the training as soon as that is known, or with ``ends_on_broken=False`` are told of by the saver.
+
+    Args:
+        saver: Writes the checkpoints.
+        every: Batches between two of them, to which those up to the next update may come; None saves after epochs
+            alone.
+        asked_to_end: The exit code to end with, as soon as there is one.
+        facts: About the data; kept beside the position.
+        ends_on_broken: Whether states that are not finite end the training. They are then looked at before each
+            evaluation as well.
+        look_until: As long as the position's ``batches`` are no more, they are looked at after each update, for
+            which the pipeline is waited for.
+        way_back: What goes on with a training that was asked to end, in words.
+        begun: The position's ``batches`` as the training goes on.
+        config: Of the run; kept likewise, for whoever finds a checkpoint elsewhere.
+    """
+
+    def __init__(
+        self,
+        saver: Saver,
+        every: int | None,
+        asked_to_end: Callable[[], int | None],
+        facts: Mapping[str, Any],
+        *,
+        ends_on_broken: bool = True,
+        look_until: int = 0,
+        way_back: str = "the same command",
+        begun: int = 0,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.saver = saver
+        self.every = every
+        self.asked_to_end = asked_to_end
+        self.facts = facts
+        self.config = config
+        self.ends_on_broken = ends_on_broken
+        self.look_until = look_until
+        self.way_back = way_back
+        self._behind = begun
+        self._sound: int | None = None  # the batches before which all was finite, when last looked at
+        self._broken: NonFiniteError | None = None  # set by the saver's thread
+        self._looked_at: Fence | None = None
+        self._sees = True  # whether the states could be had when last looked at
+
+    def after_batch(self, pipe: Pipeline, position: Position) -> bool:
+        """Saves where it is due; true when the training is asked to end.
+
+        Raises:
+            NonFiniteError: A layer has learnt what is not finite.
+        """
+        self._looked_at = None
+        if self.asked_to_end() is not None:
+            return True
+        if self._broken is not None:
+            raise self._broken
+        if position.batches <= self.look_until:
+            self._looked_at = self._look(pipe, position)
+        if self.every is not None and position.batches // self.every > self._behind // self.every:
+            self._save(pipe, position)
+        self._behind = position.batches
+        return False
+
+    def before_evaluation(self, pipe: Pipeline, position: Position) -> None:
+        """Looks at what was learnt; raises as :meth:`after_batch`."""
+        if self.ends_on_broken:
+            self._looked_at = self._look(pipe, position)
+
+    def after_epoch(self, pipe: Pipeline, position: Position) -> None:
+        """Saves, and marks the best epoch so far."""
+        self._save(pipe, position)
+
+    def leave(self, pipe: Pipeline, position: Position) -> NoReturn:
+        """Saves, waits until it is written, though not without end, and ends.
+
+        Raises:
+            Interrupted: The training ends here because it was asked to.
+            Exception: A stage failed before all had come by, and the training would have ended by that anyway.
+        """
+        if pipe.gathers:  # no more batches were to be had in the middle of an update
+            after = f"{position.where}, in the middle of an update"
+            raise Interrupted(
+                f"interrupted after {after}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1
+            )
+        if position.rows and not position.batches and self._written() and not self.saver.failing:
+            # The checkpoint at the end of the turn before says as much; in its place, it would be the best no more.
+            before = f"interrupted before turn {position.turn}"
+            raise Interrupted(f"{before}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1)
+        failures = self.saver.failures
+        fence, job = self._save(pipe, position)
+        where = position.where
+        code = self.asked_to_end() or 1
+        if not self._written():
+            self.saver.give_up()
+            raise Interrupted(
+                f"interrupted after {where}, which was not saved within {PATIENCE_S:g} s; {self.way_back} goes on "
+                "from the checkpoint before it",
+                code,
+            )
+        if job.written:
+            raise Interrupted(f"interrupted after {where}, and saved; {self.way_back} goes on from there", code)
+        if fence.ended:
+            fence.wait()  # raises what ended it; nobody else would, since nothing more is submitted
+        why = self._broken if self.saver.failures == failures else self.saver.last_failure
+        raise Interrupted(f"interrupted after {where}, which could not be saved: {why}", code)
+
+    def _written(self) -> bool:
+        """Waits for the last checkpoint, and says so if that takes its time."""
+        if self.saver.flush(QUIET_S):
+            return True
+        self.saver.say("saving; another signal ends the run at once, without its last batches")
+        return self.saver.flush(PATIENCE_S - QUIET_S)
+
+    def _save(self, pipe: Pipeline, position: Position) -> tuple[Fence, Job]:
+        fence, self._looked_at = self._looked_at or pipe.fence(), None
+        collect = partial(self._layers, fence, list(position.losses), position.step)
+        where = {"turn": position.turn, "epoch": position.epoch, "batch": position.part.batches}
+        state = {"training": position.state(), "data": self.facts, "config": self.config}
+        return fence, self.saver.submit(position.step, collect, where, state, best=_is_best(position))
+
+    def _look(self, pipe: Pipeline, position: Position) -> Fence | None:
+        """A fence whose states are finite; None where they could not be had, which is told and ends no training."""
+        fence = pipe.fence()
+        try:
+            self._require_sound(fence, fence.wait(pipe.stall_timeout_s), position.step)
+        except Exception as error:
+            if fence.ended or isinstance(error, NonFiniteError):
+                raise
+            if self._sees:  # or it has been told
+                why = f"the states of step {position.step} could not be looked at: {first_line(error)}"
+                self.saver.say(f"{why}; the training goes on")
+            self._sees = False
+            return None
+        self._sees = True
+        return fence
+
+    def _layers(self, fence: Fence, earlier: list[Tensor], step: int) -> dict[int, dict[str, Any] | KeptLayer]:
+        """What the layers' files hold: their states; and in the first, what is counted of the epoch under way.
+
+        Runs on the saver's thread.
+        """
+        try:
+            passed = fence.wait()
+            self._require_sound(fence, passed, step)
+        except NonFiniteError as error:
+            if not (self.ends_on_broken or fence.ended):
+                raise
+            if not fence.ended:
+                self._broken = self._broken or error
+            raise PipelineEnded from error
+        except Exception as error:
+            if fence.ended:
+                raise PipelineEnded from error
+            raise
+        losses = joined(earlier, [found.losses for found in passed.values() if found.losses is not None])
+        splits = sum(found.splits for found in passed.values())
+        first, *others = passed
+        return {first: {"state": passed[first].state, "losses": losses, "splits": splits}} | {
+            number: _content(number, passed[number]) for number in others
+        }
+
+    def _require_sound(self, fence: Fence, passed: Mapping[int, LayerState], step: int) -> None:
+        """Raises for a layer whose state is not finite, and says what is known of the batch that did it."""
+        for number, found in passed.items():
+            name = _not_finite_in(number, found)
+            if name is None:
+                continue
+            last = fence.batch - 1
+            is_to_blame = self._sound == last
+            since = "" if self._sound is None else f", though it was before batch {self._sound}"
+            which = "the update on that batch" if is_to_blame else "the update on that batch, or on one before it,"
+            raise NonFiniteError(
+                f"layer {number} is not finite after batch {last} (step {step}){since}: {name}; {which} made it so, "
+                "with losses that were finite. Lower the learning rate, or train in fp32, and go on from the last "
+                "checkpoint",
+                number,
+                last,
+                (),
+                is_to_blame=is_to_blame,
+            )
+        self._sound = max(fence.batch, self._sound or 0)
+
+
+def _is_best(position: Position) -> bool:
+    """Whether it is the end of the best epoch so far, by what is held out; none is where nothing is."""
+    if position.part.batches or not position.epoch:
+        return False
+    *before, row = position.rows
+    if row.score is None:
+        return False
+    return all(other.score is None or row.score > other.score for other in before)
+
+
+def _content(number: int, found: LayerState) -> dict[str, Any] | KeptLayer:
+    """What the file of a layer but the first holds, or the file, where the rank that has the layer has written it."""
+    return {"state": found.state} if found.kept is None else KeptLayer.of(found.kept, number)
+
+
+def _not_finite_in(number: int, found: LayerState) -> str | None:
+    """What is not finite in a layer; whoever has written its file has looked."""
+    return not_finite_in(found.state) if found.kept is None else found.kept["not_finite"][str(number)]

@@ -1,0 +1,101 @@
+"""Layer files that other ranks write, for rank 0 to take into a checkpoint.
+
+::
+
+    checkpoints/
+        .parts/5f0c-3-12/layer-002.pt    of the 12th fence of the third pipeline of attempt 5f0c, written by the rank
+                                         that has layer 2
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeal.core.errors import DataError
+from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.training.checkpoint.finite import not_finite_in
+from pipeal.training.checkpoint.layer_file import require_plain, write_layer
+
+_PARTS = ".parts"
+
+
+@dataclass(frozen=True)
+class KeptLayer:
+    """A layer's file that is on the disk, but not yet in a checkpoint."""
+
+    path: Path
+    size: int
+    crc32: int
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any], layer: int) -> KeptLayer:
+        """What :class:`RankFiles` said of a layer."""
+        path, size, crc32 = kept["files"][str(layer)]
+        return cls(Path(path), size, crc32)
+
+    def move(self, to: Path) -> tuple[int, int]:
+        """Puts it where it belongs; its bytes and their CRC-32."""
+        self.path.rename(to)
+        return self.size, self.crc32
+
+
+class RankFiles:
+    """Writes this rank's layers when a fence comes by.
+
+    Args:
+        folder: That of the checkpoints, on a file system that rank 0 sees, too.
+        attempt: Tells the attempts at a run apart: one that is behind a cable that was cut may still write.
+        pipeline: Tells the pipelines of an attempt apart.
+    """
+
+    def __init__(self, folder: Path, attempt: str, pipeline: int) -> None:
+        self._folder = folder / _PARTS
+        self._pipeline = f"{attempt}-{pipeline}"
+
+    def __call__(self, fence: Fence, states: Mapping[int, LayerState]) -> dict[str, Any]:
+        """Writes the states; says where, for :meth:`KeptLayer.of`, and what in them is not finite.
+
+        Raises:
+            DataError: A state cannot be written, or the system refused to.
+        """
+        where = self._folder / f"{self._pipeline}-{fence.number}"
+        files, not_finite = {}, {}
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+            for layer, found in states.items():
+                content = {"state": found.state}
+                require_plain(content, f"layer {layer}")
+                path = where / f"layer-{layer:03d}.pt"
+                files[str(layer)] = [str(path), *write_layer(path, content)]
+                not_finite[str(layer)] = not_finite_in(found.state)
+        except OSError as error:
+            raise DataError(
+                f"cannot write a layer's file below {where}: {error.strerror or error}; make room there or make it "
+                "writable, or choose another folder"
+            ) from error
+        return {"files": files, "not_finite": not_finite}
+
+
+def clear_parts(folder: Path, until: KeptLayer | None = None) -> None:
+    """Removes what no checkpoint has taken: all of it, or what the same attempt wrote no later than a certain file.
+
+    Raises:
+        OSError: The system refused to.
+    """
+    last = None if until is None else _order(until.path.parent)
+    parts = folder / _PARTS
+    for path in list(parts.iterdir()) if parts.is_dir() else []:
+        if last is None or (_order(path)[0] == last[0] and _order(path) <= last):
+            shutil.rmtree(path)
+    if last is None and parts.is_dir():
+        os.rmdir(parts)
+
+
+def _order(path: Path) -> tuple[str, int, int]:
+    attempt, pipeline, fence = path.name.split("-")
+    return attempt, int(pipeline), int(fence)

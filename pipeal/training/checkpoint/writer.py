@@ -1,0 +1,247 @@
+"""Checkpoints written beside the training, which no failing disk stops."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pipeal.core.errors import PipealError, StallError, UntidyError, first_line
+from pipeal.training.checkpoint.rank_files import KeptLayer
+from pipeal.training.checkpoint.store import CheckpointStore
+
+Layers = Mapping[int, Mapping[str, Any] | KeptLayer]
+
+
+@dataclass(eq=False)
+class Job:
+    """A checkpoint that was asked for.
+
+    Attributes:
+        written: Whether it is on the disk.
+    """
+
+    step: int
+    layers: Callable[[], Layers]
+    position: Mapping[str, Any]
+    state: Mapping[str, Any]
+    best: bool
+    written: bool = False
+
+
+class PipelineEnded(Exception):  # noqa: N818  not a failure of the checkpoint
+    """What a job raises when the states will not come because the training has ended."""
+
+
+PATIENCE_S = 300.0
+"""How long the end of a training waits for its last checkpoint."""
+
+HURRY_S = 2.0
+"""How long it does when nobody wants it any more."""
+
+
+class Saver:
+    """Writes checkpoints on a thread of its own, one after the other. Used with ``with``, outside of the pipeline's.
+
+    While one is written, at most two wait: the newest and the newest best one, so that a slow disk costs checkpoints,
+    not memory. A write that fails is told, counted, and the training goes on: the last good checkpoint stays.
+
+    Args:
+        store: Where to.
+        say: Told in one line, on the saver's thread, of failed writes: the first, second, fourth, eighth … in a row,
+            and of the first that succeeds after them.
+
+    Attributes:
+        failures: How many writes failed; a run in which any did should say so with its exit code.
+        replaced: How many gave way to newer ones before they were begun.
+        last_failure: What the last failed write said.
+        say: As given.
+    """
+
+    def __init__(self, store: CheckpointStore, say: Callable[[str], None]) -> None:
+        self.failures = self.replaced = 0
+        self.last_failure: str | None = None
+        self._store = store
+        self.say = say
+        self._in_a_row = self._untidy = 0
+        self._patience_s = PATIENCE_S
+        self._changed = threading.Condition()
+        self._waiting: list[Job] = []
+        self._busy = False
+        self._closed = False
+        self._crash: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and issubclass(kind, (KeyboardInterrupt, SystemExit)):
+            self.give_up()  # a signal, while this one or another was waited for
+        try:
+            self.close()
+        except StallError as stall:
+            if error is None:
+                raise
+            self.say(str(stall))  # what ended the training is the news
+
+    def submit(
+        self,
+        step: int,
+        layers: Callable[[], Layers],
+        position: Mapping[str, Any],
+        state: Mapping[str, Any],
+        *,
+        best: bool = False,
+    ) -> Job:
+        """Asks for a checkpoint, and does not wait for it.
+
+        Args:
+            step: See :meth:`pipeal.training.checkpoint.store.CheckpointStore.save`, as for what follows.
+            layers: Called on the saver's thread; gives the states of the layers, and waits for them if need be. When
+                it raises, there is no checkpoint; that is a failure, unless it is :class:`PipelineEnded`.
+            position: Where the run stands; what JSON can hold.
+            state: Anything else, likewise.
+            best: It is the best so far.
+
+        Returns:
+            What was asked for, which knows once it is written. Whoever keeps it keeps what ``layers`` holds.
+
+        Raises:
+            TypeError: The position or the state holds what JSON cannot.
+            RuntimeError: The saver is closed.
+        """
+        # As they are now: the run goes on and changes them.
+        job = Job(step, layers, json.loads(json.dumps(position)), json.loads(json.dumps(state)), best)
+        with self._changed:
+            self._require_alive()
+            if self._closed:
+                raise RuntimeError(f"the checkpoint of step {step} came after the saver was closed")
+            # A best one is kept waiting beside the newest: what replaced it would not be as good.
+            stay = [] if best else [other for other in self._waiting if other.best]
+            self.replaced += len(self._waiting) - len(stay)
+            self._waiting = [*stay, job]
+            if self._thread is None:
+                # A daemon: a disk that never answers must not keep the process.
+                self._thread = threading.Thread(target=self._run, name="pipeal-saver", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return job
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Waits until everything asked for is written, or has failed; False if that took too long."""
+        with self._changed:
+            done = self._changed.wait_for(lambda: not (self._busy or self._waiting), timeout_s)
+            self._require_alive()
+            return done
+
+    def give_up(self) -> None:
+        """What waits is not written any more, and :meth:`close` hardly waits for what is being written."""
+        with self._changed:
+            self._waiting.clear()
+            self._patience_s = HURRY_S
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Writes what waits and ends the thread; a second time does nothing.
+
+        A job that waits for a pipeline ends with it: close that first.
+
+        Args:
+            timeout_s: How long to wait; None for ``PATIENCE_S``, or ``HURRY_S`` after :meth:`give_up`.
+
+        Raises:
+            StallError: The thread still waits or writes after ``timeout_s``; it is left behind.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            timeout_s = self._patience_s if timeout_s is None else timeout_s
+        if self._thread is None:
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise StallError(
+                f"a checkpoint is still not written {timeout_s:g} s after the end of the training, and left out; "
+                f"look at the disk below {self._store.folder}"
+            )
+        self._thread = None
+        self._require_alive()
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last write failed: what was trained since the one before it would be lost."""
+        return self._in_a_row > 0
+
+    def _require_alive(self) -> None:
+        if self._crash is not None:
+            crash, self._crash = self._crash, None
+            raise crash
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as crash:  # noqa: BLE001  raised in whoever calls next
+            with self._changed:
+                self._crash, self._closed = crash, True
+                self._waiting.clear()
+                self._busy = False
+                self._changed.notify_all()
+
+    def _step(self) -> bool:
+        """Carries out a job; False when none will come. Its states are let go before the next is waited for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if not self._waiting:
+                return False
+            job = self._waiting.pop(0)
+            self._busy = True
+        self._carry_out(job)
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+        return True
+
+    def _carry_out(self, job: Job) -> None:
+        try:
+            layers = job.layers()
+        except PipelineEnded:
+            return  # it raises why where the training runs
+        except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
+            self._failed(job.step, error)
+            return
+        try:
+            self._store.save(job.step, layers, job.position, job.state, job.best)
+        except UntidyError as error:
+            self._written(job)
+            self._untidy += 1
+            self._warn(str(error), self._untidy)
+        except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
+            self._failed(job.step, error)
+        else:
+            self._written(job)
+            self._untidy = 0
+
+    def _written(self, job: Job) -> None:
+        job.written = True
+        if self._in_a_row:
+            self._in_a_row = 0
+            self.say(f"checkpoints are written again, that of step {job.step} is the first")
+
+    def _failed(self, step: int, error: Exception) -> None:
+        self.failures += 1
+        self._in_a_row += 1
+        known = isinstance(error, PipealError)
+        self.last_failure = str(error) if known else f"the checkpoint of step {step} failed: {first_line(error)}"
+        self._warn(self.last_failure, self._in_a_row)
+
+    def _warn(self, what: str, in_a_row: int) -> None:
+        """Ever less often."""
+        if in_a_row & (in_a_row - 1) == 0:
+            row = f" ({in_a_row} in a row now)" if in_a_row > 1 else ""
+            self.say(f"{what}; the training goes on{row}")

@@ -1,0 +1,213 @@
+"""Where a training stands between two batches: everything that is not in its layers."""
+
+from __future__ import annotations
+
+import copy
+import math
+import reprlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
+
+import torch
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter
+from torch import Tensor
+
+from pipeal.engine import RunReport
+from pipeal.engine.schedule import Action
+from pipeal.engine.trace import StageTimes
+from pipeal.training.checkpoint.checked import checked
+from pipeal.training.row import EpochRow
+
+
+def _counted(shapes: Any) -> Any:
+    return {tuple(shape): times for *shape, times in shapes} if isinstance(shapes, list) else shapes
+
+
+def _listed(shapes: Counter[tuple[int, int]]) -> list[list[int]]:
+    return [[*shape, times] for shape, times in sorted(shapes.items())]
+
+
+Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
+Ordinal: TypeAlias = Annotated[int, Field(strict=True, ge=1, lt=2**53)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Shapes: TypeAlias = Annotated[
+    Counter[tuple[Whole, Whole]], BeforeValidator(_counted), PlainSerializer(_listed, return_type=list[list[int]])
+]
+
+Numbers: TypeAlias = Annotated[
+    set[tuple[Ordinal, Whole]], PlainSerializer(sorted, return_type=list[tuple[int, int]], when_used="json")
+]
+
+
+@dataclass
+class Part:
+    """What was trained on of an epoch; ``shapes`` counts batches by their samples and padded length.
+
+    ``batches`` are those behind it, with those that were left out.
+    """
+
+    seconds: Seconds = 0.0
+    batches: Whole = 0
+    samples: Whole = 0
+    tokens: Whole = 0
+    padded: Whole = 0
+    shapes: Shapes = field(default_factory=Counter)
+
+    def add(self, other: Part) -> None:
+        """Counts another part as well."""
+        self.seconds += other.seconds
+        self.batches += other.batches
+        self.samples += other.samples
+        self.tokens += other.tokens
+        self.padded += other.padded
+        self.shapes += other.shapes
+
+
+@dataclass
+class Totals(Part):
+    """What all epochs amounted to; seconds are of training alone, without evaluation.
+
+    Attributes:
+        non_finite: Layers' updates that met a non-finite loss, and were left out.
+        splits: Layers' updates that were made in parts for want of memory.
+        overflows: By turn, layers' updates that were left out because gradients overflowed in fp16.
+        stages: How each stage spent its time.
+        stage_s: The seconds that ``stages`` accounts for: fewer than all where a training was taken up again.
+        left_out: Batches that no layer learns from, by turn and number, since they made it go back. Some may be ahead.
+        blamed: For each time that some were left out, the last of them.
+    """
+
+    non_finite: Whole = 0
+    splits: Whole = 0
+    overflows: dict[int, Whole] = field(default_factory=dict)
+    stages: list[StageTimes] = field(default_factory=list)
+    stage_s: Seconds = 0.0
+    left_out: Numbers = field(default_factory=set)
+    blamed: Numbers = field(default_factory=set)
+
+    def watched(self, report: RunReport) -> None:
+        """Counts the times of the stages; with another number of stages than before, the earlier ones are forgotten."""
+        if len(self.stages) == len(report.stages):
+            self.stages = [before + now for before, now in zip(self.stages, report.stages, strict=True)]
+            self.stage_s += report.seconds
+        else:
+            self.stages, self.stage_s = report.stages, report.seconds
+
+    @property
+    def padding_share(self) -> float:
+        """The share of padding among all tokens trained on."""
+        return 1 - self.tokens / self.padded if self.padded else 0.0
+
+    @property
+    def busy_share(self) -> list[float]:
+        """For each stage, the share of the training time in which it worked."""
+        return [stage.busy_s / self.stage_s if self.stage_s else 0.0 for stage in self.stages]
+
+
+@dataclass
+class Position:
+    """Where a training stands.
+
+    Attributes:
+        turn: Of the trainings of a run, from 1.
+        epoch: The epochs of this turn that are behind it, their evaluation included.
+        batches: The batches of this turn that are behind it: the number of the next one.
+        trained_s: Seconds of training in the epochs of this turn.
+        part: What was done of the epoch under way.
+        losses: By layer ``(batches, losses)``: those of ``part`` that the pipeline no longer holds.
+        rows: One for each epoch of all turns.
+        totals: Of all turns, without ``part``.
+    """
+
+    __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
+
+    turn: Ordinal = 1
+    epoch: Whole = 0
+    batches: Whole = 0
+    trained_s: Seconds = 0.0
+    part: Part = field(default_factory=Part)
+    losses: list[Tensor] = field(default_factory=list)
+    rows: list[EpochRow] = field(default_factory=list)
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def step(self) -> int:
+        """The batches of all turns: rises from checkpoint to checkpoint."""
+        return self.totals.batches + self.part.batches
+
+    @property
+    def where(self) -> str:
+        """For people: ``batch 8 of epoch 2``, or ``epoch 1`` when all of it is behind, its evaluation included."""
+        whole = self.epoch and not self.part.batches
+        return f"epoch {self.epoch}" if whole else f"batch {self.part.batches} of epoch {self.epoch + 1}"
+
+    def next_turn(self) -> None:
+        """Goes to the beginning of the next turn."""
+        self.turn += 1
+        self.epoch = self.batches = 0
+        self.trained_s = 0.0
+        self.part, self.losses = Part(), []
+
+    def go_back_to(self, earlier: Position) -> None:
+        """Becomes an earlier position of the same training; what is left out stays so.
+
+        ``rows`` and ``totals`` stay the objects they are, for whoever looks at them.
+        """
+        earlier, rows, totals = copy.deepcopy(earlier), self.rows, self.totals
+        earlier.totals.left_out |= totals.left_out
+        earlier.totals.blamed |= totals.blamed
+        vars(totals).update(vars(earlier.totals))
+        rows[:] = earlier.rows
+        vars(self).update(vars(earlier), rows=rows, totals=totals)
+
+    def state(self) -> dict[str, Any]:
+        """As JSON, without :attr:`losses`, which are tensors."""
+        state: dict[str, Any] = _POSITION.dump_python(self, mode="json", exclude={"losses"})
+        return state
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], losses: list[Tensor]) -> Position:
+        """What :meth:`state` gave.
+
+        Raises:
+            ValueError: It did not; in one line.
+        """
+        position = checked(_POSITION, {**state, "losses": losses})
+        _require_consistent(position)
+        return position
+
+
+_POSITION = TypeAdapter(Position)
+
+
+def _require_consistent(position: Position) -> None:
+    """Refuses numbers that each are possible, but not together."""
+    part, totals = position.part, position.totals
+    rows = [row.epoch for row in position.rows if row.turn == position.turn]
+    if rows != list(range(1, position.epoch + 1)):
+        raise ValueError(f"epoch: {position.epoch} are done of turn {position.turn}, but there are rows of {rows}")
+    if not part.batches <= position.batches <= position.step:
+        raise ValueError(
+            f"batches: {part.batches} of the epoch, {position.batches} of the turn, {position.step} of all"
+        )
+    for kept in (part, totals):
+        if kept.shapes.total() > kept.batches or kept.tokens > kept.padded:
+            raise ValueError(
+                f"shapes: of {kept.shapes.total()} batches with {kept.tokens} of {kept.padded} tokens, but there were "
+                f"{kept.batches} batches"
+            )
+    shapes = [tuple(losses.shape) for losses in position.losses]
+    if any(len(shape) != 2 or shape[0] != shapes[0][0] or shape[0] > part.batches for shape in shapes):
+        raise ValueError(f"losses: {shapes} of {part.batches} batches")
+    if shapes and position.rows and [shape[1] for shape in shapes] != (known := [*map(len, position.rows[-1].losses)]):
+        raise ValueError(f"losses: {shapes}, but the row before has {known}, layer by layer")
+    for stage in totals.stages:
+        if set(stage.busy) != set(Action) or not all(0 <= s < math.inf for s in stage.waiting.values()):
+            raise ValueError(f"totals.stages: found {reprlib.repr(stage)}")
+
+
+def joined(first: list[Tensor], then: list[Tensor]) -> list[Tensor]:
+    """The losses of an epoch's two parts, layer by layer; either part may be empty."""
+    return [torch.cat(pair) for pair in zip(first, then, strict=True)] if first and then else first or then

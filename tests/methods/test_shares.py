@@ -1,0 +1,109 @@
+"""A number of layers: cut where they cost about the same, the same everywhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import VisionTransformer, resnet18
+
+from pipeal import ALPackage, ConfigError
+from pipeal.methods.cutting.cut import cut
+
+VECTORS = torch.randn(4, 6)
+
+
+def linears(*widths: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    pairs = itertools.pairwise(widths)
+    return nn.Sequential(*(module for pair in pairs for module in (nn.Linear(*pair), nn.ReLU())))
+
+
+def names(model: nn.Module, count: int, sample: Tensor) -> list[str]:
+    return [part.name for part in cut(model, count, sample)]
+
+
+@pytest.mark.parametrize(
+    ("widths", "count", "wanted"),
+    [
+        ((6, 8, 8, 8, 8), 2, ["0", "4"]),
+        ((6, 8, 8, 8, 8), 4, ["0", "2", "4", "6"]),
+        ((6, 8, 8, 64, 64), 2, ["0", "6"]),  # the last costs more than all before
+        ((6, 64, 64, 32, 8), 2, ["0", "4"]),
+        ((6, 8), 1, ["0"]),
+    ],
+)
+def test_costs_decide_and_activations_stay_behind_their_layer(
+    widths: tuple[int, ...], count: int, wanted: object
+) -> None:
+    assert names(linears(*widths), count, VECTORS) == wanted
+    assert names(linears(*widths).train(), count, VECTORS) == wanted
+
+
+def test_what_costs_too_much_is_looked_into() -> None:
+    images = torch.randn(2, 3, 32, 32)
+    assert names(resnet18(num_classes=5), 1, images) == ["0"]
+    four = names(resnet18(num_classes=5), 4, images)
+    assert len(four) == 4
+    assert all(name.startswith("layer") for name in four[1:])
+    vit = VisionTransformer(32, 16, 4, 2, 32, 48, num_classes=5)
+    assert all(name.startswith("encoder.layers.encoder_layer_") for name in names(vit, 4, images)[1:])
+
+
+class Recurrent(nn.LSTM):
+    """The answers of an LSTM alone."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
+
+
+@pytest.mark.parametrize(
+    "costly", [lambda: Recurrent(16, 16), lambda: nn.TransformerEncoderLayer(16, 2, 64, batch_first=True)]
+)
+def test_recurrences_and_encoders_cost_what_they_do(costly: Callable[[], nn.Module]) -> None:
+    """PyTorch's counter found no FLOPs in either, and the cut was at module 2, as bytes have it."""
+    row = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), costly(), costly(), nn.Linear(16, 16))
+    assert names(row, 2, torch.randn(4, 256, 16)) == ["0", "3"]
+
+
+def test_what_cannot_be_followed_stays_whole() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x)) if x.sum() < 1e9 else x
+
+    whole = nn.Sequential(Branch(), nn.Linear(6, 6))
+    assert names(whole, 2, VECTORS) == ["0", "1"]
+    with pytest.raises(ConfigError, match=r"split is 4, but only 3 submodules have"):
+        cut(whole, 4, VECTORS)
+
+
+def test_lists_are_grouped() -> None:
+    modules = list(linears(6, 8, 8, 8))
+    parts = cut(modules, 2, VECTORS)
+    assert [[*part.module] for part in parts] == [modules[:4], modules[4:]]
+    with pytest.raises(ConfigError, match="split is 7, but only 3 modules"):
+        cut(modules, 7, VECTORS)
+
+
+def test_counting_leaves_no_trace() -> None:
+    whole = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 6))
+    state = {name: value.clone() for name, value in whole.state_dict().items()}
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    cut(whole, 2, VECTORS)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(value, state[name]) for name, value in whole.state_dict().items())
+    assert all(part.training for part in whole.modules())
+
+
+def test_from_bp_takes_a_number() -> None:
+    package = ALPackage.from_bp(linears(6, 8, 8, 8, 8), VECTORS, 3, split=3, code=8)
+    assert len(package) == 3
+    assert package.infer(VECTORS).shape == (4, 3)

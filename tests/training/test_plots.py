@@ -1,0 +1,68 @@
+"""Curves are drawn for any run there may be, the broken ones included."""
+
+import math
+import threading
+import warnings
+
+import matplotlib
+import pytest
+from matplotlib import image
+
+from pipeal.reporting.plots import draw_curves
+from pipeal.training.row import EpochRow
+
+
+def run(epochs, turns=1, layers=3, parts=2, loss=0.5):
+    return [
+        EpochRow(turn, epoch, 0.9, 0.8 + 0.01 * turn, 10.0 * epoch, 10.0, 100.0, 1000.0, ((loss,) * parts,) * layers)
+        for turn in range(1, turns + 1)
+        for epoch in range(1, epochs + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        {},
+        {"al": []},
+        {"al": run(1)},
+        {"al": run(10), "bp": run(10, layers=1, parts=1)},
+        {"al": run(3, turns=3)},
+        {"al": run(3, turns=2)[:-1]},  # killed in the last epoch
+        {"al": run(3, loss=math.nan), "bp": run(3, loss=math.inf)},
+        {"al": run(2, layers=0)},
+        {"al": run(2, layers=12)},
+        {"al": [*run(1, loss=1e-5), *run(2, loss=10.0)[1:]]},
+        {f"run {number}": run(2) for number in range(9)},
+    ],
+    ids=["none", "empty", "one", "compare", "turns", "killed", "not finite", "no loss", "deep", "log", "many"],
+)
+def test_any_run_gives_a_picture_without_a_warning(tmp_path, runs):
+    path = tmp_path / "new" / "curves.png"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_curves(runs, path, "50 $ a_b $ and more")
+    height, width, _ = image.imread(path).shape
+    assert width > height > 500
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_global_state_of_matplotlib_is_left_alone(tmp_path):
+    """Pictures are drawn from any thread, and beside whatever the user draws."""
+    before = dict(matplotlib.rcParams)
+    errors = []
+
+    def draw(name):
+        try:
+            draw_curves({"al": run(2)}, tmp_path / name, "title")
+        except Exception as error:  # noqa: BLE001  (whatever it is, the test shall see it)
+            errors.append(error)
+
+    threads = [threading.Thread(target=draw, args=(f"{number}.png",)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert dict(matplotlib.rcParams) == before
+    assert (tmp_path / "0.png").read_bytes() == (tmp_path / "1.png").read_bytes()

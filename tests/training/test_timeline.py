@@ -1,0 +1,122 @@
+"""The picture shows every action in its place, and the shares beside it are the truth."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib import image
+
+from pipeal.reporting.timeline import busy_shares, draw_timeline, steady
+
+
+@dataclass
+class Span:
+    stage: int
+    layer: int
+    action: str
+    batch: int
+    begin: float
+    end: float
+
+
+def pipelined(stages, batches, f=0.005, b=0.010, u=0.001):
+    """Each stage takes its next batch as soon as it is free."""
+    free, spans = [0.0] * stages, []
+    for batch in range(batches):
+        ready = 0.0
+        for stage in range(stages):
+            at = max(ready, free[stage])
+            for action, length in (("F", f), ("B", b), ("U", u)):
+                spans.append(Span(stage, stage, action, batch, at, at + length))
+                at += length
+            ready, free[stage] = spans[-3].end, at
+    return spans
+
+
+def sequential(stages, batches):
+    turns = [(batch, stage) for batch in range(batches) for stage in range(stages)]
+    return [Span(stage, stage, "F", batch, float(at), at + 1.0) for at, (batch, stage) in enumerate(turns)]
+
+
+spans = st.lists(
+    st.builds(
+        lambda stage, batch, action, begin, length: Span(stage, stage, action, batch, begin, begin + length),
+        *(st.integers(0, 3), st.integers(0, 9), st.sampled_from("FBU"), st.floats(0, 10), st.floats(0, 5)),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 16])
+def test_equal_stages_in_a_pipeline_are_always_busy_in_the_steady_state(stages):
+    run = pipelined(stages, 40)
+    assert busy_shares(run, steady(run)) == pytest.approx(dict.fromkeys(range(stages), 1.0))
+
+
+def test_filling_and_draining_are_idle_time_of_the_whole_run():
+    """GPipe's idle share, (K-1)/(M+K-1), with what overlaps here: only the forwards fill the pipe."""
+    run = pipelined(4, 10, f=1.0, b=0.0, u=0.0)
+    assert busy_shares(run, (0.0, 13.0)) == pytest.approx(dict.fromkeys(range(4), 10 / 13))
+
+
+def test_one_after_the_other_shares_the_time():
+    run = sequential(4, 100)
+    assert busy_shares(run, (0.0, 400.0)) == pytest.approx(dict.fromkeys(range(4), 0.25))
+    assert busy_shares(run, steady(run)) == pytest.approx(dict.fromkeys(range(4), 0.25), abs=0.01)
+
+
+def test_actions_at_the_same_time_count_once():
+    run = [Span(0, 0, "B", 0, 0.0, 2.0), Span(0, 1, "B", 0, 1.0, 3.0), Span(0, 2, "B", 0, 1.2, 1.5)]
+    assert busy_shares(run, (0.0, 4.0)) == {0: 0.75}
+
+
+@given(spans, st.floats(0, 10), st.floats(0, 10))
+def test_a_share_lies_between_0_and_1(run, begin, end):
+    assert all(0 <= share <= 1 for share in busy_shares(run, (begin, end)).values())
+
+
+@given(spans)
+def test_the_steady_state_lies_within_the_run(run):
+    begin, end = steady(run)
+    assert begin <= end
+    if run:
+        assert min(span.begin for span in run) <= begin
+        assert end <= max(span.end for span in run)
+
+
+def test_stages_that_never_work_at_the_same_time_have_no_steady_state_of_their_own():
+    assert steady([Span(0, 0, "F", 0, 0.0, 1.0), Span(1, 1, "F", 0, 1.0, 2.0)]) == (0.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "stages"),
+    [
+        (pipelined(4, 12), 4),
+        (sequential(1, 3), 1),
+        (pipelined(16, 6), 16),
+        ([], 2),
+        ([Span(0, 0, "F", 7, 5.0, 5.0)], 1),
+        (pipelined(1, 2), 3),  # a stage that did nothing
+    ],
+    ids=["pipelined", "one", "sixteen", "nothing", "no length", "idle stages"],
+)
+def test_a_picture_is_drawn_and_nothing_lies_beside_it(tmp_path, run, stages):
+    path = tmp_path / "new" / "timeline.png"
+    draw_timeline(run, path, title="50 $ a_b $ pipelined", devices=["cpu"] * stages)
+    height, width, _ = image.imread(path).shape
+    assert width > height > 200
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_every_stage_shows_its_own_colours_where_it_worked(tmp_path):
+    """Stage 0 works in the first half, stage 1 in the second: blue moves from upper left to lower right."""
+    run = [Span(0, 0, "F", 0, 0.0, 1.0), Span(1, 1, "F", 0, 1.0, 2.0)]
+    draw_timeline(run, tmp_path / "x.png", title="", devices=["cpu", "cpu"])
+    pixels = image.imread(tmp_path / "x.png")[:, :, :3]
+    blue = abs(pixels - [0x00 / 255, 0x72 / 255, 0xB2 / 255]).max(axis=2) < 0.01
+    blue[: int(150 * 0.93)] = False  # the legend
+    rows, columns = blue.nonzero()
+    upper = rows < (rows.min() + rows.max()) / 2
+    assert columns[upper].max() <= columns[~upper].min() + 2
+    assert columns[upper].size == pytest.approx(columns[~upper].size, rel=0.05)
