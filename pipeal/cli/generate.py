@@ -15,7 +15,7 @@ from pipeal.methods.al import ALPackage
 from pipeal.models import generate_each
 from pipeal.run.build_language import ALPHABET, LanguageModels, first_prompt
 from pipeal.run.say import say
-from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
 
 
@@ -74,5 +74,5 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
         raise DataError(f"{folder}: no checkpoint; train until the first one is written")
     package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)
     make_ready(package, config.train.precision)
-    TakenUp.of(saved).load_into(package)
+    ResumedTraining.of(saved).load_into(package)
     return config, alphabet, package

@@ -10,7 +10,7 @@ import click
 from pipeal.cli.text import PRESETS
 from pipeal.core.errors import ConfigError
 from pipeal.engine.devices.allocator import keep_freed_memory
-from pipeal.planning.measure.contention import crowding_of
+from pipeal.planning.measure.contention import contention_of
 from pipeal.planning.pure.candidates import Setup, share_of
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, save_costs
 from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
@@ -113,7 +113,7 @@ def _setup(by_kind: dict[str, Costs], **given: Any) -> Setup:
         costs = next(iter(by_kind.values()))
         if len(by_kind) > 1 or not costs.crowding:
             raise ConfigError("--share-cores: these costs say nothing of stages that share cores; measure anew with it")
-        crowding = crowding_of(costs.crowding)
+        crowding = contention_of(costs.crowding)
     devices = devices_of(given["devices"], given["device_speed"], given["memory"], list(by_kind))
     if len(devices) * given["stage_replicas"] > _MOST_GROUPS:
         raise ConfigError(

@@ -7,7 +7,7 @@ from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import SCHEDULES, Action, Schedule, Task, schedule_named, violations
 from pipeal.engine.state.layer_state import layer_state, load_layer_state
-from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.engine.trace import Span, Window
 
 __all__ = [
@@ -15,11 +15,11 @@ __all__ = [
     "Action",
     "EarlyExits",
     "ExitPolicy",
-    "Fence",
     "LayerState",
     "Pipeline",
     "RunReport",
     "Schedule",
+    "Snapshot",
     "Span",
     "Task",
     "Window",

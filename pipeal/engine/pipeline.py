@@ -30,7 +30,7 @@ from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.stage import Parcel, Stage, bring_to_rest
 from pipeal.engine.state.saved import Load, save
-from pipeal.engine.state.snapshot import Fence
+from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import Span, StageTimes, Window
 
 LrScale: TypeAlias = float | Callable[[int], float]
@@ -281,19 +281,19 @@ class Pipeline:
         self._batches += 1
         self._samples += batch_size(x)
 
-    def fence(self) -> Fence:
+    def snapshot(self) -> Snapshot:
         """Asks every stage for what its layers have learnt from the batches submitted so far, and from no later one.
 
-        The fence travels with the batches, and each stage copies as it comes by; a serial schedule copies at once.
+        The snapshot travels with the batches, and each stage copies as it comes by; a serial schedule copies at once.
         Waits while the first stage has ``queue_depth`` packets waiting. Call it on the thread that submits, such as in
-        the ``on_batch`` of :meth:`run`, and :meth:`Fence.wait <pipeal.engine.state.snapshot.Fence.wait>` on another, or
-        later.
+        the ``on_batch`` of :meth:`run`, and :meth:`Snapshot.wait <pipeal.engine.state.snapshot.Snapshot.wait>` on
+        another, or later.
 
         Raises:
             ScheduleError: Layers are gathering gradients for an update to come.
             Exception: As :meth:`submit`.
         """
-        return self._send(Fence(self.next_batch, self._layer_count))
+        return self._send(Snapshot(self.next_batch, self._layer_count))
 
     def skip(self, count: int = 1) -> None:
         """Passes over the numbers of batches that are left out: those after them draw and learn under their own.
@@ -409,7 +409,7 @@ class Pipeline:
     def save(self, path: str | Path) -> None:
         """Writes what all layers have learnt, the batch number and the seed into one file, whole or not at all.
 
-        An open pipeline learns from all that was submitted first; a :meth:`fence` holds nothing up. Raises as
+        An open pipeline learns from all that was submitted first; a :meth:`snapshot` holds nothing up. Raises as
         :func:`pipeal.engine.state.saved.save`.
         """
         save(self, path)
@@ -428,15 +428,15 @@ class Pipeline:
         """What the rows of a report and of a timeline are of: the devices, stage by stage."""
         return [name for stage in self.stages for name in stage.device.names]
 
-    def _send(self, fence: Fence) -> Fence:
+    def _send(self, snapshot: Snapshot) -> Snapshot:
         executor = self._open()
         self._require_update("what was learnt cannot be saved")
         if self._begin is None:
             for stage in self.stages:
                 stage.device.follow_caller()
         with self._delivery:
-            executor.fence(fence)
-        return fence
+            executor.snapshot(snapshot)
+        return snapshot
 
     def _rest(self) -> None:
         if self._executor is not None:

@@ -26,15 +26,15 @@ from pipeal.engine.devices import Device, DeviceRow, Precision, Ready
 from pipeal.engine.runner.accumulation import Accumulation
 from pipeal.engine.runner.compile_gate import Abandoned
 from pipeal.engine.runner.compiling import Compile, CompiledLayer
-from pipeal.engine.runner.error_context import Blame, OnOom, add_note
+from pipeal.engine.runner.error_context import ErrorContext, OnOom, add_note
 from pipeal.engine.runner.forward import Passed, go_forward
 from pipeal.engine.runner.losses import LossLog
 from pipeal.engine.runner.nonfinite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
 from pipeal.engine.runner.precision import autocast, settings
-from pipeal.engine.runner.split import LearnPart, Rescue
+from pipeal.engine.runner.split import BatchSplitter, LearnPart
 from pipeal.engine.schedule import Action
 from pipeal.engine.state.layer_state import layer_state
-from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.engine.trace import RowClock, StageClock, Window
 
 
@@ -113,8 +113,8 @@ class Stage:
             self.clock = StageClock(device, number, window)
         self.losses = LossLog()
         self.finite = FiniteWatch(device, on_non_finite)
-        self._blame = Blame(number, self.layers, device, on_oom)
-        self._rescues: dict[int, Rescue] = {}
+        self._errors = ErrorContext(number, self.layers, device, on_oom)
+        self._splitters: dict[int, BatchSplitter] = {}
         self._in_hand: Parcel | None = None
         self._batch = -1
         self._together: Together | None = None
@@ -134,7 +134,7 @@ class Stage:
                 Action.UPDATE: updates_may_draw(module),
             }
             if on_non_finite == "skip" or on_oom == "split":
-                self._rescues[index] = Rescue(index, layer, device, self.finite, splits=on_oom == "split")
+                self._splitters[index] = BatchSplitter(index, layer, device, self.finite, splits=on_oom == "split")
             if compile != "none":
                 name = f"layer {index} ({type(layer).__name__})"
                 self._compiled[index] = CompiledLayer(layer, name, compile, draws=draws)
@@ -149,8 +149,8 @@ class Stage:
         self._found.clear()
         self._abandoned.clear()
         self.finite.forget()
-        for rescue in self._rescues.values():
-            rescue.forget()
+        for splitter in self._splitters.values():
+            splitter.forget()
         self.losses.take()
         self.clock.forget()
 
@@ -165,7 +165,7 @@ class Stage:
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""
-        return {index: self._rescues[index].take_splits() if self._rescues else 0 for index, _ in self.layers}
+        return {index: self._splitters[index].take_splits() if self._splitters else 0 for index, _ in self.layers}
 
     def overflows(self) -> dict[int, int]:
         """By layer, how many updates fp16 has left out, as far as its state knows; waits for a GPU."""
@@ -187,39 +187,40 @@ class Stage:
             for index, layer in self.layers:
                 update = partial(_update, layer, held.packet.lr_scale)
                 whole = partial(self._act, action, index, held, layer.backward if action is Action.BACKWARD else update)
-                rescue = self._rescues.get(index)
+                splitter = self._splitters.get(index)
                 if self._together is not None:
                     self._act_together(self._together, action, index, layer, whole, held.packet)
                     continue
-                if action is Action.BACKWARD and rescue is None:
+                if action is Action.BACKWARD and splitter is None:
                     whole()
                     continue
-                with self._blame.around(action, index, held.packet.batch):
+                with self._errors.around(action, index, held.packet.batch):
                     if action is Action.UPDATE:
                         self._learn(index, whole, updates=held.packet.updates)
-                    elif rescue is not None:
-                        rescue.backward(whole, self._part(action, index, layer, held))
+                    elif splitter is not None:
+                        splitter.backward(whole, self._part(action, index, layer, held))
         if action is Action.UPDATE:
             self._in_hand = None
             self.device.end_batch()
         return None
 
-    def save(self, fence: Fence, moved: Callable[[], None]) -> None:
-        """Copies what the layers have learnt into a fence, between two batches; ``moved`` is called after each layer.
+    def save(self, snapshot: Snapshot, moved: Callable[[], None]) -> None:
+        """Copies what the layers have learnt into a snapshot, between two batches; ``moved`` is called after each
+        layer.
 
-        What goes wrong is told to whoever waits for the fence; training goes on. Whether losses that have yet to
-        arrive from a GPU are finite is looked at there, too: nobody waits for them here.
+                What goes wrong is told to whoever waits for the snapshot; training goes on. Whether losses that have
+                yet to arrive from a GPU are finite is looked at there, too: nobody waits for them here.
 
-        Raises:
-            NonFiniteError: A loss that has arrived is not finite.
+                Raises:
+                    NonFiniteError: A loss that has arrived is not finite.
         """
-        fence.look_at(self.finite.unsettled())
+        snapshot.look_at(self.finite.unsettled())
         for index, layer in self.layers:
-            if not fence.is_open:
+            if not snapshot.is_open:
                 return  # given up: nobody would read the copies
             sources: list[Tensor] = []
 
-            def snapshot(tensor: Tensor, sources: list[Tensor] = sources) -> Tensor:
+            def copied(tensor: Tensor, sources: list[Tensor] = sources) -> Tensor:
                 sources.append(tensor)
                 return self.device.snapshot(tensor)
 
@@ -227,21 +228,21 @@ class Stage:
                 # A worker's turn like an update's: nobody compiles meanwhile.
                 with self._admitted(Action.UPDATE, index), self.device.active():
                     begin = self.device.stamp()
-                    state = layer_state(layer, snapshot)
+                    state = layer_state(layer, copied)
                     losses = self.losses.so_far(index)
-                    splits = self._rescues[index].splits if self._rescues else 0
-                    found = LayerState(state, None if losses is None else snapshot(losses), splits)
-                    fence.add(index, found, self.device.mark(), sources)
+                    splits = self._splitters[index].splits if self._splitters else 0
+                    found = LayerState(state, None if losses is None else copied(losses), splits)
+                    snapshot.add(index, found, self.device.mark(), sources)
                     self.clock.add_saving(begin)
             except Abandoned:
                 raise
             except Exception as error:  # noqa: BLE001  handed on, whatever a user's module raises
                 add_note(
                     error,
-                    f"in the {fence}, of stage {self.number}, layer {index} ({type(layer).__name__}), "
+                    f"in the {snapshot}, of stage {self.number}, layer {index} ({type(layer).__name__}), "
                     f"device {self.device}",
                 )
-                fence.give_up(error)
+                snapshot.give_up(error)
                 return
             moved()
 
@@ -249,31 +250,31 @@ class Stage:
         self._batch = number = parcel.packet.batch
         # Of the packet, later actions need no tensors; they may go.
         self._in_hand = Parcel(parcel.sequence, replace(parcel.packet, x=None, y=None))
-        self._blame.had.clear()
+        self._errors.had.clear()
         self.device.limit_run_ahead()
         with self.device.active(), self._settings(Action.FORWARD):
             try:
                 x, y = self.device.receive((parcel.packet.x, parcel.packet.y), parcel.ready)
             except BaseException as error:
-                self._blame.explain(error, Action.FORWARD, None, number, shapes_of((parcel.packet.x, parcel.packet.y)))
+                self._errors.explain(error, Action.FORWARD, None, number, shapes_of((parcel.packet.x, parcel.packet.y)))
                 raise
             for index, layer in self.layers:
-                self._blame.had[index] = shapes_of((x, y))
+                self._errors.had[index] = shapes_of((x, y))
                 x, y = self._climb(index, layer, parcel, x, y)
             return Parcel(parcel.sequence, replace(parcel.packet, x=x, y=y), self.device.mark_ready((x, y)))
 
     def _climb(self, index: int, layer: TrainableLayer, parcel: Parcel, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """One layer's forward, and what it leaves behind."""
         whole = partial(self._act, Action.FORWARD, index, parcel, partial(go_forward, layer, x, y), (x, y))
-        rescue = self._rescues.get(index)
+        splitter = self._splitters.get(index)
         passed: Passed
-        with self._blame.around(Action.FORWARD, index, parcel.packet.batch):
+        with self._errors.around(Action.FORWARD, index, parcel.packet.batch):
             with self._admitted(Action.UPDATE, index):  # what is computed compiles nothing
                 self._gathered[index].expect(batch_size((x, y)))
-            if rescue is None:
+            if splitter is None:
                 passed = whole()
             else:
-                passed = rescue.forward(x, y, whole, self._part(Action.FORWARD, index, layer, parcel))
+                passed = splitter.forward(x, y, whole, self._part(Action.FORWARD, index, layer, parcel))
             if self._together is not None:
                 self._found[index] = passed.losses, batch_size((x, y))
             elif passed.losses is not None:
@@ -285,8 +286,8 @@ class Stage:
 
     def _learn(self, index: int, whole: Callable[[], None], *, updates: bool) -> None:
         """Ends a batch: it counts, or is left out; and where it ``updates``, so does what was gathered."""
-        gathered, rescue = self._gathered[index], self._rescues.get(index)
-        if rescue is None or rescue.counts():
+        gathered, splitter = self._gathered[index], self._splitters.get(index)
+        if splitter is None or splitter.counts():
             gathered.add()
         if updates and self._mean(index):
             whole()
@@ -310,7 +311,7 @@ class Stage:
             whole()
             self._gathered[index].add()
             losses, samples = self._found.pop(index)
-            with self._blame.around(action, index, packet.batch):
+            with self._errors.around(action, index, packet.batch):
                 learnt = self._mean(index) if packet.updates else 0
             together.begin(index, layer, losses, samples, learnt)
             return
@@ -393,7 +394,7 @@ class Stage:
             with keyed(self._seed_of(action), index, batch, *key, whole_default=self._draws[index][action]):
                 return work()
         except BaseException as error:
-            self._blame.explain(error, action, index, batch)
+            self._errors.explain(error, action, index, batch)
             raise
 
     def _seed_of(self, action: Action) -> int:

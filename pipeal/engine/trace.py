@@ -48,7 +48,7 @@ class StageTimes:
             others is busy while it waits for its turn.
         waiting: By reason: ``input`` (the stage before), ``space`` (the stage after), ``join`` (the schedule). It is
             the time of the stage's thread, which on a GPU runs ahead of the device. And ``saving``: the time in which
-            the device copied the layers' states for fences instead.
+            the device copied the layers' states for snapshots instead.
     """
 
     busy: dict[Action, float]

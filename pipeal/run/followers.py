@@ -105,7 +105,7 @@ class Follower(Generic[Config]):
 
         def opened(package: ALPackage, _: Any, *arguments: Any, **settings: Any) -> None:
             with self._fed(config, seed) as feed:
-                serve(package, self.world, device, *arguments, on_fence=keep, feed=feed, **settings)
+                serve(package, self.world, device, *arguments, on_snapshot=keep, feed=feed, **settings)
 
         traced = None if order["traced"] is None else Window(*order["traced"])
         open_pipeline(package, config, seed, first_batch, traced, folder if sees else None, opener=opened)

@@ -30,7 +30,7 @@ from pipeal.models import (
     canonical_text_model,
     canonical_vision_model,
 )
-from pipeal.planning.measure.contention import crowds, measure_crowding
+from pipeal.planning.measure.contention import crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, measure_in_turns
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs
 from pipeal.reporting.environment import environment
@@ -167,7 +167,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         if wanted.crowds:
             numbers = " and ".join(map(str, crowds(len(package)))) or "no"
             say(f"measuring how much {numbers} stages at once slow each other")
-            crowding = measure_crowding(package, batches, precision=precision)
+            crowding = measure_contention(package, batches, precision=precision)
     counted = [batch_size(x) for x, _ in batches[WARM_UP:]]
     backprop = [_in_the_mean(rows, backprop[0], counted, number) for rows, number in zip(backprop, cuts, strict=True)]
     facts = {

@@ -26,9 +26,9 @@ from pipeal.run.run_folder import RunFolder
 from pipeal.run.say import Say
 from pipeal.run.stopping import StopRequest
 from pipeal.run.turns import Turns, tell_of_graphs
-from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
-from pipeal.training.checkpoint.writer import Saver
+from pipeal.training.checkpoint.writer import CheckpointWriter
 from pipeal.training.position import Position
 
 
@@ -65,10 +65,10 @@ def train_form(
     experiment = experiment.under(config)
     with CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
         saved = _saved(store, run, form.label, say) if run.resumed else None
-        taken_up = None if saved is None else TakenUp.of(saved)
-        position = Position() if taken_up is None else taken_up.position
-        if saved is not None and taken_up is not None:
-            _check_same(experiment.facts, taken_up.facts)
+        resumed = None if saved is None else ResumedTraining.of(saved)
+        position = Position() if resumed is None else resumed.position
+        if saved is not None and resumed is not None:
+            _check_same(experiment.facts, resumed.facts)
             if position.turn > train.repeat:
                 raise DataError(f"the checkpoint {saved.path} is of turn {position.turn}, the run has {train.repeat}")
             if (position.epoch, position.part.batches) > (train.epochs, 0):
@@ -84,7 +84,7 @@ def train_form(
         outcome = Outcome(form, position.rows, position.totals, facts, lengths, parameters, folder)
         try:
             with (
-                Saver(store, say) as saver,
+                CheckpointWriter(store, say) as writer,
                 ExitStack() as open_now,
                 Progress(epochs=train.epochs, turns=train.repeat, label=form.label) as progress,
             ):
@@ -97,20 +97,20 @@ def train_form(
                     attempts=attempts,
                     say=say,
                     store=store,
-                    saver=saver,
+                    writer=writer,
                     recorders=recorders,
                     progress=progress,
                     open_pipe=open_pipe or open_pipeline,
                 )
                 training.record_again(position.rows)
                 training.tell(position.epoch)
-                if saved is not None and taken_up is not None:
-                    taken_up.load_into(package)
+                if saved is not None and resumed is not None:
+                    resumed.load_into(package)
                     try:
                         store.make_newest(saved)
                     except UntidyError as error:
                         say(str(error))
-                    taken_up = None  # its copy of all states is no longer needed
+                    resumed = None  # its copy of all states is no longer needed
                 yield len(position.rows)
                 while True:
                     for _ in training.turn(package, position, stop):
@@ -119,8 +119,8 @@ def train_form(
                         break
                     position.next_turn()
                     package = new_package(experiment, config, position.turn)
-            outcome.exits, outcome.unsaved = training.exits, saver.last_failure
-            outcome.ended_unsaved = saver.failing
+            outcome.exits, outcome.unsaved = training.exits, writer.last_failure
+            outcome.ended_unsaved = writer.failing
             outcome.afterword = training.afterword
             if stop.signal is None:
                 outcome.costs = _costs(experiment, form, say)

@@ -273,7 +273,7 @@ def _tried(
     config = at_its_length(experiment, _trial_config(form, setting), lambda _: None)
     seed, epochs = config.train.seed, config.train.epochs
     tried = experiment.under(config)
-    held, position, keeper = tried.held_out(), Position(), _Unsaved(stop, run.way_back)
+    held, position, saves = tried.held_out(), Position(), _Unsaved(stop, run.way_back)
     assert held is not None  # else the grid would have been refused
 
     def evaluate(pipe: Pipeline) -> Scores:
@@ -291,7 +291,7 @@ def _tried(
         try:
             package = new_package(tried, config, 1)
             with open_pipe(package, config, seed, 0, None, run.path) as pipe:
-                for _ in fit(pipe, Stoppable(batches, stop), evaluate, course_of(config), progress, position, keeper):
+                for _ in fit(pipe, Stoppable(batches, stop), evaluate, course_of(config), progress, position, saves):
                     pass
         except NonFiniteError as error:
             failed = f"diverged, {first_line(error)}"

@@ -28,9 +28,9 @@ from pipeal.run.run_folder import RunFolder
 from pipeal.run.say import Say
 from pipeal.run.stopping import Stoppable, StopRequest, Unless, worker_failures
 from pipeal.training.calibration import calibrate
-from pipeal.training.checkpoint.policy import CheckpointKeeper
+from pipeal.training.checkpoint.policy import CheckpointPolicy
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import PATIENCE_S, Saver
+from pipeal.training.checkpoint.writer import PATIENCE_S, CheckpointWriter
 from pipeal.training.evaluation import Criterion, accuracy, accuracy_and_loss
 from pipeal.training.exits import ExitTable, exit_table
 from pipeal.training.kept_batch import keep_batch
@@ -52,7 +52,7 @@ class Turns:
         attempts: What is written beside the checkpoints goes through it.
         say: Told what is being done.
         store: Of the checkpoints.
-        saver: Writes them.
+        writer: Writes them.
         recorders: Told of every epoch.
         progress: Shows it.
         open_pipe: Opens the pipeline of a turn, as :func:`pipeal.run.opening.open_pipeline` does.
@@ -67,7 +67,7 @@ class Turns:
     attempts: Attempts
     say: Say
     store: CheckpointStore
-    saver: Saver
+    writer: CheckpointWriter
     recorders: Sequence[Recorder]
     progress: Progress
     open_pipe: Callable[..., Pipeline]
@@ -83,7 +83,7 @@ class Turns:
         while (broken := (yield from self._attempt(package, position, rewinds, stop))) is not None:
             error, why = broken
             rows = len(position.rows)
-            written = self.saver.flush(PATIENCE_S)  # what was asked for before may be the newest
+            written = self.writer.flush(PATIENCE_S)  # what was asked for before may be the newest
             if not written:
                 add_note(error, f"the checkpoint to go back to was not written within {PATIENCE_S:g} s")
                 raise error
@@ -105,8 +105,8 @@ class Turns:
         if (code := stop.code()) is not None:
             raise Interrupted(f"interrupted; {self.run.way_back} goes on from the last checkpoint", code)
         seed = seed_of(self.config, position.turn)
-        keeper = CheckpointKeeper(
-            self.saver,
+        saves = CheckpointPolicy(
+            self.writer,
             self.config.train.checkpoint.every,
             stop.code,
             self.experiment.facts,
@@ -122,7 +122,7 @@ class Turns:
             pipe = self.open_pipe(package, self.config, seed, position.batches, traced, self.folder)
             try:
                 with pipe:
-                    yield from self._train(pipe, batches, position, keeper, stop, drawn)
+                    yield from self._train(pipe, batches, position, saves, stop, drawn)
             except NonFiniteError as error:
                 decision = self._decide(error, rewinds, position, pipe)
                 if not decision.goes_back:
@@ -130,7 +130,7 @@ class Turns:
                     if decision.why:
                         add_note(error, decision.why)
                     raise
-                if (code := keeper.asked_to_end()) is not None:
+                if (code := saves.asked_to_end()) is not None:
                     raise Interrupted(f"interrupted: {decision.why}; {self.run.way_back} goes back", code) from error
                 return error, decision.why
         return None
@@ -140,14 +140,14 @@ class Turns:
         pipe: Pipeline,
         batches: EpochBatches,
         position: Position,
-        keeper: CheckpointKeeper,
+        saves: CheckpointPolicy,
         stop: StopRequest,
         drawn: bool,
     ) -> Iterator[None]:
         """The epochs, and after the last turn the exits; ends where it is asked to."""
         evaluate, course = self._evaluate(stop), course_of(self.config)
         try:
-            for row in fit(pipe, Stoppable(batches, stop), evaluate, course, self.progress, position, keeper):
+            for row in fit(pipe, Stoppable(batches, stop), evaluate, course, self.progress, position, saves):
                 self.record(row)
                 drawn = drawn or self._draw(pipe)
                 self.tell(row.epoch)
@@ -158,7 +158,7 @@ class Turns:
                 self.exits = self._measure_exits(pipe, stop)
                 self.afterword = self.experiment.afterword(pipe, stop)
         except Leave:  # or the batches failed when the end had been asked for
-            keeper.leave(pipe, position)
+            saves.leave(pipe, position)
 
     def _decide(self, error: NonFiniteError, rewinds: Rewinds, position: Position, pipe: Pipeline) -> Decision:
         policy = self.config.train.on_non_finite

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeal.core.errors import NonFiniteError
 from pipeal.engine.state.layer_state import layer_state, load_layer_state
 from pipeal.methods.al import ALPackage
-from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint
 from pipeal.training.position import Position
 
@@ -97,10 +97,10 @@ def go_back(
     Raises:
         DataError: The checkpoint does not fit.
     """
-    taken_up = None if saved is None else TakenUp.of(saved)
-    if taken_up is not None and taken_up.position.turn == position.turn:
-        taken_up.load_into(package)
-        position.go_back_to(taken_up.position)
+    resumed = None if saved is None else ResumedTraining.of(saved)
+    if resumed is not None and resumed.position.turn == position.turn:
+        resumed.load_into(package)
+        position.go_back_to(resumed.position)
     elif begun.batches == 0:
         for layer, made in zip(package, fresh(), strict=True):
             load_layer_state(layer, layer_state(made))

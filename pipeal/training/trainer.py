@@ -63,8 +63,8 @@ class Course:
     accumulate: int = 1
 
 
-class Keeper(Protocol):
-    """Someone who saves a training as it goes; :class:`pipeal.training.checkpoint.policy.CheckpointKeeper` is one."""
+class Saves(Protocol):
+    """Someone who saves a training as it goes; :class:`pipeal.training.checkpoint.policy.CheckpointPolicy` is one."""
 
     def after_batch(self, pipe: Pipeline, position: Position) -> bool:
         """Between two batches, after an update; says whether training is to end here."""
@@ -94,7 +94,7 @@ def fit(
     course: Course,
     watcher: Watcher,
     position: Position,
-    keeper: Keeper | None = None,
+    saves: Saves | None = None,
 ) -> Iterator[EpochRow]:
     """Trains one turn epoch by epoch from where it stands, and yields a row after each.
 
@@ -105,9 +105,9 @@ def fit(
         course: How long, and with what learning rates.
         watcher: Told of every batch and epoch.
         position: Where the training stands; moved along.
-        keeper: Saves it now and then.
+        saves: Saves it now and then.
     """
-    turn = _Turn(pipe, train, evaluate, course, watcher, position, keeper)
+    turn = _Turn(pipe, train, evaluate, course, watcher, position, saves)
     while position.epoch < course.epochs:
         turn.train()
         row = turn.row(turn.evaluate())
@@ -121,7 +121,7 @@ class _Turn:
 
     Attributes:
         updates: Whether layers update after the batch on its way into the pipeline.
-        left: Whether the keeper ended the training.
+        left: Whether the saves ended the training.
     """
 
     pipe: Pipeline
@@ -130,7 +130,7 @@ class _Turn:
     course: Course
     watcher: Watcher
     position: Position
-    keeper: Keeper | None
+    saves: Saves | None
     updates: bool = True
     left: bool = False
 
@@ -159,12 +159,12 @@ class _Turn:
         try:
             if self.left:
                 raise Leave
-            if self.keeper is not None:
-                self.keeper.before_evaluation(self.pipe, self.position)
+            if self.saves is not None:
+                self.saves.before_evaluation(self.pipe, self.position)
             return self.scores(self.pipe)
         except Leave:
-            assert self.keeper is not None  # nobody else makes anyone leave
-            self.keeper.leave(self.pipe, self.position)
+            assert self.saves is not None  # nobody else makes anyone leave
+            self.saves.leave(self.pipe, self.position)
 
     def row(self, scores: Scores) -> EpochRow:
         """What the epoch came to; counts the losses that were not finite."""
@@ -189,8 +189,8 @@ class _Turn:
         position.rows.append(row)
         position.totals.add(position.part)
         position.epoch, position.part, position.losses = position.epoch + 1, Part(), []
-        if self.keeper is not None:
-            self.keeper.after_epoch(self.pipe, position)
+        if self.saves is not None:
+            self.saves.after_epoch(self.pipe, position)
         self.watcher.end_epoch(row)
 
     def _scale(self) -> Callable[[int], float]:
@@ -213,7 +213,7 @@ class _Turn:
         return all((position.turn, position.batches + more) in position.totals.left_out for more in range(1, to_come))
 
     def _passing(self) -> Iterator[Batch]:
-        """Batches on their way into the pipeline, counted; the keeper may save between two, and end it."""
+        """Batches on their way into the pipeline, counted; the saves may save between two, and end it."""
         position, part = self.position, self.position.part
         before_s, begin = part.seconds, perf_counter()
         for batch in self.batches:
@@ -233,6 +233,6 @@ class _Turn:
             part.tokens += tokens
             part.seconds = before_s + perf_counter() - begin
             self.watcher.advance(samples=samples, tokens=tokens)
-            if self.keeper is not None and self.updates and self.keeper.after_batch(self.pipe, position):
+            if self.saves is not None and self.updates and self.saves.after_batch(self.pipe, position):
                 self.left = True
                 return

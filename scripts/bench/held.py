@@ -39,9 +39,9 @@ from pipeal.engine.sizes import layers_of_stages
 from pipeal.methods.al import ALPackage
 from pipeal.models import TextDims, VisionDims, build_text, build_vision
 from pipeal.planning.measure.contention import (
+    contention_of,
     crowding_in_turn,
-    crowding_of,
-    measure_crowding,
+    measure_contention,
     parts_of,
     recorded,
     seconds_among,
@@ -128,7 +128,7 @@ def hold_threads(model: str, stages: int, batches: int, turns: int) -> Held:
         costs = measure(package, some, rounds=1)
         held = held or Held(model, "threads", stages, _even(costs, stages))
         seconds = _run(package, given[: batches + WARM_UP], held.sizes)
-        crowding = measure_crowding(package, some, range(2, stages + 1), sizes=held.sizes)
+        crowding = measure_contention(package, some, range(2, stages + 1), sizes=held.sizes)
         if turn:
             held.crowding.append(crowding)
             held.measured_ms.append(1e3 * seconds / batches)
@@ -177,7 +177,7 @@ def predict(
     stages = [
         PlannedStage(layers, (number,), cpu, 0.0, 0.0, 0) for number, layers in enumerate(layers_of_stages(sizes))
     ]
-    share = None if crowding is None else crowding_of(crowding)
+    share = None if crowding is None else contention_of(crowding)
     setup = Setup((cpu,) * len(sizes), link or Link(), batches=batches, crowding=share)
     layout = Layout(tuple(stages), any_order=True)
     return forecast("AL pipelined", PIPELINED, {"cpu": costs}, setup, layout).batch_s
@@ -263,7 +263,7 @@ def _run_ranks(world: World, package: ALPackage, batches: Sequence[Any], sizes: 
 
 
 def _crowding(world: World, parts: Sequence[Any], turn: int) -> dict[int, float]:
-    """As :func:`measure_crowding`, each part in a process of its own: medians of three."""
+    """As :func:`measure_contention`, each part in a process of its own: medians of three."""
 
     def train(ranks: Sequence[int]) -> list[float]:
         here, done = (_Ranks(world.store, len(ranks)) for _ in range(2))

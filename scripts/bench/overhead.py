@@ -2,7 +2,7 @@
 
     python scripts/bench/overhead.py transformer --data-root DIR [--every 50] [--turns 6]
 
-Each turn trains on the same number of batches: plain, with a checkpoint every so many batches (copied at a fence,
+Each turn trains on the same number of batches: plain, with a checkpoint every so many batches (copied at a snapshot,
 written by another thread, kept on the disk as in a run), and with the spans of all actions kept. The order changes from
 turn to turn, and the first one warms up. Each way is held against the plain one of the same turn. What a span costs is
 also measured by itself, as the times of turns differ by more.
@@ -35,9 +35,9 @@ from pipeal.planning.measure.layers import WARM_UP
 from pipeal.planning.placement import Placement, place
 from pipeal.reporting.environment import environment
 from pipeal.reporting.tables import print_table
-from pipeal.training.checkpoint.policy import CheckpointKeeper
+from pipeal.training.checkpoint.policy import CheckpointPolicy
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import Saver
+from pipeal.training.checkpoint.writer import CheckpointWriter
 from pipeal.training.position import Position
 
 Train = Callable[[list[Batch]], None]
@@ -79,17 +79,17 @@ class Ways:
             pipe.spans()
 
     def saved(self, batches: list[Batch]) -> None:
-        with self.store, Saver(self.store, print) as saver, self.open() as pipe:
-            keeper, position = CheckpointKeeper(saver, self.every, lambda: None, {}), Position()
+        with self.store, CheckpointWriter(self.store, print) as writer, self.open() as pipe:
+            saves, position = CheckpointPolicy(writer, self.every, lambda: None, {}), Position()
 
             def save(number: int) -> None:
                 position.batches = position.part.batches = number + 1
-                keeper.after_batch(pipe, position)
+                saves.after_batch(pipe, position)
 
             pipe.run(batches, on_batch=save)
-        if saver.failures or saver.replaced:
+        if writer.failures or writer.replaced:
             raise SystemExit(
-                f"{saver.failures} checkpoints failed, {saver.replaced} were not begun: {saver.last_failure}"
+                f"{writer.failures} checkpoints failed, {writer.replaced} were not begun: {writer.last_failure}"
             )
 
 

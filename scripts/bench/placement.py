@@ -31,7 +31,7 @@ from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
 from pipeal.core.packet import TrainableLayer, layers_of
 from pipeal.engine import balance
 from pipeal.engine.devices.allocator import keep_freed_memory
-from pipeal.planning.measure.contention import measure_crowding
+from pipeal.planning.measure.contention import measure_contention
 from pipeal.planning.measure.layers import measure
 from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.pure.hardware import Link, PlannedDevice
@@ -154,7 +154,7 @@ def compare(name: str, turns: int) -> Lopsided:
     }
     crowding: dict[int, float] = {}
     if not isinstance(layers[0], VirtualLayer):
-        crowding = measure_crowding(layers, batches[:8], [stages], sizes=sizes["balanced"])
+        crowding = measure_contention(layers, batches[:8], [stages], sizes=sizes["balanced"])
     took: dict[str, list[float]] = {kind: [] for kind in sizes}
     for turn in range(turns + 1):
         for kind, own in sizes.items():

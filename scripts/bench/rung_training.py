@@ -191,7 +191,7 @@ def _learnt(
 ) -> dict[int, LayerState]:
     with line(task.package(setting, seed)) as pipe:
         pipe.run(islice(task.batches(setting, seed), steps), rise)
-        return pipe.fence().wait()
+        return pipe.snapshot().wait()
 
 
 def _fed(task: Task, setting: Setting, steps: int) -> int:

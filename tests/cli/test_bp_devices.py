@@ -14,7 +14,7 @@ from pipeal.engine.state.layer_state import layer_state
 from pipeal.run.build_text import text_experiment
 from pipeal.run.choices import choose
 from pipeal.run.remembered import PlacementCache
-from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
 from tests.cli.running import run_command, told_one_line
 
@@ -37,7 +37,7 @@ def kept(folder: Path) -> list[tuple[str, object]]:
     assert found is not None
     experiment = text_experiment(load_config(TextConfig, folder / "config.yaml"), lambda _: None)
     package = experiment.package("bp", 0)
-    TakenUp.of(found).load_into(package)
+    ResumedTraining.of(found).load_into(package)
     state = layer_state(package[0])
     values = [*state["module"].items()]
     for number, own in state["optimizers"]["opt"]["state"]["state"].items():

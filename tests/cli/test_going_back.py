@@ -38,7 +38,7 @@ def made(
     train, engine = SimpleNamespace(on_non_finite=policy, accumulate=1), SimpleNamespace(compile=compile)
     config: Any = SimpleNamespace(train=train, engine=engine)
     store: Any = SimpleNamespace(folder="checkpoints", newest=lambda _: None)
-    saver: Any = SimpleNamespace(flush=lambda _: written)
+    writer: Any = SimpleNamespace(flush=lambda _: written)
     fake: Any = None
     return (
         Turns(
@@ -49,7 +49,7 @@ def made(
             attempts=Attempts(said.append),
             say=said.append,
             store=store,
-            saver=saver,
+            writer=writer,
             recorders=(),
             progress=fake,
             open_pipe=fake,

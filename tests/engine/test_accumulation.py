@@ -113,9 +113,9 @@ def test_what_was_learnt_cannot_be_saved_in_the_middle_of_an_update() -> None:
     with Pipeline(deterministic(), threads=1) as pipe:
         pipe.submit(x, y, updates=False)
         with pytest.raises(ScheduleError, match=r"between two batches of one update.*updates=True"):
-            pipe.fence()
+            pipe.snapshot()
         pipe.submit(x, y)
-        pipe.fence().wait(120)
+        pipe.snapshot().wait(120)
 
 
 def test_a_pipeline_that_ends_in_the_middle_of_an_update_says_so() -> None:

@@ -119,7 +119,7 @@ def test_states_go_from_one_device_to_two_and_back(case: str) -> None:
             moved = fresh
         with Pipeline(moved, ["cpu"] * devices, "sequential", threads=1, first_batch=2 * number) as pipe:
             pipe.run(part)
-            assert pipe.fence().wait().keys() == {0}
+            assert pipe.snapshot().wait().keys() == {0}
     assert same(layer_state(package[0]), layer_state(moved[0]))
 
 

@@ -273,7 +273,7 @@ def test_another_error_than_the_one_that_was_caught_is_raised_at_the_end(schedul
     with pytest.raises(ValueError, match="unseen"), pipe:  # noqa: PT012  its end raises
         with pytest.raises(ScheduleError, match="between two batches of one update"):  # noqa: PT012
             pipe.submit(None, None, updates=False)
-            pipe.fence()
+            pipe.snapshot()
         pipe.submit(None, None)
         pipe.submit(None, None)
 
@@ -399,7 +399,7 @@ def test_workers_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
         thread.join(SOON_S)
     alive = [thread.name for thread in started if thread.is_alive()]
     for thread in started:  # so that this test harms no other
-        thread.ledger.stop()
+        thread.progress.stop()
     assert alive == []
 
 

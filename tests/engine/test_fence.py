@@ -1,4 +1,4 @@
-"""Law 4: a fence between any two batches finds what training layer by layer would have left there."""
+"""Law 4: a snapshot between any two batches finds what training layer by layer would have left there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeal import ALPackage, Pipeline, ScheduleError, StallError
 from pipeal.core.packet import TrainableLayer
 from pipeal.core.rng import keyed
-from pipeal.engine import SCHEDULES, Fence, LayerState, load_layer_state
+from pipeal.engine import SCHEDULES, LayerState, Snapshot, load_layer_state
 from pipeal.engine.state import layer_state
 from pipeal.planning.measure.virtual import VirtualLayer
 
@@ -38,7 +38,7 @@ RICH = Case(
 
 
 def by_hand(case: Case, last: int) -> list[list[LayerState]]:
-    """What a fence before each batch must find, and one after the last."""
+    """What a snapshot before each batch must find, and one after the last."""
     package, batches = case.build(), case.batches()
     losses: list[list[Tensor]] = [[] for _ in package]
 
@@ -96,26 +96,28 @@ def placements(case: Case, data: st.DataObject) -> dict[str, Any]:
 @given(case=cases(), data=st.data())
 def test_fences_find_what_training_by_hand_leaves_and_change_nothing(case: Case, data: st.DataObject) -> None:
     last = len(case.rows)
-    fenced = data.draw(st.lists(st.integers(0, last), max_size=5), label="fences")
+    fenced = data.draw(st.lists(st.integers(0, last), max_size=5), label="snapshots")
     wanted, whole = by_hand(case, last), case.build()
     losses = train_by_hand(whole, case.batches(), seed=case.seed)
-    package, fences = case.build(), []
+    package, snapshots = case.build(), []
     with pipeline(case, package, **placements(case, data)) as pipe:
-        fences += [pipe.fence() for _ in range(fenced.count(0))]
+        snapshots += [pipe.snapshot() for _ in range(fenced.count(0))]
         report = pipe.run(
-            case.batches(), cosine, lambda batch: fences.extend(pipe.fence() for _ in range(fenced.count(batch + 1)))
+            case.batches(),
+            cosine,
+            lambda batch: snapshots.extend(pipe.snapshot() for _ in range(fenced.count(batch + 1))),
         )
     assert outcome(package, report.losses, []).differences(outcome(whole, losses, [])) == []
-    assert [fence.batch for fence in fences] == sorted(fenced)
-    for fence in fences:
-        assert not fence.is_open
-        assert differences(fence.wait(), wanted[fence.batch]) == []
+    assert [snapshot.batch for snapshot in snapshots] == sorted(fenced)
+    for snapshot in snapshots:
+        assert not snapshot.is_open
+        assert differences(snapshot.wait(), wanted[snapshot.batch]) == []
 
 
 @given(case=cases(), data=st.data())
 @pytest.mark.slow
 def test_going_on_from_a_fence_is_never_having_stopped(case: Case, data: st.DataObject) -> None:
-    """In another schedule, on another number of stages, and once more from a fence of the second life."""
+    """In another schedule, on another number of stages, and once more from a snapshot of the second life."""
     last, batches = len(case.rows), case.batches()
     stops = sorted(data.draw(st.lists(st.integers(0, last), min_size=1, max_size=2), label="stops"))
     whole = case.build()
@@ -126,11 +128,11 @@ def test_going_on_from_a_fence_is_never_having_stopped(case: Case, data: st.Data
         with pipeline(case, package, **placements(case, data), first_batch=first) as pipe:
             for x, y in batches[first:stop]:
                 pipe.submit(x, y, cosine(pipe.next_batch))
-            fence = pipe.fence()
+            snapshot = pipe.snapshot()
             for x, y in batches[stop:]:  # a life that is lost
                 pipe.submit(x, y, cosine(pipe.next_batch))
-        package, first = rebuilt(case), fence.batch
-        for number, found in fence.wait(LIMIT_S).items():
+        package, first = rebuilt(case), snapshot.batch
+        for number, found in snapshot.wait(LIMIT_S).items():
             load_layer_state(package[number], written_and_read(found.state))
             before.setdefault(number, []).extend([] if found.losses is None else [found.losses])
     with pipeline(case, package, **placements(case, data), first_batch=first) as pipe:
@@ -151,21 +153,23 @@ def test_fences_between_all_batches_on_every_placement(schedule: str) -> None:
     for stages in range(1, 5):
         for sizes in cuts(4, stages):
             for queue_depth in (1, 3):
-                fences = []
+                snapshots = []
                 with pipeline(RICH, RICH.build(), schedule, sizes, queue_depth=queue_depth) as pipe:
                     for x, y in RICH.batches():
                         pipe.submit(x, y, cosine(pipe.next_batch))
-                        fences.append(pipe.fence())
-                assert [differences(fence.wait(), wanted[fence.batch]) for fence in fences] == [[]] * len(RICH.rows)
+                        snapshots.append(pipe.snapshot())
+                assert [differences(snapshot.wait(), wanted[snapshot.batch]) for snapshot in snapshots] == [[]] * len(
+                    RICH.rows
+                )
 
 
 def test_losses_are_those_since_the_last_report() -> None:
     with pipeline(RICH, RICH.build(), "pipelined", [2, 2]) as pipe:
         pipe.run(RICH.batches()[:2], cosine)
-        assert all(found.losses is None for found in pipe.fence().wait(LIMIT_S).values())
+        assert all(found.losses is None for found in pipe.snapshot().wait(LIMIT_S).values())
         for x, y in RICH.batches()[2:]:
             pipe.submit(x, y, cosine(pipe.next_batch))
-        found = pipe.fence().wait(LIMIT_S)
+        found = pipe.snapshot().wait(LIMIT_S)
         report = pipe.drain()
     given = [state.losses for state in found.values() if state.losses is not None]
     assert [layer for layer, state in found.items() if state.losses is None] == [2]
@@ -176,8 +180,8 @@ def test_another_thread_may_wait_while_the_caller_trains() -> None:
     found: list[Any] = []
     with pipeline(RICH, RICH.build(), "pipelined", [1, 1, 2]) as pipe:
         pipe.submit(*RICH.batches()[0])
-        fence = pipe.fence()
-        writer = threading.Thread(target=lambda: found.append(fence.wait(LIMIT_S)))
+        snapshot = pipe.snapshot()
+        writer = threading.Thread(target=lambda: found.append(snapshot.wait(LIMIT_S)))
         writer.start()
         for x, y in RICH.batches()[1:]:
             pipe.submit(x, y)
@@ -186,23 +190,23 @@ def test_another_thread_may_wait_while_the_caller_trains() -> None:
 
 
 def test_no_stage_waits_for_another() -> None:
-    """Stage 0 has come by, and trains on, while stage 1 stands still before the fence."""
+    """Stage 0 has come by, and trains on, while stage 1 stands still before the snapshot."""
     gate = Gate()
     first = VirtualLayer(0, 0)
     with Pipeline([first, Trap("U", 0, gate.stand_still_here)], threads=1, queue_depth=3) as pipe:
         pipe.submit(None, None)
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
         pipe.submit(None, None)
         assert gate.reached.wait(LIMIT_S)
         until = time.perf_counter() + LIMIT_S
-        while pipe._executor.ledger._ended[0, "U"] < 2 and time.perf_counter() < until:  # type: ignore[union-attr]
+        while pipe._executor.progress._ended[0, "U"] < 2 and time.perf_counter() < until:  # type: ignore[union-attr]
             time.sleep(0.001)
-        assert list(fence._states) == [0]
-        assert fence.is_open
+        assert list(snapshot._states) == [0]
+        assert snapshot.is_open
         with pytest.raises(StallError, match=r"layers \[1\] before batch 1 were not there after 0.05 s"):
-            fence.wait(0.05)
+            snapshot.wait(0.05)
         gate.open()
-        assert list(fence.wait(LIMIT_S)) == [0, 1]
+        assert list(snapshot.wait(LIMIT_S)) == [0, 1]
 
 
 @pytest.mark.parametrize("schedule", THREADED)
@@ -214,33 +218,33 @@ def test_a_failure_while_a_fence_is_under_way_reaches_who_waits_for_it(schedule:
         gate.stand_still_here()
         raise error
 
-    begin, fences = time.perf_counter(), []
+    begin, snapshots = time.perf_counter(), []
     with pytest.raises(ValueError, match="the trap"):  # noqa: PT012, SIM117
         with Pipeline(
             [*quick(1), Trap("B", 1, spring), *quick(1)], None, schedule, threads=1, queue_depth=queue_depth
         ) as p:
             p.submit(None, None)
-            fences.append(p.fence())
+            snapshots.append(p.snapshot())
             p.submit(None, None)
-            fences.append(p.fence())
+            snapshots.append(p.snapshot())
             assert gate.reached.wait(LIMIT_S)
-            assert list(fences[0].wait(LIMIT_S)) == [0, 1, 2]
+            assert list(snapshots[0].wait(LIMIT_S)) == [0, 1, 2]
             gate.open()
             with pytest.raises(ValueError, match="the trap") as caught:
-                fences[1].wait(LIMIT_S)
+                snapshots[1].wait(LIMIT_S)
             assert caught.value is error
-            assert not fences[1].is_open
-            p.fence()
-    assert list(fences[0].wait()) == [0, 1, 2]  # what was whole before stays whole
+            assert not snapshots[1].is_open
+            p.snapshot()
+    assert list(snapshots[0].wait()) == [0, 1, 2]  # what was whole before stays whole
     assert time.perf_counter() - begin < LIMIT_S
 
 
 def test_a_pipeline_that_is_stopped_tells_who_waits_for_a_fence() -> None:
     gate, raised = Gate(), []
 
-    def wait(fence: Fence) -> None:
+    def wait(snapshot: Snapshot) -> None:
         try:
-            fence.wait(LIMIT_S)
+            snapshot.wait(LIMIT_S)
         except ScheduleError as error:
             raised.append(str(error))
             gate.open()
@@ -248,12 +252,12 @@ def test_a_pipeline_that_is_stopped_tells_who_waits_for_a_fence() -> None:
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012, SIM117
         with Pipeline([*quick(1), Trap("F", 0, gate.stand_still_here)], threads=1) as pipe:
             pipe.submit(None, None)
-            waiting = threading.Thread(target=wait, args=(pipe.fence(),))
+            waiting = threading.Thread(target=wait, args=(pipe.snapshot(),))
             waiting.start()
             assert gate.reached.wait(LIMIT_S)
             raise KeyboardInterrupt
     waiting.join(LIMIT_S)
-    assert raised == ["the pipeline was stopped before every stage had come by the fence before batch 1"]
+    assert raised == ["the pipeline was stopped before every stage had come by the snapshot before batch 1"]
 
 
 class Reluctant(VirtualLayer):
@@ -275,12 +279,12 @@ def test_a_state_that_cannot_be_had_is_told_by_the_fence_and_training_goes_on(sc
     layers = [*quick(1), Reluctant(throw(LookupError("not today"))), *quick(1)]
     with Pipeline(layers, None, schedule, threads=1) as pipe:
         pipe.submit(None, None)
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
         assert pipe.run(nothing(5)).batches == 6
     with pytest.raises(LookupError, match="not today") as caught:
-        fence.wait(LIMIT_S)
+        snapshot.wait(LIMIT_S)
     notes = getattr(caught.value, "__notes__", [])
-    assert notes[0].startswith("in the fence before batch 1, of stage ")
+    assert notes[0].startswith("in the snapshot before batch 1, of stage ")
     assert "layer 1 (Reluctant), device cpu" in notes[0]
 
 
@@ -290,7 +294,7 @@ def test_later_stages_copy_nothing_for_a_fence_that_was_given_up(schedule: str) 
     layers = [*quick(1), Reluctant(throw(LookupError("not today"))), Reluctant(lambda: asked.append(1))]
     with Pipeline(layers, None, schedule, threads=1) as pipe:
         pipe.submit(None, None)
-        pipe.fence()
+        pipe.snapshot()
         pipe.drain()
     assert asked == []
 
@@ -300,10 +304,10 @@ def test_saving_is_progress_and_is_told_apart_from_work_and_waits() -> None:
     layers: list[TrainableLayer] = [Reluctant(lambda: time.sleep(STALL_S / 4)) for _ in range(6)]
     with Pipeline(layers, ["cpu"], "pipelined", sizes=[6], threads=1, stall_timeout_s=STALL_S) as pipe:
         pipe.submit(None, None)
-        pipe.fence()
+        pipe.snapshot()
         report = pipe.drain()
         assert report.stages[0].waiting["saving"] >= 1.5 * STALL_S > report.stages[0].busy_s
-        pipe.fence().wait(LIMIT_S)  # at rest, like any wait at rest
+        pipe.snapshot().wait(LIMIT_S)  # at rest, like any wait at rest
         time.sleep(STALL_S / 2)
         report = pipe.run(nothing(1))
         assert sum(report.stages[0].waiting.values()) <= report.seconds, "of what was before"
@@ -311,10 +315,10 @@ def test_saving_is_progress_and_is_told_apart_from_work_and_waits() -> None:
 
 def test_a_stage_that_stands_still_while_saving_is_named() -> None:
     gate = Gate()
-    with pytest.raises(StallError, match="stage 1 stands still: saving in the fence before batch 1 for"):  # noqa: PT012, SIM117
+    with pytest.raises(StallError, match="stage 1 stands still: saving in the snapshot before batch 1 for"):  # noqa: PT012, SIM117
         with Pipeline([*quick(1), Reluctant(gate.stand_still_here)], threads=1, stall_timeout_s=STALL_S) as pipe:
             pipe.submit(None, None)
-            pipe.fence()
+            pipe.snapshot()
             try:
                 pipe.drain()
             finally:
@@ -326,22 +330,22 @@ def test_predictions_wait_for_fences_and_a_fence_may_be_asked_for_between_predic
     with pipeline(RICH, RICH.build(), "pipelined", [1, 1, 1, 1]) as pipe:
         for x, y in RICH.batches():
             pipe.submit(x, y, cosine(pipe.next_batch))
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
         for _ in pipe.predict_each([x for x, _ in RICH.batches()]):
-            assert not fence.is_open
-            assert differences(pipe.fence().wait(LIMIT_S), wanted) == []
+            assert not snapshot.is_open
+            assert differences(pipe.snapshot().wait(LIMIT_S), wanted) == []
 
 
 def test_a_pipeline_that_is_not_open_has_no_fences() -> None:
     pipe = Pipeline(quick(1))
     with pytest.raises(ScheduleError, match="not open"):
-        pipe.fence()
+        pipe.snapshot()
 
 
 def test_a_fence_holds_nothing_of_the_layers() -> None:
     with pipeline(RICH, RICH.build(), "sequential", [4]) as pipe:
         pipe.run(RICH.batches(), cosine)
-        found = pipe.fence().wait()
+        found = pipe.snapshot().wait()
         before = [value.clone() for state in found.values() for value in state.state["module"].values()]
         pipe.run(RICH.batches(), cosine)
     after = [value for state in found.values() for value in state.state["module"].values()]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AL, ALPackage, Pipeline
-from pipeal.engine import SCHEDULES, Fence, load_layer_state
+from pipeal.engine import SCHEDULES, Snapshot, load_layer_state
 
 from .test_cuda import PLACEMENTS, batches, package, same
 from .test_layer_state import pairs, written_and_read
@@ -38,14 +38,14 @@ def leaves(model: ALPackage) -> list[Tensor]:
 def test_a_fence_finds_what_a_pipeline_that_ended_there_left(devices: list[str], schedule: str) -> None:
     """The batches after it are given to the GPU long before it has come to the copies."""
     data = batches(12)
-    fences: list[Fence] = []
+    snapshots: list[Snapshot] = []
     with Pipeline(package(), devices, schedule, threads=1) as pipe:
-        pipe.run(data, rate, lambda _: fences.append(pipe.fence()))
-    for fence in fences[::3]:
+        pipe.run(data, rate, lambda _: snapshots.append(pipe.snapshot()))
+    for snapshot in snapshots[::3]:
         ended = package()
         with Pipeline(ended, devices, schedule, threads=1) as pipe:
-            report = pipe.run(data[: fence.batch], rate)
-        found = fence.wait(LIMIT_S)
+            report = pipe.run(data[: snapshot.batch], rate)
+        found = snapshot.wait(LIMIT_S)
         tensors = [v for state in found.values() for _, (v, _) in pairs(state.state, state.state).items()]
         assert all(not value.is_cuda for value in tensors if isinstance(value, Tensor))
         loaded = package()
@@ -63,11 +63,11 @@ def test_going_on_from_a_fence_in_another_schedule_is_never_having_stopped(place
     with Pipeline(package(), PLACEMENTS[placement]) as pipe:
         for batch in data[:6]:
             pipe.submit(*batch, rate(pipe.next_batch))
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
     second = package(0.3)
-    for layer, state in zip(second, fence.wait(LIMIT_S).values(), strict=True):
+    for layer, state in zip(second, snapshot.wait(LIMIT_S).values(), strict=True):
         load_layer_state(layer, state.state)
-    with Pipeline(second, ["cuda:0"] * 3, "al-fm", first_batch=fence.batch) as pipe:
+    with Pipeline(second, ["cuda:0"] * 3, "al-fm", first_batch=snapshot.batch) as pipe:
         report = pipe.run(data[6:], rate)
     assert same(leaves(second), leaves(whole))
     assert same(report.losses, [rows[6:] for rows in losses])
@@ -82,11 +82,11 @@ def test_the_host_does_not_wait(schedule: str) -> None:
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            fences = []
+            snapshots = []
             for batch in data:
                 pipe.submit(*batch, rate(pipe.next_batch))
-                fences.append(pipe.fence())
-            found = [fence.wait(LIMIT_S) for fence in fences]
+                snapshots.append(pipe.snapshot())
+            found = [snapshot.wait(LIMIT_S) for snapshot in snapshots]
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert [list(states) for states in found] == [[0, 1, 2, 3]] * 6
@@ -106,13 +106,13 @@ def test_a_fence_is_done_only_when_its_copies_are() -> None:
     slow = ALPackage([Slow(layer.enc, layer.ae) for layer in model])
     with Pipeline(slow, ["cuda:0"]) as pipe:
         pipe.submit(*batches(1)[0])
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
         seen: list[Any] = []
-        writer = threading.Thread(target=lambda: seen.append(fence.wait(LIMIT_S)))
+        writer = threading.Thread(target=lambda: seen.append(snapshot.wait(LIMIT_S)))
         writer.start()
         pipe.submit(*batches(1)[0])
         writer.join(LIMIT_S)
-        assert not fence.is_open
+        assert not snapshot.is_open
     assert list(seen[0]) == [0, 1, 2, 3]
 
 
@@ -140,5 +140,5 @@ def test_tensors_with_gaps_and_of_any_layout_are_copied_as_they_are() -> None:
             moved = wanted[name].cuda()
             odd = torch.empty(*moved.shape[:-1], 2 * moved.shape[-1], device="cuda")[..., ::2]
             setattr(model[0].enc.f, name, odd.copy_(moved))
-        found = pipe.fence().wait(LIMIT_S)[0].state["module"]
+        found = pipe.snapshot().wait(LIMIT_S)[0].state["module"]
     assert all(torch.equal(found[f"enc.f.{name}"], value) for name, value in wanted.items())

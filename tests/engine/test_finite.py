@@ -320,12 +320,12 @@ def test_on_a_device_that_lags_it_ends_the_run_as_soon_as_the_losses_have_arrive
 @pytest.mark.usefixtures("late")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_fence_never_keeps_weights_that_learnt_from_it(schedule: str) -> None:
-    """Nobody waits for the losses at the fence itself: whoever waits for it learns of them."""
+    """Nobody waits for the losses at the snapshot itself: whoever waits for it learns of them."""
     pipe = Pipeline(package(), None, schedule, threads=1)
     with pytest.raises(NonFiniteError, match=r"layer 0 .* on batch 2: nan.*go on from a checkpoint"), pipe:  # noqa: PT012
         for x, y in data(4, [2]):
             pipe.submit(x, y)
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
         for x, y in data(4):
             pipe.submit(x, y)
         pipe._executor.drain()  # type: ignore[union-attr]
@@ -334,7 +334,7 @@ def test_a_fence_never_keeps_weights_that_learnt_from_it(schedule: str) -> None:
         for mark in marks:
             mark.passed = True
         with pytest.raises(NonFiniteError, match=r"layer 0 .* on batch 2: nan") as caught:
-            fence.wait(120)
+            snapshot.wait(120)
         assert caught.value.batch == 2
 
 
@@ -343,14 +343,14 @@ def test_a_fence_before_the_batch_is_sound() -> None:
     with pytest.raises(NonFiniteError), Pipeline(package(), threads=1) as pipe:  # noqa: PT012
         for x, y in data(2):
             pipe.submit(x, y)
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
         for x, y in data(3, [1]):
             pipe.submit(x, y)
         pipe._executor.drain()  # type: ignore[union-attr]
         for stage in pipe.stages:
             for mark in stage.device.marks:
                 mark.passed = True
-        assert list(fence.wait(120)) == [0, 1, 2]
+        assert list(snapshot.wait(120)) == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("late")
@@ -402,7 +402,7 @@ def test_the_batches_after_one_that_was_passed_over_keep_their_numbers() -> None
         pipe.run(batches[:2], cosine)
         pipe.skip()
         assert pipe.run(batches[3:], cosine).batches == 1
-        assert pipe.fence().batch == 4
+        assert pipe.snapshot().batch == 4
     with Pipeline(wanted, threads=1) as pipe:
         pipe.run(batches[:2], cosine)
     with Pipeline(wanted, threads=1, first_batch=3) as pipe:

@@ -60,7 +60,7 @@ def test_no_fence_keeps_weights_that_learnt_from_it(placement: str) -> None:
     with pytest.raises(NonFiniteError), Pipeline(package(), PLACEMENTS[placement], threads=1) as pipe:  # noqa: PT012
         for x, y in data(7, {5: inf}):
             pipe.submit(x, y)
-        pipe.fence().wait(20)
+        pipe.snapshot().wait(20)
 
 
 def test_nobody_waits_for_the_losses() -> None:

@@ -20,7 +20,7 @@ from pipeal.planning.pure.forecast import METHODS, RIVALS, Forecast, Model, alon
 from pipeal.planning.pure.hardware import Link, PlannedDevice
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import Layout, PlannedStage, best_layout
-from pipeal.planning.pure.simulate import Crowding, Hop, simulate
+from pipeal.planning.pure.simulate import Contention, Hop, simulate
 from pipeal.planning.pure.stage_cost import Averaging, LayerSums
 
 from .cases import cuts
@@ -415,7 +415,7 @@ def test_of_batches_that_begin_after_the_one_before_all_take_what_one_takes(
     """Only one of them is simulated; once it was three, and two again."""
     costs = [LayerCost(forward_s, backward_s, update_s, mean_out_bytes=forward_s) for forward_s, backward_s in rows]
     stages = tuple(PlannedStage(range(n, n + 1), (n,), PlannedDevice(), 0.0, 0.0, 0) for n in range(len(rows)))
-    crowding: Crowding | None = (lambda at_once: max(1.0, at_once / 2)) if shares else None
+    crowding: Contention | None = (lambda at_once: max(1.0, at_once / 2)) if shares else None
     setup = on(len(rows), batches=12, link=Link(2.0, latency), crowding=crowding)
     schedule: Schedule | BackpropSchedule = RIVALS[name](micro_batches) if name in RIVALS else SCHEDULES[name[3:]]
     parts = micro_batches if name in RIVALS else 1
@@ -437,7 +437,7 @@ def test_what_fewer_devices_ask_for_again_is_known(shares: bool, monkeypatch: py
     """A plan for 64 devices took 20 s: for each number of them the same layouts were searched for and simulated."""
     costs = {"cpu": [LayerCost(1.0 + n / 8, 2.0, 0.5, mean_out_bytes=100) for n in range(8)]}
     model = Model(costs, dict.fromkeys((1, 4), costs))
-    crowding: Crowding | None = (lambda at_once: max(1.0, at_once / 4)) if shares else None
+    crowding: Contention | None = (lambda at_once: max(1.0, at_once / 4)) if shares else None
     setup = on(24, link=Link(100.0, 0.5), crowding=crowding)
     asked: list[str] = []
 

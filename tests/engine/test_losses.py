@@ -8,7 +8,7 @@ from pipeal.engine.runner.losses import LossLog
 
 
 def test_losses_stay_in_the_order_of_batches_however_many_there_are() -> None:
-    """They are joined a thousand at a time, and when a fence comes by."""
+    """They are joined a thousand at a time, and when a snapshot comes by."""
     log, batches = LossLog(), 2500
     wanted = torch.stack((torch.arange(batches), -torch.arange(batches)), 1).float()
     for number, losses in enumerate(wanted):

@@ -12,7 +12,7 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
 from pipeal.core.errors import OutOfMemoryError
-from pipeal.planning.measure.contention import crowding_of, crowds, measure_crowding
+from pipeal.planning.measure.contention import contention_of, crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, balanced_sizes, layer_costs, measure, measure_in_turns, uncollected
 from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.placement import place
@@ -71,7 +71,7 @@ def test_the_layers_are_left_as_they_were() -> None:
     trained = package()
     before = deepcopy(trained.state_dict())
     measure(trained, BATCHES, rounds=1)
-    measure_crowding(trained, BATCHES, [2], rounds=1)
+    measure_contention(trained, BATCHES, [2], rounds=1)
     assert all(torch.equal(before[name], value) for name, value in trained.state_dict().items())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in trained.modules())
 
@@ -87,7 +87,7 @@ def test_too_few_batches_are_refused() -> None:
         measure(package(), BATCHES[:WARM_UP])
     for few in (BATCHES[:WARM_UP], []):  # a crowd once said of them that batches come again and again
         with pytest.raises(PlacementError, match=f"{len(few)} batches to measure with; expected at least 3"):
-            measure_crowding(package(), few, [2])
+            measure_contention(package(), few, [2])
 
 
 @pytest.mark.filterwarnings("ignore:.*learnt from in parts")
@@ -114,7 +114,7 @@ def test_what_does_not_fit_at_once_is_measured_in_parts() -> None:
 def test_a_loss_that_is_not_finite_ends_no_measurement() -> None:
     broken = [(torch.full_like(x, float("nan")), y) for x, y in BATCHES]
     assert measure(package(), broken, rounds=1)[0].out_bytes == 4 * 16 * (64 + 8)
-    assert measure_crowding(package(), broken, [2], rounds=1)[2] > 0
+    assert measure_contention(package(), broken, [2], rounds=1)[2] > 0
 
 
 def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,12 +131,12 @@ def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch
 def test_layers_that_only_wait_do_not_crowd_each_other() -> None:
     layers = [VirtualLayer(0.002, 0.004) for _ in range(4)]
     # A busy machine wakes sleepers late: one quiet moment of it is enough.
-    assert any(measure_crowding(layers, [(None, None)] * 8, [4], rounds=1)[4] < 2 for _ in range(50))
+    assert any(measure_contention(layers, [(None, None)] * 8, [4], rounds=1)[4] < 2 for _ in range(50))
 
 
 def test_threads_born_after_a_crowd_have_the_intra_op_threads_they_would_have_had() -> None:
     torch.set_num_threads(2)
-    measure_crowding([VirtualLayer(0.0, 0.0) for _ in range(3)], [(None, None)] * 4, [3], rounds=1)
+    measure_contention([VirtualLayer(0.0, 0.0) for _ in range(3)], [(None, None)] * 4, [3], rounds=1)
     found: list[int] = []
     thread = Thread(target=lambda: found.append(torch.get_num_threads()))
     thread.start()
@@ -150,21 +150,21 @@ def test_a_failure_in_a_crowd_reaches_the_caller() -> None:
             raise ZeroDivisionError("broken")
 
     with pytest.raises(ZeroDivisionError, match="broken"):
-        measure_crowding([VirtualLayer(0.001, 0.001), Broken(0.001, 0.001)], [(None, None)] * 4, [2], rounds=1)
+        measure_contention([VirtualLayer(0.001, 0.001), Broken(0.001, 0.001)], [(None, None)] * 4, [2], rounds=1)
 
 
 def test_more_at_once_than_layers_is_refused() -> None:
     with pytest.raises(PlacementError, match="2 stages at once of 1 layer"):
-        measure_crowding([VirtualLayer(0.001, 0.001)], [(None, None)] * 4, [2])
+        measure_contention([VirtualLayer(0.001, 0.001)], [(None, None)] * 4, [2])
     with pytest.raises(PlacementError, match="3 stages at once of 2 parts"):
-        measure_crowding([VirtualLayer(0.001, 0.001)] * 3, [(None, None)] * 4, [3], sizes=[2, 1])
+        measure_contention([VirtualLayer(0.001, 0.001)] * 3, [(None, None)] * 4, [3], sizes=[2, 1])
 
 
 def test_every_crowd_of_some_stages_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 2 cores 2, 3 and 4 at once: what 3 take is no mean of what 2 and 4 do."""
     monkeypatch.setattr("pipeal.planning.measure.contention.cores", lambda: 2)
     assert (crowds(9), crowds(3), crowds(1)) == ([2, 3, 4], [2, 3], [])
-    found = measure_crowding([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 6, rounds=1)
+    found = measure_contention([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 6, rounds=1)
     assert set(found) == {2, 3, 4}
     assert all(times > 0 for times in found.values())
     monkeypatch.setattr("pipeal.planning.measure.contention.cores", lambda: 24)
@@ -173,15 +173,15 @@ def test_every_crowd_of_some_stages_is_measured(monkeypatch: pytest.MonkeyPatch)
 
 def test_stages_of_given_sizes_crowd_each_other() -> None:
     layers = [VirtualLayer(0.001, 0.002) for _ in range(5)]
-    assert set(measure_crowding(layers, [(None, None)] * 5, [2], sizes=[3, 1, 1], rounds=2)) == {2}
+    assert set(measure_contention(layers, [(None, None)] * 5, [2], sizes=[3, 1, 1], rounds=2)) == {2}
 
 
 def test_what_was_not_measured_lies_between_and_beyond() -> None:
-    crowd = crowding_of({2: 1.2, 4: 2.6})
+    crowd = contention_of({2: 1.2, 4: 2.6})
     assert [crowd(number) for number in (1, 2, 4)] == [1.0, 1.2, 2.6]
     assert crowd(3) == pytest.approx(1.9)
     assert crowd(8) == pytest.approx(5.2)
-    assert crowding_of({})(3) == 3
+    assert contention_of({})(3) == 3
 
 
 @pytest.mark.cuda

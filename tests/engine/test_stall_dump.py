@@ -63,7 +63,7 @@ def test_the_file_has_all_threads_the_queues_and_how_far_each_stage_is(schedule:
     assert "stage 0: waiting for " in text
     assert "1 waiting\n" in text or schedule != "pipelined"  # the queue before the stage is full
     assert f"schedule {schedule}; " in text
-    assert "stage 1 has ended F of 3, B of 2, U of 2 batches, and passed 0 fences" in text
+    assert "stage 1 has ended F of 3, B of 2, U of 2 batches, and passed 0 snapshots" in text
     for name in ("MainThread", "users-loader", "pipeal-stage-0", "pipeal-stage-1", "pipeal-stage-2"):
         assert f", {name}:\n" in text
     assert text.count("in stand_still_here") == 2

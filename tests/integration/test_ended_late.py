@@ -11,7 +11,7 @@ import pytest
 
 from pipeal.cli import text
 from pipeal.run import turns
-from pipeal.training.checkpoint.writer import PATIENCE_S, Saver
+from pipeal.training.checkpoint.writer import PATIENCE_S, CheckpointWriter
 from pipeal.training.position import Position
 from tests.cli.test_text import varied
 from tests.integration.test_resume import SMALL, assert_same, run
@@ -20,7 +20,7 @@ PLACES = [
     (Position, "next_turn", "interrupted; the same command goes on from the last checkpoint"),
     (turns, "calibrate", "interrupted after epoch 2, and saved; the same command goes on from there"),
     (turns, "draw_exits", "interrupted after the last epoch, and saved; the same command goes on from there"),
-    (Saver, "close", "interrupted after the last epoch, and saved; the same command goes on from there"),
+    (CheckpointWriter, "close", "interrupted after the last epoch, and saved; the same command goes on from there"),
 ]
 
 

@@ -31,7 +31,7 @@ from pipeal.run.build_language import language_experiment
 from pipeal.run.build_text import TextExperiment, text_experiment
 from pipeal.run.build_vision import vision_experiment
 from pipeal.run.opening import open_pipeline
-from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
 from tests.cli.running import run_command
 
@@ -84,7 +84,7 @@ def run(
     saved = CheckpointStore(folder / "checkpoints").newest(print)
     assert saved is not None
     model = make(config, lambda _: None).package(config.train.mode, 0)
-    TakenUp.of(saved).load_into(model)
+    ResumedTraining.of(saved).load_into(model)
     with (folder / "epochs.csv").open() as file:
         rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
     return Left(folder, config, rows, model.eval())

@@ -20,7 +20,7 @@ from left_behind import ROOT, left_behind, same
 from pipeal.cli import text, vision
 from pipeal.config import TextConfig, load_config
 from pipeal.reporting.recorders import JsonLinesRecorder
-from pipeal.training.checkpoint.policy import CheckpointKeeper
+from pipeal.training.checkpoint.policy import CheckpointPolicy
 from pipeal.training.position import Position
 from pipeal.training.row import EpochRow
 from tests.cli.running import run_command
@@ -43,15 +43,15 @@ class Stopping:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.at: list[tuple[int, int]] = []
-        after_batch = CheckpointKeeper.after_batch
+        after_batch = CheckpointPolicy.after_batch
 
-        def patched(keeper: CheckpointKeeper, pipe: Any, position: Position) -> bool:
+        def patched(saves: CheckpointPolicy, pipe: Any, position: Position) -> bool:
             if self.at and self.at[0] == (position.turn, position.batches):
                 self.at.pop(0)
-                keeper.asked_to_end = lambda: 130
-            return after_batch(keeper, pipe, position)
+                saves.asked_to_end = lambda: 130
+            return after_batch(saves, pipe, position)
 
-        monkeypatch.setattr(CheckpointKeeper, "after_batch", patched)
+        monkeypatch.setattr(CheckpointPolicy, "after_batch", patched)
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_and_not_from_later_ones
 
     stopping.at = [(1, 4)]  # before anything is saved again
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeal.training.checkpoint.policy.CheckpointKeeper._save", kill)
+        patch.setattr("pipeal.training.checkpoint.policy.CheckpointPolicy._save", kill)
         with pytest.raises(Killed):
             text.command.main([*arguments, f"--resume={named}"], standalone_mode=False)
     newest = CheckpointStore(folder / "checkpoints").newest(pytest.fail)

@@ -22,7 +22,7 @@ NAME = "cifar10-vgg-al-001"
 HANGING = """
 import sys, time
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import Saver
+from pipeal.training.checkpoint.writer import CheckpointWriter
 from pipeal.cli import vision
 
 save, saved = CheckpointStore.save, []
@@ -32,11 +32,11 @@ def hang(self, step, *rest):
     saved.append(step)
     return save(self, step, *rest)
 CheckpointStore.save = hang
-close = Saver.close
+close = CheckpointWriter.close
 def tell(self):
     print(f"closes within {self._patience_s:g} s", file=sys.stderr, flush=True)
     close(self)
-Saver.close = tell
+CheckpointWriter.close = tell
 vision.main()
 """
 

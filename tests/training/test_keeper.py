@@ -14,10 +14,10 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.engine.runner.split import SplitWarning
-from pipeal.training.checkpoint.policy import CheckpointKeeper
-from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.policy import CheckpointPolicy
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import Saver
+from pipeal.training.checkpoint.writer import CheckpointWriter
 from pipeal.training.position import Part, Position
 from pipeal.training.row import EpochRow
 from tests.engine.test_out_of_memory import data, model
@@ -28,23 +28,23 @@ def test_batches_learnt_from_in_parts_before_a_kill_are_counted_after_it(tmp_pat
     """Only the report at an epoch's end told them, and a run that was taken up forgot those before the checkpoint."""
     batches = data(6, 4, 6, 6, 4)
     position: Any = Position(part=Part(0.5, 3, 16, 0, 0))
-    with CheckpointStore(tmp_path) as store, Saver(store, pytest.fail) as saver:
-        keeper = CheckpointKeeper(saver, 3, lambda: None, {})
+    with CheckpointStore(tmp_path) as store, CheckpointWriter(store, pytest.fail) as writer:
+        saves = CheckpointPolicy(writer, 3, lambda: None, {})
         with Pipeline(model(5, "B"), threads=1, on_oom="split") as pipe:
             pipe.run(batches[:1])
             position.totals.splits = 1
             for x, y in batches[1:4]:
                 pipe.submit(x, y)
             position.batches = 3
-            assert keeper.after_batch(pipe, position) is False
-            assert saver.flush(20)
-            taken_up = TakenUp.of(store.newest(pytest.fail))  # type: ignore[arg-type]
-            assert taken_up.position.totals.splits == 3
+            assert saves.after_batch(pipe, position) is False
+            assert writer.flush(20)
+            resumed = ResumedTraining.of(store.newest(pytest.fail))  # type: ignore[arg-type]
+            assert resumed.position.totals.splits == 3
             assert sum(pipe.run(batches[4:]).splits) == 2
             position.totals.splits = 3
-            keeper._save(pipe, position)
-            assert saver.flush(20)
-        assert TakenUp.of(store.newest(pytest.fail)).position.totals.splits == 3  # type: ignore[arg-type]
+            saves._save(pipe, position)
+            assert writer.flush(20)
+        assert ResumedTraining.of(store.newest(pytest.fail)).position.totals.splits == 3  # type: ignore[arg-type]
 
 
 class Shy(nn.Linear):
@@ -63,33 +63,37 @@ def test_a_look_that_fails_ends_no_training(tmp_path: Path) -> None:
     layer, said = Shy(4, 4), list[str]()
     model = ALPackage([AL(ENC(layer, nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))])
     position: Any = Position(part=Part(0.5, 1, 2, 0, 0), rows=[], batches=1)
-    with CheckpointStore(tmp_path) as store, Saver(store, said.append) as saver, Pipeline(model, threads=1) as pipe:
-        keeper = CheckpointKeeper(saver, None, lambda: None, {}, look_until=9)
+    with (
+        CheckpointStore(tmp_path) as store,
+        CheckpointWriter(store, said.append) as writer,
+        Pipeline(model, threads=1) as pipe,
+    ):
+        saves = CheckpointPolicy(writer, None, lambda: None, {}, look_until=9)
         pipe.submit(torch.ones(2, 4), torch.ones(2, 4))
         layer.shy = True
-        assert keeper.after_batch(pipe, position) is False
-        keeper.before_evaluation(pipe, position)
+        assert saves.after_batch(pipe, position) is False
+        saves.before_evaluation(pipe, position)
         assert said == [
             "the states of step 1 could not be looked at: RuntimeError: can't allocate memory; the training goes on"
         ]
-        keeper._save(pipe, position)
-        assert saver.flush(20)
-        assert saver.failures == 1
+        saves._save(pipe, position)
+        assert writer.flush(20)
+        assert writer.failures == 1
         layer.shy = False
-        keeper.before_evaluation(pipe, position)
-        keeper._save(pipe, position)
-        assert saver.flush(20)
+        saves.before_evaluation(pipe, position)
+        saves._save(pipe, position)
+        assert writer.flush(20)
         assert store.newest(pytest.fail) is not None
 
 
 def test_a_look_at_a_pipeline_that_ends_raises_why(tmp_path: Path) -> None:
     """The training would learn it with its next batch; but it may be the last."""
     model = ALPackage([AL(ENC(nn.Linear(4, 4), nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))])
-    with CheckpointStore(tmp_path) as store, Saver(store, pytest.fail) as saver:
-        keeper = CheckpointKeeper(saver, None, lambda: None, {})
+    with CheckpointStore(tmp_path) as store, CheckpointWriter(store, pytest.fail) as writer:
+        saves = CheckpointPolicy(writer, None, lambda: None, {})
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), Pipeline(model, threads=1) as pipe:  # noqa: PT012
             pipe.submit(torch.ones(2, 5), torch.ones(2, 4))
-            keeper.before_evaluation(pipe, Position())
+            saves.before_evaluation(pipe, Position())
 
 
 @pytest.mark.parametrize(
@@ -100,11 +104,11 @@ def test_it_saves_at_the_first_update_after_so_many_batches_and_once(
 ) -> None:
     """Where several batches make an update, it saved again at the next, and whenever an epoch ended with fewer."""
     saved = list[int]()
-    keeper = CheckpointKeeper(None, 8, lambda: None, {}, begun=begun)  # type: ignore[arg-type]
-    monkeypatch.setattr(keeper, "_save", lambda _, position: saved.append(position.batches))
+    saves = CheckpointPolicy(None, 8, lambda: None, {}, begun=begun)  # type: ignore[arg-type]
+    monkeypatch.setattr(saves, "_save", lambda _, position: saved.append(position.batches))
     for batches in (4, 8, 10, 14, 18, 20, 24):  # updates of four, in epochs of ten
         if batches > begun:
-            keeper.after_batch(None, Position(batches=batches))  # type: ignore[arg-type]
+            saves.after_batch(None, Position(batches=batches))  # type: ignore[arg-type]
     assert saved == wanted
 
 
@@ -119,19 +123,19 @@ def test_it_saves_at_the_first_update_after_so_many_batches_and_once(
 def test_the_checkpoint_of_the_best_epoch_so_far_is_marked(scores: tuple[float, ...], best: list[bool]) -> None:
     """Also where it is that of an earlier turn; and one within an epoch never is."""
     marked: list[bool] = []
-    saver: Any = SimpleNamespace(submit=lambda *_, best: marked.append(best))
-    pipe: Any = SimpleNamespace(fence=lambda: None)
-    keeper, position = CheckpointKeeper(saver, 1, lambda: None, {}), Position()
+    writer: Any = SimpleNamespace(submit=lambda *_, best: marked.append(best))
+    pipe: Any = SimpleNamespace(snapshot=lambda: None)
+    saves, position = CheckpointPolicy(writer, 1, lambda: None, {}), Position()
     accuracies = [one.name for one in fields(EpochRow) if one.name.endswith("_acc")]
     first = EpochRow(1, 1, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0)
     for epoch, score in enumerate(scores, 1):
         if epoch == 3:
             position.turn, position.epoch = 2, 0
         position.batches, position.part = position.batches + 1, Part(batches=1)
-        keeper.after_batch(pipe, position)
+        saves.after_batch(pipe, position)
         assert marked.pop() is False
         position.epoch, position.part = position.epoch + 1, Part()
         row = replace(first, turn=position.turn, epoch=position.epoch, **dict.fromkeys(accuracies, score))
         position.rows.append(row)
-        keeper.after_epoch(pipe, position)
+        saves.after_epoch(pipe, position)
     assert marked == best

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.core.errors import Interrupted
-from pipeal.engine.state.snapshot import Fence
+from pipeal.engine.state.snapshot import Snapshot
 from pipeal.training.checkpoint import policy as keeping
-from pipeal.training.checkpoint.policy import CheckpointKeeper
+from pipeal.training.checkpoint.policy import CheckpointPolicy
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import Job, Saver
+from pipeal.training.checkpoint.writer import CheckpointWriter, Job
 from pipeal.training.position import Part, Position
 from pipeal.training.row import EpochRow
 
@@ -36,14 +36,14 @@ class Hanging:
 
 
 class Passed:
-    """A fence that has passed a layer, and the pipeline that gives it."""
+    """A snapshot that has passed a layer, and the pipeline that gives it."""
 
     batch = splits = 0
     ended = gathers = False
     losses = kept = None
     state = {"module": {"w": torch.zeros(1)}, "gradients": {}, "optimizers": {}}  # noqa: RUF012  not changed
 
-    def fence(self) -> Passed:
+    def snapshot(self) -> Passed:
         return self
 
     def wait(self) -> dict[int, Passed]:
@@ -57,8 +57,8 @@ def store() -> Iterator[Hanging]:
     store.go.set()
 
 
-def leave(saver: Saver) -> None:
-    CheckpointKeeper(saver, None, lambda: 143, {}).leave(Passed(), Position())  # type: ignore[arg-type]
+def leave(writer: CheckpointWriter) -> None:
+    CheckpointPolicy(writer, None, lambda: 143, {}).leave(Passed(), Position())  # type: ignore[arg-type]
 
 
 def test_it_says_that_it_is_saving_when_that_takes_its_time(store: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,28 +69,28 @@ def test_it_says_that_it_is_saving_when_that_takes_its_time(store: Hanging, monk
         said.append(text)
         store.go.set()
 
-    with Saver(store, say) as saver, pytest.raises(Interrupted, match="and saved"):  # type: ignore[arg-type]
-        leave(saver)
+    with CheckpointWriter(store, say) as writer, pytest.raises(Interrupted, match="and saved"):  # type: ignore[arg-type]
+        leave(writer)
     assert said == ["saving; another signal ends the run at once, without its last batches"]
 
 
 def test_it_leaves_without_a_checkpoint_that_does_not_come(store: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: it waited without end."""
-    for name, seconds in (("keeper.QUIET_S", 0.1), ("keeper.PATIENCE_S", 0.3), ("saver.HURRY_S", 0.1)):
+    for name, seconds in (("saves.QUIET_S", 0.1), ("saves.PATIENCE_S", 0.3), ("writer.HURRY_S", 0.1)):
         monkeypatch.setattr(f"pipeal.training.{name}", seconds)
     said: list[str] = []
     with (
         pytest.raises(Interrupted, match=r"not saved within 0.3 s; .* from the checkpoint before it"),
-        Saver(store, said.append) as saver,  # type: ignore[arg-type]
+        CheckpointWriter(store, said.append) as writer,  # type: ignore[arg-type]
     ):
-        leave(saver)
+        leave(writer)
     # That, and where to look: it was waited for as long as PATIENCE_S says, and at the end as long as HURRY_S does.
     saving, where = said
     assert saving.startswith("saving;")
     assert where.startswith("a checkpoint is still not written 0.1 s after the end of the training")
     store.go.set()
     for thread in threading.enumerate():
-        if thread.name == "pipeal-saver":
+        if thread.name == "pipeal-writer":
             thread.join(120)
 
 
@@ -117,27 +117,27 @@ def test_a_stage_that_fails_on_the_last_batches_is_told_and_nothing_is_called_sa
 ) -> None:
     """Symptom: "interrupted …, and saved" with nothing on the disk, and the error was never seen.
 
-    The second stage was still at a batch before the fence when the signal came; that it failed there ended the saver's
-    job, which counted as no failure.
+    The second stage was still at a batch before the snapshot when the signal came; that it failed there ended the
+    writer's job, which counted as no failure.
     """
     go = threading.Event()
     model = ALPackage(
         [AL(ENC(f, nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4))) for f in (nn.Linear(4, 4), Breaks(go))]
     )
-    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, pytest.fail) as saver:
-        keeper = CheckpointKeeper(saver, None, lambda: 143, {}, ends_on_broken=ends_on_broken)
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, pytest.fail) as writer:
+        saves = CheckpointPolicy(writer, None, lambda: 143, {}, ends_on_broken=ends_on_broken)
         with pytest.raises(ValueError, match="cannot bear it"), Pipeline(model, threads=1) as pipe:  # noqa: PT012
             for _ in range(3):
                 pipe.submit(torch.ones(2, 4), torch.ones(2, 4))
-            fence = pipe.fence
+            snapshot = pipe.snapshot
 
-            def then_fails() -> Fence:
-                sent = fence()
+            def then_fails() -> Snapshot:
+                sent = snapshot()
                 go.set()
                 return sent
 
-            pipe.fence = then_fails  # type: ignore[method-assign]
-            keeper.leave(pipe, Position(batches=3, part=Part(batches=3)))
+            pipe.snapshot = then_fails  # type: ignore[method-assign]
+            saves.leave(pipe, Position(batches=3, part=Part(batches=3)))
     assert store.newest(pytest.fail) is None
 
 
@@ -146,7 +146,7 @@ def row(turn: int, epoch: int, held_acc: float) -> EpochRow:
 
 
 class Asked:
-    """A saver that notes what it is asked for."""
+    """A writer that notes what it is asked for."""
 
     failing = False
     failures = 0
@@ -170,24 +170,24 @@ def test_what_is_saved_again_at_the_end_of_the_best_epoch_is_still_the_best(
     last: float, batches: int, best: bool
 ) -> None:
     """Symptom: a signal after the last epoch, which was the best, took its mark away, and later its weights."""
-    saver, position = Asked(), Position(epoch=2, batches=8 + batches, part=Part(batches=batches))
+    writer, position = Asked(), Position(epoch=2, batches=8 + batches, part=Part(batches=batches))
     position.rows = [row(1, 1, 0.5), row(1, 2, last)]
-    keeper = CheckpointKeeper(saver, None, lambda: 143, {})  # type: ignore[arg-type]
+    saves = CheckpointPolicy(writer, None, lambda: 143, {})  # type: ignore[arg-type]
     if not batches:
-        keeper.after_epoch(Passed(), position)  # type: ignore[arg-type]
+        saves.after_epoch(Passed(), position)  # type: ignore[arg-type]
     with pytest.raises(Interrupted, match="and saved"):
-        keeper.leave(Passed(), position)  # type: ignore[arg-type]
-    assert saver.best == ([best] if batches else [best, best])
+        saves.leave(Passed(), position)  # type: ignore[arg-type]
+    assert writer.best == ([best] if batches else [best, best])
 
 
 @pytest.mark.parametrize(("failing", "said"), [(False, "interrupted before turn 2; the same"), (True, "and saved")])
 def test_a_later_turn_that_has_not_begun_takes_nothing_away_from_the_one_before(failing: bool, said: str) -> None:
     """Its checkpoint has the step of that one's last, which may be kept as the best: if it is on the disk."""
-    saver, position = Asked(), Position(turn=2, rows=[row(1, 1, 0.5)])
-    saver.failing = failing
+    writer, position = Asked(), Position(turn=2, rows=[row(1, 1, 0.5)])
+    writer.failing = failing
     with pytest.raises(Interrupted, match=said):
-        CheckpointKeeper(saver, None, lambda: 143, {}).leave(Passed(), position)  # type: ignore[arg-type]
-    assert saver.best == [False] * failing
+        CheckpointPolicy(writer, None, lambda: 143, {}).leave(Passed(), position)  # type: ignore[arg-type]
+    assert writer.best == [False] * failing
 
 
 def test_an_epoch_whose_loss_is_no_number_is_worse_than_any() -> None:

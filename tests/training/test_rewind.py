@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.core.errors import Interrupted, NonFiniteError
-from pipeal.training.checkpoint.policy import CheckpointKeeper
-from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.policy import CheckpointPolicy
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import Saver
+from pipeal.training.checkpoint.writer import CheckpointWriter
 from pipeal.training.position import Part, Position
 from pipeal.training.rewind import MOST_LEFT_OUT, Decision, Rewinds, go_back
 
@@ -119,7 +119,7 @@ def package(batch: int, kind: type[Sinister] = Sinister) -> ALPackage:
     )
 
 
-def train(keeper: CheckpointKeeper, model: ALPackage, where: Position, until: int) -> None:
+def train(saves: CheckpointPolicy, model: ALPackage, where: Position, until: int) -> None:
     draw = torch.Generator().manual_seed(1)
     batches = [(torch.randn(3, WIDE, generator=draw), torch.randn(3, WIDE, generator=draw)) for _ in range(until)]
     with Pipeline(model, threads=1, first_batch=where.batches) as pipe:
@@ -127,9 +127,9 @@ def train(keeper: CheckpointKeeper, model: ALPackage, where: Position, until: in
             pipe.submit(*batches[where.batches])
             where.batches += 1
             where.part.batches += 1
-            if keeper.after_batch(pipe, where):
-                keeper.leave(pipe, where)
-        keeper.before_evaluation(pipe, where)
+            if saves.after_batch(pipe, where):
+                saves.leave(pipe, where)
+        saves.before_evaluation(pipe, where)
 
 
 def running() -> None:
@@ -144,7 +144,7 @@ class Allergic(Sinister):
         return super().forward(x)
 
 
-def train_in_groups(keeper: CheckpointKeeper, model: ALPackage, where: Position, bad: int, *, size: int) -> None:
+def train_in_groups(saves: CheckpointPolicy, model: ALPackage, where: Position, bad: int, *, size: int) -> None:
     """An epoch of 12 batches, of which so many make an update."""
     with Pipeline(model, threads=1, first_batch=where.batches) as pipe:
         while where.batches < 12:
@@ -155,35 +155,35 @@ def train_in_groups(keeper: CheckpointKeeper, model: ALPackage, where: Position,
             where.batches += 1
             where.part.batches += 1
             if updates:
-                keeper.after_batch(pipe, where)
-        keeper.before_evaluation(pipe, where)
+                saves.after_batch(pipe, where)
+        saves.before_evaluation(pipe, where)
 
 
 @pytest.mark.parametrize(("bad", "wanted"), [(0, range(4)), (5, range(4, 8)), (11, range(8, 12))])
 def test_the_update_that_learnt_from_a_bad_batch_is_left_out_whole(tmp_path: Path, bad: int, wanted: range) -> None:
-    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, pytest.fail) as saver:
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, pytest.fail) as writer:
         model, where, rewinds = package(-1, Allergic), Position(), Rewinds(accumulate=4)
         for _ in range(2):
-            keeper = CheckpointKeeper(saver, None, running, {}, look_until=rewinds.look_until)
+            saves = CheckpointPolicy(writer, None, running, {}, look_until=rewinds.look_until)
             with pytest.raises(NonFiniteError) as caught:
-                train_in_groups(keeper, model, where, bad, size=4)
+                train_in_groups(saves, model, where, bad, size=4)
             assert rewinds.plan(caught.value, where).goes_back
             assert go_back(model, where, None, Position(), lambda: package(-1, Allergic))
         assert where.totals.left_out == {(1, batch) for batch in wanted}
-        train_in_groups(keeper, model, where, bad, size=4)
+        train_in_groups(saves, model, where, bad, size=4)
 
 
 def test_weights_that_no_loss_shows_are_no_checkpoint_and_the_batch_that_made_them_is_found(tmp_path: Path) -> None:
     """They were saved as good, and every later run went on from them."""
     said: list[str] = []
-    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, said.append) as saver:
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, said.append) as writer:
         model, where = package(batch=7), Position()
         with pytest.raises(
             NonFiniteError, match=r"layer 1 is not finite after batch .* \(step \d+\).*: enc.f.table"
         ) as e:
-            train(CheckpointKeeper(saver, 5, running, {}), model, where, 12)
+            train(CheckpointPolicy(writer, 5, running, {}), model, where, 12)
         assert not e.value.is_to_blame
-        assert saver.flush(20)
+        assert writer.flush(20)
         saved = store.newest(pytest.fail)
         assert saved is not None
         assert saved.step == 5
@@ -192,7 +192,7 @@ def test_weights_that_no_loss_shows_are_no_checkpoint_and_the_batch_that_made_th
         assert go_back(model, where, saved, Position(), lambda: package(7))
         assert where.batches == 5
         with pytest.raises(NonFiniteError, match=r"after batch 7 .*, though it was before batch 7") as e:
-            train(CheckpointKeeper(saver, 5, running, {}, look_until=rewinds.look_until), model, where, 12)
+            train(CheckpointPolicy(writer, 5, running, {}, look_until=rewinds.look_until), model, where, 12)
         assert (e.value.batch, e.value.is_to_blame) == (7, True)
         assert rewinds.plan(e.value, where).goes_back
         assert where.totals.left_out == {(1, 7)}
@@ -201,11 +201,11 @@ def test_weights_that_no_loss_shows_are_no_checkpoint_and_the_batch_that_made_th
 
 def test_told_to_skip_the_training_goes_on_and_the_checkpoint_is_missing(tmp_path: Path) -> None:
     said: list[str] = []
-    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, said.append) as saver:
-        train(CheckpointKeeper(saver, 5, running, {}, ends_on_broken=False), package(batch=7), Position(), 12)
-        assert saver.flush(20)
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, said.append) as writer:
+        train(CheckpointPolicy(writer, 5, running, {}, ends_on_broken=False), package(batch=7), Position(), 12)
+        assert writer.flush(20)
         assert [path.name for path in store.folder.glob("step-*")] == ["step-000000005"]
-        assert saver.failures == 1
+        assert writer.failures == 1
     assert len(said) == 1
     assert said[0].startswith(
         "layer 1 is not finite after batch 9 (step 10), though it was before batch 5: enc.f.table"
@@ -213,22 +213,22 @@ def test_told_to_skip_the_training_goes_on_and_the_checkpoint_is_missing(tmp_pat
 
 
 def test_whoever_ends_a_training_whose_weights_are_broken_is_told_that_it_is_not_saved(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, pytest.fail) as saver:
-        keeper = CheckpointKeeper(saver, None, lambda: 130 if where.batches == 9 else None, {})
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, pytest.fail) as writer:
+        saves = CheckpointPolicy(writer, None, lambda: 130 if where.batches == 9 else None, {})
         where = Position()
         with pytest.raises(
             Interrupted, match="which could not be saved: layer 1 is not finite after batch 8"
         ) as caught:
-            train(keeper, package(batch=7), where, 12)
+            train(saves, package(batch=7), where, 12)
         assert caught.value.code == 130
         assert store.newest(pytest.fail) is None
 
 
 def test_going_back_takes_the_checkpoint_of_the_turn_or_its_beginning(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path / "checkpoints") as store, Saver(store, pytest.fail) as saver:
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, pytest.fail) as writer:
         model, where = package(batch=-1), Position()
-        train(CheckpointKeeper(saver, 5, running, {}), model, where, 7)
-        assert saver.flush(20)
+        train(CheckpointPolicy(writer, 5, running, {}), model, where, 7)
+        assert writer.flush(20)
         saved = store.newest(pytest.fail)
     begun, wanted = Position(turn=2), package(batch=-1)
     later = Position(turn=2, batches=4, part=Part(batches=4))
@@ -248,7 +248,7 @@ def test_going_back_takes_the_checkpoint_of_the_turn_or_its_beginning(tmp_path: 
     assert go_back(model, where, saved, Position(), lambda: package(-1))
     assert (where.turn, where.batches) == (1, 5)
     assert saved is not None
-    TakenUp.of(saved).load_into(wanted)
+    ResumedTraining.of(saved).load_into(wanted)
     assert same(model, wanted)
 
 

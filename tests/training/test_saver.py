@@ -12,7 +12,7 @@ import torch
 
 from pipeal.core.errors import DataError, StallError, UntidyError
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import PipelineEnded, Saver
+from pipeal.training.checkpoint.writer import CheckpointWriter, PipelineEnded
 
 
 class Slow:
@@ -44,15 +44,15 @@ class Failing:
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "pipeal-saver"]
+    return [thread for thread in threading.enumerate() if thread.name == "pipeal-writer"]
 
 
 def states(mark):
     return lambda: {0: {"w": torch.full((10,), float(mark))}}
 
 
-def submit(saver, step, **more):
-    return saver.submit(step, states(step), {"batch": step}, {}, **more)
+def submit(writer, step, **more):
+    return writer.submit(step, states(step), {"batch": step}, {}, **more)
 
 
 @pytest.fixture
@@ -62,53 +62,53 @@ def store(tmp_path):
 
 
 def test_what_is_submitted_is_on_the_disk_after_a_flush(store):
-    with Saver(store, pytest.fail) as saver:
+    with CheckpointWriter(store, pytest.fail) as writer:
         for step in (1, 2, 3):
-            job = submit(saver, step, best=step == 1)
-            assert saver.flush(10)
+            job = submit(writer, step, best=step == 1)
+            assert writer.flush(10)
             assert job.written
             found = store.newest(pytest.fail)
             assert found.position == {"batch": step}
             assert found.layers()[0]["w"].tolist() == [step] * 10
         assert len(threads()) == 1
     assert not threads()
-    assert (saver.failures, saver.replaced, saver.last_failure) == (0, 0, None)
+    assert (writer.failures, writer.replaced, writer.last_failure) == (0, 0, None)
     assert sorted(path.name[-1] for path in store.folder.glob("step-*")) == ["1", "2", "3"]
 
 
 def test_what_waits_is_written_at_the_end_and_no_thread_begins_without_work(store):
-    with Saver(store, pytest.fail):
+    with CheckpointWriter(store, pytest.fail):
         assert not threads()
-    with Saver(store, pytest.fail) as saver:
-        submit(saver, 7)
+    with CheckpointWriter(store, pytest.fail) as writer:
+        submit(writer, 7)
     assert store.newest(pytest.fail).step == 7
-    saver.close()
-    with pytest.raises(RuntimeError, match="step 8 came after the saver was closed"):
-        submit(saver, 8)
+    writer.close()
+    with pytest.raises(RuntimeError, match="step 8 came after the writer was closed"):
+        submit(writer, 8)
     assert not threads()
 
 
 def test_of_those_that_wait_only_the_newest_and_the_newest_best_are_kept():
     slow = Slow()
-    with Saver(slow, pytest.fail) as saver:
-        submit(saver, 1)
+    with CheckpointWriter(slow, pytest.fail) as writer:
+        submit(writer, 1)
         assert slow.began.wait(120)
         for step in range(2, 10):
-            submit(saver, step, best=step in (3, 5))
-        assert not saver.flush(0.01)
+            submit(writer, step, best=step in (3, 5))
+        assert not writer.flush(0.01)
         slow.go.set()
-        assert saver.flush(10)
+        assert writer.flush(10)
         assert slow.saved == [1, 5, 9]
-        assert saver.replaced == 6
+        assert writer.replaced == 6
 
 
 def test_a_newer_best_one_replaces_all_that_wait():
     slow = Slow()
-    with Saver(slow, pytest.fail) as saver:
-        submit(saver, 1)
+    with CheckpointWriter(slow, pytest.fail) as writer:
+        submit(writer, 1)
         assert slow.began.wait(120)
         for step in (2, 3, 4):
-            submit(saver, step, best=step in (2, 4))
+            submit(writer, step, best=step in (2, 4))
         slow.go.set()
     assert slow.saved == [1, 4]
 
@@ -122,10 +122,10 @@ def test_states_that_are_written_or_replaced_are_let_go():
         kept.append(weakref.ref(tensor))
         return {0: {"w": tensor}}
 
-    with Saver(slow, pytest.fail) as saver:
+    with CheckpointWriter(slow, pytest.fail) as writer:
         slow.go.set()
-        saver.submit(1, layers, {}, {})
-        assert saver.flush(10)
+        writer.submit(1, layers, {}, {})
+        assert writer.flush(10)
         gc.collect()
         assert [ref() for ref in kept] == [None]
 
@@ -133,13 +133,13 @@ def test_states_that_are_written_or_replaced_are_let_go():
 def test_a_position_is_what_it_was_when_it_was_submitted(store):
     position, state = {"epoch": [1]}, {"rows": []}
     ready = threading.Event()
-    with Saver(store, pytest.fail) as saver:
-        saver.submit(1, lambda: {} if ready.wait(120) else None, position, state)
+    with CheckpointWriter(store, pytest.fail) as writer:
+        writer.submit(1, lambda: {} if ready.wait(120) else None, position, state)
         position["epoch"].append(2)
         state["more"] = 1
         ready.set()
         with pytest.raises(TypeError, match="JSON"):
-            saver.submit(2, dict, {"a": object()}, {})
+            writer.submit(2, dict, {"a": object()}, {})
     found = store.newest(pytest.fail)
     assert (found.position, found.state) == ({"epoch": [1]}, {"rows": []})
 
@@ -147,10 +147,10 @@ def test_a_position_is_what_it_was_when_it_was_submitted(store):
 def test_a_full_disk_is_told_at_growing_intervals_and_its_end_too():
     full = DataError("cannot write: No space left on device; make room")
     said = []
-    with Saver(Failing(*[full] * 9, None, None, full), said.append) as saver:
+    with CheckpointWriter(Failing(*[full] * 9, None, None, full), said.append) as writer:
         for step in range(12):
-            submit(saver, step)
-            assert saver.flush(10)
+            submit(writer, step)
+            assert writer.flush(10)
     assert said == [
         "cannot write: No space left on device; make room; the training goes on",
         "cannot write: No space left on device; make room; the training goes on (2 in a row now)",
@@ -159,38 +159,38 @@ def test_a_full_disk_is_told_at_growing_intervals_and_its_end_too():
         "checkpoints are written again, that of step 9 is the first",
         "cannot write: No space left on device; make room; the training goes on",
     ]
-    assert saver.failures == 10
-    assert saver.last_failure == str(full)
+    assert writer.failures == 10
+    assert writer.last_failure == str(full)
 
 
 def test_a_disk_that_fills_while_training_goes_on_leaves_the_last_good_one(store, monkeypatch):
     said = []
-    with Saver(store, said.append) as saver:
-        submit(saver, 1)
-        assert saver.flush(10)
+    with CheckpointWriter(store, said.append) as writer:
+        submit(writer, 1)
+        assert writer.flush(10)
         with monkeypatch.context() as patch:
             patch.setattr(
                 os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device"))
             )
             for step in (2, 3, 4):
-                submit(saver, step)
-                assert saver.flush(10)
+                submit(writer, step)
+                assert writer.flush(10)
             assert store.newest(pytest.fail).step == 1
             assert [path.name for path in store.folder.glob(".step*")] == []
-        submit(saver, 5)
+        submit(writer, 5)
     assert store.newest(pytest.fail).step == 5
-    assert (saver.failures, len(said)) == (3, 3)
+    assert (writer.failures, len(said)) == (3, 3)
 
 
 def test_one_that_is_written_though_an_older_one_stays_is_written(store):
     """Symptom: "which could not be saved: the checkpoint is written, but an older one cannot be removed"."""
     untidy = UntidyError("step-3 is written, but an older one cannot be removed: Directory not empty; make room")
     said = []
-    with Saver(Failing(DataError("full"), *[untidy] * 3, None, untidy), said.append) as saver:
+    with CheckpointWriter(Failing(DataError("full"), *[untidy] * 3, None, untidy), said.append) as writer:
         jobs = []
         for step in range(6):
-            jobs.append(submit(saver, step))
-            assert saver.flush(10)
+            jobs.append(submit(writer, step))
+            assert writer.flush(10)
     assert [job.written for job in jobs] == [False, *[True] * 5]
     assert said == [
         "full; the training goes on",
@@ -199,20 +199,20 @@ def test_one_that_is_written_though_an_older_one_stays_is_written(store):
         f"{untidy}; the training goes on (2 in a row now)",
         f"{untidy}; the training goes on",
     ]
-    assert (saver.failures, saver.failing) == (1, False)
+    assert (writer.failures, writer.failing) == (1, False)
 
 
 def test_any_other_error_of_a_write_is_told_with_its_type(store):
     said = []
-    with Saver(store, said.append) as saver:
-        saver.submit(1, lambda: {0: {"w": {1, 2}}}, {}, {})
-        assert saver.flush(10)
-        saver.submit(2, lambda: None, {}, {})
+    with CheckpointWriter(store, said.append) as writer:
+        writer.submit(1, lambda: {0: {"w": {1, 2}}}, {}, {})
+        assert writer.flush(10)
+        writer.submit(2, lambda: None, {}, {})
     assert (
         said[0] == "layer 0.w is a set, wanted tensors, numbers, texts, dicts, lists and tuples; the training goes on"
     )
     assert said[1].startswith("the checkpoint of step 2 failed: AttributeError: ")
-    assert saver.failures == 2
+    assert writer.failures == 2
 
 
 def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
@@ -222,12 +222,12 @@ def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
         assert died.wait(120)
         raise PipelineEnded from RuntimeError("stage 1: non-finite loss")
 
-    with Saver(store, pytest.fail) as saver:
-        job = saver.submit(1, wait, {}, {})
+    with CheckpointWriter(store, pytest.fail) as writer:
+        job = writer.submit(1, wait, {}, {})
         time.sleep(0.02)
         died.set()
     assert not threads()
-    assert (job.written, saver.failures) == (False, 0)
+    assert (job.written, writer.failures) == (False, 0)
     assert store.newest(pytest.fail) is None
 
 
@@ -238,22 +238,22 @@ def test_states_that_cannot_be_had_from_a_living_pipeline_are_a_failure(store):
         raise RuntimeError("can't allocate memory")
 
     said = []
-    with Saver(store, said.append) as saver:
-        job = saver.submit(1, wait, {}, {})
-    assert (job.written, saver.failures) == (False, 1)
+    with CheckpointWriter(store, said.append) as writer:
+        job = writer.submit(1, wait, {}, {})
+    assert (job.written, writer.failures) == (False, 1)
     assert said == ["the checkpoint of step 1 failed: RuntimeError: can't allocate memory; the training goes on"]
 
 
 def test_a_disk_that_never_answers_is_named_and_does_not_hold_the_end_up():
     slow = Slow("runs/x/checkpoints")
-    saver = Saver(slow, pytest.fail)
-    submit(saver, 1)
+    writer = CheckpointWriter(slow, pytest.fail)
+    submit(writer, 1)
     with pytest.raises(
         StallError, match=r"still not written 0\.05 s after .*; look at the disk below runs/x/checkpoints"
     ):
-        saver.close(0.05)
+        writer.close(0.05)
     slow.go.set()
-    saver.close()
+    writer.close()
     assert not threads()
 
 
@@ -261,11 +261,11 @@ def test_someone_who_cannot_be_told_is_raised_where_the_training_runs():
     def say(_):
         raise BrokenPipeError("nobody listens")
 
-    saver = Saver(Failing(OSError("x"), None), say)
-    submit(saver, 1)
+    writer = CheckpointWriter(Failing(OSError("x"), None), say)
+    submit(writer, 1)
     with pytest.raises(BrokenPipeError):
-        saver.flush(10)
-    saver.close()
+        writer.flush(10)
+    writer.close()
     assert not threads()
 
 
@@ -275,10 +275,10 @@ def test_a_signal_does_not_wait_for_what_hangs(kind, monkeypatch):
     monkeypatch.setattr("pipeal.training.checkpoint.writer.HURRY_S", 0.1)
     monkeypatch.setattr("pipeal.training.checkpoint.writer.PATIENCE_S", 0.2)
     slow, said = Slow(), []
-    with pytest.raises(kind), Saver(slow, said.append) as saver:  # noqa: PT012  what happens before counts
-        submit(saver, 1)
+    with pytest.raises(kind), CheckpointWriter(slow, said.append) as writer:  # noqa: PT012  what happens before counts
+        submit(writer, 1)
         assert slow.began.wait(120)
-        submit(saver, 2)
+        submit(writer, 2)
         raise kind
     assert "a checkpoint is still not written 0.1 s after the end" in said[0], "not 0.2, as long as patience lasts"
     slow.go.set()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pipeal.core.errors import DataError
-from pipeal.training.checkpoint.resume import TakenUp
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 from pipeal.training.position import Part, Position
 
@@ -24,7 +24,7 @@ def saved(folder: Path, layers: int, losses: list[torch.Tensor], splits: Any = 0
 
 
 def test_losses_of_every_layer_are_taken_up(tmp_path: Path) -> None:
-    found = TakenUp.of(saved(tmp_path, 2, [torch.zeros(3, 2), torch.zeros(3, 1)], splits=2))
+    found = ResumedTraining.of(saved(tmp_path, 2, [torch.zeros(3, 2), torch.zeros(3, 1)], splits=2))
     assert [tuple(losses.shape) for losses in found.position.losses] == [(3, 2), (3, 1)]
     assert found.position.totals.splits == 2
 
@@ -44,4 +44,4 @@ def test_what_does_not_fit_together_is_one_line(
 ) -> None:
     """It ended in a traceback at the end of the epoch, and updates were counted backwards."""
     with pytest.raises(DataError, match=rf"is no checkpoint of a training .*{re.escape(told)}"):
-        TakenUp.of(saved(tmp_path, 2, losses, splits))
+        ResumedTraining.of(saved(tmp_path, 2, losses, splits))

@@ -123,24 +123,24 @@ def test_every_update_has_its_batches_whichever_are_left_out(
             seen.append(pipe.next_batch)
         submit(pipe, x, y, scale, updates=updates)
 
-    class Keeper:
+    class Saves:
         def after_batch(self, pipe: Pipeline, position: Position) -> bool:
             assert not pipe.gathers
             kept.append(position.batches)
             return False
 
         def before_evaluation(self, pipe: Pipeline, position: Position) -> None:
-            pipe.fence().wait(120)
+            pipe.snapshot().wait(120)
 
         def after_epoch(self, pipe: Pipeline, position: Position) -> None:
             pass
 
     monkeypatch.setattr(Pipeline, "submit", watched)
     with Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe:
-        course, keeper = Course(epochs=2, accumulate=2), Keeper()
-        list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, Silent(), position, keeper))  # type: ignore[arg-type]
+        course, saves = Course(epochs=2, accumulate=2), Saves()
+        list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, Silent(), position, saves))  # type: ignore[arg-type]
     assert seen == updating
-    assert {2, 3, 5, 6} <= set(kept)  # the keeper comes by after every update
+    assert {2, 3, 5, 6} <= set(kept)  # the saves comes by after every update
 
 
 def test_a_position_behind_the_end_of_its_epoch_is_refused() -> None:
@@ -163,7 +163,7 @@ def test_an_epoch_of_which_every_batch_is_left_out_is_one_line() -> None:
 
 
 class AskedToEnd:
-    """A keeper that ends the training after its first batch."""
+    """A saves that ends the training after its first batch."""
 
     def after_batch(self, pipe: Pipeline, position: Position) -> bool:
         return True
@@ -176,16 +176,16 @@ def test_a_training_that_is_ended_while_a_batch_is_left_out_says_that() -> None:
     """Symptom: "epoch 1 has no batches", and nothing was saved."""
     position = Position()
     position.totals.left_out = {(1, 0)}
-    keeper: Any = AskedToEnd()
+    saves: Any = AskedToEnd()
     with (
         Pipeline(ALPackage([BP(Bag())]), ["cpu"], "sequential", threads=1) as pipe,
         pytest.raises(Interrupted, match="after batch 1 of epoch 1, and saved"),
     ):
-        list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), Course(epochs=1), Silent(), position, keeper))
+        list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), Course(epochs=1), Silent(), position, saves))
 
 
 class EndsAfter:
-    """A keeper that ends the training after so many batches of the turn."""
+    """A saves that ends the training after so many batches of the turn."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
@@ -213,12 +213,12 @@ def test_wherever_a_training_is_taken_up_it_is_fed_what_was_to_come(
         fed.append((pipe.next_batch, x.tolist(), scale))
         submit(pipe, x, y, scale, updates=updates)
 
-    def fed_in(position: Position, package: ALPackage, keeper: Any = None) -> list[Any]:
+    def fed_in(position: Position, package: ALPackage, saves: Any = None) -> list[Any]:
         fed.clear()
         course = Course(epochs=2, decay="cosine", end_over_base=0.1, warmup=4)
         pipe = Pipeline(package, ["cpu"], "sequential", threads=1, first_batch=position.batches)
         with pipe, contextlib.suppress(Interrupted):
-            list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, Ignorant(), position, keeper))
+            list(fit(pipe, loader(), lambda pipe: Scores(0.5, 0.5), course, Ignorant(), position, saves))
         return list(fed)
 
     monkeypatch.setattr(Pipeline, "submit", watched)

@@ -3,16 +3,16 @@
 from pipeal.engine.devices.base import Device, Precision, Ready, Stamp
 from pipeal.engine.devices.cuda import CudaDevice, ready_now, take_over
 from pipeal.engine.devices.named import all_devices, device_names, fastest_precision, open_device, parse_device
-from pipeal.engine.devices.remote import FarDevice
+from pipeal.engine.devices.remote import RemoteDevice
 from pipeal.engine.devices.row import DeviceRow
 
 __all__ = [
     "CudaDevice",
     "Device",
     "DeviceRow",
-    "FarDevice",
     "Precision",
     "Ready",
+    "RemoteDevice",
     "Stamp",
     "all_devices",
     "device_names",

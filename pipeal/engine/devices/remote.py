@@ -7,7 +7,7 @@ import torch
 from pipeal.engine.devices.base import Device
 
 
-class FarDevice(Device):
+class RemoteDevice(Device):
     """A device that another process works on.
 
     Args:

@@ -28,7 +28,7 @@ POLL_S = 0.05
 """How often one who waits for others looks into the store."""
 
 
-class Door:
+class AttemptStore:
     """The way into an attempt.
 
     Args:
@@ -57,7 +57,7 @@ class Door:
         return f"{self._launch.address}:{self._launch.port}"
 
     def connect(self) -> dist.Store:
-        """A connection to the store, which shows this attempt's keys only; raises as the door itself."""
+        """A connection to the store, which shows this attempt's keys only; raises as the attempt_store itself."""
         return dist.PrefixStore(f"pipeal/{self.attempt}", self._connected())
 
     def answer(self) -> None:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 _LOOK_S = 0.05
 
 
-def aside(work: Callable[[], T], look: Callable[[], None], *, within_s: float, what: str) -> T:
+def on_a_thread(work: Callable[[], T], look: Callable[[], None], *, within_s: float, what: str) -> T:
     """Does it, and looks around meanwhile; the thread is left behind, blocked, when this ends before it.
 
     Args:
@@ -39,7 +39,7 @@ def aside(work: Callable[[], T], look: Callable[[], None], *, within_s: float, w
         finally:
             done.set()
 
-    threading.Thread(target=run, name=f"pipeal-aside: {what}", daemon=True).start()
+    threading.Thread(target=run, name=f"pipeal-blocking: {what}", daemon=True).start()
     until = monotonic() + within_s
     while not done.wait(_LOOK_S):
         look()

@@ -12,22 +12,22 @@ import torch.distributed as dist
 
 from pipeal.core.errors import PeerLostError, StallError, first_line
 from pipeal.engine.distributed.attempt_store import POLL_S
-from pipeal.engine.distributed.blocking import aside
-from pipeal.engine.distributed.heartbeat import LIVING, Heart
+from pipeal.engine.distributed.blocking import on_a_thread
+from pipeal.engine.distributed.heartbeat import LIVING, Heartbeat
 from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.peers import Peer
 
 T = TypeVar("T")
 
 
-class Circle:
+class Collectives:
     """The ranks, as one of them that has met the others speaks with them.
 
     Args:
         rank: This one's number.
         mesh: Who is which stage of which replica.
         timeout_s: How long a peer may be silent before it counts as lost.
-        heart: Speaks with the store.
+        heartbeat: Speaks with the store.
 
     Attributes:
         rank, mesh, timeout_s: As given.
@@ -36,14 +36,14 @@ class Circle:
         peers: The processes, by rank; none before they have met.
     """
 
-    def __init__(self, rank: int, mesh: Mesh, timeout_s: float, heart: Heart) -> None:
+    def __init__(self, rank: int, mesh: Mesh, timeout_s: float, heartbeat: Heartbeat) -> None:
         self.rank = rank
         self.size = mesh.size
         self.mesh = mesh
         self.timeout_s = timeout_s
-        self.lost = heart.lost
+        self.lost = heartbeat.lost
         self.peers: list[Peer] = []
-        self._heart = heart
+        self._heartbeat = heartbeat
         self._gathered = self._said = self._joined = 0
 
     @property
@@ -54,7 +54,7 @@ class Circle:
     @property
     def patience_s(self) -> float:
         """How long it may take until the end of a peer is known, where its machine still runs: some heartbeats."""
-        return min(4 * self._heart.every_s, self.timeout_s)
+        return min(4 * self._heartbeat.every_s, self.timeout_s)
 
     def name_of(self, rank: int) -> str:
         """A rank, with its host, as messages name it."""
@@ -66,9 +66,9 @@ class Circle:
         Raises:
             PeerLostError: One does not.
         """
-        self._heart.check()
+        self._heartbeat.check()
 
-    def blame(self, rank: int | None, error: BaseException) -> PeerLostError:
+    def peer_lost(self, rank: int | None, error: BaseException) -> PeerLostError:
         """The error to raise where a connection to a peer broke: what is known of that peer's end, if it said why.
 
         Waits for its word a few heartbeats long, and until silence would be known where nobody knows which peer it is.
@@ -98,7 +98,7 @@ class Circle:
             StallError: It was not done in time.
             Exception: What ``work`` raised.
         """
-        return aside(work, self.check, within_s=within_s, what=what)
+        return on_a_thread(work, self.check, within_s=within_s, what=what)
 
     def together(self, what: str, work: Callable[[], T]) -> T:
         """Does what needs every rank, such as making process groups; all of them call it, in the same order.
@@ -120,7 +120,7 @@ class Circle:
                 raise
             if self.lost.wait(self.patience_s):
                 self.check()
-            done = self._heart.call(lambda line: [line.check([key]) for key in keys])
+            done = self._heartbeat.call(lambda line: [line.check([key]) for key in keys])
             open_still = [rank for rank in range(self.size) if not done[rank]]
             others = [rank for rank in open_still if rank != self.rank]
             said = str(error) if isinstance(error, StallError) else f"{what} failed: {first_line(error)}"
@@ -130,14 +130,14 @@ class Circle:
                 "(engine.peer_timeout_s)",
                 others[0] if others else None,
             ) from error
-        self._heart.call(lambda line: line.set(keys[self.rank], "1"))
+        self._heartbeat.call(lambda line: line.set(keys[self.rank], "1"))
         return found
 
     def tell(self, message: Any) -> None:
         """Says something, as JSON, that every other rank is to :meth:`hear`; for rank 0."""
         self._said += 1
         key, text = f"said/{self._said}", json.dumps(message)
-        self._heart.call(lambda line: line.set(key, text))
+        self._heartbeat.call(lambda line: line.set(key, text))
 
     def hear(self) -> Any:
         """Waits for the next thing that rank 0 tells; for all others.
@@ -156,7 +156,7 @@ class Circle:
         """
         self._gathered += 1
         text, keys = json.dumps(value), [f"given/{self._gathered}/{rank}" for rank in range(self.size)]
-        self._heart.call(lambda line: line.set(keys[self.rank], text))
+        self._heartbeat.call(lambda line: line.set(keys[self.rank], text))
         return [json.loads(self._get(key, rank)) for rank, key in enumerate(keys)]
 
     def _get(self, key: str, giver: int) -> str:
@@ -167,11 +167,11 @@ class Circle:
             return line.get(key) if line.check([key]) else None, end
 
         while True:
-            found, end = self._heart.call(look)
+            found, end = self._heartbeat.call(look)
             if found is not None:
                 return str(found.decode())
             if end != LIVING:
-                self._heart.ended(giver, end)
+                self._heartbeat.ended(giver, end)
                 self.check()
                 raise PeerLostError(f"{self.name_of(giver)} has left, and this rank still waited for it", giver)
             self.check()

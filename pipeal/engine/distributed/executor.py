@@ -26,7 +26,7 @@ from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 
 @dataclass(frozen=True)
@@ -66,21 +66,21 @@ class DistributedExecutor:
         self.stall_timeout_s = stall_timeout_s
         self._changed = threading.Condition()
         self._replies: dict[int, list[tuple[Mapping[str, Any], Tree]]] = {}
-        self._fences: dict[int, Fence] = {}
+        self._snapshots: dict[int, Snapshot] = {}
         self._tokens = count()
         self._numbers = count(1)
         self._watch = Watch(node, stall_timeout_s, dump_folder)
         mesh = node.world.mesh
         self._others = [rank for rank in range(node.world.size) if rank != node.rank]
         self._heads = {mesh.rank_of(replica, 0): Link(queue_depth) for replica in range(1, mesh.replicas)}
-        node.ledger.add_links(self._heads.values())
+        node.progress.add_links(self._heads.values())
         for head, link in self._heads.items():
             node.send(f"orders-{head}", link, HostCarrier(node.orders, node.stage.device), head)
         if self._others:
             handlers = {"failed": self._hear_failure, "beat": self._watch.hear}
             results = {
                 **dict.fromkeys(("rested", "report"), self._hear_reply),
-                "fence": self._hear_fence,
+                "snapshot": self._hear_snapshot,
                 "leg failed": self._hear_failed_leg,
             }
             node.receive("news", node.news, None, handlers, closings=self._others)
@@ -109,14 +109,14 @@ class DistributedExecutor:
         """Has every other replica leave out as many batches of its feed; raises as :meth:`submit`."""
         self._to_heads(Take("leave out", {"count": count}))
 
-    def fence(self, fence: Fence) -> None:
-        """Puts the fence into the line; raises as :meth:`submit`."""
-        fence.number = next(self._numbers)
-        self.node.ledger.expect(fence)
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Puts the snapshot into the line; raises as :meth:`submit`."""
+        snapshot.number = next(self._numbers)
+        self.node.progress.expect(snapshot)
         with self._changed:
-            self._fences = {number: other for number, other in self._fences.items() if other.is_open}
-            self._fences[fence.number] = fence
-        self.wait(lambda: self.node.inbox.put(fence, TICK_S))
+            self._snapshots = {number: other for number, other in self._snapshots.items() if other.is_open}
+            self._snapshots[snapshot.number] = snapshot
+        self.wait(lambda: self.node.inbox.put(snapshot, TICK_S))
 
     def drain(self) -> None:
         """Waits until all ranks have done with all that was submitted; raises as :meth:`submit`."""
@@ -124,7 +124,7 @@ class DistributedExecutor:
 
     def order(self, what: str, facts: Mapping[str, Any] | None = None, *, heads: bool = True) -> None:
         """Sends an order down the line of this replica, and with ``heads`` of the others; raises as :meth:`submit`."""
-        order = self.node.errands.order(what, facts or {})
+        order = self.node.requests.order(what, facts or {})
         if heads:
             self._to_heads(Take("order", {"what": what, "facts": order.facts}))
         self.wait(lambda: self.node.inbox.put(order, TICK_S))
@@ -147,9 +147,9 @@ class DistributedExecutor:
             return self._replies.pop(token)
 
     def await_fences(self) -> None:
-        """Waits until every rank has reported on all fences, or has failed to; raises as :meth:`submit`."""
-        for fence in list(self._fences.values()):
-            self.wait(lambda fence=fence: not fence.is_open or fence.closes_within(TICK_S))  # type: ignore[misc]
+        """Waits until every rank has reported on all snapshots, or has failed to; raises as :meth:`submit`."""
+        for snapshot in list(self._snapshots.values()):
+            self.wait(lambda snapshot=snapshot: not snapshot.is_open or snapshot.closes_within(TICK_S))  # type: ignore[misc]
 
     def stop(self, why: BaseException | None = None) -> None:
         """Ends all ranks: in order after a :meth:`drain`, at once after a failure, which all of them then raise.
@@ -163,7 +163,7 @@ class DistributedExecutor:
             Exception: What a rank failed with while it ended.
         """
         self.node.abandon()
-        reason = self.node.ledger.failure or why
+        reason = self.node.progress.failure or why
         if reason is not None:
             self._end_at_once(reason)
             return
@@ -177,8 +177,8 @@ class DistributedExecutor:
         node = self.node
         node.close()
         silent = self._await_farewells(FAREWELL_S)
-        if node.ledger.failure is not None:
-            raise node.ledger.failure
+        if node.progress.failure is not None:
+            raise node.progress.failure
         if silent:
             names = ", ".join(map(node.world.name_of, silent))
             raise StallError(f"{names} did not end with the pipeline within {FAREWELL_S:g} s")
@@ -187,22 +187,22 @@ class DistributedExecutor:
         left = node.join(FAREWELL_S)
         if left:
             raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
-        node.errands.guide.end()  # a prediction may have been under way
+        node.requests.guide.end()  # a prediction may have been under way
         node.world.guarded(node.groups.close, FAREWELL_S, "closing the groups of the pipeline")
 
     def _end_at_once(self, reason: BaseException) -> None:
         node = self.node
-        node.ledger.fail(reason)
+        node.progress.fail(reason)
         self._tell_all("stop", told(reason), STOP_S)
         node.close()
         node.abort()
         with suppress(PeerLostError):  # whoever is left has been told
-            self._await_farewells(STOP_S, node.ledger.failure)
+            self._await_farewells(STOP_S, node.progress.failure)
         self._tell_all(CLOSE, {}, STOP_S)
         node.join(STOP_S)
         if node.worker.is_alive():
             raise StallError(f"stage {node.stage.number} did not come back: {node.worker.doing[0]}") from reason
-        node.errands.guide.end()
+        node.requests.guide.end()
 
     def wait(self, attempt: Callable[[], bool]) -> None:
         """Tries until it succeeds; raises as :meth:`submit`."""
@@ -217,22 +217,22 @@ class DistributedExecutor:
         raise self._failure()
 
     def _failure(self) -> BaseException:
-        return self.node.ledger.failure or ScheduleError("the pipeline has ended; open another one")
+        return self.node.progress.failure or ScheduleError("the pipeline has ended; open another one")
 
     def _await_farewells(self, timeout_s: float, known: BaseException | None = None) -> list[int]:
         """Waits until all others have ended, or for so long, or a failure comes that is not known yet; the ranks that
         have not ended."""
         node, until = self.node, perf_counter() + timeout_s
         look_at = perf_counter() + BEAT_S
-        for courier in ("results", "news"):
-            while not node.has_ended(courier, TICK_S) and perf_counter() < until:
+        for io_thread in ("results", "news"):
+            while not node.has_ended(io_thread, TICK_S) and perf_counter() < until:
                 node.world.check()
-                if node.ledger.failure is not known:
+                if node.progress.failure is not known:
                     break
                 if perf_counter() > look_at:
                     look_at += BEAT_S
                     if (broken := node.groups.broken(node.unclosed("results", "news"))) is not None:
-                        raise node.world.blame(*broken)
+                        raise node.world.peer_lost(*broken)
         return node.unclosed("results", "news")
 
     def _tell_all(self, kind: str, facts: Mapping[str, Any], within_s: float) -> bool:
@@ -257,9 +257,9 @@ class DistributedExecutor:
     def _has(self, token: int, wanted: int) -> bool:
         with self._changed:
             there = self._changed.wait_for(
-                lambda: len(self._replies[token]) >= wanted or self.node.ledger.stopped, TICK_S
+                lambda: len(self._replies[token]) >= wanted or self.node.progress.stopped, TICK_S
             )
-            if self.node.ledger.stopped:
+            if self.node.progress.stopped:
                 raise Stopped
             return there
 
@@ -268,32 +268,32 @@ class DistributedExecutor:
             if facts["token"] in self._replies:
                 self._replies[facts["token"]].append((facts, tree))
             self._changed.notify_all()
-        self.node.ledger.moved()
+        self.node.progress.moved()
 
     def _hear_reply(self, message: Message) -> None:
         self._keep_reply(message.facts, self.node.results.body(message))
 
-    def _hear_fence(self, message: Message) -> None:
+    def _hear_snapshot(self, message: Message) -> None:
         facts, tree = message.facts, self.node.results.body(message)
-        self.node.ledger.moved()
+        self.node.progress.moved()
         with self._changed:
-            fence = self._fences.get(facts["number"])
-        if fence is None:
+            snapshot = self._snapshots.get(facts["number"])
+        if snapshot is None:
             return
         if facts["error"] is not None:
             error = rebuilt(facts["error"], self.node.world.name_of(message.source))
-            fence.give_up(error)
+            snapshot.give_up(error)
             return
         for layer, state, losses, splits in tree:
-            fence.add(layer, LayerState(state, losses, splits, facts["kept"]), None, None)
+            snapshot.add(layer, LayerState(state, losses, splits, facts["kept"]), None, None)
 
     def _hear_failed_leg(self, message: Message) -> None:
         error = rebuilt(message.facts["error"], self.node.world.name_of(message.source))
-        self.node.errands.guide.failed(message.facts["trip"], error)
+        self.node.requests.guide.failed(message.facts["trip"], error)
 
     def _hear_failure(self, message: Message) -> None:
         error = rebuilt(message.facts, self.node.world.name_of(message.source))
-        failure = self.node.ledger.failure
+        failure = self.node.progress.failure
         if failure is not None and isinstance(failure, PeerLostError) and not isinstance(error, PeerLostError):
             add_note(failure, str(error))
-        self.node.ledger.fail(error)
+        self.node.progress.fail(error)

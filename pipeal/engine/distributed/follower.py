@@ -23,15 +23,15 @@ from pipeal.engine.execution.channel import Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.stage import Parcel
-from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.engine.state.snapshot import LayerState, Snapshot
 
-OnFence: TypeAlias = Callable[[Fence, Mapping[int, LayerState]], Mapping[str, Any]]
+OnSnapshot: TypeAlias = Callable[[Snapshot, Mapping[int, LayerState]], Mapping[str, Any]]
 """Keeps the states of this rank's layers, on a thread of its own, and says of it what JSON can hold."""
 
 Feed: TypeAlias = Callable[[int, int], Iterator[Any]]
 """Gives the batches of an epoch from a batch on, for this rank's replica: pairs, or objects with ``x`` and ``y``."""
 
-_WAITING_FENCES = 2
+_WAITING_SNAPSHOTS = 2
 _VERDICT_S = 60.0
 """How long rank 0 may read data, say, before it notices that this rank has failed, and tells all others by name."""
 
@@ -41,20 +41,20 @@ class Server:
 
     Args:
         node: This rank.
-        on_fence: Keeps what fences find; None: the states are sent to rank 0.
+        on_snapshot: Keeps what snapshots find; None: the states are sent to rank 0.
         feed: For the first stage of a replica.
         dump_folder: Where the stacks of all threads are left when the pipeline stands still; None for none.
     """
 
-    def __init__(self, node: Node, on_fence: OnFence | None, feed: Feed | None, dump_folder: Path | None) -> None:
+    def __init__(self, node: Node, on_snapshot: OnSnapshot | None, feed: Feed | None, dump_folder: Path | None) -> None:
         self.node = node
-        self._on_fence = on_fence
+        self._on_snapshot = on_snapshot
         self._feed = feed
         self._dump_folder = dump_folder
         self._batches: Iterator[Any] | None = None
         self._feeding = threading.Lock()
         self._feeds_on = True
-        self._fences: queue.Queue[Fence | None] = queue.Queue(_WAITING_FENCES)
+        self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(_WAITING_SNAPSHOTS)
         self._dismissed = threading.Event()
         self._verdict: BaseException | None = None
 
@@ -69,16 +69,16 @@ class Server:
         try:
             while not node.closed:
                 node.world.check()
-                if node.ledger.failure is not None:
-                    raise node.ledger.failure
+                if node.progress.failure is not None:
+                    raise node.progress.failure
                 beat.say()
                 node.worker.join(TICK_S)  # it ends with the pipeline
             self._finish_fences()
             self._leave_in_order()
         except BaseException as error:
             node.abandon()
-            node.ledger.fail(error)
-            failure = node.ledger.failure or error  # which says more where a connection broke
+            node.progress.fail(error)
+            failure = node.progress.failure or error  # which says more where a connection broke
             if self._verdict is None:
                 self._tell(failure)
             with suppress(PeerLostError, BrokenWireError):
@@ -93,28 +93,28 @@ class Server:
         node = self.node
         commands = {"stop": self._hear_verdict, CLOSE: lambda _: self._dismissed.set()}
         node.receive("commands", node.commands, 0, commands)
-        node.run("fences", self._keep_fences)
+        node.run("snapshots", self._keep_snapshots)
         if node.stage.number == 0:
             orders = HostCarrier(node.orders, node.stage.device)
             handlers = {
                 "feed": self._begin_feed,
                 "take": self._take,
                 "leave out": self._leave_out,
-                **node.errands.handlers(orders),
+                **node.requests.handlers(orders),
                 CLOSE: node.hear_close,
             }
             node.receive("orders", node.orders, 0, handlers)
-        node.start(self._fence_came)
+        node.start(self._snapshot_came)
 
     def _finish_fences(self) -> None:
         node = self.node
         node.abandon()
         while True:
             with suppress(queue.Full):
-                self._fences.put(None, timeout=TICK_S)
+                self._snapshots.put(None, timeout=TICK_S)
                 break
             node.world.check()
-        while not node.has_ended("fences", TICK_S):
+        while not node.has_ended("snapshots", TICK_S):
             node.world.check()
 
     def _leave_in_order(self) -> None:
@@ -137,7 +137,7 @@ class Server:
         """The same after a failure: for a moment, and whatever comes of it."""
         self.node.abort()
         self._say_farewell()
-        self._is_dismissed(STOP_S, self.node.ledger.failure)
+        self._is_dismissed(STOP_S, self.node.progress.failure)
         self.node.join(STOP_S)
 
     def _say_farewell(self) -> None:
@@ -151,7 +151,7 @@ class Server:
         until = perf_counter() + within_s
         while not self._dismissed.wait(TICK_S):
             self.node.world.check()
-            failure = self.node.ledger.failure
+            failure = self.node.progress.failure
             if failure is not None and failure is not known:
                 raise failure
             if perf_counter() > until:
@@ -170,44 +170,44 @@ class Server:
     def _hear_verdict(self, message: Message) -> None:
         self._verdict = rebuilt(message.facts, self.node.world.name_of(0))
         if isinstance(self._verdict, StallError):
-            dumped(self._dump_folder, [str(self._verdict), str(self.node.ledger)])
-        self.node.ledger.fail(self._verdict)
+            dumped(self._dump_folder, [str(self._verdict), str(self.node.progress)])
+        self.node.progress.fail(self._verdict)
 
-    def _fence_came(self, fence: Fence) -> None:
+    def _snapshot_came(self, snapshot: Snapshot) -> None:
         """Waits while too many are still being kept: a slow disk costs time, not memory."""
         while True:
             with suppress(queue.Full):
-                self._fences.put(fence, timeout=TICK_S)
+                self._snapshots.put(snapshot, timeout=TICK_S)
                 return
-            if self.node.ledger.stopped:
+            if self.node.progress.stopped:
                 raise Stopped
 
-    def _keep_fences(self) -> None:
+    def _keep_snapshots(self) -> None:
         while True:
             try:
-                fence = self._fences.get(timeout=TICK_S)
+                snapshot = self._snapshots.get(timeout=TICK_S)
             except queue.Empty:
-                if self.node.ledger.failure is not None:
+                if self.node.progress.failure is not None:
                     return
                 continue
-            if fence is None:
+            if snapshot is None:
                 return
-            self._keep(fence)
+            self._keep(snapshot)
 
-    def _keep(self, fence: Fence) -> None:
+    def _keep(self, snapshot: Snapshot) -> None:
         found: dict[int, LayerState] = {}
         kept: Mapping[str, Any] | None = None
         failure = None
         try:
-            found = fence.wait()
-            kept = None if self._on_fence is None else self._on_fence(fence, found)
-        except Exception as error:  # noqa: BLE001  told to whoever waits for the fence; the training goes on
-            if fence.ended:
+            found = snapshot.wait()
+            kept = None if self._on_snapshot is None else self._on_snapshot(snapshot, found)
+        except Exception as error:  # noqa: BLE001  told to whoever waits for the snapshot; the training goes on
+            if snapshot.ended:
                 return
             failure = told(error)
         tree = [(layer, one.state if kept is None else {}, one.losses, one.splits) for layer, one in found.items()]
-        facts = {"number": fence.number, "error": failure, "kept": None if kept is None else dict(kept)}
-        self.node.reply("fence", facts, None if failure else tree)
+        facts = {"number": snapshot.number, "error": failure, "kept": None if kept is None else dict(kept)}
+        self.node.reply("snapshot", facts, None if failure else tree)
 
     def _begin_feed(self, message: Message) -> None:
         if self._feed is None:
@@ -226,7 +226,7 @@ class Server:
                 "one; give all replicas the same number of batches"
             )
         x, y = pair_of(found)
-        self.node.errands.samples += batch_size(x)
+        self.node.requests.samples += batch_size(x)
         self.node.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready_now((x, y))))
 
     def _leave_out(self, message: Message) -> None:
@@ -234,7 +234,7 @@ class Server:
             with self._fed():
                 if self._batches is not None:
                     next(self._batches, None)
-            self.node.ledger.moved()
+            self.node.progress.moved()
 
     @contextmanager
     def _fed(self) -> Iterator[None]:

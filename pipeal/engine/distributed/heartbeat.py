@@ -63,7 +63,7 @@ class _Call(Generic[T]):
             self.done.set()
 
 
-class Heart:
+class Heartbeat:
     """Beats from :meth:`start` to :meth:`stop`; watches the others from :meth:`watch` on.
 
     Args:
@@ -102,7 +102,7 @@ class Heart:
         self._seen: dict[int, tuple[str, float]] = {}
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name=f"pipeal-{name}-{rank}", daemon=True)
-            for name, work in (("heart", self._beat_on), ("watch", self._watch_on))
+            for name, work in (("heartbeat", self._beat_on), ("watch", self._watch_on))
         ]
 
     def start(self) -> None:
@@ -129,7 +129,7 @@ class Heart:
             thread.join(timeout_s)
 
     def call(self, operation: Callable[[dist.Store], T]) -> T:
-        """Does something quick with the store, on the heart's thread.
+        """Does something quick with the store, on the heartbeat's thread.
 
         Raises:
             PeerLostError: As :meth:`check`.
@@ -259,7 +259,7 @@ class Heart:
         """Takes note of a rank's end, as it stands in the store."""
         note = json.loads(end)
         if note.get("left"):
-            return  # in order: no loss, but for who still waits for its word (Circle.gather)
+            return  # in order: no loss, but for who still waits for its word (Collectives.gather)
         if note["rank"] != rank:  # taken down by another, of which its words are
             self.conclude(Loss(note["rank"], note["why"], note["code"]))
         else:

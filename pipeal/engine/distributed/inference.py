@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Leg:
-    """A part of a batch's way, to be made on one stage; travels as an errand.
+    """A part of a batch's way, to be made on one stage; travels as a request.
 
     Attributes:
         way: ``up`` climbs on from what it brings, ``down`` comes from above, ``choice`` brings the rows that climb on
@@ -139,7 +139,7 @@ class Guide:
                 else:
                     self._climb(leg, stage)
         except Exception as error:
-            if self.stopped.is_set() or self._node.ledger.stopped:
+            if self.stopped.is_set() or self._node.progress.stopped:
                 raise
             self._failed(leg.trip, error)
 

@@ -20,7 +20,7 @@ from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.host_transfer import Carrier
 from pipeal.engine.execution.channel import Item, Link, Stopped
 from pipeal.engine.stage import Parcel
-from pipeal.engine.state.snapshot import Fence
+from pipeal.engine.state.snapshot import Snapshot
 
 CLOSE = "close"
 """The last message of a wire."""
@@ -32,7 +32,7 @@ Handler = Callable[[Message], None]
 Failed = Callable[[BaseException], None]
 
 
-class Courier(threading.Thread):
+class IoThread(threading.Thread):
     """A daemon: it may be left behind in a wait for a peer that cannot be reached.
 
     Args:
@@ -122,8 +122,8 @@ def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
         packet = item.packet
         facts = {"sequence": item.sequence, **facts_of(packet)}
         return "parcel", facts, (packet.x, packet.y), item.ready
-    if isinstance(item, Fence):
-        return "fence", {"batch": item.batch, "number": item.number, "note": item.note}, None, None
+    if isinstance(item, Snapshot):
+        return "snapshot", {"batch": item.batch, "number": item.number, "note": item.note}, None, None
     sendable: Any = item
     return sendable.message()
 

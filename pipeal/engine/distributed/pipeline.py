@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, ScheduleError
 from pipeal.core.packet import TrainableLayer
-from pipeal.engine.devices import Device, FarDevice, Precision, open_device
+from pipeal.engine.devices import Device, Precision, RemoteDevice, open_device
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.distributed.executor import DistributedExecutor
-from pipeal.engine.distributed.follower import Feed, OnFence, Server
+from pipeal.engine.distributed.follower import Feed, OnSnapshot, Server
 from pipeal.engine.distributed.process_groups import open_groups, take_seats
 from pipeal.engine.distributed.rank import Node
-from pipeal.engine.distributed.remote_predictor import FarPredictor
+from pipeal.engine.distributed.remote_predictor import RemotePredictor
 from pipeal.engine.distributed.replicas import Alike
 from pipeal.engine.distributed.requests import spans_in, times_in
 from pipeal.engine.distributed.world import World
@@ -29,7 +29,7 @@ from pipeal.engine.runner.nonfinite import OnNonFinite
 from pipeal.engine.runner.precision import Matmul, matmul_precision
 from pipeal.engine.schedule import Schedule
 from pipeal.engine.stage import Stage
-from pipeal.engine.state.snapshot import Fence
+from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import Span, StageTimes, Window
 
 
@@ -98,7 +98,7 @@ class _Line(Pipeline):
             # Rank 0 may want to know the shapes of all layers; the others need no memory for what they do not train.
             where = torch.device("cpu" if rank == 0 else "meta")
             name = f"{self._seats[other].device} of rank {other}"
-            handles.append(self._own if other == rank else FarDevice(name, where))
+            handles.append(self._own if other == rank else RemoteDevice(name, where))
         return handles
 
     @property
@@ -117,7 +117,7 @@ class _Line(Pipeline):
             threads=self.threads,
         )
         if self.world.mesh.replicas > 1:
-            alike = Alike(self.world, groups, self._own, lambda: node.ledger.stopped)
+            alike = Alike(self.world, groups, self._own, lambda: node.progress.stopped)
             alike.require_alike(self._stage)
             self._stage.learn_with(alike)
         return node
@@ -138,7 +138,7 @@ class DistributedPipeline(_Line):
     Weights, optimizer states, losses and predictions are those of one process, bit for bit on a CPU with the same
     ``threads``. All ranks build the same package from the same seed, and give the same settings. The layers of other
     ranks stay on the CPU here, as they were built: they are for shapes and costs, and learn nothing; what was learnt
-    is what a :meth:`~pipeal.Pipeline.fence` brings. It opens once.
+    is what a :meth:`~pipeal.Pipeline.snapshot` brings. It opens once.
 
     With replicas, each rank's batch is a share of one larger batch: gradients are means over all of its samples, and
     so are the losses reported. Buffers, such as those of batch norm, are replica 0's. Predictions run on replica 0. The
@@ -156,7 +156,7 @@ class DistributedPipeline(_Line):
         super().__init__(*args, **settings)
         self._node: Node | None = None
         self._spans: list[Span] = []
-        self._predictor = FarPredictor(
+        self._predictor = RemotePredictor(
             self.stages,
             serial=self.schedule.serial,
             queue_depth=self.queue_depth,
@@ -200,18 +200,20 @@ class DistributedPipeline(_Line):
         if self.is_open and self.world.mesh.replicas > 1:
             self._line().leave_out(count)
 
-    def fence(self, note: Any = None) -> Fence:
-        """As :meth:`pipeal.Pipeline.fence`; the states, or what other ranks say of keeping theirs, come from all ranks.
+    def snapshot(self, note: Any = None) -> Snapshot:
+        """As :meth:`pipeal.Pipeline.snapshot`; the states, or what other ranks say of keeping theirs, come from all
+        ranks.
 
-        Args:
-            note: For those who keep states on other ranks (``on_fence`` of :func:`serve`); what JSON can hold.
+                Args:
+                    note: For those who keep states on other ranks (``on_snapshot`` of :func:`serve`); what JSON can
+                        hold.
 
-        Raises:
-            Exception: As :meth:`submit`.
+                Raises:
+                    Exception: As :meth:`submit`.
         """
-        fence = Fence(self.next_batch, sum(self.sizes))
-        fence.note = note
-        return self._send(fence)
+        snapshot = Snapshot(self.next_batch, sum(self.sizes))
+        snapshot.note = note
+        return self._send(snapshot)
 
     def spans(self) -> list[Span]:
         """The spans of the traced batches of replica 0 as of the last :meth:`drain`, on this process's clock."""
@@ -256,7 +258,7 @@ def serve(
     device: str | torch.device = "cpu",
     schedule: str | Schedule = "pipelined",
     *,
-    on_fence: OnFence | None = None,
+    on_snapshot: OnSnapshot | None = None,
     feed: Feed | None = None,
     **settings: Any,
 ) -> None:
@@ -267,9 +269,9 @@ def serve(
         world: The processes.
         device: This rank's.
         schedule: As on rank 0, like all other settings.
-        on_fence: Keeps what a fence finds of this rank's layers, on a thread of its own; the fence on rank 0 then
-            carries what it returns (:attr:`pipeal.engine.state.snapshot.LayerState.kept`). None: the states are sent
-            there.
+        on_snapshot: Keeps what a snapshot finds of this rank's layers, on a thread of its own; the snapshot on rank 0
+            then carries what it returns (:attr:`pipeal.engine.state.snapshot.LayerState.kept`). None: the states are
+            sent there.
         feed: On the first stage of a replica other than the first: its batches of an epoch, from one on.
         settings: As for :class:`DistributedPipeline`.
 
@@ -284,7 +286,7 @@ def serve(
         stage.device.follow_caller()
         node = line._open_node()
         try:
-            Server(node, on_fence, feed, line.dump_folder).serve()
+            Server(node, on_snapshot, feed, line.dump_folder).serve()
         finally:
             if not node.worker.is_alive():
                 stage.drop_unlearnt()

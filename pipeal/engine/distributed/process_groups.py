@@ -87,13 +87,13 @@ class Groups:
         for thread in threads:
             thread.join(max(0.0, until - monotonic()))
 
-    def blame(self, world: World, among: Iterable[int], error: BaseException) -> PeerLostError:
-        """As :meth:`World.blame`, where one of several ranks is behind a connection that broke."""
+    def peer_lost(self, world: World, among: Iterable[int], error: BaseException) -> PeerLostError:
+        """As :meth:`World.peer_lost`, where one of several ranks is behind a connection that broke."""
         ranks, until = list(among), monotonic() + world.patience_s
         while not world.lost.wait(POLL_S) and monotonic() < until:
             if (found := self.broken(ranks)) is not None:
-                return world.blame(found[0], error)
-        return world.blame(None, error)
+                return world.peer_lost(found[0], error)
+        return world.peer_lost(None, error)
 
     def broken(self, among: Iterable[int]) -> tuple[int, RuntimeError] | None:
         """The first of some ranks whose process is gone, and how that shows; None where there is none such.

@@ -3,7 +3,7 @@
 ::
 
                     orders: rank 0 ──► first stages of the other replicas
-    onward:  rank 0 ══► rank 1 ══► rank 2       packets, fences, errands, predictions on their way up
+    onward:  rank 0 ══► rank 1 ══► rank 2       packets, snapshots, requests, predictions on their way up
     back:    rank 0 ◄══ rank 1 ◄══ rank 2       predictions on their way down
     commands: rank 0 ──► all     news, results: all ──► rank 0     ended: any ──► any, where a schedule joins
 """
@@ -21,19 +21,19 @@ import torch
 from pipeal.core.packet import Tree
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.host_transfer import Carrier, HostCarrier
-from pipeal.engine.distributed.io_threads import CLOSE, Courier, Handler, packet_of, receive_all, send_all
+from pipeal.engine.distributed.io_threads import CLOSE, Handler, IoThread, packet_of, receive_all, send_all
 from pipeal.engine.distributed.nccl_transfer import GpuCarrier
 from pipeal.engine.distributed.process_groups import Groups, Seat
 from pipeal.engine.distributed.remote_errors import told
-from pipeal.engine.distributed.remote_progress import FarLedger, listeners
-from pipeal.engine.distributed.requests import Errands
+from pipeal.engine.distributed.remote_progress import RemoteProgress, listeners
+from pipeal.engine.distributed.requests import Requests
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.channel import Link
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import ACTIONS, TICK_S, Worker
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.state.snapshot import Fence
+from pipeal.engine.state.snapshot import Snapshot
 
 
 class Node:
@@ -69,7 +69,7 @@ class Node:
         self.rank, self.replica = world.rank, mesh.replica_of(world.rank)
         self.closed = False
         self.on_reply: Callable[[Mapping[str, Any], Tree], None] | None = None
-        self._couriers: dict[str, Courier] = {}
+        self._io_threads: dict[str, IoThread] = {}
         self._unclosed: dict[str, set[int]] = {}
         self._threads_before: int | None = None
         last = stage.number == mesh.stages - 1
@@ -83,33 +83,33 @@ class Node:
         self.orders = Wire(groups.packets, 2)
         self.commands, self.news, self.results, self.ended = (Wire(groups.control, number) for number in range(4))
         links = [self.inbox, self.backbox, *([] if self.outbox is None else [self.outbox])]
-        self.ledger = FarLedger(stage.number, mesh.stages, links, schedule, self._tell_ended, self.explained)
-        self.worker = Worker(stage, schedule, self.ledger, self.inbox, self.outbox, threads)
-        self.errands = Errands(self)
+        self.progress = RemoteProgress(stage.number, mesh.stages, links, schedule, self._tell_ended, self.explained)
+        self.worker = Worker(stage, schedule, self.progress, self.inbox, self.outbox, threads)
+        self.requests = Requests(self)
 
-    def start(self, fence_came: Callable[[Fence], None]) -> None:
-        """Starts the worker and the couriers between neighbours.
+    def start(self, snapshot_came: Callable[[Snapshot], None]) -> None:
+        """Starts the worker and the io_threads between neighbours.
 
         Args:
-            fence_came: Told of a fence from another rank, before the stage gets it.
+            snapshot_came: Told of a snapshot from another rank, before the stage gets it.
         """
         number = self.stage.number
         before, after = self.rank - 1, self.rank + 1
         self.run("lost", self._watch_peers)
 
-        def fence(message: Message) -> None:
-            found = Fence(message.facts["batch"], [index for index, _ in self.stage.layers])
+        def snapshot(message: Message) -> None:
+            found = Snapshot(message.facts["batch"], [index for index, _ in self.stage.layers])
             found.number, found.note = message.facts["number"], message.facts["note"]
-            self.ledger.expect(found)
-            fence_came(found)
+            self.progress.expect(found)
+            snapshot_came(found)
             self.inbox.put(found)
 
         if number > 0:
             carrier = self._carrier(self.onward, before)
             handlers: dict[str, Handler] = {
                 "parcel": lambda message: self._receive_parcel(carrier, message),
-                "fence": fence,
-                **self.errands.handlers(carrier),
+                "snapshot": snapshot,
+                **self.requests.handlers(carrier),
                 CLOSE: self.hear_close,
             }
             self.receive("from-before", self.onward, before, handlers, drop=carrier.drop)
@@ -117,7 +117,7 @@ class Node:
         if self.outbox is not None:
             back = self._carrier(self.back, after)
             self.send("to-after", self.outbox, self._carrier(self.onward, after), after)
-            self.receive("from-after", self.back, after, self.errands.handlers(back), drop=back.drop)
+            self.receive("from-after", self.back, after, self.requests.handlers(back), drop=back.drop)
         tellers = self._who_tell_me()
         if tellers:
             self.receive("ended", self.ended, None, {"ended": self._hear_ended}, closings=tellers)
@@ -125,12 +125,12 @@ class Node:
         self.worker.start()
 
     def send(self, name: str, link: Link, carrier: Carrier, peer: int) -> None:
-        """Starts a courier that sends what comes to a link."""
+        """Starts an io_thread that sends what comes to a link."""
 
         def has_failed() -> bool:
-            return self.ledger.failure is not None
+            return self.progress.failure is not None
 
-        self.run(name, lambda: send_all(link, carrier, peer, self.ledger.fail, has_failed))
+        self.run(name, lambda: send_all(link, carrier, peer, self.progress.fail, has_failed))
 
     def receive(
         self,
@@ -142,23 +142,23 @@ class Node:
         drop: Callable[[Message], object] | None = None,
         closings: Iterable[int] = (),
     ) -> None:
-        """Starts a courier that receives what comes over a wire, of a peer, or of any until these have closed it."""
-        failed, dropped = self.ledger.fail, drop or wire.drop
+        """Starts an io_thread that receives what comes over a wire, of a peer, or of any until these have closed it."""
+        failed, dropped = self.progress.fail, drop or wire.drop
         unclosed = self._unclosed[name] = set(closings) if peer is None else {peer}
         self.run(name, lambda: receive_all(wire, peer, handlers, failed, drop=dropped, unclosed=unclosed))
 
     def run(self, name: str, work: Callable[[], None]) -> None:
-        """Starts any courier."""
-        courier = Courier(name, work, self.ledger.fail)
-        self._couriers[name] = courier
-        courier.start()
+        """Starts any io_thread."""
+        io_thread = IoThread(name, work, self.progress.fail)
+        self._io_threads[name] = io_thread
+        io_thread.start()
 
     def close(self) -> None:
-        """Ends the worker, and the couriers once they have said so to their peers. A second time does nothing."""
+        """Ends the worker, and the io_threads once they have said so to their peers. A second time does nothing."""
         if self.closed:
             return
         self.closed = True
-        self.ledger.stop()
+        self.progress.stop()
         for stage in self._listeners_of(self.stage.number):
             with suppress(BrokenWireError):
                 self.ended.post(self.world.mesh.rank_of(self.replica, stage), CLOSE, {})
@@ -172,14 +172,14 @@ class Node:
         if not message.facts["failed"]:
             self.close()
 
-    def unclosed(self, *couriers: str) -> list[int]:
-        """The ranks whose last words some couriers still wait for."""
-        return sorted({rank for courier in couriers for rank in set(self._unclosed.get(courier, ()))})
+    def unclosed(self, *io_threads: str) -> list[int]:
+        """The ranks whose last words some io_threads still wait for."""
+        return sorted({rank for io_thread in io_threads for rank in set(self._unclosed.get(io_thread, ()))})
 
     def join(self, timeout_s: float) -> list[str]:
         """Waits for all threads; the names of those that are left. Gives the caller's thread setting back."""
         until = perf_counter() + timeout_s
-        threads: list[threading.Thread] = [self.worker, *self._couriers.values()]
+        threads: list[threading.Thread] = [self.worker, *self._io_threads.values()]
         for thread in threads:
             if thread.ident is not None:
                 thread.join(max(0.0, until - perf_counter()))
@@ -194,9 +194,9 @@ class Node:
             return
         self.results.send(0, kind, facts, tree)
 
-    def has_ended(self, courier: str, timeout_s: float) -> bool:
-        """Whether a courier has ended, or does within that time, or was never there."""
-        found = self._couriers.get(courier)
+    def has_ended(self, io_thread: str, timeout_s: float) -> bool:
+        """Whether an io_thread has ended, or does within that time, or was never there."""
+        found = self._io_threads.get(io_thread)
         if found is None:
             return True
         found.join(timeout_s)
@@ -205,7 +205,7 @@ class Node:
     def abandon(self) -> None:
         """Ends the stage's waits for the compiler."""
         self.stage.abandon()
-        self.errands.guide.stopped.set()
+        self.requests.guide.stopped.set()
 
     def tell_failure(self, error: BaseException) -> None:
         """Tells rank 0 that this rank has failed."""
@@ -216,8 +216,8 @@ class Node:
         if not isinstance(error, BrokenWireError):
             return error
         if error.peer is not None:
-            return self.world.blame(error.peer, error)
-        return self.groups.blame(self.world, [rank for rank in range(self.world.size) if rank != self.rank], error)
+            return self.world.peer_lost(error.peer, error)
+        return self.groups.peer_lost(self.world, [rank for rank in range(self.world.size) if rank != self.rank], error)
 
     def _carrier(self, wire: Wire, peer: int) -> Carrier:
         """The way to a neighbour, or from it."""
@@ -231,7 +231,7 @@ class Node:
         self.inbox.wait_for_space()
         (x, y), ready = carrier.body(message)
         facts = message.facts
-        self.ledger.hear(Task(facts["sequence"], self.stage.number - 1, Action.FORWARD))
+        self.progress.hear(Task(facts["sequence"], self.stage.number - 1, Action.FORWARD))
         self.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready))
 
     def _tell_ended(self, stage: int, task: Task) -> None:
@@ -240,22 +240,22 @@ class Node:
 
     def _hear_ended(self, message: Message) -> None:
         facts = message.facts
-        self.ledger.hear(Task(facts["batch"], facts["stage"], Action(facts["action"])))
+        self.progress.hear(Task(facts["batch"], facts["stage"], Action(facts["action"])))
 
     def _who_tell_me(self) -> list[int]:
         mesh, number = self.world.mesh, self.stage.number
         return [
             mesh.rank_of(self.replica, stage)
-            for stage in range(self.ledger.stages)
+            for stage in range(self.progress.stages)
             if number in self._listeners_of(stage)
         ]
 
     def _listeners_of(self, stage: int) -> set[int]:
-        found = (listeners(self.schedule, stage, self.ledger.stages, action) for action in ACTIONS)
+        found = (listeners(self.schedule, stage, self.progress.stages, action) for action in ACTIONS)
         return {other for others in found for other in others}
 
     def _watch_peers(self) -> None:
-        """Ends every wait here when a peer is lost; the caller may wait for a fence, and look at nothing else."""
-        while not self.ledger.stopped:
+        """Ends every wait here when a peer is lost; the caller may wait for a snapshot, and look at nothing else."""
+        while not self.progress.stopped:
             if self.world.lost.wait(TICK_S):
                 self.world.check()

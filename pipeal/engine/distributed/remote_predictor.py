@@ -22,7 +22,7 @@ from pipeal.engine.inference.trips import Arrived, Journey
 from pipeal.engine.stage import Stage
 
 
-class FarPredictor(Predictor):
+class RemotePredictor(Predictor):
     """As :class:`pipeal.engine.inference.predictor.Predictor`, over processes. The ranks' workers do the work.
 
     Args:
@@ -75,7 +75,7 @@ class FarPredictor(Predictor):
                 for arrived in trips.drive(batches, self._numbers, most):
                     yield take_over(*arrived)
             finally:
-                if not executor.node.ledger.stopped:
+                if not executor.node.progress.stopped:
                     trips.settle()
                     executor.order("end", heads=False)
                     executor.drain()  # the layers here are in the caller's hands again, in the mode they had
@@ -103,7 +103,7 @@ class Trips:
         self._arrived: dict[int, Arrived | BaseException] = {}
         self._exits: dict[int, dict[int, Tensor]] = {}
         self._answers: dict[int, tuple[Tree, bool]] = {}
-        self._guide = executor.node.errands.guide
+        self._guide = executor.node.requests.guide
         self._guide.arrived, self._guide.failed = self._arrive, self._fail
 
     def drive(self, batches: Iterable[Tree], numbers: Iterable[int], most: int) -> Generator[Arrived, None, None]:
@@ -148,10 +148,10 @@ class Trips:
             return trip in self._arrived
 
     def _has(self, trip: int, timeout_s: float) -> bool:
-        ledger = self._executor.node.ledger
+        progress = self._executor.node.progress
         with self._changed:
-            there = self._changed.wait_for(lambda: trip in self._arrived or ledger.stopped, timeout_s)
-            if ledger.stopped and trip not in self._arrived:
+            there = self._changed.wait_for(lambda: trip in self._arrived or progress.stopped, timeout_s)
+            if progress.stopped and trip not in self._arrived:
                 raise Stopped
             return there
 

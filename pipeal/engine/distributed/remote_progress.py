@@ -1,15 +1,15 @@
-"""A ledger that also knows what stages of other processes have ended, as far as the schedule asks for it."""
+"""A progress that also knows what stages of other processes have ended, as far as the schedule asks for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from pipeal.engine.execution.channel import Link
-from pipeal.engine.execution.worker import ACTIONS, Ledger
+from pipeal.engine.execution.worker import ACTIONS, SharedProgress
 from pipeal.engine.schedule import Action, Schedule, Task
 
 
-class FarLedger(Ledger):
+class RemoteProgress(SharedProgress):
     """Tells those stages of a task's end that wait for it.
 
     Args:

@@ -198,7 +198,7 @@ class Alike:
     def _lost(self, error: RuntimeError) -> PeerLostError:
         world = self._world
         others = [rank for rank in world.mesh.column(world.mesh.stage_of(world.rank)) if rank != world.rank]
-        return self._groups.blame(world, others, error)
+        return self._groups.peer_lost(world, others, error)
 
 
 def _flat(parameter: nn.Parameter) -> Tensor:

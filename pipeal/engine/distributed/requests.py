@@ -35,12 +35,12 @@ class Order:
     Attributes:
         what: Which.
         facts: What it needs to know; what JSON can hold.
-        errands: Those of the rank where it is.
+        requests: Those of the rank where it is.
     """
 
     what: str
     facts: Mapping[str, Any]
-    errands: Errands
+    requests: Requests
 
     goes_on = True
 
@@ -51,14 +51,14 @@ class Order:
 
     def __call__(self, stage: Stage) -> None:
         """Does it here."""
-        self.errands.carry_out(self, stage)
+        self.requests.carry_out(self, stage)
 
     def message(self) -> tuple[str, Mapping[str, Any], Tree, Ready]:
         """For the next rank."""
         return "order", {"what": self.what, "facts": self.facts}, None, None
 
 
-class Errands:
+class Requests:
     """What a rank does for orders.
 
     Args:
@@ -79,7 +79,7 @@ class Errands:
         return Order(what, facts, self)
 
     def handlers(self, carrier: Carrier) -> dict[str, Handler]:
-        """How errands that come over a wire get into the inbox."""
+        """How requests that come over a wire get into the inbox."""
 
         def order(message: Message) -> None:
             self._node.inbox.put(self.order(message.facts["what"], message.facts["facts"]))

@@ -43,4 +43,4 @@ def hand_out_states(world: World, layers: Sequence[TrainableLayer], sizes: Seque
     try:
         world.guarded(receive if world.rank else send)
     except BrokenWireError as error:
-        raise world.blame(error.peer, error) from error
+        raise world.peer_lost(error.peer, error) from error

@@ -35,7 +35,7 @@ class Beat:
         if now - self._said_at < BEAT_S:
             return
         self._said_at = now
-        changed_at = self._node.ledger.changed_at
+        changed_at = self._node.progress.changed_at
         moved, self._moved_at = changed_at > self._moved_at or GATE.busy(), max(changed_at, self._moved_at)
         self._node.news.post(0, "beat", {"moved": moved, **state_of(self._node)})
 
@@ -65,7 +65,7 @@ class Watch:
         """A beat has come."""
         self._beats[message.source] = dict(message.facts)
         if message.facts["moved"]:
-            self._node.ledger.moved()
+            self._node.progress.moved()
 
     def require_progress(self, waiting_since: float) -> None:
         """Looks whether anything has moved.
@@ -73,7 +73,7 @@ class Watch:
         Raises:
             StallError: Nothing has for too long.
         """
-        still = perf_counter() - max(self._node.ledger.changed_at, waiting_since)
+        still = perf_counter() - max(self._node.progress.changed_at, waiting_since)
         if still <= self._timeout_s:
             return
         states = {self._node.rank: state_of(self._node), **self._beats}
@@ -89,7 +89,7 @@ class Watch:
             f"{self._node.world.name_of(rank)}: {state['does']}, for {state['for_s']:.1f} s, {state['waiting']} waiting"
             for rank, state in sorted(states.items())
         ]
-        lines[0] += dumped(self._dump_folder, [*lines, str(self._node.ledger)])
+        lines[0] += dumped(self._dump_folder, [*lines, str(self._node.progress)])
         raise StallError("\n".join(lines))
 
 

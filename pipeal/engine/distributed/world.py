@@ -1,4 +1,4 @@
-"""The processes of a run: met, compared, watched, and left in order; in between they speak as a circle."""
+"""The processes of a run: met, compared, watched, and left in order; in between they speak by collectives."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 import torch.distributed as dist
 
 from pipeal.core.errors import PeerLostError, PipealError, exit_code, first_line
-from pipeal.engine.distributed.attempt_store import POLL_S, Door
-from pipeal.engine.distributed.collectives import Circle
+from pipeal.engine.distributed.attempt_store import POLL_S, AttemptStore
+from pipeal.engine.distributed.collectives import Collectives
 from pipeal.engine.distributed.consistency import own_facts, require_same
-from pipeal.engine.distributed.heartbeat import Heart
+from pipeal.engine.distributed.heartbeat import Heartbeat
 from pipeal.engine.distributed.interface import interface_towards
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
@@ -32,7 +32,7 @@ _FOR_EVER = timedelta(days=30)
 """The process groups' own timeout: whether a peer lives is known better here."""
 
 
-class World(Circle):
+class World(Collectives):
     """All processes of a run, seen from one of them. Opened by :func:`open_world`.
 
     Attributes:
@@ -42,9 +42,9 @@ class World(Circle):
     """
 
     def __init__(
-        self, launch: Launch, mesh: Mesh, timeout_s: float, heart: Heart, store: dist.Store, attempt: str = "0"
+        self, launch: Launch, mesh: Mesh, timeout_s: float, heartbeat: Heartbeat, store: dist.Store, attempt: str = "0"
     ) -> None:
-        super().__init__(launch.rank, mesh, timeout_s, heart)
+        super().__init__(launch.rank, mesh, timeout_s, heartbeat)
         self.launch = launch
         self.attempt = attempt
         self.store = store
@@ -63,12 +63,16 @@ class World(Circle):
         """
         until = monotonic() + self.timeout_s
         own = {"peer": asdict(Peer.self()), "facts": own_facts(facts)}
-        self._heart.call(lambda line: line.set(f"here/{self.rank}", json.dumps(own)))
+        self._heartbeat.call(lambda line: line.set(f"here/{self.rank}", json.dumps(own)))
         given: dict[int, Any] = {}
         while missing := [rank for rank in range(self.size) if rank not in given]:
             let_in()
             for rank in missing:
-                found = self._heart.call(lambda line, key=f"here/{rank}": line.get(key) if line.check([key]) else None)  # type: ignore[misc]
+
+                def look(store: dist.Store, key: str = f"here/{rank}") -> Any:
+                    return store.get(key) if store.check([key]) else None
+
+                found = self._heartbeat.call(look)
                 if found is not None:
                     given[rank] = json.loads(found)
             if len(given) < self.size:
@@ -76,7 +80,7 @@ class World(Circle):
                     raise self._absent([rank for rank in missing if rank not in given])
                 time.sleep(POLL_S)
         self.peers = [Peer(**given[rank]["peer"]) for rank in range(self.size)]
-        self._heart.watch(self.peers)
+        self._heartbeat.watch(self.peers)
         require_same([given[rank]["facts"] for rank in range(self.size)])
 
     def open_groups(self) -> None:
@@ -106,11 +110,11 @@ class World(Circle):
 
     def pass_on(self, signal: int) -> None:
         """Tells rank 0 of a signal that asks this process to end; waits for nothing, and may be called by a handler."""
-        self._heart.asked = signal, monotonic()
+        self._heartbeat.asked = signal, monotonic()
 
     def on_signal(self, heard: Callable[[int], None]) -> None:
         """On rank 0, has a function called with the first signal that another rank passes on, on another thread."""
-        self._heart.on_asked = heard
+        self._heartbeat.on_asked = heard
 
     def fail(self, error: BaseException) -> None:
         """Lets the others know why this process ends before its time; does nothing when it leaves in order."""
@@ -134,15 +138,15 @@ class World(Circle):
     def _say_end(self, note: Mapping[str, Any], linger_s: float) -> None:
         """The first word counts; the store is kept until the others have had time to read it."""
         with suppress(PipealError, RuntimeError):  # nobody is left to be told
-            self._heart.farewell(json.dumps(note))
+            self._heartbeat.farewell(json.dumps(note))
             if self.rank == 0 and not self.launch.hosted:
-                self._heart.linger(range(self.size), linger_s)
+                self._heartbeat.linger(range(self.size), linger_s)
 
     def _let_rank_0_go_first(self) -> None:
         """Who starts processes ends all of them when one ends, and rank 0 has more to put in order than the others."""
         if self.rank:
             with suppress(PipealError, RuntimeError):
-                self._heart.linger([0], _LINGER_S)
+                self._heartbeat.linger([0], _LINGER_S)
 
     def _absent(self, missing: list[int]) -> PeerLostError:
         ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
@@ -177,12 +181,12 @@ def open_world(
         ConfigError: The facts differ; every rank says in what.
     """
     mesh = Mesh.of_world(launch.size, replicas)
-    door = Door(launch, timeout_s)
-    heart = Heart(door.connect(), launch.rank, mesh, timeout_s, door.where)
-    world = World(launch, mesh, timeout_s, heart, door.connect(), door.attempt)
-    heart.start()
+    attempt_store = AttemptStore(launch, timeout_s)
+    heartbeat = Heartbeat(attempt_store.connect(), launch.rank, mesh, timeout_s, attempt_store.where)
+    world = World(launch, mesh, timeout_s, heartbeat, attempt_store.connect(), attempt_store.attempt)
+    heartbeat.start()
     try:
-        world.meet(facts, door.answer)
+        world.meet(facts, attempt_store.answer)
         world.open_groups()
         yield world
         world.leave()
@@ -191,5 +195,5 @@ def open_world(
         world._let_rank_0_go_first()
         raise
     finally:
-        heart.stop()
-        del door  # and with it the store, where it is hosted here
+        heartbeat.stop()
+        del attempt_store  # and with it the store, where it is hosted here

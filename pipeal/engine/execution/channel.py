@@ -7,14 +7,14 @@ from collections import deque
 from typing import Protocol, TypeAlias
 
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.state.snapshot import Fence
+from pipeal.engine.state.snapshot import Snapshot
 
 
 class Stopped(Exception):  # noqa: N818  not an error: the way out of a wait
     """The pipeline was told to stop."""
 
 
-class Errand(Protocol):
+class Request(Protocol):
     """Something to do between two batches, that travels with them."""
 
     @property
@@ -32,7 +32,7 @@ class Errand(Protocol):
         ...
 
 
-Item: TypeAlias = "Parcel | Fence | Errand"
+Item: TypeAlias = "Parcel | Snapshot | Request"
 """What travels down the line of stages."""
 
 

@@ -12,11 +12,11 @@ import torch
 
 from pipeal.engine.execution.channel import Link, Stopped
 from pipeal.engine.execution.watchdog import stall_report, wait_for_end
-from pipeal.engine.execution.worker import TICK_S, Ledger, Worker
+from pipeal.engine.execution.worker import TICK_S, SharedProgress, Worker
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.state.snapshot import Fence
+from pipeal.engine.state.snapshot import Snapshot
 
 STOP_S = 2.0
 """How long a stop waits for the workers' current actions."""
@@ -29,12 +29,12 @@ class Executor(Protocol):
         """Gives the next parcel to the first stage; waits while there is no space."""
         ...
 
-    def fence(self, fence: Fence) -> None:
-        """Sends a fence after what was submitted, as :meth:`submit` does a parcel."""
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Sends a snapshot after what was submitted, as :meth:`submit` does a parcel."""
         ...
 
     def drain(self) -> None:
-        """Waits until everything submitted has been updated on, and every stage has done with every fence."""
+        """Waits until everything submitted has been updated on, and every stage has done with every snapshot."""
         ...
 
     def stop(self, why: BaseException | None = None) -> None:
@@ -64,14 +64,14 @@ class InlineExecutor:
             self._failure = error
             raise
 
-    def fence(self, fence: Fence) -> None:
+    def snapshot(self, snapshot: Snapshot) -> None:
         """Takes the states at once."""
         self.drain()
         try:
             for stage in self.stages:
-                stage.save(fence, _nothing)
+                stage.save(snapshot, _nothing)
         except BaseException as error:
-            fence.give_up(error, ended=True)
+            snapshot.give_up(error, ended=True)
             raise
 
     def drain(self) -> None:
@@ -109,12 +109,12 @@ class ThreadedExecutor:
         self.schedule = schedule
         self.stall_timeout_s = stall_timeout_s
         self.dump_folder = dump_folder
-        self._submitted = self._fences = 0
+        self._submitted = self._snapshots = 0
         links = [Link(queue_depth) for _ in stages]
-        self.ledger = Ledger(len(stages), links)
+        self.progress = SharedProgress(len(stages), links)
         self._inlet = links[0]
         self.workers = [
-            Worker(stage, schedule, self.ledger, inbox, outbox, threads)
+            Worker(stage, schedule, self.progress, inbox, outbox, threads)
             for stage, inbox, outbox in zip(stages, links, [*links[1:], None], strict=True)
         ]
         # PyTorch keeps the last number set by any thread as the one that later threads begin with.
@@ -136,19 +136,19 @@ class ThreadedExecutor:
         self._wait(lambda: self._inlet.put(parcel, TICK_S))
         self._submitted = parcel.sequence + 1
 
-    def fence(self, fence: Fence) -> None:
-        """Puts the fence into the first link; raises as :meth:`submit`."""
-        self.ledger.expect(fence)
-        self._wait(lambda: self._inlet.put(fence, TICK_S))
-        self._fences += 1
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Puts the snapshot into the first link; raises as :meth:`submit`."""
+        self.progress.expect(snapshot)
+        self._wait(lambda: self._inlet.put(snapshot, TICK_S))
+        self._snapshots += 1
 
     def drain(self) -> None:
-        """Waits for the last update of every stage, and the last fence; raises as :meth:`submit`."""
-        if self._fences:
-            self._wait(lambda: self.ledger.wait_for_fences(self._fences, TICK_S))
+        """Waits for the last update of every stage, and the last snapshot; raises as :meth:`submit`."""
+        if self._snapshots:
+            self._wait(lambda: self.progress.wait_for_snapshots(self._snapshots, TICK_S))
         if self._submitted:
             last = tuple(Task(self._submitted - 1, worker.stage.number, Action.UPDATE) for worker in self.workers)
-            self._wait(lambda: self.ledger.wait(last, TICK_S))
+            self._wait(lambda: self.progress.wait(last, TICK_S))
 
     def stop(self, why: BaseException | None = None) -> None:  # noqa: ARG002
         """Lets each worker end its current action, and waits for the threads.
@@ -156,7 +156,7 @@ class ThreadedExecutor:
         Raises:
             StallError: A worker did not come back; it is left behind, as a daemon.
         """
-        self.ledger.stop()
+        self.progress.stop()
         try:
             wait_for_end(self.workers, STOP_S)
         finally:
@@ -169,13 +169,13 @@ class ThreadedExecutor:
             while not attempt():
                 if GATE.busy():
                     waiting_since = perf_counter()  # a compilation may take minutes, and others wait for it
-                still = perf_counter() - max(self.ledger.changed_at, waiting_since)
+                still = perf_counter() - max(self.progress.changed_at, waiting_since)
                 if still > self.stall_timeout_s:
-                    state = f"schedule {self.schedule.name}; {self._submitted} batches submitted", self.ledger
+                    state = f"schedule {self.schedule.name}; {self._submitted} batches submitted", self.progress
                     raise stall_report(self.workers, self.stall_timeout_s, self.dump_folder, state)
             return
-        assert self.ledger.failure is not None  # else nobody would have stopped us
-        raise self.ledger.failure
+        assert self.progress.failure is not None  # else nobody would have stopped us
+        raise self.progress.failure
 
 
 def _nothing() -> None:

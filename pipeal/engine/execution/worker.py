@@ -3,10 +3,10 @@
 ::
 
     caller ──link──► worker 0 ──link──► worker 1 ──link──► … worker S-1
-                        └───────────────┴── Ledger ───┘
+                        └───────────────┴── SharedProgress ───┘
               (who has ended what, who failed first, who stands still)
 
-Every wait in this module ends: by what it waits for, or because :meth:`Ledger.stop` was called.
+Every wait in this module ends: by what it waits for, or because :meth:`SharedProgress.stop` was called.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from time import perf_counter
 
 from pipeal.core.errors import ScheduleError
 from pipeal.engine.devices.threads import set_intra_op_threads
-from pipeal.engine.execution.channel import Errand, Link, Stopped
+from pipeal.engine.execution.channel import Link, Request, Stopped
 from pipeal.engine.runner.compile_gate import Abandoned
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Parcel, Stage
-from pipeal.engine.state.snapshot import Fence
+from pipeal.engine.state.snapshot import Snapshot
 
 ACTIONS = (Action.FORWARD, Action.BACKWARD, Action.UPDATE)
 
@@ -30,7 +30,7 @@ TICK_S = 0.2
 """How often one who waits for threads looks whether they still move."""
 
 
-class Ledger:
+class SharedProgress:
     """What all threads of a pipeline know together: tasks ended, the first failure, the order to stop.
 
     Args:
@@ -45,7 +45,7 @@ class Ledger:
         self._links = links
         self._ended = {(stage, action): 0 for stage in range(stages) for action in ACTIONS}
         self._passed = [0] * stages
-        self._fences: list[Fence] = []
+        self._snapshots: list[Snapshot] = []
         self._waiters = 0
         self._stopped = False
         self._changed = threading.Condition()
@@ -91,23 +91,23 @@ class Ledger:
         """Notes that something goes on that takes time, and is no task."""
         self.changed_at = perf_counter()
 
-    def expect(self, fence: Fence) -> None:
-        """Takes note of a fence on its way, which :meth:`stop` is to end."""
+    def expect(self, snapshot: Snapshot) -> None:
+        """Takes note of a snapshot on its way, which :meth:`stop` is to end."""
         with self._changed:
-            self._fences = [other for other in self._fences if other.is_open]
-            self._fences.append(fence)
+            self._snapshots = [other for other in self._snapshots if other.is_open]
+            self._snapshots.append(snapshot)
             if self._stopped:
-                fence.give_up(self._why(fence), ended=True)
+                snapshot.give_up(self._why(snapshot), ended=True)
 
-    def end_fence(self, stage: int) -> None:
-        """Notes that a stage has done with a fence."""
+    def end_snapshot(self, stage: int) -> None:
+        """Notes that a stage has done with a snapshot."""
         with self._changed:
             self._passed[stage] += 1
             self.changed_at = perf_counter()
             self._changed.notify_all()
 
-    def wait_for_fences(self, count: int, timeout_s: float) -> bool:
-        """Waits until every stage has done with ``count`` fences; otherwise as :meth:`wait`."""
+    def wait_for_snapshots(self, count: int, timeout_s: float) -> bool:
+        """Waits until every stage has done with ``count`` snapshots; otherwise as :meth:`wait`."""
         with self._changed:
             there = self._changed.wait_for(lambda: self._stopped or min(self._passed) >= count, timeout_s)
             if self._stopped:
@@ -120,12 +120,12 @@ class Ledger:
         lines = []
         for stage in range(self.stages):
             ended = ", ".join(f"{action} of {self._ended[stage, action]}" for action in ACTIONS)
-            lines.append(f"stage {stage} has ended {ended} batches, and passed {self._passed[stage]} fences")
+            lines.append(f"stage {stage} has ended {ended} batches, and passed {self._passed[stage]} snapshots")
         lines.append(f"told to stop: {self._stopped}; waiting for tasks: {self._waiters}; failure: {self.failure!r}")
         return "\n".join(lines)
 
-    def _why(self, fence: Fence) -> BaseException:
-        return self.failure or ScheduleError(f"the pipeline was stopped before every stage had come by the {fence}")
+    def _why(self, snapshot: Snapshot) -> BaseException:
+        return self.failure or ScheduleError(f"the pipeline was stopped before every stage had come by the {snapshot}")
 
     def fail(self, error: BaseException) -> None:
         """Keeps the first failure, and stops everyone."""
@@ -139,8 +139,8 @@ class Ledger:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-            for fence in self._fences:
-                fence.give_up(self._why(fence), ended=True)
+            for snapshot in self._snapshots:
+                snapshot.give_up(self._why(snapshot), ended=True)
         for link in self._links:
             link.close()
 
@@ -151,7 +151,7 @@ class Worker(threading.Thread):
     Args:
         stage: The stage.
         schedule: What may run after what.
-        ledger: Shared with the other workers.
+        progress: Shared with the other workers.
         inbox: Where parcels come from.
         outbox: Where they go; None for the last stage.
         threads: Intra-op threads of this worker on a CPU; None leaves PyTorch's setting.
@@ -161,7 +161,7 @@ class Worker(threading.Thread):
         self,
         stage: Stage,
         schedule: Schedule,
-        ledger: Ledger,
+        progress: SharedProgress,
         inbox: Link,
         outbox: Link | None,
         threads: int | None,
@@ -170,14 +170,14 @@ class Worker(threading.Thread):
         super().__init__(name=f"pipeal-stage-{stage.number}", daemon=True)
         self.stage = stage
         self.schedule = schedule
-        self.ledger = ledger
+        self.progress = progress
         self.inbox = inbox
         self.outbox = outbox
         self.threads = threads
         self.doing: tuple[str, float] = ("starting", perf_counter())
 
     def run(self) -> None:
-        """Works until the ledger is closed. The first exception of any worker goes to the caller."""
+        """Works until told to stop. The first exception of any worker goes to the caller."""
         try:
             if self.threads is not None:
                 set_intra_op_threads(self.threads)
@@ -194,7 +194,7 @@ class Worker(threading.Thread):
         except (Stopped, Abandoned):
             pass
         except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
-            self.ledger.fail(error)
+            self.progress.fail(error)
 
     def _work_on(self, parcels: list[Parcel]) -> None:
         """Empties its one-element argument: a worker that waits for space must not hold its input as well."""
@@ -208,15 +208,15 @@ class Worker(threading.Thread):
         self._do(Action.BACKWARD, sequence)
         self._do(Action.UPDATE, sequence)
 
-    def _pass_by(self, item: Fence | Errand) -> None:
-        if isinstance(item, Fence):
+    def _pass_by(self, item: Snapshot | Request) -> None:
+        if isinstance(item, Snapshot):
             self.doing = (f"saving in the {item}", perf_counter())
-            self.stage.save(item, self.ledger.moved)
-            self.ledger.end_fence(self.stage.number)
+            self.stage.save(item, self.progress.moved)
+            self.progress.end_snapshot(self.stage.number)
         else:
             self.doing = (item.does, perf_counter())
             item(self.stage)
-            self.ledger.moved()
+            self.progress.moved()
             if not item.goes_on:
                 return
         if self.outbox is not None:
@@ -225,15 +225,15 @@ class Worker(threading.Thread):
 
     def _do(self, action: Action, sequence: int, parcel: Parcel | None = None) -> Parcel | None:
         task = Task(sequence, self.stage.number, action)
-        before = self.schedule.after(task, self.ledger.stages)
-        if self.ledger.stopped:  # whoever stops the pipeline waits for one action, not for three
+        before = self.schedule.after(task, self.progress.stages)
+        if self.progress.stopped:  # whoever stops the pipeline waits for one action, not for three
             raise Stopped
-        if not self.ledger.has_ended(before):
+        if not self.progress.has_ended(before):
             with self._waiting("join"):
-                self.ledger.wait(before)
+                self.progress.wait(before)
         self.doing = (str(task), perf_counter())
         onward = self.stage.run(action, parcel)
-        self.ledger.end(task)
+        self.progress.end(task)
         return onward
 
     def _waiting(self, reason: str) -> AbstractContextManager[None]:

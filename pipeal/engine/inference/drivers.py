@@ -7,7 +7,7 @@
        └── trip 0 ◄──────────┘
 
 A visit waits for nothing but its stage's thread, and a trip for nothing but its visit: nothing can deadlock. What is
-under way is bounded by whoever submits. Every wait ends: by what it waits for, or because of :meth:`Crew.stop`.
+under way is bounded by whoever submits. Every wait ends: by what it waits for, or because of :meth:`Drivers.stop`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.stage import Stage
 
 
-class Crew:
+class Drivers:
     """One thread per stage; ``with`` it.
 
     Args:
@@ -60,7 +60,7 @@ class Crew:
         self._changed_at = perf_counter()
         self._drivers = {stage.number: _Driver(stage, self, threads) for stage in stages}
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Drivers:
         # PyTorch keeps the last number set by any thread as the one that later threads begin with.
         self._threads_before = torch.get_num_threads()
         try:
@@ -165,18 +165,18 @@ class Crew:
 class _Driver(threading.Thread):
     """Makes the visits to one stage."""
 
-    def __init__(self, stage: Stage, crew: Crew, threads: int) -> None:
+    def __init__(self, stage: Stage, drivers: Drivers, threads: int) -> None:
         # A daemon: a stage that hangs in foreign code must not keep the process alive.
         super().__init__(name=f"pipeal-inference-{stage.number}", daemon=True)
         self.stage = stage
-        self.crew = crew
+        self.drivers = drivers
         self.threads = threads
-        self.called = threading.Condition(crew._lock)
+        self.called = threading.Condition(drivers._lock)
         self.inbox: list[tuple[int, Trip, Visit]] = []
         self.doing: tuple[str, float] = ("starting", perf_counter())
 
     def run(self) -> None:
-        """Works until the crew is stopped. The first exception of any thread goes to the caller."""
+        """Works until the drivers are stopped. The first exception of any thread goes to the caller."""
         try:
             set_intra_op_threads(self.threads)
             with suppress(Stopped, Abandoned):
@@ -184,25 +184,25 @@ class _Driver(threading.Thread):
                     self.doing = ("waiting for input", perf_counter())
                     self._drive(*self._next())
         except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
-            self.crew._fail(error)
+            self.drivers._fail(error)
 
     def _next(self) -> tuple[int, Trip, Visit]:
         with self.called:
-            self.called.wait_for(lambda: self.crew.stopped.is_set() or bool(self.inbox))
-            if self.crew.stopped.is_set():
+            self.called.wait_for(lambda: self.drivers.stopped.is_set() or bool(self.inbox))
+            if self.drivers.stopped.is_set():
                 raise Stopped
             return heappop(self.inbox)
 
     def _drive(self, number: int, trip: Trip, visit: Visit) -> None:
         """Makes a visit, and those that follow on the same stage; then lets the trip go."""
         while visit.stage is self.stage:
-            if self.crew.stopped.is_set():
+            if self.drivers.stopped.is_set():
                 raise Stopped
             self.doing = (visit.does, perf_counter())
             arrived = make(visit)
             try:
                 visit = trip.send(arrived)
             except StopIteration as end:
-                self.crew._arrive(number, end.value)
+                self.drivers._arrive(number, end.value)
                 return
-        self.crew._put(number, trip, visit)
+        self.drivers._put(number, trip, visit)

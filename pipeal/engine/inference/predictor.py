@@ -13,7 +13,7 @@ from pipeal.core.errors import ConfigError, PlacementError, ScheduleError
 from pipeal.core.packet import Tree, in_mode, module_of
 from pipeal.engine.devices import ready_now, take_over
 from pipeal.engine.devices.threads import intra_op_threads
-from pipeal.engine.inference.drivers import Crew
+from pipeal.engine.inference.drivers import Drivers
 from pipeal.engine.inference.exit_policy import ExitPolicy
 from pipeal.engine.inference.trips import Journey, Traveller, Trip, drive
 from pipeal.engine.stage import Stage
@@ -107,14 +107,14 @@ class Predictor:
                             arrived = drive(trip)
                         yield take_over(*arrived)
                 else:
-                    with self._crew(way) as crew:
-                        for arrived in crew.drive(trips(crew.stopped), self.queue_depth * len(way)):
+                    with self._drivers(way) as drivers:
+                        for arrived in drivers.drive(trips(drivers.stopped), self.queue_depth * len(way)):
                             yield take_over(*arrived)
         finally:
             self._under_way = False
 
-    def _crew(self, way: Sequence[Stage]) -> Crew:
-        return Crew(way, threads=self.threads, stall_timeout_s=self.stall_timeout_s, dump_folder=self.dump_folder)
+    def _drivers(self, way: Sequence[Stage]) -> Drivers:
+        return Drivers(way, threads=self.threads, stall_timeout_s=self.stall_timeout_s, dump_folder=self.dump_folder)
 
     def _begin(self, depth: int) -> list[Stage]:
         """The stages on the way to an exit, which from now on see what the caller has given to its own streams."""

@@ -8,7 +8,7 @@
     logits ◄ h1 h2 ◄─── h3 ◄─────── h4
 
 A trip is a generator: it yields the visit that comes next and is sent what came of it. It is pure planning and knows
-no thread; whoever drives it (the caller, or :class:`pipeal.engine.inference.drivers.Crew`) makes the visits.
+no thread; whoever drives it (the caller, or :class:`pipeal.engine.inference.drivers.Drivers`) makes the visits.
 """
 
 from __future__ import annotations

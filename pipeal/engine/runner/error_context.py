@@ -20,7 +20,7 @@ ON_OOM: tuple[OnOom, ...] = ("raise", "split")
 _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
 
 
-class Blame:
+class ErrorContext:
     """Says of errors in a stage where they happened.
 
     Args:

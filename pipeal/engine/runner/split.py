@@ -36,7 +36,7 @@ class SplitWarning(UserWarning):
     """A batch did not fit into memory and was learnt from in parts."""
 
 
-class Rescue:
+class BatchSplitter:
     """One layer's actions under the policies ``skip`` and ``split``. Under others a stage needs none.
 
     Args:

@@ -156,12 +156,14 @@ def _states(pipe: Pipeline) -> list[State]:
             )
         _refuse_far(pipe, "save within the `with`")
         return [layer_state(layer) for stage in pipe.stages for _, layer in stage.layers]
-    fence = pipe.fence()
+    snapshot = pipe.snapshot()
     with pipe._delivery:
-        pipe._finish(executor)  # which, unlike a wait for the fence, ends where a stage stands still
-        found = fence.wait()
+        pipe._finish(executor)  # which, unlike a wait for the snapshot, ends where a stage stands still
+        found = snapshot.wait()
     if any(state.kept is not None for state in found.values()):
-        raise ScheduleError("other ranks keep their layers' states themselves; leave out on_fence where they serve()")
+        raise ScheduleError(
+            "other ranks keep their layers' states themselves; leave out on_snapshot where they serve()"
+        )
     return [state.state for state in found.values()]
 
 

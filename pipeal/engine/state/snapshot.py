@@ -1,10 +1,10 @@
-"""A fence between two batches: it travels with the packets, and each stage copies its layers as it comes by.
+"""A snapshot between two batches: it travels with the packets, and each stage copies its layers as it comes by.
 
 ::
 
-    caller ─► batch 8 ─ fence ─ batch 7 ─► [stage 0] ─► batch 6 ─► [stage 1] ─► …
+    caller ─► batch 8 ─ snapshot ─ batch 7 ─► [stage 0] ─► batch 6 ─► [stage 1] ─► …
                           └ after its update on batch 7 and before its forward on batch 8, a stage copies what its
-                            layers have learnt, and hands the fence on; it waits for no other stage
+                            layers have learnt, and hands the snapshot on; it waits for no other stage
 
 Written by the stages' threads, waited for by any other, such as one that writes checkpoints.
 """
@@ -30,7 +30,7 @@ _POLL_S = 1e-3
 
 @dataclass(frozen=True)
 class LayerState:
-    """What a fence found of one layer; all tensors are on the CPU.
+    """What a snapshot found of one layer; all tensors are on the CPU.
 
     Attributes:
         state: What the layer has learnt (:mod:`pipeal.engine.state.layer_state`).
@@ -46,7 +46,7 @@ class LayerState:
     kept: Mapping[str, Any] | None = None
 
 
-class Fence:
+class Snapshot:
     """The states of all layers between two batches, as soon as every stage has come by.
 
     Args:
@@ -55,7 +55,7 @@ class Fence:
 
     Attributes:
         batch: As given: the ``first_batch`` of a pipeline that goes on from here.
-        number: Of the fences of its pipeline, from 1, where those are counted.
+        number: Of the snapshots of its pipeline, from 1, where those are counted.
         note: What whoever asked for it tells those who keep what it finds; what JSON can hold.
         ended: Whether it was given up because the pipeline was ending.
     """
@@ -79,7 +79,7 @@ class Fence:
             timeout_s: How long; None for as long as the pipeline runs.
 
         Returns:
-            The states, by the layers' numbers. The fence keeps them as long as it lives.
+            The states, by the layers' numbers. The snapshot keeps them as long as it lives.
 
         Raises:
             StallError: They were not there in time.
@@ -121,7 +121,7 @@ class Fence:
             return self._changed.wait_for(lambda: not self.is_open, timeout_s)
 
     def look_at(self, losses: list[Arriving]) -> None:
-        """Takes losses from before the fence along that nobody has looked at; call it before :meth:`add`."""
+        """Takes losses from before the snapshot along that nobody has looked at; call it before :meth:`add`."""
         with self._changed:
             self._losses += losses
 
@@ -154,4 +154,4 @@ class Fence:
                 self._changed.notify_all()
 
     def __str__(self) -> str:
-        return f"fence before batch {self.batch}"
+        return f"snapshot before batch {self.batch}"

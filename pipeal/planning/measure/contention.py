@@ -28,7 +28,7 @@ from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.sizes import check_sizes, layers_of_stages
 from pipeal.planning.measure.layers import WARM_UP, counted_of
-from pipeal.planning.pure.simulate import Crowding
+from pipeal.planning.pure.simulate import Contention
 
 PATIENCE_S = 600.0
 """How long one crowd may take."""
@@ -52,7 +52,7 @@ class Roll(Protocol):
         ...
 
 
-def measure_crowding(
+def measure_contention(
     model: nn.Module | Iterable[TrainableLayer],
     batches: Sequence[Any],
     at_once: Sequence[int] | None = None,
@@ -125,10 +125,10 @@ def crowds(layers: int) -> list[int]:
     return sorted(number for number in {*range(2, _ALL_UP_TO + 1), *powers, cores(), most} if 2 <= number <= most)
 
 
-def crowding_of(measured: Mapping[int, float]) -> Crowding:
+def contention_of(measured: Mapping[int, float]) -> Contention:
     """The factor for any number, between and beyond the measured ones.
 
-    >>> crowd = crowding_of({2: 1.1, 4: 2.4})
+    >>> crowd = contention_of({2: 1.1, 4: 2.4})
     >>> crowd(1), crowd(2), round(crowd(3), 2), crowd(8)
     (1.0, 1.1, 1.75, 4.8)
     """

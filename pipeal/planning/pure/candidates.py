@@ -15,7 +15,7 @@ from pipeal.planning.pure.backprop_schedules import BackpropSchedule
 from pipeal.planning.pure.hardware import Link, PlannedDevice
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import Layout, best_layout
-from pipeal.planning.pure.simulate import Crowding
+from pipeal.planning.pure.simulate import Contention
 from pipeal.planning.pure.stage_cost import Averaging
 
 CostsByKind = Mapping[str, Sequence[LayerCost]]
@@ -43,7 +43,7 @@ class Setup:
     stage_replicas: int = 1
     batches: int = 1000
     queue_depth: int = 2
-    crowding: Crowding | None = None
+    crowding: Contention | None = None
 
 
 class Searches:

@@ -16,7 +16,7 @@ from pipeal.planning.pure.backprop_schedules import BackpropSchedule, gpipe, nai
 from pipeal.planning.pure.candidates import CostsByKind, Searches, Setup, averaging_of, layouts, share_of
 from pipeal.planning.pure.hardware import Link, PlannedDevice
 from pipeal.planning.pure.layout import Layout
-from pipeal.planning.pure.simulate import Crowding, Hop, Simulation, simulate
+from pipeal.planning.pure.simulate import Contention, Hop, Simulation, simulate
 from pipeal.planning.pure.stage_cost import LayerSums
 
 _UNTIL_STEADY = 64
@@ -217,7 +217,7 @@ def _a_part(batches: int, queue_depth: int) -> int:
     return part - part % queue_depth if queue_depth <= part else part
 
 
-def _crowding(setup: Setup) -> Crowding | None:
+def _crowding(setup: Setup) -> Contention | None:
     """As it is for one of the replicas: all of them do the same at the same time, on the same cores."""
     crowding, replicas = setup.crowding, setup.replicas
     return None if crowding is None else lambda at_once: crowding(at_once * replicas)

@@ -21,7 +21,7 @@ from pipeal.engine.schedule import Action, Task
 
 Durations = Mapping[Action, float]
 
-Crowding: TypeAlias = Callable[[int], float]
+Contention: TypeAlias = Callable[[int], float]
 """How many times as long an action takes while so many stages, or carriers of packets, work at once."""
 
 
@@ -88,7 +88,7 @@ def simulate(
     *,
     queue_depth: int = 2,
     hops: Sequence[Hop] | None = None,
-    crowding: Crowding | None = None,
+    crowding: Contention | None = None,
     at_work: Sequence[int] | None = None,
     keep_spans: bool = True,
 ) -> Simulation:
@@ -140,7 +140,7 @@ class _Clock:
         batches: int,
         queue_depth: int,
         hops: Sequence[Hop] | None,
-        crowding: Crowding | None,
+        crowding: Contention | None,
         at_work: Sequence[int] | None,
         keep_spans: bool,
     ) -> None:

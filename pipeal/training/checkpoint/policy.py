@@ -10,24 +10,24 @@ from torch import Tensor
 
 from pipeal.core.errors import Interrupted, NonFiniteError, first_line
 from pipeal.engine import Pipeline
-from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.training.checkpoint.finite import not_finite_in
 from pipeal.training.checkpoint.rank_files import KeptLayer
-from pipeal.training.checkpoint.writer import PATIENCE_S, Job, PipelineEnded, Saver
+from pipeal.training.checkpoint.writer import PATIENCE_S, CheckpointWriter, Job, PipelineEnded
 from pipeal.training.position import Position, joined
 
 QUIET_S = 3.0
 """How long the last checkpoint may take before it is spoken of."""
 
 
-class CheckpointKeeper:
-    """Saves a training through a :class:`Saver`, which writes while training goes on.
+class CheckpointPolicy:
+    """Saves a training through a :class:`CheckpointWriter`, which writes while training goes on.
 
     What a layer has learnt is looked at before it is written: states that are not finite are no checkpoint. They end
-    the training as soon as that is known, or with ``ends_on_broken=False`` are told of by the saver.
+    the training as soon as that is known, or with ``ends_on_broken=False`` are told of by the writer.
 
     Args:
-        saver: Writes the checkpoints.
+        writer: Writes the checkpoints.
         every: Batches between two of them, to which those up to the next update may come; None saves after epochs
             alone.
         asked_to_end: The exit code to end with, as soon as there is one.
@@ -43,7 +43,7 @@ class CheckpointKeeper:
 
     def __init__(
         self,
-        saver: Saver,
+        writer: CheckpointWriter,
         every: int | None,
         asked_to_end: Callable[[], int | None],
         facts: Mapping[str, Any],
@@ -54,7 +54,7 @@ class CheckpointKeeper:
         begun: int = 0,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        self.saver = saver
+        self.writer = writer
         self.every = every
         self.asked_to_end = asked_to_end
         self.facts = facts
@@ -64,8 +64,8 @@ class CheckpointKeeper:
         self.way_back = way_back
         self._behind = begun
         self._sound: int | None = None  # the batches before which all was finite, when last looked at
-        self._broken: NonFiniteError | None = None  # set by the saver's thread
-        self._looked_at: Fence | None = None
+        self._broken: NonFiniteError | None = None  # set by the writer's thread
+        self._looked_at: Snapshot | None = None
         self._sees = True  # whether the states could be had when last looked at
 
     def after_batch(self, pipe: Pipeline, position: Position) -> bool:
@@ -107,16 +107,16 @@ class CheckpointKeeper:
             raise Interrupted(
                 f"interrupted after {after}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1
             )
-        if position.rows and not position.batches and self._written() and not self.saver.failing:
+        if position.rows and not position.batches and self._written() and not self.writer.failing:
             # The checkpoint at the end of the turn before says as much; in its place, it would be the best no more.
             before = f"interrupted before turn {position.turn}"
             raise Interrupted(f"{before}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1)
-        failures = self.saver.failures
-        fence, job = self._save(pipe, position)
+        failures = self.writer.failures
+        snapshot, job = self._save(pipe, position)
         where = position.where
         code = self.asked_to_end() or 1
         if not self._written():
-            self.saver.give_up()
+            self.writer.give_up()
             raise Interrupted(
                 f"interrupted after {where}, which was not saved within {PATIENCE_S:g} s; {self.way_back} goes on "
                 "from the checkpoint before it",
@@ -124,57 +124,57 @@ class CheckpointKeeper:
             )
         if job.written:
             raise Interrupted(f"interrupted after {where}, and saved; {self.way_back} goes on from there", code)
-        if fence.ended:
-            fence.wait()  # raises what ended it; nobody else would, since nothing more is submitted
-        why = self._broken if self.saver.failures == failures else self.saver.last_failure
+        if snapshot.ended:
+            snapshot.wait()  # raises what ended it; nobody else would, since nothing more is submitted
+        why = self._broken if self.writer.failures == failures else self.writer.last_failure
         raise Interrupted(f"interrupted after {where}, which could not be saved: {why}", code)
 
     def _written(self) -> bool:
         """Waits for the last checkpoint, and says so if that takes its time."""
-        if self.saver.flush(QUIET_S):
+        if self.writer.flush(QUIET_S):
             return True
-        self.saver.say("saving; another signal ends the run at once, without its last batches")
-        return self.saver.flush(PATIENCE_S - QUIET_S)
+        self.writer.say("saving; another signal ends the run at once, without its last batches")
+        return self.writer.flush(PATIENCE_S - QUIET_S)
 
-    def _save(self, pipe: Pipeline, position: Position) -> tuple[Fence, Job]:
-        fence, self._looked_at = self._looked_at or pipe.fence(), None
-        collect = partial(self._layers, fence, list(position.losses), position.step)
+    def _save(self, pipe: Pipeline, position: Position) -> tuple[Snapshot, Job]:
+        snapshot, self._looked_at = self._looked_at or pipe.snapshot(), None
+        collect = partial(self._layers, snapshot, list(position.losses), position.step)
         where = {"turn": position.turn, "epoch": position.epoch, "batch": position.part.batches}
         state = {"training": position.state(), "data": self.facts, "config": self.config}
-        return fence, self.saver.submit(position.step, collect, where, state, best=_is_best(position))
+        return snapshot, self.writer.submit(position.step, collect, where, state, best=_is_best(position))
 
-    def _look(self, pipe: Pipeline, position: Position) -> Fence | None:
-        """A fence whose states are finite; None where they could not be had, which is told and ends no training."""
-        fence = pipe.fence()
+    def _look(self, pipe: Pipeline, position: Position) -> Snapshot | None:
+        """A snapshot whose states are finite; None where they could not be had, which is told and ends no training."""
+        snapshot = pipe.snapshot()
         try:
-            self._require_sound(fence, fence.wait(pipe.stall_timeout_s), position.step)
+            self._require_sound(snapshot, snapshot.wait(pipe.stall_timeout_s), position.step)
         except Exception as error:
-            if fence.ended or isinstance(error, NonFiniteError):
+            if snapshot.ended or isinstance(error, NonFiniteError):
                 raise
             if self._sees:  # or it has been told
                 why = f"the states of step {position.step} could not be looked at: {first_line(error)}"
-                self.saver.say(f"{why}; the training goes on")
+                self.writer.say(f"{why}; the training goes on")
             self._sees = False
             return None
         self._sees = True
-        return fence
+        return snapshot
 
-    def _layers(self, fence: Fence, earlier: list[Tensor], step: int) -> dict[int, dict[str, Any] | KeptLayer]:
+    def _layers(self, snapshot: Snapshot, earlier: list[Tensor], step: int) -> dict[int, dict[str, Any] | KeptLayer]:
         """What the layers' files hold: their states; and in the first, what is counted of the epoch under way.
 
-        Runs on the saver's thread.
+        Runs on the writer's thread.
         """
         try:
-            passed = fence.wait()
-            self._require_sound(fence, passed, step)
+            passed = snapshot.wait()
+            self._require_sound(snapshot, passed, step)
         except NonFiniteError as error:
-            if not (self.ends_on_broken or fence.ended):
+            if not (self.ends_on_broken or snapshot.ended):
                 raise
-            if not fence.ended:
+            if not snapshot.ended:
                 self._broken = self._broken or error
             raise PipelineEnded from error
         except Exception as error:
-            if fence.ended:
+            if snapshot.ended:
                 raise PipelineEnded from error
             raise
         losses = joined(earlier, [found.losses for found in passed.values() if found.losses is not None])
@@ -184,13 +184,13 @@ class CheckpointKeeper:
             number: _content(number, passed[number]) for number in others
         }
 
-    def _require_sound(self, fence: Fence, passed: Mapping[int, LayerState], step: int) -> None:
+    def _require_sound(self, snapshot: Snapshot, passed: Mapping[int, LayerState], step: int) -> None:
         """Raises for a layer whose state is not finite, and says what is known of the batch that did it."""
         for number, found in passed.items():
             name = _not_finite_in(number, found)
             if name is None:
                 continue
-            last = fence.batch - 1
+            last = snapshot.batch - 1
             is_to_blame = self._sound == last
             since = "" if self._sound is None else f", though it was before batch {self._sound}"
             which = "the update on that batch" if is_to_blame else "the update on that batch, or on one before it,"
@@ -203,7 +203,7 @@ class CheckpointKeeper:
                 (),
                 is_to_blame=is_to_blame,
             )
-        self._sound = max(fence.batch, self._sound or 0)
+        self._sound = max(snapshot.batch, self._sound or 0)
 
 
 def _is_best(position: Position) -> bool:

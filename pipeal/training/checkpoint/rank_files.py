@@ -3,7 +3,7 @@
 ::
 
     checkpoints/
-        .parts/5f0c-3-12/layer-002.pt    of the 12th fence of the third pipeline of attempt 5f0c, written by the rank
+        .parts/5f0c-3-12/layer-002.pt    of the 12th snapshot of the third pipeline of attempt 5f0c, written by the rank
                                          that has layer 2
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeal.core.errors import DataError
-from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.training.checkpoint.finite import not_finite_in
 from pipeal.training.checkpoint.layer_file import require_plain, write_layer
 
@@ -45,7 +45,7 @@ class KeptLayer:
 
 
 class RankFiles:
-    """Writes this rank's layers when a fence comes by.
+    """Writes this rank's layers when a snapshot comes by.
 
     Args:
         folder: That of the checkpoints, on a file system that rank 0 sees, too.
@@ -57,13 +57,13 @@ class RankFiles:
         self._folder = folder / _PARTS
         self._pipeline = f"{attempt}-{pipeline}"
 
-    def __call__(self, fence: Fence, states: Mapping[int, LayerState]) -> dict[str, Any]:
+    def __call__(self, snapshot: Snapshot, states: Mapping[int, LayerState]) -> dict[str, Any]:
         """Writes the states; says where, for :meth:`KeptLayer.of`, and what in them is not finite.
 
         Raises:
             DataError: A state cannot be written, or the system refused to.
         """
-        where = self._folder / f"{self._pipeline}-{fence.number}"
+        where = self._folder / f"{self._pipeline}-{snapshot.number}"
         files, not_finite = {}, {}
         try:
             where.mkdir(parents=True, exist_ok=True)
@@ -97,5 +97,5 @@ def clear_parts(folder: Path, until: KeptLayer | None = None) -> None:
 
 
 def _order(path: Path) -> tuple[str, int, int]:
-    attempt, pipeline, fence = path.name.split("-")
-    return attempt, int(pipeline), int(fence)
+    attempt, pipeline, snapshot = path.name.split("-")
+    return attempt, int(pipeline), int(snapshot)

@@ -14,7 +14,7 @@ from pipeal.training.position import Position
 
 
 @dataclass(frozen=True)
-class TakenUp:
+class ResumedTraining:
     """What a checkpoint holds.
 
     Attributes:
@@ -28,8 +28,8 @@ class TakenUp:
     facts: Mapping[str, Any]
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> TakenUp:
-        """Reads a checkpoint that a :class:`~pipeal.training.checkpoint.policy.CheckpointKeeper` had saved.
+    def of(cls, checkpoint: Checkpoint) -> ResumedTraining:
+        """Reads a checkpoint that a :class:`~pipeal.training.checkpoint.policy.CheckpointPolicy` had saved.
 
         Raises:
             DataError: It was saved by something else.

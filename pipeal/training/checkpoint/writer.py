@@ -43,7 +43,7 @@ HURRY_S = 2.0
 """How long it does when nobody wants it any more."""
 
 
-class Saver:
+class CheckpointWriter:
     """Writes checkpoints on a thread of its own, one after the other. Used with ``with``, outside of the pipeline's.
 
     While one is written, at most two wait: the newest and the newest best one, so that a slow disk costs checkpoints,
@@ -51,7 +51,7 @@ class Saver:
 
     Args:
         store: Where to.
-        say: Told in one line, on the saver's thread, of failed writes: the first, second, fourth, eighth … in a row,
+        say: Told in one line, on the writer's thread, of failed writes: the first, second, fourth, eighth … in a row,
             and of the first that succeeds after them.
 
     Attributes:
@@ -75,7 +75,7 @@ class Saver:
         self._crash: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Saver:
+    def __enter__(self) -> CheckpointWriter:
         return self
 
     def __exit__(
@@ -103,7 +103,7 @@ class Saver:
 
         Args:
             step: See :meth:`pipeal.training.checkpoint.store.CheckpointStore.save`, as for what follows.
-            layers: Called on the saver's thread; gives the states of the layers, and waits for them if need be. When
+            layers: Called on the writer's thread; gives the states of the layers, and waits for them if need be. When
                 it raises, there is no checkpoint; that is a failure, unless it is :class:`PipelineEnded`.
             position: Where the run stands; what JSON can hold.
             state: Anything else, likewise.
@@ -114,21 +114,21 @@ class Saver:
 
         Raises:
             TypeError: The position or the state holds what JSON cannot.
-            RuntimeError: The saver is closed.
+            RuntimeError: The writer is closed.
         """
         # As they are now: the run goes on and changes them.
         job = Job(step, layers, json.loads(json.dumps(position)), json.loads(json.dumps(state)), best)
         with self._changed:
             self._require_alive()
             if self._closed:
-                raise RuntimeError(f"the checkpoint of step {step} came after the saver was closed")
+                raise RuntimeError(f"the checkpoint of step {step} came after the writer was closed")
             # A best one is kept waiting beside the newest: what replaced it would not be as good.
             stay = [] if best else [other for other in self._waiting if other.best]
             self.replaced += len(self._waiting) - len(stay)
             self._waiting = [*stay, job]
             if self._thread is None:
                 # A daemon: a disk that never answers must not keep the process.
-                self._thread = threading.Thread(target=self._run, name="pipeal-saver", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="pipeal-writer", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         return job

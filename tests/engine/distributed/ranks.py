@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from pipeal.engine.distributed.heartbeat import Heart
+from pipeal.engine.distributed.heartbeat import Heartbeat
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.world import World
@@ -27,15 +27,15 @@ class Wire:
         self._cut = threading.Event()
         self._open: list[socket.socket] = []
         self._to = port
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = self._door.getsockname()[1]
+        self._attempt_store = socket.create_server(("127.0.0.1", 0))
+        self.port = self._attempt_store.getsockname()[1]
         threading.Thread(target=self._answer, daemon=True).start()
 
     def cut(self) -> None:
         self._cut.set()
 
     def close(self) -> None:
-        for one in [self._door, *self._open]:
+        for one in [self._attempt_store, *self._open]:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)  # wakes whoever waits there
             one.close()
@@ -43,7 +43,7 @@ class Wire:
     def _answer(self) -> None:
         while True:
             try:
-                near, _ = self._door.accept()
+                near, _ = self._attempt_store.accept()
             except OSError:
                 return
             far = socket.create_connection(("127.0.0.1", self._to))
@@ -78,14 +78,14 @@ def rank_of(
     def connect() -> dist.Store:
         return dist.TCPStore("127.0.0.1", port, None, False, timeout=timedelta(seconds=30), wait_for_workers=False)
 
-    heart = Heart(connect(), rank, mesh, timeout_s, f"127.0.0.1:{port}")
+    heartbeat = Heartbeat(connect(), rank, mesh, timeout_s, f"127.0.0.1:{port}")
     if beats:
-        heart.start()
+        heartbeat.start()
     try:
-        yield World(launch, mesh, timeout_s, heart, connect())
+        yield World(launch, mesh, timeout_s, heartbeat, connect())
     finally:
         if beats:
-            heart.stop()
+            heartbeat.stop()
 
 
 @contextmanager

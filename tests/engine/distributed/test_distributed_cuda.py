@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeal import Pipeline
-from pipeal.engine import SCHEDULES, Fence, load_layer_state
+from pipeal.engine import SCHEDULES, Snapshot, load_layer_state
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.process_groups import Groups, Seat, gpu_group
 from pipeal.engine.distributed.world import World
@@ -24,19 +24,19 @@ from .processes import Job, run
 pytestmark = pytest.mark.cuda
 
 
-def left(fence: Fence, losses: list[Tensor], logits: list[Tensor]) -> list[Tensor]:
+def left(snapshot: Snapshot, losses: list[Tensor], logits: list[Tensor]) -> list[Tensor]:
     """Weights, losses and logits, on the CPU."""
     model = package()
-    for number, found in fence.wait(60).items():
+    for number, found in snapshot.wait(60).items():
         load_layer_state(model[number], found.state)
     return [*(value.cpu() for value in model.state_dict().values()), *losses, *(one.cpu() for one in logits)]
 
 
-def work_of(pipe: Pipeline) -> tuple[Fence, list[Tensor], list[Tensor]]:
+def work_of(pipe: Pipeline) -> tuple[Snapshot, list[Tensor], list[Tensor]]:
     data = batches(8)
     report = pipe.run(data, lambda batch: 1 / (1 + batch))
     logits = [*pipe.predict_each([x for x, _ in data]), pipe.predict(data[0][0], 2)]
-    return pipe.fence(), report.losses, logits
+    return pipe.snapshot(), report.losses, logits
 
 
 def trained(world: World, model: Any, device: str, schedule: str, **settings: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from pipeal.core.errors import ConfigError, PeerLostError
-from pipeal.engine.distributed.attempt_store import Door
+from pipeal.engine.distributed.attempt_store import AttemptStore
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import open_world
 
@@ -26,15 +26,15 @@ def entered(size: int, port: int) -> list[str]:
     first, *others = launches(size, port)
 
     def enter(launch: Launch) -> None:
-        found[launch.rank] = Door(launch, 20.0).attempt
+        found[launch.rank] = AttemptStore(launch, 20.0).attempt
 
     threads = [Thread(target=enter, args=(launch,)) for launch in others]
     for thread in threads:
         thread.start()
-    door = Door(first, 20.0)
+    attempt_store = AttemptStore(first, 20.0)
     while any(thread.is_alive() for thread in threads):
-        door.answer()
-    return [door.attempt, *(found[rank] for rank in range(1, size))]
+        attempt_store.answer()
+    return [attempt_store.attempt, *(found[rank] for rank in range(1, size))]
 
 
 def test_all_ranks_know_an_attempt_by_one_name_and_every_attempt_has_another() -> None:
@@ -47,20 +47,20 @@ def test_all_ranks_know_an_attempt_by_one_name_and_every_attempt_has_another() -
 
 def test_rank_0_that_does_not_come_is_named() -> None:
     with store_port() as port, pytest.raises(PeerLostError, match=r"rank 0 of 2 did not come within 0\.5 s to 127"):
-        Door(launches(2, port)[1], 0.5)
+        AttemptStore(launches(2, port)[1], 0.5)
 
 
 def test_a_store_that_goes_away_while_rank_0_lets_the_others_in_is_told() -> None:
     """Symptom: a RuntimeError of the store itself, as of a bug."""
     with store_port() as port:
         wire = Wire(port)
-        door = Door(launches(2, wire.port)[0], 2.0)
-        door.answer()
+        attempt_store = AttemptStore(launches(2, wire.port)[0], 2.0)
+        attempt_store.answer()
         wire.close()
         with pytest.raises(
-            PeerLostError, match=f"the store cannot be reached: nobody answers at {door.where} "
+            PeerLostError, match=f"the store cannot be reached: nobody answers at {attempt_store.where} "
         ) as found:
-            door.answer()
+            attempt_store.answer()
         assert found.value.rank is None
 
 
@@ -69,7 +69,7 @@ def test_a_store_that_says_nothing_of_its_error_is_told_of_in_words(rank: int, k
     """Symptom: an IndexError, of a text that has no first line."""
     launch = Launch(rank, 2, rank, 2, "127.0.0.1", 1)
     with patch.object(dist, "TCPStore", side_effect=RuntimeError()), pytest.raises(kind, match="RuntimeError"):
-        Door(launch, 1.0)
+        AttemptStore(launch, 1.0)
 
 
 def test_what_an_earlier_attempt_left_in_the_store_is_not_heard() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeal import ALPackage
-from pipeal.engine import SCHEDULES, Fence, load_layer_state
+from pipeal.engine import SCHEDULES, Snapshot, load_layer_state
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
 
@@ -39,10 +39,10 @@ PAIRS = Case(
 _building = threading.Lock()  # of packages, from PyTorch's default generator
 
 
-def rebuilt(case: Case, fence: Fence) -> ALPackage:
-    """A new package with what a fence found."""
+def rebuilt(case: Case, snapshot: Snapshot) -> ALPackage:
+    """A new package with what a snapshot found."""
     package = case.build()
-    for number, found in fence.wait(120).items():
+    for number, found in snapshot.wait(120).items():
         load_layer_state(package[number], found.state)
     return package
 
@@ -56,12 +56,12 @@ def trained(world: World, package: ALPackage, case: Case, schedule: str, **setti
     batches = case.batches()
     with DistributedPipeline(package, world, "cpu", schedule, **chosen) as pipe:
         report = pipe.run(iter(batches), lr_scale=cosine)
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
         predictions = [pipe.predict(batches[0][0], depth + 1) for depth in range(len(package))]
     assert report.batches == len(batches)
     assert report.samples == sum(case.rows)
     with _building:
-        return outcome(rebuilt(case, fence), report.losses, predictions)
+        return outcome(rebuilt(case, snapshot), report.losses, predictions)
 
 
 def run(worlds: list[World], case: Case, schedule: str, sizes: list[int], **settings: Any) -> Outcome:

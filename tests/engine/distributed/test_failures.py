@@ -16,7 +16,7 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage
 from pipeal.core.errors import Interrupted
-from pipeal.engine.distributed import heartbeat as heart
+from pipeal.engine.distributed import heartbeat as heartbeat
 from pipeal.engine.distributed.follower import Server
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.rank import Node
@@ -185,7 +185,7 @@ def test_a_replica_without_a_batch_is_told_of_it(tmp_path: Path) -> None:
 
 def apart() -> None:
     """As on another machine: nobody can look at the number of a process."""
-    heart.is_gone = lambda _: False  # type: ignore[assignment]
+    heartbeat.is_gone = lambda _: False  # type: ignore[assignment]
 
 
 def lost_when_told_to_end(world: World) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def lost_when_it_has_closed(world: World) -> dict[str, Any]:
             os._exit(9)
 
         Server._say_farewell = leave  # type: ignore[method-assign]
-        Server._finish_fences = lambda server: (server._fences.put(None), server.node.close())  # type: ignore[method-assign,assignment,func-returns-value]
+        Server._finish_fences = lambda server: (server._snapshots.put(None), server.node.close())  # type: ignore[method-assign,assignment,func-returns-value]
     return virtual(world, quick(3))
 
 

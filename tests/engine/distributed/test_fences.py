@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from pipeal import ALPackage, Pipeline, ScheduleError, StallError
-from pipeal.engine import SCHEDULES, Fence, LayerState, Window, violations
-from pipeal.engine.distributed.follower import OnFence, Server
+from pipeal.engine import SCHEDULES, LayerState, Snapshot, Window, violations
+from pipeal.engine.distributed.follower import OnSnapshot, Server
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
 from pipeal.engine.state import layer_state
@@ -31,7 +31,7 @@ def with_pipe(
     worlds: list[World],
     packages: list[Any],
     work: Callable[[DistributedPipeline], Any],
-    on_fence: OnFence | None = None,
+    on_snapshot: OnSnapshot | None = None,
     **more: Any,
 ) -> Any:
     """What ``work`` gives on rank 0."""
@@ -39,7 +39,7 @@ def with_pipe(
 
     def on_rank(world: World) -> Any:
         if world.rank:
-            return serve(packages[world.rank], world, on_fence=on_fence, **chosen)
+            return serve(packages[world.rank], world, on_snapshot=on_snapshot, **chosen)
         with DistributedPipeline(packages[0], world, **chosen) as pipe:
             return work(pipe)
 
@@ -54,19 +54,19 @@ def built(worlds: list[World]) -> list[ALPackage]:
 def test_fences_between_all_batches_find_what_training_by_hand_leaves(schedule: str) -> None:
     wanted = by_hand(RICH, len(RICH.rows))
 
-    def work(pipe: DistributedPipeline) -> list[Fence]:
-        fences = [pipe.fence()]
+    def work(pipe: DistributedPipeline) -> list[Snapshot]:
+        snapshots = [pipe.snapshot()]
         for x, y in RICH.batches():
             pipe.submit(x, y, cosine(pipe.next_batch))
-            fences += [pipe.fence(), pipe.fence()]
-        return fences
+            snapshots += [pipe.snapshot(), pipe.snapshot()]
+        return snapshots
 
     for size in (1, 2, 4):
         with thread_ranks(size) as worlds:
-            fences = with_pipe(worlds, built(worlds), work, schedule=schedule)
-        for fence in fences:
-            assert fence.wait(timeout_s=0)  # leaving the pipeline has waited for them
-            assert differences(fence.wait(), wanted[fence.batch]) == []
+            snapshots = with_pipe(worlds, built(worlds), work, schedule=schedule)
+        for snapshot in snapshots:
+            assert snapshot.wait(timeout_s=0)  # leaving the pipeline has waited for them
+            assert differences(snapshot.wait(), wanted[snapshot.batch]) == []
 
 
 def test_what_a_ranks_own_keeper_returns_comes_with_the_fence() -> None:
@@ -75,49 +75,49 @@ def test_what_a_ranks_own_keeper_returns_comes_with_the_fence() -> None:
     seen: dict[tuple[int, int], LayerState] = {}
     threads = set()
 
-    def keep(fence: Fence, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
+    def keep(snapshot: Snapshot, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
         threads.add(threading.current_thread().name)
         time.sleep(0.05)  # a disk
-        seen.update({(fence.batch, layer): state for layer, state in states.items()})
-        return {"file": f"layers-{list(states)}-{fence.note['step']}", "bytes": 3}
+        seen.update({(snapshot.batch, layer): state for layer, state in states.items()})
+        return {"file": f"layers-{list(states)}-{snapshot.note['step']}", "bytes": 3}
 
-    def work(pipe: DistributedPipeline) -> list[Fence]:
-        fences = []
+    def work(pipe: DistributedPipeline) -> list[Snapshot]:
+        snapshots = []
         for x, y in RICH.batches()[:3]:
             pipe.submit(x, y, cosine(pipe.next_batch))
-            fences.append(pipe.fence(note={"step": pipe.next_batch}))
-        return fences
+            snapshots.append(pipe.snapshot(note={"step": pipe.next_batch}))
+        return snapshots
 
     with thread_ranks(2) as worlds:
-        fences = with_pipe(worlds, built(worlds), work, keep, sizes=[1, 3])
-    assert threads == {"pipeal-fences"}
-    for fence in fences:
-        found = fence.wait(120)
+        snapshots = with_pipe(worlds, built(worlds), work, keep, sizes=[1, 3])
+    assert threads == {"pipeal-snapshots"}
+    for snapshot in snapshots:
+        found = snapshot.wait(120)
         assert found[0].kept is None
         for layer in (1, 2, 3):
-            assert found[layer].kept == {"file": f"layers-[1, 2, 3]-{fence.batch}", "bytes": 3}
+            assert found[layer].kept == {"file": f"layers-[1, 2, 3]-{snapshot.batch}", "bytes": 3}
             assert found[layer].state == {}
             losses = found[layer].losses
-            assert losses is None or torch.equal(losses, wanted[fence.batch][layer].losses)  # type: ignore[arg-type]
-        whole = {0: found[0]} | {layer: seen[fence.batch, layer] for layer in (1, 2, 3)}
-        assert differences(whole, wanted[fence.batch]) == []
+            assert losses is None or torch.equal(losses, wanted[snapshot.batch][layer].losses)  # type: ignore[arg-type]
+        whole = {0: found[0]} | {layer: seen[snapshot.batch, layer] for layer in (1, 2, 3)}
+        assert differences(whole, wanted[snapshot.batch]) == []
 
 
 def test_a_keeper_that_fails_fails_its_fence_and_not_the_training() -> None:
-    def keep(fence: Fence, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
-        if fence.batch == 1:
+    def keep(snapshot: Snapshot, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
+        if snapshot.batch == 1:
             raise OSError(28, "No space left on device")
         return {}
 
     def work(pipe: DistributedPipeline) -> None:
         pipe.submit(*RICH.batches()[0])
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
         with pytest.raises(OSError, match="No space left") as caught:
-            fence.wait(120)
+            snapshot.wait(120)
         assert caught.value.errno == 28
-        assert not fence.ended
+        assert not snapshot.ended
         pipe.submit(*RICH.batches()[1])
-        assert pipe.fence().wait(120)[3].kept == {}
+        assert pipe.snapshot().wait(120)[3].kept == {}
         assert pipe.drain().batches == 2
 
     with thread_ranks(2) as worlds:
@@ -127,21 +127,21 @@ def test_a_keeper_that_fails_fails_its_fence_and_not_the_training() -> None:
 def test_a_slow_keeper_holds_the_line_up_and_not_the_memory() -> None:
     """At most two wait on a rank while one is kept; the fourth is not taken before."""
     going, taken = threading.Event(), []
-    came = Server._fence_came
+    came = Server._snapshot_came
 
-    def keep(fence: Fence, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
+    def keep(snapshot: Snapshot, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
         going.wait(120)
         return {}
 
-    def fence_came(server: Server, fence: Fence) -> None:
-        came(server, fence)
-        taken.append(fence.number)
+    def snapshot_came(server: Server, snapshot: Snapshot) -> None:
+        came(server, snapshot)
+        taken.append(snapshot.number)
 
     def work(pipe: DistributedPipeline) -> None:
-        fences = []
+        snapshots = []
         for _ in range(4):
             pipe.submit(*RICH.batches()[0])
-            fences.append(pipe.fence())
+            snapshots.append(pipe.snapshot())
         until = time.monotonic() + 120
         while len(taken) < 3 and time.monotonic() < until:
             time.sleep(0.01)
@@ -150,22 +150,22 @@ def test_a_slow_keeper_holds_the_line_up_and_not_the_memory() -> None:
         with pytest.raises(
             StallError, match=r"the states of layers \[2, 3\] before batch 1 were not there after 0.2 s"
         ):
-            fences[0].wait(0.2)
+            snapshots[0].wait(0.2)
         going.set()
-        assert [list(fence.wait(120)) for fence in fences] == [[0, 1, 2, 3]] * 4
+        assert [list(snapshot.wait(120)) for snapshot in snapshots] == [[0, 1, 2, 3]] * 4
 
-    with thread_ranks(2) as worlds, patch.object(Server, "_fence_came", fence_came):
+    with thread_ranks(2) as worlds, patch.object(Server, "_snapshot_came", snapshot_came):
         with_pipe(worlds, built(worlds), work, keep)
     assert taken == [1, 2, 3, 4]
 
 
 def test_a_fence_ends_with_a_pipeline_that_fails() -> None:
-    fences = []
+    snapshots = []
 
     def work(pipe: DistributedPipeline) -> None:
         pipe.submit(None, None)
         pipe.submit(None, None)
-        fences.append(pipe.fence())
+        snapshots.append(pipe.snapshot())
         pipe.drain()
 
     with thread_ranks(2) as worlds:
@@ -173,8 +173,8 @@ def test_a_fence_ends_with_a_pipeline_that_fails() -> None:
         with pytest.raises(ValueError, match="the trap"):
             with_pipe(worlds, packages, work)
     with pytest.raises(ValueError, match="the trap"):
-        fences[0].wait(120)
-    assert fences[0].ended
+        snapshots[0].wait(120)
+    assert snapshots[0].ended
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -226,5 +226,5 @@ def test_states_that_ranks_keep_themselves_are_not_saved(tmp_path: Path) -> None
             pipe.save(tmp_path / "m")
 
     with thread_ranks(2) as worlds:
-        with_pipe(worlds, built(worlds), work, lambda fence, states: {"file": "here"})
+        with_pipe(worlds, built(worlds), work, lambda snapshot, states: {"file": "here"})
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A fence that will not come back because a rank is lost: whoever waits for it is told."""
+"""A snapshot that will not come back because a rank is lost: whoever waits for it is told."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeal.core.errors import PeerLostError
 from pipeal.engine.distributed.follower import Server
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.engine.state.snapshot import Fence, LayerState
+from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 from .lines import thread_ranks
 from .ranks import each
@@ -49,11 +49,11 @@ def test_who_waits_for_a_fence_of_a_lost_rank_is_told_at_once() -> None:
             return
         with DistributedPipeline(package, world) as pipe:
             pipe.submit(torch.randn(4, 5), torch.arange(4) % 3)
-            fence = pipe.fence()
+            snapshot = pipe.snapshot()
             threading.Timer(0.3, worlds[1].fail, [ValueError("no more")]).start()
             begin = monotonic()
             with pytest.raises(PeerLostError, match="no more"):
-                fence.wait(120)
+                snapshot.wait(120)
             assert monotonic() - begin < 60
             Stuck.gate.set()
             raise PeerLostError("seen")
@@ -72,7 +72,7 @@ def test_a_state_that_is_kept_only_after_the_last_message_leaves_no_thread_behin
         say_farewell(server)
         gone.set()
 
-    def keep(fence: Fence, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
+    def keep(snapshot: Snapshot, states: Mapping[int, LayerState]) -> Mapping[str, Any]:
         keeping.set()
         assert gone.wait(120)
         return {"layers": sorted(states)}
@@ -80,11 +80,11 @@ def test_a_state_that_is_kept_only_after_the_last_message_leaves_no_thread_behin
     def work(world: World) -> None:
         package = package_with(nn.Linear(5, 5), nn.Linear(5, 5))
         if world.rank:
-            serve(package, world, on_fence=keep)
+            serve(package, world, on_snapshot=keep)
             return
         with DistributedPipeline(package, world) as pipe:
             pipe.submit(torch.randn(4, 5), torch.arange(4) % 3)
-            pipe.fence()
+            pipe.snapshot()
             assert keeping.wait(120)
             raise ValueError("no more")
 

@@ -131,7 +131,7 @@ def test_a_pipeline_that_fails_between_two_answers_says_what_failed() -> None:
     def work(pipe: DistributedPipeline) -> None:
         answers = pipe.predict_each([x for x, _ in CASE.batches()])
         next(answers)
-        pipe._line().node.ledger.fail(RuntimeError("gone"))
+        pipe._line().node.progress.fail(RuntimeError("gone"))
         list(answers)
 
     with thread_ranks(2) as worlds, pytest.raises(RuntimeError, match="gone"):

@@ -48,10 +48,10 @@ def square(world: World) -> dict[str, torch.Tensor] | None:
     with DistributedPipeline(package, world, threads=1, seed=4) as pipe:
         pipe.begin_feed(0)
         report = pipe.run(parts[0], cosine)
-        fence = pipe.fence()
+        snapshot = pipe.snapshot()
         prediction = pipe.predict(parts[0][0][0])
     assert report.samples == sum(DRAWS.rows)
-    return outcome(rebuilt(DRAWS, fence), report.losses, [prediction]).tensors
+    return outcome(rebuilt(DRAWS, snapshot), report.losses, [prediction]).tensors
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from pipeal.core.errors import ConfigError, Interrupted, PeerLostError
-from pipeal.engine.distributed import heartbeat as heart
+from pipeal.engine.distributed import heartbeat as heartbeat
 from pipeal.engine.distributed.heartbeat import Loss
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.peers import Peer, _state, is_gone
@@ -56,7 +56,7 @@ def test_a_signal_that_one_rank_gets_reaches_rank_0_once() -> None:
         until = monotonic() + SOON_S
         while not heard and monotonic() < until:
             sleep(0.02)
-        sleep(3 * worlds[0]._heart.every_s)
+        sleep(3 * worlds[0]._heartbeat.every_s)
         assert heard == [15]
 
 
@@ -109,7 +109,7 @@ def test_a_chain_of_failures_names_its_first_and_ends_with_its_code() -> None:
 
 def test_a_rank_that_falls_silent_is_lost_after_the_timeout() -> None:
     with ranks(3) as worlds:
-        worlds[2]._heart.stop()
+        worlds[2]._heartbeat.stop()
         begin = monotonic()
         for world in worlds[:2]:
             assert f"rank 2 (stage 2) on {world.peers[2].host} has given no sign of life" in lost(world)
@@ -122,7 +122,7 @@ def test_a_process_that_is_gone_from_this_machine_is_lost_at_once() -> None:
             one = replace(worlds[0].peers[1], pid=process.pid, born=_born(process.pid))
             peers = [worlds[0].peers[0], one, worlds[0].peers[2]]
             for world in (worlds[0], worlds[2]):
-                world._heart.watch(peers)
+                world._heartbeat.watch(peers)
             assert not is_gone(one)
             worlds[0].check()
         for world in (worlds[0], worlds[2]):
@@ -140,7 +140,7 @@ def test_the_number_of_a_process_that_was_given_again_is_not_the_process() -> No
 def test_whoever_left_in_order_is_not_lost() -> None:
     with ranks(3) as worlds:
         worlds[1].leave()
-        worlds[1]._heart.stop()
+        worlds[1]._heartbeat.stop()
         assert not worlds[0].lost.wait(2 * TIMEOUT_S)
         worlds[2].check()
 
@@ -167,20 +167,20 @@ def test_what_a_rank_gave_before_it_left_counts() -> None:
 def test_whoever_hosts_the_store_waits_for_all_but_the_lost_to_have_read_why() -> None:
     """Symptom: rank 0 said that rank 1 was lost, and left with the store; rank 2 then said that rank 0 was lost."""
     with ranks(3) as worlds:
-        worlds[0]._heart.conclude(Loss(1, "rank 1 is silent"))
+        worlds[0]._heartbeat.conclude(Loss(1, "rank 1 is silent"))
         begin = monotonic()
-        worlds[0]._heart.farewell('{"left": true}')
+        worlds[0]._heartbeat.farewell('{"left": true}')
         Timer(0.5, worlds[2].leave).start()
-        worlds[0]._heart.linger(range(3), 600)
-        assert worlds[2]._heart.call(lambda line: line.get("end/2")) != b"-"
+        worlds[0]._heartbeat.linger(range(3), 600)
+        assert worlds[2]._heartbeat.call(lambda line: line.get("end/2")) != b"-"
         assert monotonic() - begin < SOON_S  # and not for rank 1
 
 
 @pytest.mark.slow
 def test_a_machine_too_busy_to_look_in_time_knows_of_a_silent_rank_nevertheless() -> None:
     """Symptom: on a machine where every look around came a second late, nobody was ever lost."""
-    with patch.object(heart, "_TICK_S", 1.2), ranks(2) as worlds:
-        worlds[1]._heart.stop()
+    with patch.object(heartbeat, "_TICK_S", 1.2), ranks(2) as worlds:
+        worlds[1]._heartbeat.stop()
         assert "has given no sign of life" in lost(worlds[0])
 
 
@@ -242,7 +242,7 @@ def test_a_store_that_goes_away_is_the_loss_of_rank_0() -> None:
 
 def test_a_store_that_says_nothing_of_its_error_is_the_loss_of_rank_0() -> None:
     """Symptom: an IndexError, of a text that has no first line."""
-    with ranks(2) as worlds, patch.object(worlds[1]._heart, "_beat", side_effect=RuntimeError()):
+    with ranks(2) as worlds, patch.object(worlds[1]._heartbeat, "_beat", side_effect=RuntimeError()):
         assert lost(worlds[1]).endswith("gave up the connection (RuntimeError)")
 
 
@@ -253,7 +253,7 @@ def test_who_asked_the_store_as_it_went_away_is_told_of_that_loss() -> None:
         raise RuntimeError("Connection reset")
 
     with ranks(2) as worlds:
-        calm, conclude = worlds[1]._heart, worlds[1]._heart.conclude
+        calm, conclude = worlds[1]._heartbeat, worlds[1]._heartbeat.conclude
         late = patch.object(calm, "conclude", lambda loss: (sleep(0.3), conclude(loss)))
         with late, pytest.raises(PeerLostError, match=r"gave up the connection \(RuntimeError: Connection reset\)"):
             calm.call(ask)
@@ -262,7 +262,7 @@ def test_who_asked_the_store_as_it_went_away_is_told_of_that_loss() -> None:
 def test_a_broken_connection_is_blamed_on_what_its_peer_said() -> None:
     with ranks(2) as worlds:
         worlds[1].fail(Interrupted("asked to end", 143))
-        blamed = worlds[0].blame(1, RuntimeError("Connection closed by peer"))
+        blamed = worlds[0].peer_lost(1, RuntimeError("Connection closed by peer"))
         assert "rank 1 (stage 1)" in str(blamed)
         assert str(blamed).endswith("ended: Interrupted: asked to end")
         assert blamed.code == 143
