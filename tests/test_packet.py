@@ -15,21 +15,11 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage
 from pipeal.core.errors import DataError
-from pipeal.core.packet import (
-    Packet,
-    TrainableLayer,
-    batch_size,
-    describe,
-    detach,
-    device_of,
-    iterate,
-    layers_of,
-    map_tensors,
-    module_of,
-    move,
-    shapes_of,
-    tensors,
-)
+from pipeal.core.modules import device_of, layers_of, module_of
+from pipeal.core.packet import Packet
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.samples import iterate
+from pipeal.core.tree import batch_size, describe, detach, map_tensors, move, shapes_of, tensors
 from pipeal.planning.measure.virtual import VirtualLayer
 
 Pair = namedtuple("Pair", "left right")

@@ -178,3 +178,14 @@ def first_line(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def name_of(given: object) -> str:
+    """What was given in the place of something else, in words.
+
+    >>> name_of(3.0), name_of(dict)
+    ('float', 'the class dict itself instead of dict(…)')
+    """
+    if isinstance(given, type):
+        return f"the class {given.__name__} itself instead of {given.__name__}(…)"
+    return "None" if given is None else type(given).__name__

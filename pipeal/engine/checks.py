@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from pipeal.core.errors import LayerError, PlacementError
-from pipeal.core.packet import TrainableLayer, module_of
+from pipeal.core.modules import module_of
+from pipeal.core.protocols import TrainableLayer
 
 _TRAINING = ("backward", "update", "loss", "scale_lr")
 

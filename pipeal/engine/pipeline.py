@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, check_named
-from pipeal.core.packet import Packet, TrainableLayer, Tree, batch_size, iterate, layers_of, pair_of
+from pipeal.core.modules import layers_of
+from pipeal.core.packet import Packet
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.samples import iterate, pair_of
+from pipeal.core.tree import Tree, batch_size
 from pipeal.engine.checks import refuse_shared, refuse_untrainable
 from pipeal.engine.devices import Device, DeviceRow, Precision, open_device, ready_now
 from pipeal.engine.devices.assignment import Devices, assign
@@ -76,8 +80,8 @@ class Pipeline:
             predictions). None: the cores shared out evenly among the CPU stages that may run at once. It is a numeric
             setting: some reductions round differently with another number.
         precision: ``fp32``, or ``bf16`` or ``fp16`` for forwards under autocast. In ``fp16`` each layer scales its
-            losses (:class:`pipeal.core.packet.ScalesLosses`) from when the pipeline is opened, and in another precision
-            no longer; a pipeline that only predicts needs not be opened, and leaves them.
+            losses (:class:`pipeal.core.protocols.ScalesLosses`) from when the pipeline is opened, and in another
+            precision no longer; a pipeline that only predicts needs not be opened, and leaves them.
         first_batch: The number of the first batch: how many the model was trained on before.
         stall_timeout_s: How long all stages may stand still while the caller waits for them.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.

@@ -11,17 +11,11 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pipeal.core.packet import (
-    Packet,
-    Path,
-    TrainableLayer,
-    Tree,
-    batch_size,
-    module_of,
-    scaler_of,
-    shapes_of,
-)
+from pipeal.core.modules import module_of, scaler_of
+from pipeal.core.packet import Packet
+from pipeal.core.protocols import Path, TrainableLayer
 from pipeal.core.rng import key_seed, keyed, may_draw, updates_may_draw
+from pipeal.core.tree import Tree, batch_size, shapes_of
 from pipeal.engine.devices import Device, DeviceRow, Precision, Ready
 from pipeal.engine.runner.accumulation import Accumulation
 from pipeal.engine.runner.compile_gate import Abandoned

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from pipeal.core.errors import ConfigError, ScheduleError
-from pipeal.core.packet import Path, Tree, detach, device_of, move, tensors
+from pipeal.core.modules import device_of
+from pipeal.core.protocols import Path
 from pipeal.core.spread import handovers
+from pipeal.core.tree import Tree, detach, move, tensors
 from pipeal.methods.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
 from pipeal.methods.scaling import LossScaler, require_own, step_all
 

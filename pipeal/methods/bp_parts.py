@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, ScheduleError
-from pipeal.core.packet import Path, Tree, detach, map_tensors, tensors
+from pipeal.core.protocols import Path
+from pipeal.core.tree import Tree, detach, map_tensors, tensors
 from pipeal.methods.bp import BP
 from pipeal.methods.optimizers import follow_weights
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.packet import Tree, device_of, move
+from pipeal.core.modules import device_of
+from pipeal.core.tree import Tree, move
 from pipeal.methods.al import Dropout
 
 Features: TypeAlias = tuple[Tensor, Tensor]

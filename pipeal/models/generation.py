@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.core.packet import device_of
+from pipeal.core.modules import device_of
 
 _FILLING = 0
 """The character that a block is filled up with; any would do."""

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from pipeal.core.errors import PlacementError
+from pipeal.core.modules import layers_of
 from pipeal.core.outofmemory import is_out_of_memory
-from pipeal.core.packet import TrainableLayer, layers_of
 from pipeal.core.partition import balance, balance_rows
+from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.devices import Precision, all_devices, parse_device
 from pipeal.engine.devices.cpus import cores, is_busy, omp_threads
 from pipeal.engine.devices.threads import threads_each

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from pipeal.core.errors import DataError
-from pipeal.core.packet import TrainableLayer, iterate, pair_of
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.samples import iterate, pair_of
 from pipeal.engine.devices import Precision, device_names
 from pipeal.engine.runner.compiling import Compile
 from pipeal.engine.runner.error_context import OnOom

@@ -9,7 +9,8 @@ from itertools import cycle, groupby, islice
 
 from pipeal.config import RunConfig
 from pipeal.core.errors import ConfigError, PlacementError, first_line
-from pipeal.core.packet import TrainableLayer, module_of
+from pipeal.core.modules import module_of
+from pipeal.core.protocols import TrainableLayer
 from pipeal.core.spread import blocks_of
 from pipeal.data import EpochBatches
 from pipeal.engine import parse_device

@@ -10,7 +10,7 @@ from itertools import islice
 import torch
 
 from pipeal.config import RunConfig
-from pipeal.core.packet import move, tensors
+from pipeal.core.tree import move, tensors
 from pipeal.data import Batch
 from pipeal.engine.devices import Precision
 from pipeal.engine.runner.parts import cut

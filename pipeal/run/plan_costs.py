@@ -15,7 +15,8 @@ import torch
 
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
 from pipeal.core.errors import ConfigError, unknown_name
-from pipeal.core.packet import batch_size, pair_of
+from pipeal.core.samples import pair_of
+from pipeal.core.tree import batch_size
 from pipeal.data import canonical_image_name, canonical_text_name
 from pipeal.engine.devices import fastest_precision
 from pipeal.engine.runner.compiling import check_compile

@@ -19,7 +19,8 @@ from torch import nn
 
 from pipeal.core.atomic import write_whole
 from pipeal.core.errors import DataError
-from pipeal.core.packet import pair_of, tensors
+from pipeal.core.samples import pair_of
+from pipeal.core.tree import tensors
 from pipeal.data.loading.cache_folder import cache_folder
 from pipeal.engine.devices.cpus import load_average
 from pipeal.planning.placement import Placement

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import DataError
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 from pipeal.engine import Pipeline
 from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
 from pipeal.training.evaluation import inputs_of

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pipeal.core.packet import Tree, pair_of
+from pipeal.core.samples import pair_of
+from pipeal.core.tree import Tree
 from pipeal.engine import Pipeline
 
 Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -10,7 +10,9 @@ from torch import nn
 
 from pipeal.core.errors import DataError
 from pipeal.core.flops import counting
-from pipeal.core.packet import TrainableLayer, Tree, batch_size, device_of, in_mode, layers_of, module_of, move
+from pipeal.core.modules import device_of, in_mode, layers_of, module_of
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import Tree, batch_size, move
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import DataError
-from pipeal.core.packet import Tree, batch_size, tensors
+from pipeal.core.tree import Tree, batch_size, tensors
 from pipeal.engine import Pipeline
 from pipeal.training.calibration import Calibration, calibrate
 from pipeal.training.evaluation import inputs_of

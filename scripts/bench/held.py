@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from processes import torchrun
 
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 from pipeal.engine import SCHEDULES, Pipeline, balance
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.distributed.channel import Wire

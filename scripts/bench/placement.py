@@ -28,7 +28,8 @@ from held import predict
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
-from pipeal.core.packet import TrainableLayer, layers_of
+from pipeal.core.modules import layers_of
+from pipeal.core.protocols import TrainableLayer
 from pipeal.engine import balance
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.planning.measure.contention import measure_contention

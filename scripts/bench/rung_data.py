@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeal.config import LanguageConfig, TextConfig, TextDataConfig, VisionConfig, find_config, load_config
-from pipeal.core.packet import move, pair_of
+from pipeal.core.samples import pair_of
+from pipeal.core.tree import move
 from pipeal.data import WHOLE, BatchLoader, PlannedBatchSampler, Share
 from pipeal.engine.devices.cpus import cores
 from pipeal.methods.al import ALPackage

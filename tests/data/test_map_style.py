@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from pipeal.core.packet import as_iterable
+from pipeal.core.samples import as_iterable
 from pipeal.data import (
     BinnedBatchIterator,
     ChunkedSourceIterator,

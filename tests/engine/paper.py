@@ -23,7 +23,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.packet import Path, Tree, map_tensors, tensors
+from pipeal.core.protocols import Path
+from pipeal.core.tree import Tree, map_tensors, tensors
 
 Clock = defaultdict[int, int]
 

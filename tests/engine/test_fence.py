@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pipeal import ALPackage, Pipeline, ScheduleError, StallError
-from pipeal.core.packet import TrainableLayer
+from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import keyed
 from pipeal.engine import SCHEDULES, LayerState, Snapshot, load_layer_state
 from pipeal.engine.state import layer_state

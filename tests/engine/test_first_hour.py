@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, LabelAE, LayerError, Pipeline, PlacementError
-from pipeal.core.packet import pair_of
+from pipeal.core.samples import pair_of
 from pipeal.engine import RunReport
 
 from .traps import nothing, quick

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, LabelAE, Pipeline, PlacementError, ScheduleError, StallError
-from pipeal.core.packet import Path, Tree
+from pipeal.core.protocols import Path
+from pipeal.core.tree import Tree
 from pipeal.engine import SCHEDULES
 from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
 from pipeal.engine.runner.compile_gate import GATE

@@ -14,7 +14,7 @@ import pytest
 import pipeal.engine.inference.predictor
 import pipeal.engine.pipeline
 from pipeal import Pipeline
-from pipeal.core.packet import tensors
+from pipeal.core.tree import tensors
 from pipeal.engine import SCHEDULES
 from pipeal.engine.devices import CudaDevice
 

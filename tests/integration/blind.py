@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import ALPackage
-from pipeal.core.packet import Tree, map_tensors
+from pipeal.core.tree import Tree, map_tensors
 from pipeal.engine.devices import Device, Ready
 from pipeal.models import TEXT_MODELS, VISION_MODELS, TextDims, VisionDims, build_text, build_vision
 

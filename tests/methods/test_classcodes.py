@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, LabelAE, Pipeline
-from pipeal.core.packet import tensors
+from pipeal.core.tree import tensors
 from pipeal.engine import SCHEDULES
 from pipeal.engine.state.layer_state import layer_state
 from pipeal.methods.al.class_codes import encode_each_class

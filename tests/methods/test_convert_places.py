@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from pipeal import AE, ALPackage, ConfigError, DataError, Encoder, Pipeline
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 from pipeal.engine import SCHEDULES
 from pipeal.methods.al.place_codes import Resample
 from pipeal.models import generate_each

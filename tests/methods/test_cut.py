@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torchvision.models import resnet18
 
 from pipeal import ConfigError
-from pipeal.core.packet import map_tensors, tensors
 from pipeal.core.rng import may_draw
+from pipeal.core.tree import map_tensors, tensors
 from pipeal.methods.cutting.cut import cut, refuse_ties
 
 

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ConfigError, Pipeline
 from pipeal.core.errors import DataError, NonFiniteError
-from pipeal.core.packet import ScalesUpdates, scaler_of, tensors
+from pipeal.core.modules import scaler_of
+from pipeal.core.protocols import ScalesUpdates
+from pipeal.core.tree import tensors
 from pipeal.engine.runner import precision as settings
 from pipeal.engine.runner.precision import make_ready
 from pipeal.engine.state.layer_state import layer_state, load_layer_state

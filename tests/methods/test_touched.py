@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ConfigError, Pipeline
-from pipeal.core.packet import tensors
+from pipeal.core.tree import tensors
 from pipeal.engine.state.layer_state import layer_state, load_layer_state
 from pipeal.methods.al import TouchedAdam, touch_rows
 from pipeal.methods.optimizers import open_optimizer, scale_rates

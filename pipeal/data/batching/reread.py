@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from pipeal.core.errors import DataError
-from pipeal.core.packet import Samples, as_iterable
+from pipeal.core.samples import Samples, as_iterable
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Sampler, SequentialSampler
 
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.core.packet import Samples, as_iterable
+from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.batching.packing import Cost, Log, Oversize, Packer, SizeOf, Sizes, SizeTypeError, Tally
 from pipeal.data.batching.passes import PassSampler
 from pipeal.data.batching.ranks import Uneven

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.core.packet import Samples
+from pipeal.core.samples import Samples
 from pipeal.data.batching.bins import first_of_the_rest, least_wasteful
 from pipeal.data.batching.bounds import checked_bounds
 from pipeal.data.batching.budget import BatchCost, fitting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from pipeal.core.packet import Samples
+from pipeal.core.samples import Samples
 from pipeal.data.iterators.base import CheckpointableIterator
 from pipeal.data.iterators.buffered import BufferedShuffleIterator
 from pipeal.data.iterators.maps import MapIterator

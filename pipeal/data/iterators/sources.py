@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.packet import Samples, as_iterable
+from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.batching.reread import read_from
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import check_instance

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import ClassVar, TypeVar
 
 from pipeal.core.errors import DataError
-from pipeal.core.packet import Samples, as_iterable
+from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import apply, at_least, check_callable, shorter
 

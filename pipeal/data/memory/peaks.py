@@ -15,7 +15,7 @@ import torch
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.outofmemory import is_out_of_memory
-from pipeal.core.packet import Samples, as_iterable
+from pipeal.core.samples import Samples, as_iterable
 
 _Data = TypeVar("_Data")
 _Feature = TypeVar("_Feature")

@@ -9,8 +9,9 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 
 from pipeal.core.errors import ConfigError, PlacementError
-from pipeal.core.packet import TrainableLayer, device_of, module_of
+from pipeal.core.modules import device_of, module_of
 from pipeal.core.partition import balance
+from pipeal.core.protocols import TrainableLayer
 from pipeal.core.spread import blocks_of
 from pipeal.engine.devices import all_devices, device_names, parse_device
 from pipeal.engine.devices.cpus import cores

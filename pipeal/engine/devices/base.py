@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.packet import Tree, map_tensors, tensors
+from pipeal.core.tree import Tree, map_tensors, tensors
 from pipeal.engine.devices.copies import carried
 from pipeal.engine.devices.pinned import to_pinned
 

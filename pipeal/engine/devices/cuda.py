@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import PlacementError
-from pipeal.core.packet import Tree, map_tensors, tensors
+from pipeal.core.tree import Tree, map_tensors, tensors
 from pipeal.engine.devices.base import RUN_AHEAD, Device, Ready, Stamp
 from pipeal.engine.devices.copies import carried
 from pipeal.engine.devices.pinned import pinned, to_pinned

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.packet import Tree, tensors
 from pipeal.core.spread import Spreads, told_of_handovers
+from pipeal.core.tree import Tree, tensors
 from pipeal.engine.devices.base import Device, Ready, Stamp
 
 

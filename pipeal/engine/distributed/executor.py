@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from pipeal.core.errors import PeerLostError, ScheduleError, StallError
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import BrokenWireError, Message
 from pipeal.engine.distributed.host_transfer import HostCarrier

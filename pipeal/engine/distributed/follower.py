@@ -11,7 +11,8 @@ from time import perf_counter
 from typing import Any, TypeAlias
 
 from pipeal.core.errors import DataError, PeerLostError, StallError
-from pipeal.core.packet import batch_size, pair_of
+from pipeal.core.samples import pair_of
+from pipeal.core.tree import batch_size
 from pipeal.engine.devices import ready_now
 from pipeal.engine.distributed.channel import BrokenWireError, Message
 from pipeal.engine.distributed.host_transfer import HostCarrier

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pipeal.core.packet import Tree, tensors
+from pipeal.core.tree import Tree, tensors
 from pipeal.engine.devices import Device, Ready
 from pipeal.engine.distributed.channel import Message, Wire
 from pipeal.engine.distributed.flat import Layout, flat, row_for

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from pipeal.core.packet import Packet, Tree
+from pipeal.core.packet import Packet
+from pipeal.core.tree import Tree
 from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.host_transfer import Carrier

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import first_line
-from pipeal.core.packet import Tree, map_tensors
+from pipeal.core.tree import Tree, map_tensors
 from pipeal.engine.devices import Device, Ready
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.flat import Layout, flat, row_for, unflat

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, ScheduleError
-from pipeal.core.packet import TrainableLayer
+from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.devices import Device, Precision, RemoteDevice, open_device
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.distributed.executor import DistributedExecutor

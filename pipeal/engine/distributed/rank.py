@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.host_transfer import Carrier, HostCarrier
 from pipeal.engine.distributed.io_threads import CLOSE, Handler, IoThread, packet_of, receive_all, send_all

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 from pipeal.engine.devices import Ready, ready_now, take_over
 from pipeal.engine.distributed.executor import DistributedExecutor
 from pipeal.engine.distributed.inference import Leg

@@ -27,7 +27,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, PeerLostError
-from pipeal.core.packet import TrainableLayer, module_of, tensors
+from pipeal.core.modules import module_of
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import tensors
 from pipeal.engine.devices import Device
 from pipeal.engine.distributed.process_groups import BUCKET_BYTES, Groups
 from pipeal.engine.distributed.world import World

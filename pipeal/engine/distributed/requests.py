@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import Message
 from pipeal.engine.distributed.host_transfer import Carrier

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch.distributed as dist
 
-from pipeal.core.packet import TrainableLayer
+from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.distributed.channel import BrokenWireError, Wire
 from pipeal.engine.distributed.world import World
 from pipeal.engine.state.layer_state import layer_state, load_layer_state

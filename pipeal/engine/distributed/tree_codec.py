@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pipeal.core.errors import DataError
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 
 Form: TypeAlias = Any
 """What JSON can hold; every list in it begins with a letter that says what it stands for."""

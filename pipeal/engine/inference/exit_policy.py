@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, PlacementError, ScheduleError
-from pipeal.core.packet import Tree, in_mode, module_of
+from pipeal.core.modules import in_mode, module_of
+from pipeal.core.tree import Tree
 from pipeal.engine.devices import ready_now, take_over
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.inference.drivers import Drivers

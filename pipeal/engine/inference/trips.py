@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.packet import Path, TrainableLayer, Tree, batch_size, describe, map_tensors, shapes_of
+from pipeal.core.protocols import Path, TrainableLayer
+from pipeal.core.tree import Tree, batch_size, describe, map_tensors, shapes_of
 from pipeal.engine.devices import Ready
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy, decide
 from pipeal.engine.runner.error_context import add_note

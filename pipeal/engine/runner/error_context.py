@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
 from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PipealError, first_line
+from pipeal.core.modules import dtype_of, module_of
 from pipeal.core.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
-from pipeal.core.packet import Shapes, TrainableLayer, describe, dtype_of, module_of
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import Shapes, describe
 from pipeal.engine.devices import Device
 from pipeal.engine.schedule import Action
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import ScheduleError
-from pipeal.core.packet import TrainableLayer, Tree, tensors
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import Tree, tensors
 
 
 @dataclass(frozen=True)

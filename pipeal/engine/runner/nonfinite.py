@@ -29,7 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import NonFiniteError
-from pipeal.core.packet import TrainableLayer, Tree, scaler_of, tensors
+from pipeal.core.modules import scaler_of
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import Tree, tensors
 from pipeal.engine.devices import Device
 
 OnNonFinite: TypeAlias = Literal["raise", "skip", "ignore"]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.packet import Tree, describe, map_tensors, shapes_of, tensors
+from pipeal.core.tree import Tree, describe, map_tensors, shapes_of, tensors
 from pipeal.engine.runner.forward import Passed
 
 

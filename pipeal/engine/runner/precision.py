@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from pipeal.core.errors import ConfigError, unknown_name
-from pipeal.core.packet import ScalesLosses, TrainableLayer, scaler_of
+from pipeal.core.modules import scaler_of
+from pipeal.core.protocols import ScalesLosses, TrainableLayer
 from pipeal.engine.devices import Device, Precision
 from pipeal.engine.schedule import Action
 

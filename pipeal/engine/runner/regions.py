@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import first_line
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 
 GRAPHS_MOST = 64
 """The graphs of one region: beyond it, shapes are not bounded, and compiling would never end."""

@@ -19,7 +19,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias, TypeVar
 
 from pipeal.core.errors import OutOfMemoryError
-from pipeal.core.packet import TrainableLayer, Tree, module_of, shapes_of
+from pipeal.core.modules import module_of
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import Tree, shapes_of
 from pipeal.engine.devices import Device
 from pipeal.engine.runner.before import Before, cut_graphs
 from pipeal.engine.runner.forward import Passed

@@ -28,7 +28,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeal.core.errors import ConfigError, DataError, PipealError, first_line
-from pipeal.core.packet import ScalesLosses, TrainableLayer, describe, module_of, scaler_of, shapes_of
+from pipeal.core.modules import module_of, scaler_of
+from pipeal.core.protocols import ScalesLosses, TrainableLayer
+from pipeal.core.tree import describe, shapes_of
 from pipeal.engine.runner.precision import trained_in
 from pipeal.engine.state.stateful import PLAIN, named_parameters, state_of, stateful, trained_by
 

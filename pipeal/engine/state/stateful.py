@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.packet import describe, shapes_of
+from pipeal.core.tree import describe, shapes_of
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype)
 """Types of values that a checkpoint keeps as they are."""

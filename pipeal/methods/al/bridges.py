@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeal.core.errors import ConfigError, first_line, unknown_name
-from pipeal.core.packet import Tree, describe, shapes_of
+from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.codes import CODE_ACTIVATIONS, LabelStyle
 from pipeal.methods.cutting.calling import what_is
 from pipeal.methods.cutting.probe import probing

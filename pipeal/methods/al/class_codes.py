@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.core.packet import describe, shapes_of
 from pipeal.core.rng import may_draw
+from pipeal.core.tree import describe, shapes_of
 from pipeal.methods.al.layers import AE, AL, ENC, LabelAE
 from pipeal.methods.dropout import Dropout
 

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, DataError, unknown_name
-from pipeal.core.packet import describe, dtype_of, shapes_of
+from pipeal.core.modules import dtype_of
+from pipeal.core.tree import describe, shapes_of
 from pipeal.methods.al.layers import AE, LabelAE
 
 Task: TypeAlias = Literal["classification", "multilabel", "regression"]

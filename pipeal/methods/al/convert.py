@@ -20,7 +20,8 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from pipeal.core.errors import ConfigError, first_line, unknown_name
-from pipeal.core.packet import Tree, batch_size, describe, device_of, map_tensors, move, shapes_of, tensors
+from pipeal.core.modules import device_of
+from pipeal.core.tree import Tree, batch_size, describe, map_tensors, move, shapes_of, tensors
 from pipeal.methods.al.bridges import BridgeStyle, Pool
 from pipeal.methods.al.codes import TASKS, LabelStyle, Task
 from pipeal.methods.al.layers import AL, LearningRates

@@ -8,8 +8,10 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import LayerError, PlacementError
-from pipeal.core.packet import TrainableLayer, Tree, device_of, layers_of, module_of, move, name_of
+from pipeal.core.errors import LayerError, PlacementError, name_of
+from pipeal.core.modules import device_of, layers_of, module_of
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import Tree, move
 from pipeal.methods.al.bridges import BridgeStyle
 from pipeal.methods.al.codes import LabelStyle, Task
 from pipeal.methods.al.convert import Conversion, Network, OwnBlocks, PerPlace, Pools
@@ -30,7 +32,7 @@ class ALPackage(nn.Module):
     in the order of assignment.
 
     Args:
-        layers: :class:`pipeal.AL` layers, or anything that fulfils :class:`pipeal.core.packet.TrainableLayer`.
+        layers: :class:`pipeal.AL` layers, or anything that fulfils :class:`pipeal.core.protocols.TrainableLayer`.
 
     Raises:
         PlacementError: ``layers`` is empty.

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.packet import Tree, device_of
+from pipeal.core.modules import device_of
+from pipeal.core.tree import Tree
 from pipeal.methods.al.layers import AL
 from pipeal.methods.bp import BP
 

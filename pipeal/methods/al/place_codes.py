@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeal.core.errors import DataError
-from pipeal.core.packet import Tree, describe, shapes_of
+from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.layers import AE, ENC
 
 UNLABELLED = -1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, first_line
-from pipeal.core.packet import Tree, describe, shapes_of
+from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.bridges import BridgeStyle, Pool, Pooling, bridge_for
 from pipeal.methods.al.codes import LabelStyle, Task, recode_side, target_side
 from pipeal.methods.al.layers import AE, ENC

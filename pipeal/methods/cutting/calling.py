@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.packet import Tree, describe, shapes_of
+from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.cutting.probe import probing
 
 TARGET_NAMES = ("target", "targets", "label", "labels", "y")

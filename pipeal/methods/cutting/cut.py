@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import called, why_not
 from pipeal.methods.cutting.graph import LIST_INSTEAD, cut_graph, out_of_order
 from pipeal.methods.cutting.shares import grouped, names_for

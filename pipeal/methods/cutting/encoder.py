@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 
 MaskAs: TypeAlias = Callable[[Tensor, Tensor], Any]
 """From the bool mask ``(B, T)`` and the features ``(B, T, D)`` to what a block takes."""

@@ -28,11 +28,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-# As in pipeal.core.packet: private by name, but what fx itself stands on.
+# As in pipeal.core.tree: private by name, but what fx itself stands on.
 from torch.utils import _pytree as pytree
 
 from pipeal.core.errors import ConfigError, first_line
-from pipeal.core.packet import Tree, batch_size, in_mode, map_tensors
+from pipeal.core.modules import in_mode
+from pipeal.core.tree import Tree, batch_size, map_tensors
 from pipeal.methods.cutting.calling import Called, called, why_not
 from pipeal.methods.cutting.draws import may_draw_between
 from pipeal.methods.cutting.piece import Piece, TrainingFlag, for_each_sample, of_one_sample, shape_alone

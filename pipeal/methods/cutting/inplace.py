@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.packet import Tree, map_tensors, tensors
+from pipeal.core.tree import Tree, map_tensors, tensors
 from pipeal.methods.cutting.probe import probing
 
 

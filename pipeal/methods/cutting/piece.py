@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from pipeal.core.packet import Tree, batch_size
+from pipeal.core.tree import Tree, batch_size
 from pipeal.methods.cutting.draws import draws_nothing, may_draw_between
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pipeal.core.packet import in_mode
+from pipeal.core.modules import in_mode
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from torch import Tensor, fx, nn
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.flops import counting
-from pipeal.core.packet import Tree, batch_size, device_of, move, tensors
+from pipeal.core.modules import device_of
 from pipeal.core.partition import balance
+from pipeal.core.tree import Tree, batch_size, move, tensors
 from pipeal.methods.cutting.graph import parents, trace_model
 from pipeal.methods.cutting.probe import probing
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-# As in pipeal.core.packet: private by name, but what fx itself stands on.
+# As in pipeal.core.tree: private by name, but what fx itself stands on.
 from torch.utils import _pytree as pytree
 
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 
 FLAG = "training_or_not"
 """The name of the submodule that tells the mode (:class:`pipeal.methods.cutting.piece.TrainingFlag`)."""

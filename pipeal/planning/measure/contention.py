@@ -20,8 +20,10 @@ from typing import Any, Protocol
 from torch import nn
 
 from pipeal.core.errors import PlacementError, StallError
-from pipeal.core.packet import TrainableLayer, Tree, layers_of, module_of
+from pipeal.core.modules import layers_of, module_of
 from pipeal.core.partition import balance
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import Tree
 from pipeal.engine.devices import Precision
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.devices.threads import intra_op_threads

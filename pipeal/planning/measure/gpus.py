@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipeal.core.packet import TrainableLayer
+from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.devices import Precision
 from pipeal.engine.runner.compiling import Compile
 from pipeal.engine.runner.error_context import OnOom

@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import PlacementError
+from pipeal.core.modules import layers_of, module_of
 from pipeal.core.outofmemory import is_out_of_memory
-from pipeal.core.packet import TrainableLayer, Tree, layers_of, module_of, pair_of, tensors
 from pipeal.core.partition import balance
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.samples import pair_of
+from pipeal.core.tree import Tree, tensors
 from pipeal.engine.devices import Precision
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.runner.compiling import Compile

@@ -10,7 +10,8 @@ from time import sleep
 
 from torch import Tensor, nn
 
-from pipeal.core.packet import Path, Tree
+from pipeal.core.protocols import Path
+from pipeal.core.tree import Tree
 
 
 class VirtualLayer(nn.Module):

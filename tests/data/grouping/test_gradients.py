@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeal.core.packet import tensors
+from pipeal.core.tree import tensors
 from pipeal.data.grouping import (
     AnnotatedModule,
     DataCollection,

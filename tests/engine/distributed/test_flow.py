@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import DataError
-from pipeal.core.packet import Tree
+from pipeal.core.tree import Tree
 from pipeal.engine.devices import Device
 from pipeal.engine.distributed import channel as wire
 from pipeal.engine.distributed import nccl_transfer as module

@@ -1,0 +1,114 @@
+"""Functions on trees: nestings of tensors, as inputs, targets and outputs of layers are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+# Private by name, but what torch's own pipelining, export and functorch share, and what users register
+# their own containers with.
+from torch.utils import _pytree as pytree
+
+T = TypeVar("T")
+
+
+Tree: TypeAlias = Any
+"""A tensor, or any nesting of tuples, lists, dicts and dataclasses of tensors and of plain values."""
+
+Shapes: TypeAlias = list[tuple[torch.Size, torch.dtype]]
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
+    """Applies ``function`` to every tensor of a tree and keeps its shape and other values.
+
+    >>> map_tensors(lambda t: t + 1, (torch.tensor(1), {"n": 2}))
+    (tensor(2), {'n': 2})
+    """
+    # The plain cases without pytree, which takes many times as long: this is called several times per batch.
+    if isinstance(tree, Tensor):
+        return function(tree)  # type: ignore[return-value]
+    if type(tree) is tuple:
+        return tuple(map_tensors(function, part) for part in tree)  # type: ignore[attr-defined, return-value]
+    if tree is None:
+        return tree
+    return pytree.tree_map(partial(_map_leaf, function), tree)
+
+
+def tensors(tree: Tree) -> list[Tensor]:
+    """All tensors of a tree, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if type(tree) is tuple:
+        return [tensor for part in tree for tensor in tensors(part)]
+    if tree is None:
+        return []
+    found: list[Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif _is_record(leaf):
+            found += [tensor for field in dataclasses.fields(leaf) for tensor in tensors(getattr(leaf, field.name))]
+        else:
+            _refuse_unknown(leaf)
+    return found
+
+
+def detach(tree: T) -> T:
+    """The same tree, cut from every graph."""
+    return map_tensors(Tensor.detach, tree)
+
+
+def move(tree: T, device: torch.device) -> T:
+    """The same tree with every tensor on ``device``.
+
+    Does not wait for copies onto a GPU. It does for those onto the CPU, which would read them before they are there.
+    """
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=device.type != "cpu"), tree)
+
+
+def batch_size(tree: Tree) -> int:
+    """The length of the first dimension of the first tensor; 0 without one (a virtual packet)."""
+    found = tensors(tree)
+    return found[0].shape[0] if found and found[0].dim() else 0
+
+
+def shapes_of(tree: Tree) -> Shapes:
+    """The shapes and types in a tree."""
+    return [(tensor.shape, tensor.dtype) for tensor in tensors(tree)]
+
+
+def describe(shapes: Shapes) -> str:
+    """Shapes and types in words, for messages.
+
+    >>> describe(shapes_of((torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))))
+    '(2, 3) float32, (2,) int64'
+    """
+    return ", ".join(f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in shapes) or "no tensor"
+
+
+def _map_leaf(function: Callable[[Tensor], Tensor], leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return function(leaf)
+    if _is_record(leaf):
+        parts = {field.name: map_tensors(function, getattr(leaf, field.name)) for field in dataclasses.fields(leaf)}
+        return dataclasses.replace(leaf, **parts)
+    _refuse_unknown(leaf)
+    return leaf
+
+
+def _is_record(leaf: Any) -> bool:
+    return dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
+
+
+def _refuse_unknown(leaf: Any) -> None:
+    """Refuses a container that pytree cannot look into: its tensors would be carried along undetached."""
+    if isinstance(leaf, Mapping | list | tuple | set):
+        raise TypeError(
+            f"a packet holds a {type(leaf).__name__}, which may hold tensors but cannot be looked into; use tuples, "
+            "lists, dicts or dataclasses, or register it with torch.utils._pytree.register_pytree_node"
+        )
