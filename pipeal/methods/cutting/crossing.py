@@ -79,7 +79,7 @@ def answer_of(traced: Traced, masks: Sequence[fx.Node]) -> dict[fx.Node, Kind] |
 
 
 def shared_by_all(traced: Traced, sample: Tree, nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """Of some nodes those that are the same for all samples: tensors of as many rows for fewer samples, too."""
+    """Those of ``nodes`` that are the same for all samples: tensors that have as many rows for fewer samples."""
     rows = batch_size(sample)
     if rows < 2 or not nodes:
         return set()

@@ -92,7 +92,7 @@ def parents(name: str) -> list[str]:
 
 
 def _hint(model: nn.Module, split: Sequence[str]) -> str:
-    """What may help with this model."""
+    """A hint for the message, by the kind of model."""
     if getattr(model, "aux_logits", False):
         return "build it with aux_logits=False: auxiliary heads work in training alone; or "
     lists = {name.rpartition(".")[0] for name in split if "." in name}
