@@ -12,10 +12,10 @@ from uuid import uuid4
 from pipeal.core.errors import DataError
 
 _NO_FOLDER = (errno.EEXIST, errno.ENOTDIR)
-"""What the system says where a file has the name of a folder on the way: no room helps."""
+"""Error numbers that mean a file stands where a folder is needed: more space would not help."""
 
 _UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP)
-"""What file systems say whose folders cannot be synced: they keep names in ways of their own."""
+"""Error numbers of file systems that cannot sync a folder: they make names durable in other ways."""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ class PipealError(Exception):
     """Base of every error that pipeal raises on purpose.
 
     Commands print it in one line and exit with 2, a user's mistake, but for those of its kinds that say otherwise and
-    for a disk that takes no more, which is nobody's mistake and exit code 1.
+    for a full disk, which is no mistake of the user and exit code 1.
     """
 
 
@@ -23,7 +23,7 @@ class DataError(PipealError, ValueError):
 
 
 class WorkerError(DataError):
-    """A process that prepares data died; commands exit with 1: nobody made a mistake."""
+    """A process that prepares data died; commands exit with 1, as it is no mistake of the user."""
 
 
 class PlacementError(PipealError, ValueError):
@@ -31,7 +31,7 @@ class PlacementError(PipealError, ValueError):
 
 
 class LayerError(PipealError, TypeError):
-    """What is given as a layer, a part of one or a model is none, such as a class in the place of an instance."""
+    """Something else is given as a layer, a part of one or a model, such as a class in the place of an instance."""
 
 
 class ScheduleError(PipealError, RuntimeError):
@@ -54,7 +54,7 @@ class NonFiniteError(PipealError, ArithmeticError):
         batch: The batch's number.
         losses: The layer's losses on it; none where weights were found.
         is_to_blame: Whether it is known that just this batch did it. It is not where the weights were not finite
-            before it already, and where nobody has looked at them, as on a GPU.
+            before it already, and where they were not checked, as on a GPU.
     """
 
     def __init__(
@@ -143,12 +143,12 @@ def exit_code(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, KeyboardInterrupt):
         return 130
-    nobodys = (StallError, SaveError, WorkerError, NonFiniteError, OutOfMemoryError)
-    return 2 if isinstance(error, PipealError) and not isinstance(error, nobodys) else 1
+    not_the_users = (StallError, SaveError, WorkerError, NonFiniteError, OutOfMemoryError)
+    return 2 if isinstance(error, PipealError) and not isinstance(error, not_the_users) else 1
 
 
 def unknown_name(kind: str, found: str, known: Iterable[str]) -> str:
-    """Words the one line for a name nobody knows, with the nearest known one first.
+    """The message for an unknown name, with the nearest known one first.
 
     >>> unknown_name("data set", "agnew", ["agnews", "imdb"])
     "unknown data set 'agnew'; did you mean 'agnews'? (known: agnews, imdb)"
@@ -181,7 +181,7 @@ def first_line(error: BaseException) -> str:
 
 
 def name_of(given: object) -> str:
-    """What was given in the place of something else, in words.
+    """Names an argument of the wrong type for an error message.
 
     >>> name_of(3.0), name_of(dict)
     ('float', 'the class dict itself instead of dict(…)')

@@ -31,7 +31,7 @@ def module_of(layer: TrainableLayer) -> nn.Module:
 
 
 def scaler_of(layer: TrainableLayer) -> ScalesUpdates | None:
-    """What scales a layer's losses; None where nothing does, or the layer keeps it to itself."""
+    """The loss scaler of a layer; None if it has none, or does not show it as ``scaler``."""
     found = getattr(layer, "scaler", None) if isinstance(layer, ScalesLosses) else None
     return found if isinstance(found, ScalesUpdates) else None
 

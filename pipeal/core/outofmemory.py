@@ -26,7 +26,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """How much memory was wanted, where the error says it.
+    """How much memory was asked for, if the error says it.
 
     >>> bytes_asked(RuntimeError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ..."))
     1610612736
@@ -35,7 +35,7 @@ def bytes_asked(error: BaseException) -> int | None:
 
 
 def bytes_free(error: BaseException) -> int | None:
-    """How much memory there was, where the error says it.
+    """How much memory was free, if the error says it.
 
     >>> bytes_free(RuntimeError("Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 8.00 GiB of which 512.00 MiB is free."))
     536870912

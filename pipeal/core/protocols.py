@@ -49,22 +49,24 @@ class TrainableLayer(Protocol):
 
 @runtime_checkable
 class CutsOutputs(Protocol):
-    """A layer that tells whether compiled graphs of its parts may end where it goes back through nothing more."""
+    """A layer whose parts return ``(loss, output)``, of which it detaches the output.
+
+    Compiled graphs of such parts may end there: no gradient comes back through the output."""
 
     def cut_parts(self) -> Collection[nn.Module]:
-        """The parts of which its forward takes ``(loss, output)``, and detaches the output."""
+        """Those parts."""
         ...
 
 
 @runtime_checkable
 class ScalesUpdates(Protocol):
-    """What scales a layer's losses in fp16, and leaves out updates that overflow; an ``nn.Module``.
+    """Scales a layer's losses in fp16 and skips updates whose gradients overflow; an ``nn.Module``.
 
-    Of methods alone: from Python 3.12 on, ``isinstance`` sees none of a module's buffers.
+    It has methods only: from Python 3.12 on, ``isinstance`` does not see a module's buffers.
     """
 
     def overflows(self) -> int:
-        """How many updates it has left out; waits for a GPU."""
+        """How many updates it has skipped; waits for a GPU."""
         ...
 
     def at_first(self) -> Mapping[str, Tensor]:
@@ -80,13 +82,10 @@ class ScalesUpdates(Protocol):
 class ScalesLosses(Protocol):
     """A layer that can be trained in fp16.
 
-    A :class:`ScalesUpdates` that it keeps as ``scaler`` is asked whether it gave up, and what it left out. States of
-    the layer fit with and without it.
+    Its scaler, if it shows one, is its attribute ``scaler``, a :class:`ScalesUpdates`. States of the layer load with
+    and without a scaler.
     """
 
     def scale_losses(self, wanted: bool = True) -> None:
-        """Has its losses scaled from now on, against gradients too small for fp16, or no longer.
-
-        Asked for what is so already, it changes nothing.
-        """
+        """Turns the scaling of losses, against gradients too small for fp16, on or off. Idempotent."""
         ...

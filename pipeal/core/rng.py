@@ -168,7 +168,7 @@ class KeyedDefault(TorchDispatchMode):
     def _drawn(
         self, own: torch.Generator, device: torch.device, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What an operator gives that draws, if it does, from that generator."""
+        """Calls an operator; if it draws, it draws from that generator."""
         if func is torch.ops.aten.native_dropout.default:
             return _native_dropout(own, *args, **kwargs)
         overload = func if _takes_generator(func) else _generator_overload(func)
@@ -268,7 +268,7 @@ def _itself_may_draw(module: nn.Module) -> bool:
         return True
     declared = vars(type(module)).get("draws_from_default")
     if declared is not None:
-        # A plain function as a block or a criterion is code that nobody has vouched for.
+        # A plain function as a block or a criterion is code that declares nothing.
         return bool(declared) or any(inspect.isroutine(value) for value in vars(module).values())
     if not type(module).__module__.startswith("torch.nn."):
         return True

@@ -86,7 +86,7 @@ def as_iterable(data: Samples[T], wrong: type[Exception], name: str = "dataset")
 
 
 def _in_words(batch: Any) -> str:
-    """What it is, what was expected, and what to do.
+    """Says what a batch is, what was expected, and what to do.
 
     >>> _in_words({"text": torch.zeros(8, 5), "label": torch.zeros(8)})
     "a dict with 'text': (8, 5) float32, 'label': (8,) float32; expected a pair (x, y) of inputs and targets, or an \

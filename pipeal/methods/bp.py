@@ -166,7 +166,7 @@ class BP(nn.Module):
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Of a row, in order: one that is called several times comes as often, as it does not among ``children()``."""
+    """The modules of a row in order; one that is called several times comes as often, unlike in ``children()``."""
     return list(model) if isinstance(model, nn.Sequential) else []
 
 

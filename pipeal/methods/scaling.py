@@ -87,7 +87,7 @@ class LossScaler(nn.Module):
         self.left_out += broken
 
     def overflows(self) -> int:
-        """How many updates were left out; waits for a GPU."""
+        """How many updates were skipped; waits for a GPU."""
         return int(self.left_out)
 
     def gave_up(self) -> bool:
@@ -107,7 +107,7 @@ def step_all(optimizers: Sequence[torch.optim.Optimizer], scaler: LossScaler | N
 
 
 def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it can leave an update out on the device. A copy of a fused one can, and does not say so any more."""
+    """Whether it can skip an update on the device. A copy of a fused optimizer can, but no longer says so."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
     return fused or getattr(optimizer, "_step_supports_amp_scaling", False)
 

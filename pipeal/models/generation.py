@@ -62,7 +62,7 @@ def generate_each(
 ) -> Iterator[int]:
     """Continues a prompt, and yields each character before the next one is computed.
 
-    For each, the model computes the whole block anew: nothing is kept of the places before.
+    For each, the model computes the whole block again: there is no cache of earlier places.
 
     Args:
         model: ``(1, block)`` characters to logits ``(1, block, V)``, causal and in evaluation mode: a module, on

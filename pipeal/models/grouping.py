@@ -42,7 +42,7 @@ def group_layers(
 
 
 def _places(package: ALPackage) -> Iterator[tuple[nn.Module, str]]:
-    """Where each layer's block is: the module that has it, and under which name."""
+    """The module and the attribute name that hold each layer's block."""
     for layer in package:
         if isinstance(layer, AL):
             yield layer.enc, "f"

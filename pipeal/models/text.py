@@ -69,7 +69,7 @@ PUBLISHED = TextDims()
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """What tells one text model from another.
+    """The parts in which text models differ.
 
     Attributes:
         block: ``(dims, width of the input) -> block``.

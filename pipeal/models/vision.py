@@ -93,7 +93,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """What tells one vision model from another.
+    """The parts in which vision models differ.
 
     Attributes:
         blocks: Makes the blocks that learn features.

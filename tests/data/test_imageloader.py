@@ -132,7 +132,7 @@ def test_a_broken_off_epoch_does_not_reach_into_the_next(split):
         first = iter(loader)
         next(first)
         assert same(epoch(loader, 1), epoch(batches(split, augmentation="basic"), 1))
-        with pytest.raises(ScheduleError, match="begun anew"):
+        with pytest.raises(ScheduleError, match="begun again"):
             next(first)
 
 
@@ -142,7 +142,7 @@ def test_a_left_iterator_does_not_end_the_one_under_way(split):
         old, live = iter(loader), iter(loader)
         next(old)
         seen = [next(live)]
-        with pytest.raises(ScheduleError, match="begun anew"):
+        with pytest.raises(ScheduleError, match="begun again"):
             next(old)
         seen += list(live)
         assert [batch.indices for batch in seen] == [batch.indices for batch in batches(split)]

@@ -169,7 +169,7 @@ class SortedSamples:
 
 
 def _halved(cuts: _Ints, batches: int) -> _Ints:
-    """Of batches that are too few, the largest is halved until there are enough."""
+    """Halves the largest batch until there are enough batches."""
     while len(cuts) <= batches:
         sizes = np.diff(cuts)
         biggest = int(sizes.argmax())

@@ -21,7 +21,7 @@ Cost: TypeAlias = Literal["sum", "padded"] | Callable[[int, float], float]
 """What a batch costs: the sum of its sizes, ``n × longest``, or any function of ``(n, longest)``."""
 
 Oversize: TypeAlias = Literal["raise", "drop", "single"]
-"""What becomes of a sample that alone is over the limit: an error, nothing (but counted), a batch of its own."""
+"""What to do with a sample that alone is over the limit: raise, drop (and count) it, or batch it alone."""
 
 SizeOf: TypeAlias = Callable[[Any], Any] | Mapping[Any, Any] | Sequence[Any] | np.ndarray[Any, Any] | Tensor
 Log: TypeAlias = Callable[[str], None]
@@ -78,7 +78,7 @@ class Packer:
 
     @property
     def options(self) -> tuple[object, ...]:
-        """What it was made with, of a lasting ``repr``: of a cost function only its name."""
+        """Its arguments, with a stable ``repr``: of a cost function only the name."""
         cost = self.cost if isinstance(self.cost, str) else getattr(self.cost, "__qualname__", type(self.cost).__name__)
         return self.limit, cost, self.oversize
 

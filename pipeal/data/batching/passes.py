@@ -184,7 +184,7 @@ class PassSampler(Sampler[list[int]], ABC):
 
     @abstractmethod
     def _options(self) -> tuple[object, ...]:
-        """What decides the batches beside seed and epoch, of a lasting ``repr``."""
+        """All that decides the batches but seed and epoch, with a stable ``repr``."""
 
     @abstractmethod
     def _batches(self, epoch: int) -> Iterable[list[int]]:

@@ -31,7 +31,7 @@ class PlannedBatchSampler(EpochSampler):
     """The fewest batches that fit a budget, with the least padding at that number; exact and resumable.
 
     Without shuffling, the plan is the same in every epoch: the fewest batches, and (without ``shapes``) no other plan
-    with so many has less padding. With it three things are drawn anew for every epoch: the order of equal lengths, the
+    with so many has less padding. With it three things are drawn again for every epoch: the order of equal lengths, the
     order of the batches and, without ``shapes``, an offset of all cuts within the room that the fewest batches leave
     (least padding is then sought near that offset).
 
@@ -48,7 +48,7 @@ class PlannedBatchSampler(EpochSampler):
             :attr:`padded_lengths` and :func:`pipeal.data.batching.bounds.length_bounds`. Batches are then of the same
             shapes in every epoch, and as full as the budget allows: one shape for each bound, and one of what is left
             over (more with ``spare_batches``, which pad less, with a ``world_size`` that takes some batches more, and
-            with over-size samples, each of its own length). Drawn anew is which samples of a bound share a batch.
+            with over-size samples, each of its own length). Only which samples of a bound share a batch is drawn again.
         oversize: What to do with samples that cost more than the budget by themselves: ``raise`` an error, ``drop``
             them (:attr:`dropped`), or make each a ``single`` batch over the budget.
         spare_batches: So many batches more than the fewest: less padding, and more room for an offset.
@@ -165,7 +165,7 @@ class PlannedBatchSampler(EpochSampler):
         return PlannedBatches(self, self._current(), self._resume)
 
     def _begun(self, batches: PlannedBatches) -> None:
-        """From its first batch on, an iterator is the one that states are about, and the next begins anew."""
+        """An iterator that gives its first batch becomes the one whose state is saved."""
         if batches.epoch == self.epoch:
             self._resume, self._newest = 0, batches
 
@@ -239,7 +239,7 @@ class PlannedBatchSampler(EpochSampler):
 
     @cached_property
     def _fingerprint(self) -> str:
-        """Of all that decides the plans, seed and epoch aside; 16 bytes in hexadecimal."""
+        """A digest of all that decides the plans but seed and epoch; 16 bytes in hexadecimal."""
         full = self.shapes is not None
         flags = [full, self.oversize, self.spare_batches, self.largest_first, self.shuffle, self.world_size]
         digest = hashlib.blake2b(json.dumps(flags).encode(), digest_size=16)

@@ -1,4 +1,4 @@
-"""The same number of steps for every rank: decided by the list of batches alone, so that nobody need be asked.
+"""The same number of steps for every rank: decided by the list of batches alone, without communication.
 
 Two ways: every rank takes batches of its own (:func:`even_batches`; the steps are fewer, and one step learns from more
 samples the more ranks there are), or its part of every batch (:class:`Share`; steps and samples are those of one rank).
@@ -46,7 +46,7 @@ class Share:
     size: int = 1
 
     def of(self, batch: list[int]) -> list[int]:
-        """Its samples: every so-manieth, so that all parts of a batch sorted by length are alike.
+        """Its samples: every ``size``-th, so that all parts of a batch sorted by length are alike.
 
         Of a batch with fewer samples than ranks every rank takes all, which gives the same average; but not among
         several batches to one update, where it weighs as many times its samples as there are ranks.
@@ -55,7 +55,7 @@ class Share:
 
 
 WHOLE = Share()
-"""Of a rank that is alone."""
+"""The share of a single rank: every batch whole."""
 
 
 @dataclass(frozen=True)

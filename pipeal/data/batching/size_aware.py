@@ -85,7 +85,7 @@ class SizeAwareBatchSampler(PassSampler):
         cost: ``sum`` of the sizes, ``padded`` for ``n × longest``, or any function of ``(n, longest)``.
         oversize: What becomes of a sample over the limit: ``drop`` (the document's way; :attr:`dropped` counts),
             ``raise``, or ``single`` for a batch of its own.
-        shuffle: Shuffle the indices anew in every epoch, by ``(seed, epoch)``.
+        shuffle: Shuffle the indices in every epoch, by ``(seed, epoch)``.
 
     Raises:
         SizeTypeError: ``sampler`` or ``sizeof`` is of the wrong kind (a ``TypeError``).

@@ -42,7 +42,7 @@ class BucketBatchSampler(PassSampler):
         bucket_boundaries: ``(K + 1,)`` likewise, none twice; sorted they bound ``K`` ranges, each with its lower bound
             and without its upper one. Here, and nowhere else in pipeal, they may come in any order, since the document
             says so. Samples outside all ranges are left out, with a warning.
-        base_batch_sampler_class: Makes the batches of a range; called anew in every pass as
+        base_batch_sampler_class: Makes the batches of a range; called in every pass as
             ``base_batch_sampler_class(indices, **shared, **individual)`` with the list of the range's indices. Ranges
             without samples need none.
         base_batch_sampler_shared_kwargs: Keyword arguments for all ranges.

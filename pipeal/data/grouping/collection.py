@@ -155,7 +155,7 @@ class DataCollection:
         Args:
             grouper: Says which belong together.
             padding: As for the collection, which then must not have one.
-            forget_order: Number the samples anew, in the order of the groups.
+            forget_order: Renumber the samples in the order of the groups.
             padded_to: For names of lengths, a size that every group shall have at least.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Padded groups as plain values: checked, made anew for another partition, taken apart."""
+"""Padded groups as plain values: checked, regrouped for another partition, taken apart."""
 
 from __future__ import annotations
 

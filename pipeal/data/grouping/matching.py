@@ -48,7 +48,7 @@ class Match:
         """The collection's layout for what the module gives.
 
         Raises:
-            ConfigError: A length or ``..`` that no input has: nobody would know where the padding is.
+            ConfigError: A length or ``..`` that no input has: where the padding is would be unknown.
         """
         return mapped(lambda shape: self._shape(shape, who), given)
 

@@ -75,7 +75,7 @@ def cached(
     """The decoded images out of their files in ``folder``; the first call makes them.
 
     For each split there are ``.npy`` files of pixels and labels, and for both a ``.json``, written last, which
-    counts them. A set that is not whole, or of a source that changed, is made anew, and older ones are removed.
+    counts them. A set that is not whole, or of a source that changed, is made again, and older ones are removed.
 
     Args:
         opened: Opens the source; called only where something has to be decoded.

@@ -107,7 +107,7 @@ def canonical_image_name(name: str) -> str:
     ['tinyimagenet', 'tinyimagenet', 'cifar10', 'toyimages']
 
     Raises:
-        DataError: Nobody knows the name; the message holds the nearest known one.
+        DataError: The name is unknown; the message holds the nearest known one.
     """
     return canonical_name(name, _SPELLINGS)
 

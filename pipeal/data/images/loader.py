@@ -20,7 +20,7 @@ from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.workers import serve_parent, starting_workers, worker_failure
 
 _Order: TypeAlias = tuple[int, list[int]]
-"""What is asked of a worker: the epoch, and the samples of a batch. The epoch travels with each request, because
+"""A request to a worker: the epoch, and the samples of a batch. The epoch travels with each request, because
 workers live on from one epoch to the next and know nothing else of it."""
 
 
@@ -31,7 +31,7 @@ class ImageBatches:
     there are the same batches in the same order. A sample's randomness belongs to (seed, epoch, sample).
 
     Workers start with the first iterator and stay until :meth:`close`, the end of the ``with`` block, or until
-    nobody refers to these batches any more. With workers, one iterator runs at a time: beginning another ends the
+    these batches are no longer referred to. With workers, one iterator runs at a time: beginning another ends the
     first.
 
     Args:
@@ -200,7 +200,7 @@ class _Crew:
         """
         if turn != self._turn or self._batches is None:
             raise ScheduleError(
-                "these batches were begun anew or closed while an iterator was under way; with workers, "
+                "these batches were begun again or closed while an iterator was under way; with workers, "
                 "finish one before the next, or use two ImageBatches"
             )
 
@@ -221,7 +221,7 @@ class _Crew:
         return x, y
 
     def close(self) -> None:
-        # The processes end with the loader's iterator, which nobody else refers to.
+        # The processes end with the loader's iterator, which nothing else refers to.
         self._batches = self._loader = None
 
 

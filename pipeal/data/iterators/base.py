@@ -27,7 +27,7 @@ State: TypeAlias = dict[str, Any]
 class CheckpointableIterator(ABC, Iterator[T], Generic[T]):
     """An iterator with a state. Own ones need ``__next__``, ``getstate`` and ``setstate``.
 
-    An iterator belongs to the one that is built over it: nobody else may draw from it. Building resets it to its
+    An iterator belongs to the one that is built over it: nothing else may draw from it. Building resets it to its
     beginning. ``close`` (or ``with``, or garbage collection) ends what the pipeline has started.
     """
 
@@ -70,7 +70,7 @@ class Stage(CheckpointableIterator[T]):
 
     A stage sets its settings, calls :meth:`_finish`, and keeps everything that moves in what :meth:`_begin` sets.
     Pickling carries the settings and the state (so functions must be importable: lambdas cannot be pickled); what
-    moves, threads included, is made anew.
+    moves, threads included, is rebuilt.
     """
 
     version: ClassVar[int] = 1
@@ -93,7 +93,7 @@ class Stage(CheckpointableIterator[T]):
 
     def __next__(self) -> T:
         if self._closed:
-            raise ScheduleError(f"{type(self).__name__} is closed; build the pipeline anew to read on")
+            raise ScheduleError(f"{type(self).__name__} is closed; build the pipeline again to read on")
         if isinstance(self._failure, Exception):
             raise self._failure
         if self._failure is not None:
@@ -129,7 +129,7 @@ class Stage(CheckpointableIterator[T]):
     def setstate(self, checkpoint: State | None) -> None:
         """See :meth:`CheckpointableIterator.setstate`."""
         if self._closed:
-            raise ScheduleError(f"{type(self).__name__} is closed; build the pipeline anew to restore a state")
+            raise ScheduleError(f"{type(self).__name__} is closed; build the pipeline again to restore a state")
         if checkpoint is not None:
             self._check(checkpoint)  # before anything moves: a refused state changes nothing
         self._stop()

@@ -15,7 +15,7 @@ from pipeal.data.iterators.windows import WindowStage
 T = TypeVar("T")
 
 ATTEMPTS = 4
-"""How often a window is cut anew to make its last batch full; nearly always the second cut has it."""
+"""How often a window is cut again to make its last batch full; nearly always the second cut has it."""
 
 
 class BucketedReadaheadBatchIterator(WindowStage[list[T]]):

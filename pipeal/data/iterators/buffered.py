@@ -1,6 +1,6 @@
 """Shuffling through a buffer, with a state that holds no items.
 
-Each item goes to a random slot and drives out the one that sat there. An item that nobody has driven out after
+Each item goes to a random slot and drives out the one that sat there. An item that has not been driven out after
 four buffers' worth of input (1.8 % of them) leaves then. So what the buffer holds follows from the last ``4 ×
 buffer_size`` inputs, and a restored iterator fills it by reading those again, each once.
 """

@@ -21,7 +21,7 @@ class Channel(Generic[T]):
         self._closed = False
 
     def put(self, item: T) -> bool:
-        """Waits for room; False where nobody will take the item any more."""
+        """Waits for room; False if the channel was closed."""
         with self._moved:
             self._moved.wait_for(lambda: self._closed or len(self._items) < self._size)
             if self._closed:
@@ -39,7 +39,7 @@ class Channel(Generic[T]):
         with self._moved:
             self._moved.wait_for(lambda: self._closed or bool(self._items))
             if self._closed:
-                raise ScheduleError("whoever read ahead was closed; take a new iterator")
+                raise ScheduleError("the thread that read ahead was closed; take a new iterator")
             self._moved.notify_all()
             return self._items.popleft()
 

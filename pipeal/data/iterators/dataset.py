@@ -35,8 +35,8 @@ class IterableCheckpointedDataset(IterableDataset[T]):
 
     Args:
         source: The pipeline. Without workers the data set iterates over it, and ``source.getstate()`` is the state.
-        should_reset: Begin anew, where the source stood at construction, on each pass; else go on. To train
-            without end, go on; to validate, begin anew. In workers it goes on in their copies, which end with
+        should_reset: Begin each pass where the source stood at construction; else go on. To train
+            without end, go on; to validate, begin again. In workers it goes on in their copies, which end with
             the pass: ``source`` stays where it is.
     """
 
@@ -63,8 +63,8 @@ class IterableCheckpointedDataset(IterableDataset[T]):
 class CheckpointableLoader(Generic[T]):
     """Iterates over a pipeline through a ``DataLoader``; its state is what the consumer has seen.
 
-    A pass that is broken off and one that ended begin anew, or, without ``should_reset``, go on where the consumer
-    stood; what ended begins anew in any case. After ``setstate`` the next pass goes on from there.
+    After a pass that ended, the next begins at the start. After one that was broken off it does so too or, without
+    ``should_reset``, goes on where the consumer stood. After ``setstate`` it goes on from that state.
 
     Args:
         source: Either a pipeline, which each shard runs whole, from its beginning, to serve every n-th item of it;
@@ -76,7 +76,7 @@ class CheckpointableLoader(Generic[T]):
             the same number of shards the order and the states are the same for any number of workers.
         num_instances: How many ranks share the data; wants a function as the source.
         instance_rank: Which rank this is.
-        should_reset: Each pass begins anew.
+        should_reset: Each pass begins at the start.
         pin_memory: As in ``DataLoader``.
         prefetch_factor: As in ``DataLoader``: how far each worker runs ahead.
         multiprocessing_context: As in ``DataLoader``: ``"fork"``, ``"spawn"``, ``"forkserver"``.

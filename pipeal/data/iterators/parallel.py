@@ -31,7 +31,7 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 GRACE_S = 5.0
-"""How long a process may take over the chunk under way when nobody wants it any more."""
+"""How long a process may take to finish its chunk after the iterator was closed."""
 
 
 @dataclass(slots=True)

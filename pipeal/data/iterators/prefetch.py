@@ -133,7 +133,7 @@ class PrefetchIterator(Stage[T]):
 
 
 def _read_ahead(source: CheckpointableIterator[Any], skip: int, every: int, channel: Channel[_Read]) -> None:
-    """What the thread does until the source ends, fails, or nobody wants more."""
+    """Runs in the thread until the source ends or fails, or the channel is closed."""
     try:
         if sum(1 for _ in islice(source, skip)) < skip:
             raise shorter("PrefetchIterator", f"item {skip} after a state")

@@ -22,7 +22,7 @@ class NativeCheckpointableIterator(Stage[T]):
     start is read again.
 
     Args:
-        iterable: The data. An iterator is refused: it could not begin anew. So is a set: another process would
+        iterable: The data. An iterator is refused: it cannot start over. So is a set: another process would
             have it in another order.
 
     Raises:
@@ -47,7 +47,7 @@ class NativeCheckpointableIterator(Stage[T]):
             )
         if iter(iterable) is iterable:
             raise ConfigError(
-                f"iterable is an iterator ({type(iterable).__name__}), which cannot begin anew; "
+                f"iterable is an iterator ({type(iterable).__name__}), which cannot start over; "
                 "wanted a list or another iterable that can"
             )
         self._iterable = iterable

@@ -13,10 +13,10 @@ from pipeal.data.iterators.channel import Channel
 from pipeal.data.loading.loader import Batch, EpochBatches
 
 _ON_GPU = 2
-"""Batches ahead of a training that waits for its GPU, where nobody says how many."""
+"""Batches prepared ahead by default where the training runs on a GPU."""
 
 _PATIENCE_S = 5.0
-"""How long a close waits for the batch that is being made; then the thread, a daemon, ends after it by itself."""
+"""How long a close waits for the batch being made; after that the thread, a daemon, ends by itself."""
 
 
 class ReadAhead:
@@ -26,7 +26,7 @@ class ReadAhead:
     another epoch and with :meth:`close`, which any thread may call. What fails in it is raised in its turn, as it is.
 
     Args:
-        loader: Makes them; from now on nobody else iterates over it.
+        loader: Makes them; nothing else may iterate over it from now on.
         batches: How many are ready at most; 0 makes each where it is wanted, without a thread. None: two where there
             is a GPU, whose copies and kernels the thread's work hides behind; none on a CPU, which has its cores full.
     """
@@ -97,7 +97,7 @@ class _Pass(Iterator[Batch]):
 
 
 def _make(loader: EpochBatches, channel: Channel[Batch | _End]) -> None:
-    """What the thread does until the epoch ends, the loader fails, or nobody wants more."""
+    """Runs in the thread until the epoch ends, the loader fails, or the channel is closed."""
     if channel.closed:
         return
     failure = None
@@ -105,7 +105,7 @@ def _make(loader: EpochBatches, channel: Channel[Batch | _End]) -> None:
         for batch in loader:
             if not channel.put(batch):
                 return
-    except BaseException as error:  # noqa: BLE001  handed to whoever takes the batches, and raised there
+    except BaseException as error:  # noqa: BLE001  raised where the batches are taken
         failure = error
     channel.put(_End(failure))
 

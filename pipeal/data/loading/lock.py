@@ -90,7 +90,7 @@ def lock_is_held(path: Path) -> bool | None:
 
 
 def _lock(file: int) -> None:
-    """Asks again for a moment: whoever looks whether a lock is held (:func:`lock_is_held`) has it meanwhile."""
+    """Retries for a moment: :func:`lock_is_held` of another process takes the lock while it looks."""
     for tries_left in reversed(range(_TRIES)):
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

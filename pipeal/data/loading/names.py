@@ -15,7 +15,7 @@ def canonical_name(name: str, spellings: Mapping[str, str]) -> str:
         spellings: From every spelling, without those marks and in small letters, to the canonical name.
 
     Raises:
-        DataError: Nobody knows the name; the message holds the nearest known one.
+        DataError: The name is unknown; the message holds the nearest known one.
     """
     known = spellings.get(name.lower().translate({ord(mark): None for mark in "_- "}))
     if known is None:

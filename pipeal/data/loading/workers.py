@@ -1,4 +1,4 @@
-"""How processes that prepare data live: the run alone heeds signals, and their end comes with its own."""
+"""Worker processes that prepare data: they ignore signals and end with the run."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def worker_failure(error: BaseException) -> WorkerError | None:
 
 
 def _handing_over(error: BaseException) -> bool:
-    """Whether it comes from where a worker hands over a batch's memory, on which the dead do not answer."""
+    """Whether an error comes from fetching a batch's memory from a worker that has died."""
     return any(
         frame.f_globals.get("__name__") == "multiprocessing.resource_sharer"
         for frame, _ in traceback.walk_tb(error.__traceback__)

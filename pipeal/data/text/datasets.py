@@ -78,7 +78,7 @@ def canonical_text_name(name: str) -> str:
     ['agnews', 'dbpedia', 'imdb', 'toynews']
 
     Raises:
-        DataError: Nobody knows the name; the message holds the nearest known one.
+        DataError: The name is unknown; the message holds the nearest known one.
     """
     return canonical_name(name, _SPELLINGS)
 

@@ -121,10 +121,7 @@ class ImageBridge(nn.Sequential):
     ) -> None:
         rows, columns = min(height, cells), min(width, cells)
         flat = channels * rows * columns
-        super().__init__(
-            CellMeans(rows, columns), nn.Flatten(), *_hidden(flat, hidden, nn.ReLU),
-            nn.Linear(hidden or flat, code), ending(),
-        )  # fmt: skip
+        super().__init__(CellMeans(rows, columns), nn.Flatten(), *_to_code(flat, hidden, code, nn.ReLU, ending))
 
 
 class CellMeans(nn.Module):
@@ -183,7 +180,7 @@ class VectorBridge(nn.Sequential):
         ending: Activation = nn.Tanh,
     ) -> None:
         before = [] if pool is None else [pool if isinstance(pool, nn.Module) else Pooling(pool)]
-        super().__init__(*before, *_hidden(width, hidden, activation), nn.Linear(hidden or width, code), ending())
+        super().__init__(*before, *_to_code(width, hidden, code, activation, ending))
 
 
 class FlatBridge(VectorBridge):
@@ -247,8 +244,10 @@ class Pooling(nn.Module):
         return self.pool(x)
 
 
-def _hidden(width: int, hidden: int | None, activation: Activation) -> list[nn.Module]:
-    return [] if hidden is None else [nn.Linear(width, hidden), activation()]
+def _to_code(width: int, hidden: int | None, code: int, activation: Activation, ending: Activation) -> list[nn.Module]:
+    """The end of every bridge: ``(B, width)`` to ``(B, code)``, by way of a hidden layer if there is one."""
+    inner = [] if hidden is None else [nn.Linear(width, hidden), activation()]
+    return [*inner, nn.Linear(hidden or width, code), ending()]
 
 
 def _is_masked_sequence(output: Tree) -> bool:

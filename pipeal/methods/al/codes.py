@@ -31,7 +31,7 @@ Task: TypeAlias = Literal["classification", "multilabel", "regression"]
 LabelStyle: TypeAlias = Literal["inverse", "published"]
 
 CODE_ACTIVATIONS: Mapping[LabelStyle, type[nn.Module]] = {"inverse": nn.Tanh, "published": nn.Sigmoid}
-"""What codes end in, and so the bridges that predict them."""
+"""The last activation of a code's block, and so of the bridges that predict it."""
 
 TASKS = ("classification", "multilabel", "regression")
 LABEL_STYLES = tuple(CODE_ACTIVATIONS)

@@ -267,7 +267,7 @@ def _are_close(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) ->
 
 
 def _hint(x: Tree, error: Exception) -> str:
-    """What often is behind an error of a user's block."""
+    """A hint at the usual cause of an error in a user's block."""
     message = str(error)
     if isinstance(error, TypeError) and "required" in message and "argument" in message:
         return "; a layer takes one argument (any nesting of tensors): wrap a module that takes more"
@@ -277,7 +277,7 @@ def _hint(x: Tree, error: Exception) -> str:
 
 
 def _view(module: nn.Module, out: Tree) -> nn.Module | None:
-    """What bridges see of what a part gives, where that is not all of it."""
+    """The module that picks what bridges see of a part's output; None if they see all of it."""
     if isinstance(module, Piece) and module.hands_on:
         features = Features(module.mask_at)
         return features if module.mask_at is None or padding_of(features(out)) is not None else Features()

@@ -19,7 +19,7 @@ _LEFT = {"f gives", "code", "device"}
 
 @dataclass(frozen=True, slots=True)
 class LayerShapes:
-    """What one layer hands on: the shapes of what ``f`` gives, and of its code."""
+    """The shapes of what one layer hands on: of ``f``'s output, and of its code."""
 
     out: Shapes
     code: Shapes
@@ -31,7 +31,7 @@ class LayerSummary:
 
     Attributes:
         number: The layer's number, from 0.
-        shapes: What it hands on, with the batch size it was found with; None if nobody has tried.
+        shapes: What it hands on, with the batch size it was found with; None if that is not known yet.
         parameters: By the letter of the block; a layer that has no blocks counts under ``f``.
         effective: How many parameters a full inference uses.
         affiliated: How many serve training alone.

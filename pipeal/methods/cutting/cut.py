@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import called, why_not
-from pipeal.methods.cutting.graph import LIST_INSTEAD, cut_graph, out_of_order
+from pipeal.methods.cutting.graph import cut_graph, out_of_order
 from pipeal.methods.cutting.shares import grouped, names_for
+from pipeal.methods.cutting.tracing import LIST_INSTEAD
 
 _SHOWN = 16
 """How many names a message lists."""

@@ -46,7 +46,7 @@ class TrainingFlag(nn.Module):
 
 
 class Features(nn.Module):
-    """Of the values that a piece hands on those that a bridge looks at: the first, and the mask of its words.
+    """Picks from the values that a piece hands on what a bridge looks at: the first, and the mask of its words.
 
     Args:
         mask_at: The place of the mask; None where there is none.

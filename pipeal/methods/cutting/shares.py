@@ -18,8 +18,8 @@ from pipeal.core.flops import counting
 from pipeal.core.modules import device_of
 from pipeal.core.partition import balance
 from pipeal.core.tree import Tree, batch_size, move, tensors
-from pipeal.methods.cutting.graph import parents, trace_model
 from pipeal.methods.cutting.probe import probing
+from pipeal.methods.cutting.tracing import parents, trace_model
 
 _FLOPS_PER_BYTE = 10
 _FORWARDS = 3

@@ -25,7 +25,7 @@ FLAG = "training_or_not"
 """The name of the submodule that tells the mode (:class:`pipeal.methods.cutting.piece.TrainingFlag`)."""
 
 HELD = "held_"
-"""How the attributes begin that hold the objects, no tensors and no modules, that functions are given."""
+"""Prefix of the attributes that hold arguments of functions which are neither tensors nor modules."""
 
 _MAKERS = ("empty", "eye", "full", "ones", "rand", "randn", "zeros")
 """Functions of torch that make tensors, of sizes that may be symbols, which they do not take."""

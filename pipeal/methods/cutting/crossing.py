@@ -1,0 +1,150 @@
+"""What crosses a cut of a graph, and how: values, shapes, and what is the same for all samples.
+
+What depends on shapes alone is not handed on but computed again; where the tensor whose shape is read does not cross,
+a number expanded to that shape does. What is the same for all samples crosses once for each, without a copy, so that
+the rows of a packet can be chosen. An input called a mask crosses every cut: the bridges average over words.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor, fx
+
+from pipeal.core.errors import ConfigError
+from pipeal.core.tree import Tree, batch_size, map_tensors
+from pipeal.methods.cutting.draws import may_draw_between
+from pipeal.methods.cutting.probe import probing
+from pipeal.methods.cutting.symbols import HELD
+from pipeal.methods.cutting.tracing import LIST_INSTEAD, Traced
+
+Kind: TypeAlias = Literal["value", "shape", "shared"]
+"""How a value crosses: itself, its shape alone, or one that is the same for all samples."""
+
+
+def crossing_at(
+    graph: fx.Graph, piece_of: Mapping[fx.Node, int], number: int, name: str, masks: Sequence[fx.Node]
+) -> dict[fx.Node, Kind]:
+    """What passes from the pieces below ``number`` to it and those above, first what the submodule ``name`` takes."""
+    made = {node for node in graph.nodes if node.op == "placeholder" or piece_of.get(node, number) < number}
+    kinds: dict[fx.Node, Kind] = {}
+
+    def need(node: fx.Node, kind: Kind) -> None:
+        if node.op == "get_attr":
+            return  # each piece fetches what it uses
+        if is_free(node):
+            for one in node.all_input_nodes:
+                need(one, "shape" if reads_shape(node) else "value")
+        elif kinds.get(node) != "value":
+            kinds[node] = kind
+
+    for node in graph.nodes:
+        if node.op == "output" or piece_of.get(node, -1) >= number:
+            for one in node.all_input_nodes:
+                if one in made:
+                    need(one, "shape" if reads_shape(node) else "value")
+    values = [node for node in graph.nodes if kinds.get(node) == "value"]
+    begins = next(node for node in graph.nodes if node.target == f"model.{name}")
+    first = next((node for node in begins.all_input_nodes if node in values), None) or next(reversed(values), None)
+    if first is None:
+        raise ConfigError(
+            f"{name!r} cannot begin a layer: nothing crosses the cut, and a layer hands on one value or more; cut "
+            f"where something passes, {LIST_INSTEAD}"
+        )
+    kinds.update(dict.fromkeys((node for node in masks if node in made), "value"))
+    return {first: "value", **{node: kinds[node] for node in graph.nodes if node in kinds and node is not first}}
+
+
+def masks_of(traced: Traced) -> list[fx.Node]:
+    """The inputs of the model that are masks."""
+
+    def is_mask(node: fx.Node) -> bool:
+        if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+            return False
+        return node.args[0].op == "placeholder" and node.args[1] in traced.root.masks
+
+    return [node for node in traced.graph.nodes if is_mask(node)]
+
+
+def answer_of(traced: Traced, masks: Sequence[fx.Node]) -> dict[fx.Node, Kind] | None:
+    """What the last piece hands on where that is more than the answer: one at each word, and which are words."""
+    answer = next(reversed(traced.graph.nodes)).args[0]
+    value = traced.values.get(answer) if isinstance(answer, fx.Node) else None
+    if not isinstance(value, Tensor) or value.dim() != 3:
+        return None
+    words = [node for node in masks if _has_shape(traced.values.get(node), value.shape[:2])]
+    return {answer: "value", words[0]: "value"} if words else None
+
+
+def shared_by_all(traced: Traced, sample: Tree, nodes: Collection[fx.Node]) -> set[fx.Node]:
+    """Those of ``nodes`` that are the same for all samples: tensors that have as many rows for fewer samples."""
+    rows = batch_size(sample)
+    if rows < 2 or not nodes:
+        return set()
+    graph_module = fx.GraphModule(traced.root, traced.graph)
+    fewer: dict[fx.Node, Any] = {}
+
+    class Noting(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            found = super().run_node(n)
+            if n in nodes:
+                fewer[n] = found
+            return found
+
+    def without_last(tensor: Tensor) -> Tensor:
+        return tensor[:-1] if tensor.dim() and tensor.shape[0] == rows else tensor
+
+    try:
+        with probing(graph_module):
+            Noting(graph_module, garbage_collect_values=False, graph=traced.graph).run(
+                map_tensors(without_last, sample)
+            )
+    except Exception:  # noqa: BLE001  batches of one size alone: then as many rows as the sample has are its samples
+        return {node for node in nodes if _rows(traced.values.get(node)) not in (rows, None)}
+    return {
+        node
+        for node in nodes
+        if (found := _rows(traced.values.get(node))) is not None and found == _rows(fewer.get(node))
+    }
+
+
+def is_free(node: fx.Node) -> bool:
+    """Whether a value depends on shapes and constants alone, so that it costs next to nothing to compute it again."""
+    if reads_shape(node):
+        return True
+    if node.op not in ("call_function", "call_method") or may_draw_between(node) or _is_written_to(node):
+        return False
+    return all((one.op == "get_attr" and _is_constant(one)) or is_free(one) for one in node.all_input_nodes)
+
+
+def reads_shape(node: fx.Node) -> bool:
+    """Whether a step asks a tensor for its sizes, type or device."""
+    if node.op == "call_function":
+        return node.target is getattr and node.args[1] in ("shape", "ndim", "dtype", "device")
+    return node.op == "call_method" and node.target in ("size", "dim", "numel", "ndimension")
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether it is a tensor that fx has made of what the forward wrote out, or an object that it holds."""
+    return str(node.target).startswith(("_tensor_constant", HELD))
+
+
+def _is_written_to(node: fx.Node) -> bool:
+    def writes(user: fx.Node) -> bool:
+        target = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
+        return target == "setitem" or (target.endswith("_") and not target.endswith("__"))
+
+    return any(writes(user) and user.args[:1] == (node,) for user in node.users)
+
+
+def _has_shape(value: Any, shape: Sequence[int]) -> bool:
+    return isinstance(value, Tensor) and tuple(value.shape) == tuple(shape)
+
+
+def _rows(value: Any) -> int | None:
+    """The first size of a tensor, -1 of one that has none; None of anything else."""
+    if not isinstance(value, Tensor):
+        return None
+    return value.shape[0] if value.dim() else -1

@@ -1,0 +1,140 @@
+"""The graph of a model's forward (torch.fx), which asks for the mode where training and evaluation differ.
+
+Only the modules around a named one are looked into, to find what lies between submodules (flattening, adding a
+position code); all others stay whole, so their own control flow does not matter.
+
+A forward that depends on ``self.training`` by a plain argument, as ``F.dropout(x, 0.5, self.training)`` does, keeps
+doing so: it is run twice, once in each mode, and where the two differ by that alone, the part asks for its own mode.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+# As in pipeal.core.tree: private by name, but what fx itself stands on.
+from torch.utils import _pytree as pytree
+
+from pipeal.core.errors import ConfigError, first_line
+from pipeal.core.modules import in_mode
+from pipeal.core.tree import Tree
+from pipeal.methods.cutting.calling import Called, called, why_not
+from pipeal.methods.cutting.piece import TrainingFlag
+from pipeal.methods.cutting.probe import probing
+from pipeal.methods.cutting.symbols import FLAG, Values, named, trace
+
+LIST_INSTEAD = (
+    "or pass a list of modules instead, each taking what the one before returns: "
+    "from_bp([nn.Sequential(...), MyBlock(), ...], ...)"
+)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The graph of a model's forward.
+
+    Attributes:
+        graph: Of the whole forward, in training mode.
+        root: What its names belong to.
+        values: What its nodes stand for in the sample.
+    """
+
+    graph: fx.Graph
+    root: Called
+    values: Values = field(default_factory=dict)
+
+
+def trace_model(model: nn.Module, around: Collection[str], sample: Tree, split: Sequence[str] = ()) -> Traced:
+    """The graph of a forward, in both modes.
+
+    Args:
+        model: Its forward.
+        around: Names of the submodules that are looked into.
+        sample: See :func:`cut_graph`.
+        split: What the user named, for messages.
+
+    Raises:
+        ConfigError: The forward cannot be traced.
+    """
+    root = Called(model, None, {}) if sample is None else called(model, sample)
+    root.training = model.training
+    looked_into = {"model", *(f"model.{name}" for name in around)}
+    try:
+        with torch.random.fork_rng([]):
+            with probing(model):
+                evaluation, values = trace(root, looked_into, sample)
+            torch.rand(1)  # what the forward draws by itself is to differ from what it just drew, or it goes unseen
+            with in_mode([model], True):
+                train, values = trace(root, looked_into, known=[values.get(node) for node in evaluation.nodes])
+    except ConfigError:
+        raise
+    except Exception as error:  # a user's forward, on symbols, may raise anything
+        why = why_not(root) or f"{_hint(model, split)}put what depends on values into a submodule, {LIST_INSTEAD}"
+        raise ConfigError(
+            f"the forward of {type(model).__name__} cannot be followed between the cuts: {first_line(error)}; {why}"
+        ) from error
+    return Traced(_both_modes(train, evaluation, root, _hint(model, split)), root, values)
+
+
+def parents(name: str) -> list[str]:
+    """The modules around a submodule, from the nearest.
+
+    >>> parents("encoder.layers.0")
+    ['encoder.layers', 'encoder']
+    """
+    places = name.split(".")
+    return [".".join(places[:end]) for end in range(len(places) - 1, 0, -1)]
+
+
+def _hint(model: nn.Module, split: Sequence[str]) -> str:
+    """A hint for the message, by the kind of model."""
+    if getattr(model, "aux_logits", False):
+        return "build it with aux_logits=False: auxiliary heads work in training alone; or "
+    lists = {name.rpartition(".")[0] for name in split if "." in name}
+    found = sorted(name for name in lists if isinstance(model.get_submodule(name), nn.ModuleList))
+    return f"pass list(model.{found[0]}), if they need nothing else; or " if found else ""
+
+
+def _both_modes(train: fx.Graph, evaluation: fx.Graph, root: nn.Module, hint: str) -> fx.Graph:
+    """The graph for training, asking for the mode where the one for evaluation has the other truth value."""
+    refusal = ConfigError(
+        "between the cuts, the forward does one thing in training and another in evaluation, or other things each time "
+        f"(random numbers from outside a submodule); {hint}put that into a submodule, {LIST_INSTEAD}"
+    )
+    if len(train.nodes) != len(evaluation.nodes):
+        raise refusal
+    twin: dict[Any, Any] = {}
+    for node, other in zip(list(train.nodes), evaluation.nodes, strict=True):
+        twin[node] = other
+        leaves, shape = pytree.tree_flatten((node.args, node.kwargs))
+        others, other_shape = pytree.tree_flatten((other.args, other.kwargs))
+        if (node.op, shape) != (other.op, other_shape) or not _same_target(node, other, root):
+            raise refusal
+        differ = [
+            place
+            for place, (leaf, its) in enumerate(zip(leaves, others, strict=True))
+            if (twin[leaf] is not its if isinstance(leaf, fx.Node) else repr(leaf) != repr(its))
+        ]
+        for place in differ:
+            if not (isinstance(leaves[place], bool) and isinstance(others[place], bool)):
+                raise refusal
+            root.add_module(FLAG, TrainingFlag())
+            with train.inserting_before(node):
+                mode = train.call_module(FLAG)
+                leaves[place] = mode if leaves[place] else train.call_function(operator.not_, (mode,))
+        if differ:
+            node.args, node.kwargs = pytree.tree_unflatten(leaves, shape)
+    return train
+
+
+def _same_target(node: fx.Node, other: fx.Node, root: nn.Module) -> bool:
+    if node.target == other.target:
+        return True
+    # Tensors made in the forward are constants to fx, with new numbers each time.
+    mine, theirs = (named(root, str(n.target)) if n.op == "get_attr" else None for n in (node, other))
+    return isinstance(mine, Tensor) and isinstance(theirs, Tensor) and torch.equal(mine, theirs)
