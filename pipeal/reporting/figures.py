@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeal.core.atomic import replacing
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette: apart for colour-blind eyes, and of different lightness in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
-LEGEND = {"fontsize": 8.5, "framealpha": 0.85, "edgecolor": "none"}
+LEGEND: dict[str, Any] = {"fontsize": 8.5, "framealpha": 0.85, "edgecolor": "none"}
 
 _UNWANTED = re.compile(
     r"<metadata>.*?</metadata>|<style.*?</style>|<clipPath.*?</clipPath>"  # a style would hold for the whole page
     r'| clip-path="[^"]*"'  # nothing is drawn outside, and a page without url() is easily seen to fetch nothing
-    r"|(?<=<g) id=\"[^\"]*\"|font-family: [^;\"]*;|(?<=\n) +",
+    r"|(?<=<g) id=\"[^\"]*\"|font-family: [^;\"]*;| xmlns[:a-z]*=\"[^\"]*\"|(?<=\n) +",
     re.DOTALL,
 )
 

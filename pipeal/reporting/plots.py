@@ -8,7 +8,7 @@ from itertools import cycle
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeal.reporting.figures import COLOURS, LEGEND, finish, new_figure, save, to_svg
 from pipeal.training.metric import Measure, held_rows, measure_of
@@ -79,7 +79,7 @@ class Panel:
             return
         for line in self.lines:
             xs, ys, low, high = zip(*(_thinned(line.points) if tips else line.points), strict=True)
-            look = {
+            look: dict[str, Any] = {
                 "color": line.colour,
                 "markersize": 3.6,
                 "markerfacecolor": line.colour if line.style == "-" else "white",
@@ -124,7 +124,7 @@ def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -
     from matplotlib.lines import Line2D
 
     figure = new_figure(11, 7.6, title)
-    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.03)  # inches, and shares
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.03)  # inches, and shares
     measured = measure_panels(rows_by_run, measure_of([row for rows in rows_by_run.values() for row in rows]))
     several = len(rows_by_run) > 1
     losses = loss_panels({run if several else "": rows for run, rows in rows_by_run.items()})

@@ -84,7 +84,7 @@ def batch_facts(run: Run) -> dict[str, object]:
             "padding": percent(number_at(run.summary, "padding_share")),
             "padding of random batches": percent(number_at(told, "padding_share_of_random_batches")),
         }
-    return found | {name: count for name, key in _MISHAPS.items() if (count := number_at(run.summary, key))}
+    return found | {name: count for name, key in _MISHAPS.items() if (count := whole_at(run.summary, key))}
 
 
 def exit_rows(run: Run) -> list[list[object]] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,19 +60,20 @@ def page(runs: Sequence[Run]) -> str:
     return album.fill(html, _MOST_BYTES)
 
 
+@cache
 def environment() -> Environment:
     """The templates, in which every value is escaped unless a template made it."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     found = Environment(
-        loader=PackageLoader(__package__),
+        loader=PackageLoader("pipeal.reporting.page"),
         autoescape=True,
         finalize=shown,
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    found.filters |= {"alignments": alignments, "percent": percent}
-    found.globals |= {call.__name__: call for call in _CALLED} | {"exit_columns": EXIT_COLUMNS}
+    found.filters.update(alignments=alignments, percent=percent)
+    found.globals.update({call.__name__: call for call in _CALLED}, exit_columns=EXIT_COLUMNS)
     return found
 
 
