@@ -7,16 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from pipeal.core.atomic import replacing
 from pipeal.data import FixedBatchSampler, padding_share
+from pipeal.reporting.figures import COLOURS, LEGEND, finish, new_figure, save
 
-_TOKENS, _PADDING = "#0072B2", "#D9D9D9"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_TOKENS, _PADDING = COLOURS[0], "#D9D9D9"
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,12 @@ class Batches:
             padding: The share of padding in what was trained on.
         """
         assert self.lengths is not None
-        figure = Figure(figsize=(11, 4.1), dpi=130, facecolor="white", layout="constrained")
-        figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", parse_math=False)
+        figure = new_figure(11, 4.1, title)
         samples, batches, tokens = figure.subplots(1, 3, width_ratios=(1, 1, 0.9))
         _draw_lengths(samples, self.lengths)
         _draw_shapes(batches, self.shapes)
         _draw_padding(tokens, {"random batches\nof this size": self.padding_of_random, "this run": padding})
-        with replacing(path) as aside:
-            figure.savefig(aside, format="png")
+        save(figure, path)
 
 
 def _spread(values: Iterable[int]) -> dict[str, float]:
@@ -89,7 +89,7 @@ def _draw_lengths(axes: Axes, lengths: npt.NDArray[np.int64]) -> None:
         textcoords="offset points",
         fontsize=8.5,
     )
-    _finish(axes, f"length of {len(lengths):,} samples", "tokens", "samples")
+    finish(axes, f"length of {len(lengths):,} samples", "tokens", "samples", grid="y")
 
 
 def _draw_shapes(axes: Axes, shapes: Counter[tuple[int, int]]) -> None:
@@ -98,7 +98,9 @@ def _draw_shapes(axes: Axes, shapes: Counter[tuple[int, int]]) -> None:
     axes.scatter(lengths, sizes, s=12 + 60 * often / often.max(), color=_TOKENS, alpha=0.45, linewidths=0)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    _finish(axes, f"{shapes.total():,} batches of {len(shapes):,} shapes", "padded length", "samples in the batch")
+    finish(
+        axes, f"{shapes.total():,} batches of {len(shapes):,} shapes", "padded length", "samples in the batch", grid="y"
+    )
 
 
 def _draw_padding(axes: Axes, padding: dict[str, float]) -> None:
@@ -110,16 +112,5 @@ def _draw_padding(axes: Axes, padding: dict[str, float]) -> None:
         axes.annotate(f"{share:.1%} padding", (place, 1 + wasted), (0, 3), ha="center", textcoords="offset points")
     axes.set_xticks(range(len(padding)), padding)
     axes.margins(x=0.15, y=0.12)
-    axes.legend(fontsize=8.5, loc="lower center", framealpha=0.85, edgecolor="none")
-    _finish(axes, "what is computed, over what is read", "", "")
-
-
-def _finish(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10.5)
-    axes.set_xlabel(x, fontsize=9.5)
-    axes.set_ylabel(y, fontsize=9.5)
-    axes.tick_params(labelsize=9)
-    axes.grid(True, axis="y", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.legend(loc="lower center", **LEGEND)
+    finish(axes, "what is computed, over what is read", "", grid="y")

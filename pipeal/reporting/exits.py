@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from rich.console import Console
 
-from pipeal.core.atomic import replacing
+from pipeal.reporting.figures import COLOURS, finish, new_figure, save
 from pipeal.reporting.tables import Cell, print_table
 from pipeal.training.exits import ExitRow, ExitTable
 
-_EXIT, _EARLY = "#0072B2", "#D55E00"  # of Okabe and Ito's, as in the curves
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+EXIT_COLUMNS = ("exit", "accuracy", "points", "MFLOPs/sample", "cost", "ms/sample", "leave here")
+
+_EXIT, _EARLY, *_ = COLOURS
 
 
 def print_exits(table: ExitTable, title: str, *, console: Console | None = None) -> None:
     """Prints accuracy and cost of every exit."""
-    columns = ["exit", "accuracy", "points", "MFLOPs/sample", "cost", "ms/sample", "leave here"]
     rows: list[list[Cell]] = [
         [
             row.name,
@@ -32,7 +34,7 @@ def print_exits(table: ExitTable, title: str, *, console: Console | None = None)
         ]
         for row in (*table.exits, table.early)
     ]
-    print_table(title, columns, rows, console=console)
+    print_table(title, EXIT_COLUMNS, rows, console=console)
 
 
 def draw_exits(table: ExitTable, path: str | Path, title: str) -> None:
@@ -43,7 +45,7 @@ def draw_exits(table: ExitTable, path: str | Path, title: str) -> None:
         path: The PNG to write.
         title: Stands above the picture.
     """
-    figure = Figure(figsize=(7.2, 4.8), dpi=130, facecolor="white", layout="constrained")
+    figure = new_figure(7.2, 4.8)
     axes = figure.subplots()
     axes.axhline(100 * table.full.accuracy, color="#b0b0b0", linewidth=1, linestyle="--", zorder=1)
     costs, accuracies = [row.mflops for row in table.exits], [100 * row.accuracy for row in table.exits]
@@ -53,26 +55,20 @@ def draw_exits(table: ExitTable, path: str | Path, title: str) -> None:
     axes.plot(*early, color=_EARLY, marker="*", markersize=15, linestyle="", zorder=3, label=label)
     _name(axes, table.exits)
 
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", parse_math=False)
-    axes.set_xlabel("cost per sample (MFLOPs)", fontsize=9.5)
-    axes.set_ylabel("test accuracy", fontsize=9.5)
+    finish(axes, title, "cost per sample (MFLOPs)", "test accuracy", alone=True)
     axes.set_xlim(left=0, right=1.16 * max(*costs, early[0]) or 1)
     low, high = min(*accuracies, early[1]), max(*accuracies, early[1])
     room = max(0.3 * (high - low), 1.0)  # a point at least: less is noise, and must not look like more
     axes.set_ylim(low - room, high + room)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    axes.tick_params(labelsize=9)
-    axes.grid(True, color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     figure.legend(fontsize=8.5, loc="outside lower center", ncols=2, frameon=False)
-    with replacing(Path(path)) as aside:
-        figure.savefig(aside, format="png")
+    save(figure, path)
 
 
 def _name(axes: Axes, rows: Sequence[ExitRow]) -> None:
     """Writes beside each point which exit it is and how many leave there, on the side where no line goes on."""
+    from matplotlib.patheffects import withStroke
+
     for row, after in zip(rows, [*rows[1:], rows[-1]], strict=True):
         falls = after.accuracy < row.accuracy
         share = "" if row.share is None else f"\n{row.share:.0%} leave"

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+from pipeal.reporting.figures import COLOURS, finish, new_figure, save
 
-from pipeal.core.atomic import replacing
-
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # Okabe and Ito
 _WIDE = 16
 """Beyond so many devices both scales are logarithmic."""
 
@@ -27,7 +23,9 @@ def draw_plan(curves: Mapping[str, Curve], path: str | Path, title: str, versus:
         title: Stands above.
         versus: What 1 on the vertical axis is.
     """
-    figure = Figure(figsize=(9.6, 5.6), dpi=130, facecolor="white", layout="constrained")
+    from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
+    figure = new_figure(9.6, 5.6)
     axes = figure.subplots()
     numbers = sorted({devices for curve in curves.values() for devices, _ in curve})
     most = max(numbers, default=1)
@@ -36,7 +34,7 @@ def draw_plan(curves: Mapping[str, Curve], path: str | Path, title: str, versus:
     seen = {"AL": 0, "BP": 0}
     for method, curve in curves.items():
         form = method[:2]
-        colour = _COLOURS[seen[form] % len(_COLOURS)]
+        colour = COLOURS[seen[form] % 4]
         seen[form] += 1
         style = "-" if form == "AL" else "--"
         marker = "o" if form == "AL" else "s"
@@ -62,13 +60,6 @@ def draw_plan(curves: Mapping[str, Curve], path: str | Path, title: str, versus:
     else:
         axes.set_xticks(numbers)
         axes.set_ylim(bottom=0)
-    axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", parse_math=False)
-    axes.set_xlabel("devices", fontsize=10)
-    axes.set_ylabel(f"batches per second, as multiples of {versus}", fontsize=10)
-    axes.grid(True, color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    finish(axes, title, "devices", f"batches per second, as multiples of {versus}", alone=True)
     axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    with replacing(Path(path)) as aside:
-        figure.savefig(aside, format="png")
+    save(figure, path)

@@ -3,30 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
-
-from pipeal.core.atomic import replacing
-from pipeal.training.metric import held_rows, measure_of
+from pipeal.reporting.figures import COLOURS, LEGEND, finish, new_figure, save, to_svg
+from pipeal.training.metric import Measure, held_rows, measure_of
 from pipeal.training.row import EpochRow
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _STYLES = ("-", "--", ":", "-.")
-_TRAIN: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white", "alpha": 0.8}
-_HELD: dict[str, Any] = {"linestyle": ":", "markerfacecolor": "white", "alpha": 0.8}
-_LEGEND: dict[str, Any] = {"fontsize": 8.5, "loc": "best", "framealpha": 0.85, "edgecolor": "none"}
+_WHOLE = "end to end"
+_MARKED = 15
+"""Points of a line up to which each has a dot."""
+_MOST_POINTS = 200
+"""Points of a line in a page; a file has all of them."""
 
 Rows = Sequence[EpochRow]
 Value = Callable[[EpochRow], float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel, or what the legend says of several.
+
+    Attributes:
+        label: What the legend calls it.
+        colour: As CSS has it.
+        style: As matplotlib has it: ``-``, ``--``, ``:``, ``-.``.
+        points: ``(x, mean, least, most)`` over the turns, with x growing; all of them can be drawn.
+    """
+
+    label: str
+    colour: str
+    style: str
+    points: Sequence[tuple[float, float, float, float]] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over one axis: a quarter of a PNG, or a picture of a page.
+
+    Attributes:
+        title: Stands above it.
+        x: What the horizontal axis is: ``epoch``, which is a whole number, or seconds.
+        lines: Those that have a point.
+        keys: What the legend names.
+        is_share: Whether the values are written in percent; others get a log scale where they lie far apart.
+    """
+
+    title: str
+    x: str
+    lines: Sequence[Line]
+    keys: Sequence[Line]
+    is_share: bool = False
+
+    def draw(self, axes: Axes, *, tips: bool = False) -> None:
+        """Draws it.
+
+        Args:
+            axes: Where.
+            tips: Whether it is for a page, in which dots tell their values and a long line is thinned.
+        """
+        from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+        finish(axes, "" if tips else self.title, self.x)
+        if not self.lines:
+            axes.text(0.5, 0.5, "nothing recorded", transform=axes.transAxes, ha="center", color="#8a8a8a")
+            axes.set(xticks=[], yticks=[])
+            return
+        for line in self.lines:
+            xs, ys, low, high = zip(*(_thinned(line.points) if tips else line.points), strict=True)
+            look: dict[str, Any] = {
+                "color": line.colour,
+                "markersize": 3.6,
+                "markerfacecolor": line.colour if line.style == "-" else "white",
+            }
+            marker = "o" if len(xs) <= _MARKED else ""
+            axes.plot(xs, ys, linestyle=line.style, linewidth=1.7, marker="" if tips else marker, **look)
+            for x, y in zip(xs, ys, strict=True) if tips and marker else ():
+                axes.plot(x, y, marker=marker, gid=f"tip {self._tick(y)} at {x:.6g}", **look)
+            if low != high:
+                axes.fill_between(xs, low, high, color=line.colour, alpha=0.15, linewidth=0)
+        points = [point for line in self.lines for point in line.points]
+        least, most = min(y for _, y, *_ in points), max(y for _, y, *_ in points)
+        if not self.is_share and least > 1e-90 and most > 10 * least:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(lambda value, _: self._tick(value))
+        if self.x == "epoch":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        elif min(x for x, *_ in points) >= 0:
+            axes.set_xlim(left=0)
+
+    def svg(self) -> str:
+        """It alone, for a page."""
+        figure = new_figure(5.4, 2.7)
+        figure.set_facecolor("none")
+        self.draw(figure.subplots(), tips=True)
+        return to_svg(figure)
+
+    def _tick(self, value: float) -> str:
+        return f"{100 * value:.4g} %" if self.is_share else f"{value:.4g}"
 
 
 def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -> None:
@@ -37,51 +121,81 @@ def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -
         path: The PNG to write.
         title: Stands above the panels.
     """
-    layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.03)  # inches, and shares
-    figure = Figure(figsize=(11, 7.6), dpi=130, facecolor="white", layout=layout)
-    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", parse_math=False)
-    (by_epoch, by_second), (associated, autoencoder) = figure.subplots(2, 2)
+    from matplotlib.lines import Line2D
 
-    measure = measure_of([row for rows in rows_by_run.values() for row in rows])
-    for number, (run, rows) in enumerate(rows_by_run.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        for axes, x in ((by_epoch, _epoch), (by_second, _seconds)):
-            _draw_line(axes, rows, x, measure.test, label=run, color=colour)
-            _draw_line(axes, rows, x, measure.train, color=colour, **_TRAIN)
-            _draw_line(axes, held_rows(rows, measure), x, measure.held_value, color=colour, **_HELD)
-        style = _STYLES[number % len(_STYLES)]
-        named = run if len(rows_by_run) > 1 else ""
-        _draw_losses(associated, rows, part=0, run=named, linestyle=style)
-        _draw_losses(autoencoder, rows, part=1, run=named, linestyle=style)
-
-    _finish(by_epoch, f"{measure.name} over epochs", "epoch")
-    _finish(by_second, f"{measure.name} over training time", "seconds of training")
-    _finish(associated, "associated loss by layer", "epoch")
-    _finish(autoencoder, "autoencoder loss by layer", "epoch")
-    by_second.set_xlim(left=0)
-    for axes in filter(_drawn, (by_epoch, by_second) if measure.is_share else ()):
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-    for axes in filter(_drawn, (by_epoch, associated, autoencoder)):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if _drawn(by_epoch):
-        kinds = [_key(measure.unseen), _key("train", **_TRAIN)]
-        if any(held_rows(rows, measure) for rows in rows_by_run.values()):
-            kinds.append(_key("held-out", **_HELD))
-        by_epoch.legend(handles=[*by_epoch.get_legend_handles_labels()[0], *kinds], **_LEGEND)
-    for axes in filter(_drawn, (associated, autoencoder)):
-        _spread(axes)
-        axes.legend(ncols=1 + (len(axes.lines) > 6), **_LEGEND)
-
-    with replacing(Path(path)) as aside:
-        figure.savefig(aside, format="png")
+    figure = new_figure(11, 7.6, title)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.03)  # inches, and shares
+    measured = measure_panels(rows_by_run, measure_of([row for rows in rows_by_run.values() for row in rows]))
+    several = len(rows_by_run) > 1
+    losses = loss_panels({run if several else "": rows for run, rows in rows_by_run.items()})
+    for axes, panel in zip(figure.subplots(2, 2).flat, (*measured, *losses), strict=True):
+        panel.draw(axes)
+        if panel.lines and panel is not measured[1]:  # which has the lines of the one beside it
+            handles = [Line2D([], [], color=key.colour, linestyle=key.style, label=key.label) for key in panel.keys]
+            axes.legend(handles=handles, loc="best", ncols=1 + (len(handles) > 6), **LEGEND)
+    save(figure, path)
 
 
-def _key(name: str, **style: Any) -> Line2D:
-    return Line2D([], [], color="#555555", marker="o", markersize=3.6, label=name, **style)
+def measure_panels(rows_by_run: Mapping[str, Rows], measure: Measure) -> list[Panel]:
+    """Accuracy, or loss, of test, training and held-out samples, over epochs and over training time."""
+    kinds: list[tuple[str, str, Value]] = [(measure.unseen, "-", measure.test), ("train", "--", measure.train)]
+    if any(held_rows(rows, measure) for rows in rows_by_run.values()):
+        kinds.append(("held-out", ":", measure.held_value))
+    runs = [(run, COLOURS[place % len(COLOURS)], rows) for place, (run, rows) in enumerate(rows_by_run.items())]
+    keys = [Line(run, colour, "-") for run, colour, _ in runs if run]
+    keys += [Line(kind, "#555555" if keys else runs[0][1], style) for kind, style, _ in kinds if runs]
+    panels = []
+    for x, words, over in ((_epoch, "epoch", "epochs"), (_seconds, "seconds of training", "training time")):
+        lines = [
+            Line(run, colour, style, _means(held_rows(rows, measure) if style == ":" else rows, x, value))
+            for run, colour, rows in runs
+            for _, style, value in kinds
+        ]
+        panels.append(Panel(f"{measure.name} over {over}", words, _drawn(lines), keys, measure.is_share))
+    return panels
 
 
-def _drawn(axes: Axes) -> bool:
-    return bool(axes.lines)
+def loss_panels(rows_by_run: Mapping[str, Rows]) -> list[Panel]:
+    """The losses of each layer, deeper layers lighter: associated, or end to end, and autoencoder."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    panels = []
+    for part, title in enumerate(("associated loss by layer", "autoencoder loss by layer")):
+        lines = []
+        for (run, rows), style in zip(rows_by_run.items(), cycle(_STYLES), strict=False):
+            layers = max((len(row.losses) for row in rows), default=0)
+            for layer in range(layers):
+                having = [row for row in rows if len(row.losses) > layer and len(row.losses[layer]) > part]
+                name, colour = f"layer {layer + 1}", to_hex(colormaps["viridis"](0.9 * layer / max(1, layers - 1)))
+                if layers == 1 and all(len(row.losses[0]) == 1 for row in having):
+                    name, colour = _WHOLE, "#222222"
+                lines.append(Line(f"{run} {name}".strip(), colour, style, _means(having, _epoch, _loss(layer, part))))
+        drawn = _drawn(lines)
+        whole = bool(drawn) and all(line.label.endswith(_WHOLE) for line in drawn)
+        panels.append(Panel(f"loss, {_WHOLE}" if whole else title, "epoch", drawn, drawn))
+    return panels
+
+
+def _means(rows: Rows, x: Value, y: Value) -> list[tuple[float, float, float, float]]:
+    """The points of a line, epoch by epoch, without those that no picture has room for."""
+    epochs = [[row for row in rows if row.epoch == epoch] for epoch in sorted({row.epoch for row in rows})]
+    points = []
+    for turns in epochs:
+        xs, ys = [x(row) for row in turns], [y(row) for row in turns]
+        if all(abs(value) < 1e90 for value in (*xs, *ys)):  # so that differences are finite; a NaN is not below
+            points.append((fmean(xs), fmean(ys), min(ys), max(ys)))
+    return sorted(points)
+
+
+def _drawn(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.points]
+
+
+def _thinned(points: Sequence[tuple[float, ...]]) -> Sequence[tuple[float, ...]]:
+    """As many points as can be told apart in a page, the last among them."""
+    step = ceil(len(points) / _MOST_POINTS)
+    return points if step <= 1 else [*points[:-1:step], points[-1]]
 
 
 def _epoch(row: EpochRow) -> float:
@@ -92,53 +206,5 @@ def _seconds(row: EpochRow) -> float:
     return row.train_time
 
 
-def _draw_line(axes: Axes, rows: Rows, x: Value, y: Value, **style: Any) -> None:
-    """Draws the mean over turns, epoch by epoch, and behind it the band from the least to the greatest."""
-    epochs = [[row for row in rows if row.epoch == epoch] for epoch in sorted({row.epoch for row in rows})]
-    if not epochs:
-        return
-    xs = [fmean(map(x, turns)) for turns in epochs]
-    marker = "o" if len(xs) <= 15 else ""
-    axes.plot(xs, [fmean(map(y, turns)) for turns in epochs], linewidth=1.7, marker=marker, markersize=3.6, **style)
-    if any(len(turns) > 1 for turns in epochs):
-        low, high = ([pick(map(y, turns)) for turns in epochs] for pick in (min, max))
-        axes.fill_between(xs, low, high, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def _draw_losses(axes: Axes, rows: Rows, *, part: int, run: str, linestyle: str) -> None:
-    """Draws one part (0 associated or end to end, 1 autoencoder) of each layer's losses, deeper layers lighter."""
-    layers = max((len(row.losses) for row in rows), default=0)
-    for layer in range(layers):
-        having = [row for row in rows if len(row.losses) > layer and len(row.losses[layer]) > part]
-        whole = layers == 1 and bool(having) and len(having[0].losses[0]) == 1
-        colour = "#222222" if whole else colormaps["viridis"](0.9 * layer / max(1, layers - 1))
-        label = " ".join(filter(None, (run, "end to end" if whole else f"layer {layer + 1}")))
-        _draw_line(axes, having, _epoch, _loss(layer, part), label=label, color=colour, linestyle=linestyle)
-
-
 def _loss(layer: int, part: int) -> Value:
     return lambda row: row.losses[layer][part]
-
-
-def _finish(axes: Axes, title: str, x: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10.5)
-    axes.set_xlabel(x, fontsize=9.5)
-    axes.tick_params(labelsize=9)
-    axes.grid(True, color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    if not _drawn(axes):
-        axes.text(0.5, 0.5, "nothing recorded", transform=axes.transAxes, ha="center", color="#8a8a8a")
-        axes.set_xticks([])
-        axes.set_yticks([])
-
-
-def _spread(axes: Axes) -> None:
-    """A log scale where the layers' losses lie far apart."""
-    values = [value for line in axes.lines for value in np.asarray(line.get_ydata(), float) if np.isfinite(value)]
-    if values and min(values) > 0 and max(values) > 10 * min(values):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())

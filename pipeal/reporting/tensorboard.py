@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import os
-import socket
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipeal.core.errors import ConfigError
 from pipeal.training.row import EpochRow
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 _PARTS = {1: ("",), 2: ("/associated", "/autoencoder")}
 
 
 class TensorBoardRecorder:
     """Writes the scalars of each epoch; each turn is a run of its own, ``turn-1`` and so on.
-
-    Not with PyTorch's writer: it writes on a thread that dies of a full disk, and what it had is lost.
 
     Args:
         folder: What TensorBoard is pointed at; event files that an earlier recorder left there are removed with the
@@ -35,7 +34,8 @@ class TensorBoardRecorder:
     def __init__(self, folder: str | Path) -> None:
         require_tensorboard()
         self.path = Path(folder)
-        self._files: dict[int, _EventFile] = {}
+        self._rows: list[EpochRow] = []
+        self._begin()
 
     def write(self, row: EpochRow) -> None:
         """Adds the scalars of an epoch: accuracies, times and rates, and the losses of each layer.
@@ -43,32 +43,64 @@ class TensorBoardRecorder:
         Raises:
             OSError: The system refused to write, or to remove an older file; what is missing comes with the next epoch.
         """
-        self._add(row)
+        self._rows.append(row)
         self._put()
 
     def rewrite(self, rows: Iterable[EpochRow]) -> None:
         """Writes these epochs and no others; raises as :meth:`write`."""
-        self._files.clear()
-        for row in rows:
-            self._add(row)
+        self.close()
+        self._begin()
+        self._rows = list(rows)
         self._put()
 
     def close(self) -> None:
-        """Nothing is open between two rows."""
+        """Ends the writers, whose threads have nothing to do between two rows."""
+        for writer in self._writers.values():
+            with suppress(OSError):  # already told by the row that could not be written
+                writer.close()
+        self._writers.clear()
 
-    def _add(self, row: EpochRow) -> None:
-        if row.turn not in self._files:
-            self._files[row.turn] = _EventFile(self.path / f"turn-{row.turn}")
-        self._files[row.turn].waiting.append(_record(step=row.epoch, summary=_summary(row)))
+    def _begin(self) -> None:
+        """Makes the next rows, from the first one on, go into new files."""
+        self._writers: dict[int, SummaryWriter] = {}
+        self._sizes: dict[Path, int] = {}
+        self._written = 0
+        # Tells our files from older ones, and those apart that one process begins within a second.
+        self._suffix = f".{time.monotonic_ns()}"
 
     def _put(self) -> None:
-        for file in self._files.values():
-            file.put()
+        try:
+            for row in self._rows[self._written :]:
+                self._add(row)
+            for writer in self._writers.values():
+                writer.flush()
+            self._sizes = {path: _synced(path) for path in self._ours()}
+        except Exception:
+            self._give_up()
+            raise
+        self._written = len(self._rows)
         # Last, so that what cannot be removed keeps no row from being written; it is tried again with the next one.
-        ours = {file.path for file in self._files.values()}
-        for old in self.path.glob("turn-*/events.out.tfevents.*"):
-            if old not in ours:
-                old.unlink(missing_ok=True)
+        for old in set(self.path.glob("turn-*/events.out.tfevents.*")) - self._sizes.keys():
+            old.unlink(missing_ok=True)
+
+    def _add(self, row: EpochRow) -> None:
+        if row.turn not in self._writers:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writers[row.turn] = SummaryWriter(self.path / f"turn-{row.turn}", filename_suffix=self._suffix)
+        for tag, value in _scalars(row).items():
+            self._writers[row.turn].add_scalar(tag, value, row.epoch)
+
+    def _give_up(self) -> None:
+        """Cuts the files back to their whole rows. A writer whose thread has died writes no more: new files follow."""
+        self.close()
+        with suppress(OSError):
+            for path in self._ours():
+                os.truncate(path, self._sizes.get(path, 0))
+        self._begin()
+
+    def _ours(self) -> list[Path]:
+        return list(self.path.glob(f"turn-*/*{self._suffix}"))
 
     def __enter__(self) -> TensorBoardRecorder:
         return self
@@ -79,41 +111,6 @@ class TensorBoardRecorder:
         self.close()
 
 
-class _EventFile:
-    """A file of events, which grows by whole ones: TensorBoard reads on while it does.
-
-    Attributes:
-        waiting: What is not on the disk yet.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        # The format's own name; the last part tells those apart that one process begins within a second.
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
-        self.path = folder / name
-        self.waiting = [_record(file_version="brain.Event:2")]
-        self._bytes = 0
-
-    def put(self) -> None:
-        """Writes what waits, all of it or nothing."""
-        if not self.waiting:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        new = b"".join(self.waiting)
-        with self.path.open("ab", buffering=0) as file:
-            file.truncate(self._bytes)  # a part of an event, if a full disk took no more and would not give it back
-            try:
-                left = memoryview(new)
-                while left:
-                    left = left[file.write(left) :]
-                os.fsync(file.fileno())
-            except OSError:
-                with suppress(OSError):
-                    file.truncate(self._bytes)
-                raise
-        self._bytes += len(new)
-        self.waiting = []
-
-
 def require_tensorboard() -> None:
     """Whether it is there.
 
@@ -121,23 +118,21 @@ def require_tensorboard() -> None:
         ConfigError: TensorBoard is not installed.
     """
     try:
-        for name in ("", ".compat.proto.event_pb2", ".compat.proto.summary_pb2", ".summary.writer.record_writer"):
-            import_module(f"tensorboard{name}")
+        import_module("torch.utils.tensorboard")
     except ImportError as error:
         raise ConfigError(
             f"TensorBoard is not installed ({error}); install it with: pip install 'pipeal[tensorboard]'"
         ) from error
 
 
-def _record(**content: Any) -> bytes:
-    """An event as it lies in a file: its length, its bytes, and the check sums of both."""
-    event = import_module("tensorboard.compat.proto.event_pb2").Event(wall_time=time.time(), **content)
-    written = io.BytesIO()
-    import_module("tensorboard.summary.writer.record_writer").RecordWriter(written).write(event.SerializeToString())
-    return written.getvalue()
+def _synced(path: Path) -> int:
+    """Waits until a file is on the disk; gives its size in bytes."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        return file.seek(0, os.SEEK_END)
 
 
-def _summary(row: EpochRow) -> Any:
+def _scalars(row: EpochRow) -> dict[str, float]:
     scalars = {
         "accuracy/train": row.train_acc,
         "accuracy/test": row.test_acc,
@@ -154,5 +149,4 @@ def _summary(row: EpochRow) -> Any:
     for number, losses in enumerate(row.losses, start=1):
         parts = _PARTS.get(len(losses)) or tuple(f"/{part}" for part in range(1, len(losses) + 1))
         scalars |= {f"loss/layer_{number}{part}": loss for part, loss in zip(parts, losses, strict=True)}
-    summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
-    return summary(value=[summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()])
+    return scalars

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from pipeal.reporting.figures import new_figure, save
 
-from pipeal.core.atomic import replacing
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: apart for colour-blind eyes, and of different lightness in print.
-_COLOURS = {"F": "#0072B2", "B": "#E69F00", "U": "#33B58C"}
+ACTIONS = {"F": ("forward", "#0072B2"), "B": ("backward", "#E69F00"), "U": ("update", "#33B58C")}
+"""The name and the colour of each, also in a page."""
+
 _INK = {"F": "white", "B": "#222222", "U": "#222222"}
-_NAMES = {"F": "forward", "B": "backward", "U": "update"}
 _GREY = "#6b6b6b"
 _IDLE = "#efefef"
 
@@ -86,7 +86,7 @@ def draw_timeline(spans: Sequence[Span], path: str | Path, *, title: str, device
     left, right, top, bottom = 0.4 + 0.075 * max(map(len, rows), default=0), 1.35, 0.95, 0.6  # inches around
     width = min(13.0, max(9.0, 2.0 + 0.3 * batches))
     height = stages * max(0.34, 0.62 - 0.02 * stages)
-    figure = Figure(figsize=(left + width + right, top + height + bottom), dpi=150, facecolor="white")
+    figure = new_figure(left + width + right, top + height + bottom, dpi=150, packed=False)
     total_w, total_h = figure.get_size_inches()
     axes = figure.add_axes((left / total_w, bottom / total_h, width / total_w, height / total_h))
 
@@ -109,24 +109,24 @@ def draw_timeline(spans: Sequence[Span], path: str | Path, *, title: str, device
     axes.tick_params(axis="y", length=0, pad=8)
     axes.tick_params(axis="x", labelsize=9, colors="#333333")
     axes.set_xlabel("time in ms", fontsize=9.5)
-    for side in ("left", "right", "top"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["left", "right", "top"]].set_visible(False)
 
     note = "numbers: batches; shares: between the dashed lines" if trimmed else "numbers: batches"
     _draw_head(figure, title, note if spans else "nothing recorded", left=left, right=left + width)
-    with replacing(Path(path)) as aside:
-        figure.savefig(aside, format="png")
+    save(figure, path)
 
 
 def _draw_head(figure: Figure, title: str, note: str, *, left: float, right: float) -> None:
     """Prints title, note and legend above a chart that lies between ``left`` and ``right``, in inches."""
+    from matplotlib.patches import Patch
+
     width, height = figure.get_size_inches()
     x = left / width
     figure.text(x, 1 - 0.42 / height, title, fontsize=13, fontweight="bold", va="center", parse_math=False)
     figure.text(x, 1 - 0.72 / height, note, fontsize=9, color=_GREY, va="center")
     figure.legend(
         handles=[
-            *(Patch(color=colour, label=_NAMES[action]) for action, colour in _COLOURS.items()),
+            *(Patch(color=colour, label=name) for name, colour in ACTIONS.values()),
             Patch(color=_IDLE, label="idle"),
         ],
         loc="center right",
@@ -144,7 +144,7 @@ def _draw_head(figure: Figure, title: str, note: str, *, left: float, right: flo
 
 def _draw_bars(axes: Axes, spans: Iterable[Span], origin: float, *, inches_per_s: float) -> None:
     for stage, own in _by_stage(spans).items():
-        for action, colour in _COLOURS.items():
+        for action, (_, colour) in ACTIONS.items():
             axes.broken_barh(
                 [((span.begin - origin) * 1e3, (span.end - span.begin) * 1e3) for span in own if span.action == action],
                 (stage - 0.41, 0.82),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeal.reporting.page.folder import Run, number_at
-from pipeal.reporting.page.markup import Html, join, number, percent, table, tag
+from pipeal.reporting.page.shown import percent
+from pipeal.reporting.timeline import ACTIONS
 
-_BUSY = {"F": ("forward", "#0072B2"), "B": ("backward", "#E69F00"), "U": ("update", "#33B58C")}
 _IDLE = {
     "input": ("waiting for input", "#8f8f8f"),
     "space": ("waiting for space", "#b8b8b8"),
@@ -35,6 +35,22 @@ class StageShares:
     actions: Mapping[str, float]
     waiting: Mapping[str, float]
 
+    @property
+    def parts(self) -> list[tuple[float, str, str]]:
+        """The share, the name and the colour of each part of its bar."""
+        busy = [(share, *ACTIONS[action]) for action, share in self.actions.items()]
+        return busy + [(share, *_IDLE[reason]) for reason, share in self.waiting.items()]
+
+    @property
+    def length(self) -> float:
+        """What all parts come to, and at least 1."""
+        return max(1.0, sum(share for share, _, _ in self.parts))
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether its thread does not wait for its device, so that times count twice."""
+        return self.busy + sum(self.waiting.values()) > 1.02
+
 
 def stage_shares(run: Run) -> list[StageShares]:
     """The shares of each stage; those that a summary does not tell are left out."""
@@ -43,7 +59,7 @@ def stage_shares(run: Run) -> list[StageShares]:
     found = []
     for place, stage in enumerate(stages if isinstance(stages, list) else []):
         busy = number_at(stage, "busy_share")
-        actions = {action: number_at(stage, f"busy_s.{action}") or 0.0 for action in _BUSY}
+        actions = {action: number_at(stage, f"busy_s.{action}") or 0.0 for action in ACTIONS}
         seconds = sum(actions.values()) / busy if busy and any(actions.values()) else _trained_s(run)
         if busy is None or not seconds:
             continue
@@ -54,47 +70,17 @@ def stage_shares(run: Run) -> list[StageShares]:
     return found
 
 
-def idle_reasons(run: Run) -> Html:
-    """A bar for each stage, and the figures in it."""
-    stages = stage_shares(run)
-    if not stages:
-        return tag("p", "summary.json tells no times of stages.", class_="note")
+def stage_table(run: Run, stages: Sequence[StageShares]) -> tuple[list[str], list[list[object]]]:
+    """Heads and rows: where each stage is, the bar of its shares, and the figures in it."""
     sizes: Any = run.summary.get("sizes")
-    rows = []
+    known = isinstance(sizes, list)
+    rows: list[list[object]] = []
     for place, stage in enumerate(stages):
         name = f"stage {place}" + (f" · {stage.device}" if stage.device else "")
-        cells = [percent(share) for share in (*stage.actions.values(), stage.busy, *stage.waiting.values())]
-        rows.append([name, _layers(sizes, place), _bar(stage), *cells])
-    heads = ["stage", "layers", "", *(name for name, _ in _BUSY.values()), "busy", *_IDLE]
-    keys = (
-        tag("li", tag("i", class_="box", style=f"background: {colour}"), name)
-        for name, colour in (*_BUSY.values(), *_IDLE.values())
-    )
-    words = (
-        "Shares of the seconds of training. Input: nothing came from the stage before, or from the loader. Space: the "
-        "stage after had not taken what was ready. Join: the schedule lets batches wait for each other. Saving: what "
-        "layers had learnt was copied for a checkpoint. Rest: neither, such as the work of handing on. "
-    )
-    if any(sum(stage.waiting.values()) + stage.busy > 1.02 for stage in stages):
-        words += "Shares that make more than 100 % are of a thread that runs ahead of its device."
-    return join([tag("ul", *keys, class_="keys"), table(heads, rows, class_="stages"), tag("p", words, class_="note")])
-
-
-def _layers(sizes: Any, place: int) -> str:
-    known = isinstance(sizes, list) and place < len(sizes) and isinstance(sizes[place], int)
-    return number(sizes[place]) if known else "–"
-
-
-def _bar(stage: StageShares) -> Html:
-    shares = [(share, *_BUSY[action]) for action, share in stage.actions.items()]
-    shares += [(share, *_IDLE[reason]) for reason, share in stage.waiting.items()]
-    whole = max(1.0, sum(share for share, _, _ in shares))
-    parts = [
-        tag("i", style=f"width: {100 * share / whole:.2f}%; background: {colour}", title=f"{name} {percent(share)}")
-        for share, name, colour in shares
-        if share > 0
-    ]
-    return tag("div", *parts, class_="bar")
+        layers = sizes[place] if known and place < len(sizes) and isinstance(sizes[place], int) else None
+        shares = (*stage.actions.values(), stage.busy, *stage.waiting.values())
+        rows.append([name, layers, stage, *map(percent, shares)])
+    return ["stage", "layers", "", *(name for name, _ in ACTIONS.values()), "busy", *_IDLE], rows
 
 
 def _trained_s(run: Run) -> float:

@@ -1,22 +1,29 @@
-"""One page about runs: a single file that needs nothing else, neither scripts nor a network."""
+"""One page about runs: a single file that needs nothing else, neither scripts nor a network.
+
+What it says comes from the modules beside this one, how it is laid out from the templates.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from importlib.resources import files
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeal.core.atomic import write_whole
-from pipeal.reporting.page.comparison import comparison
+from pipeal.reporting.exits import EXIT_COLUMNS
+from pipeal.reporting.page import facts
+from pipeal.reporting.page.comparison import compared_figures
 from pipeal.reporting.page.folder import Run, are_forms
-from pipeal.reporting.page.markup import Html, tag
-from pipeal.reporting.page.pictures import Album
-from pipeal.reporting.page.sections import badge, run_section
+from pipeal.reporting.page.idle import stage_shares, stage_table
+from pipeal.reporting.page.settings import against_default, differences
+from pipeal.reporting.page.shown import alignments, percent, shown
+from pipeal.reporting.plots import Panel, loss_panels, measure_panels
 
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""A browser then refuses to fetch or run anything, whatever a run's files say."""
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _MOST_BYTES = 1_950_000
 """What a page with pictures may come to: it can then be sent by mail."""
@@ -37,30 +44,60 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
 
 def page(runs: Sequence[Run]) -> str:
     """The page about runs, as HTML."""
-    names = _names(runs)
-    anchors = [f"run-{place}" for place in range(1, len(runs) + 1)]
-    title = _title(runs)
+    from pipeal.reporting.page.pictures import Album  # with Pillow, which only a page needs
+
     album = Album()
-    made = f"made {datetime.now().astimezone():%Y-%m-%d %H:%M}"
-    heading = [tag("h1", title)] if len(runs) > 1 else []  # a single run is its own
-    parts = [tag("header", tag("p", f"pipeal report · {made}", class_="note"), *heading)]
-    if len(runs) > 1:
-        links = (
-            tag("li", tag("a", name, href=f"#{anchor}"), " ", badge(run))
-            for run, name, anchor in zip(runs, names, anchors, strict=True)
+    html = (
+        environment()
+        .get_template("page.html")
+        .render(
+            title=_title(runs),
+            made=f"{datetime.now().astimezone():%Y-%m-%d %H:%M}",
+            runs=dict(zip(_names(runs), runs, strict=True)),
+            picture=album.picture,
         )
-        parts += [tag("nav", tag("ul", *links)), comparison(runs, names)]
-    parts += [run_section(*each, album) for each in zip(runs, names, anchors, strict=True)]
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name_="viewport", content="width=device-width"),
-        tag("title", f"{title} · pipeal report"),
-        tag("style", Html(files("pipeal.reporting.page").joinpath("style.css").read_text(encoding="utf-8"))),
     )
-    html = f"<!doctype html>\n{tag('html', head, tag('body', tag('main', *parts)), lang='en')}\n"
     return album.fill(html, _MOST_BYTES)
+
+
+@cache
+def environment() -> Environment:
+    """The templates, in which every value is escaped unless a template made it."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("pipeal.reporting.page"),
+        autoescape=True,
+        finalize=shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    found.filters.update(alignments=alignments, percent=percent)
+    found.globals.update({call.__name__: call for call in _CALLED}, exit_columns=EXIT_COLUMNS)
+    return found
+
+
+def run_curves(run: Run) -> list[Panel]:
+    """The four charts of one run; that of the autoencoder losses only where there are some."""
+    associated, autoencoder = loss_panels({"": run.rows})
+    return [*measure_panels({"": run.rows}, run.measure), associated, *([autoencoder] if autoencoder.lines else [])]
+
+
+def compared_curves(runs: Mapping[str, Run]) -> list[Panel]:
+    """Accuracy, or loss, of several runs in one chart over epochs, and in one over time."""
+    return [
+        panel
+        for measure in dict.fromkeys(run.measure for run in runs.values())
+        for panel in measure_panels({name: run.rows for name, run in runs.items() if run.measure is measure}, measure)
+    ]
+
+
+_CALLED = (
+    *(facts.headline, facts.figures, facts.batch_facts, facts.exit_rows, facts.memory_facts, facts.circumstances),
+    *(facts.whole_at, run_curves, stage_shares, stage_table, against_default),
+    *(compared_curves, compared_figures, differences),
+)
+"""What templates call, by name."""
 
 
 def _title(runs: Sequence[Run]) -> str:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
+from markupsafe import Markup
 from PIL import Image
 
-from pipeal.reporting.page.markup import Html, tag
 from pipeal.reporting.page.rows import require_file
+from pipeal.reporting.page.shown import shown
 
 _COLOURS = 128
 """More than any of the pictures has, but for the edges of its letters."""
@@ -20,6 +21,9 @@ _CSS_DPI = 96
 
 _WIDEST = 2200
 """Pixels, beyond which a picture is made smaller."""
+
+_IMAGE = Markup('<img src="data:image/png;base64,{}" alt="{}" width="{}" height="{}">')
+_NOTE = Markup('<p class="note">{}</p>')
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Album:
     def __init__(self) -> None:
         self._pictures: list[_Picture] = []
 
-    def picture(self, path: Path, words: str) -> Html:
+    def picture(self, path: Path, words: str) -> Markup:
         """The place of a picture.
 
         Args:
@@ -42,7 +46,7 @@ class Album:
             words: What it shows, for those who cannot see it.
         """
         self._pictures.append(_Picture(path, words))
-        return Html(f"\x00{len(self._pictures) - 1}\x00")  # escaped text holds no such character
+        return Markup(f"\x00{len(self._pictures) - 1}\x00")  # escaped text holds no such character
 
     def fill(self, page: str, most_bytes: int) -> str:
         """The page with its pictures, as long as there is room; a line stands for each that is not there.
@@ -58,23 +62,22 @@ class Album:
             found = _embedded(self._pictures[int(place[1])])
             if len(found) > left and found.startswith("<img"):
                 name = self._pictures[int(place[1])].path.name
-                found = tag("p", f"{name} is left out to keep this page small; look at the file itself.", class_="note")
+                found = _NOTE.format(f"{name} is left out to keep this page small; look at the file itself.")
             left -= len(found)
             return found
 
         return re.sub("\x00([0-9]+)\x00", put, page)
 
 
-def _embedded(picture: _Picture) -> Html:
+def _embedded(picture: _Picture) -> Markup:
     """A picture with its data, or a line that says why there is none."""
     try:
         encoded, width, height = _encoded(picture.path)
     except FileNotFoundError:
-        return tag("p", f"{picture.path.name} is not there.", class_="note")
+        return _NOTE.format(f"{picture.path.name} is not there.")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        return tag("p", f"{picture.path.name} cannot be shown: {error}", class_="note")
-    source = f"data:image/png;base64,{encoded}"
-    return tag("img", src=source, alt=picture.words, width=str(width), height=str(height))
+        return _NOTE.format(shown(f"{picture.path.name} cannot be shown: {error}"))
+    return _IMAGE.format(encoded, picture.words, width, height)
 
 
 def _encoded(path: Path) -> tuple[str, int, int]:

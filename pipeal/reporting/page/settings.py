@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -33,7 +33,15 @@ def default_settings(run: Run) -> dict[str, str]:
     return {path: _shown(value) for path, value in _leaves(asdict(config))}
 
 
-def differences(runs: Sequence[Run]) -> list[list[str]]:
+def against_default(run: Run) -> tuple[list[list[str]], dict[str, str], bool]:
+    """What differs from the default as rows (key, value, default), the other values, and whether a default is known."""
+    chosen, usual = settings(run), default_settings(run)
+    others = {key: value for key, value in chosen.items() if not usual or usual.get(key) == value}
+    changed = [[key, value, usual.get(key, "–")] for key, value in chosen.items() if key not in others]
+    return changed, others, bool(usual)
+
+
+def differences(runs: Iterable[Run]) -> list[list[str]]:
     """One row per key whose values differ between runs: the key, and its value in each."""
     each = [settings(run) for run in runs]
     keys = dict.fromkeys(key for one in each for key in one)

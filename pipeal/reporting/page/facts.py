@@ -1,0 +1,137 @@
+"""What the page says of one run: names and values, which its templates lay out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from pipeal.reporting.page.folder import Run, number_at, value_at
+from pipeal.reporting.page.shown import number, percent, size
+from pipeal.training.metric import MeanSd
+
+_MISHAPS = {
+    "batches left out, after going back": "batches_left_out",
+    "updates left out, for a loss that is not finite": "non_finite_updates_skipped",
+    "updates left out, for gradients beyond fp16": "overflowed_updates_skipped",
+    "updates in parts, for want of memory": "updates_in_parts",
+}
+
+
+def headline(run: Run) -> list[str]:
+    """What it was, how far it came, when and where."""
+    stages = run.summary.get("stages")
+    return [
+        f"{run.dataset} · {run.model} · {run.form}",
+        f"{epochs(run)} epochs",
+        *([f"{len(stages)} stage{'s' * (len(stages) != 1)}"] if isinstance(stages, list) and stages else []),
+        *(str(run.summary[key]) for key in ("schedule", "precision") if isinstance(run.summary.get(key), str)),
+        f"{run.when:%Y-%m-%d %H:%M}",
+        str(run.folder),
+    ]
+
+
+def epochs(run: Run) -> str:
+    """Epochs done, of those asked for."""
+    done, asked = run.epochs
+    return f"{done} of {asked}" if asked else f"{done}"
+
+
+def measured(run: Run, value: MeanSd | None) -> str:
+    """An accuracy in percent, a loss as it is; of several turns with its standard deviation."""
+    if value is None:
+        return percent(None)
+    return value.shown(percent if run.measure.is_share else partial(number, decimals=4))
+
+
+def seconds(value: MeanSd | None) -> str:
+    """The mean and the standard deviation over epochs."""
+    return number(None) if value is None else value.shown(partial(number, decimals=2))
+
+
+def figures(run: Run) -> dict[str, object]:
+    """The figures that are looked for first."""
+    found: dict[str, object] = {
+        f"{run.measure.test_name} of the best epoch by {run.measure.held_name}": measured(run, run.at_best),
+        f"last {run.measure.test_name}": measured(run, run.last),
+        "seconds per epoch": seconds(run.epoch_s),
+        "samples per second": number_at(run.summary, "samples_per_s"),
+    }
+    if tokens := number_at(run.summary, "tokens_per_s"):
+        found |= {"tokens per second": tokens, "padding": percent(number_at(run.summary, "padding_share"))}
+    for name, weights in zip(("parameters", "at inference"), run.parameters, strict=True):
+        if weights is not None:
+            found[name] = f"{weights / 1e6:,.1f} M" if weights >= 1e7 else int(weights)
+    for kind in ("training", "inference"):
+        if (flops := number_at(run.summary, f"{kind}_flops_per_sample")) is not None:
+            found[f"{kind}, MFLOPs per sample"] = number(flops / 1e6, 2)
+    return found
+
+
+def batch_facts(run: Run) -> dict[str, object]:
+    """Shapes of the batches, of texts also their padding; empty where the summary does not tell."""
+    told = run.summary.get("batches")
+    if not isinstance(told, Mapping):
+        return {}
+    found: dict[str, object] = {
+        "batches per epoch": whole_at(run.summary, "batches_per_epoch"),
+        "different shapes": whole_at(told, "shapes"),
+        "samples per batch": _spread(told.get("samples")),
+    }
+    if "padded_length" in told:
+        found |= {
+            "padded length": _spread(told.get("padded_length")),
+            "different padded lengths": whole_at(told, "padded_lengths"),
+            "padding": percent(number_at(run.summary, "padding_share")),
+            "padding of random batches": percent(number_at(told, "padding_share_of_random_batches")),
+        }
+    return found | {name: count for name, key in _MISHAPS.items() if (count := whole_at(run.summary, key))}
+
+
+def exit_rows(run: Run) -> list[list[object]] | None:
+    """A row for each exit; None where ``exits.json`` has none."""
+    rows = run.exits.get("rows")
+    if not isinstance(rows, list):
+        return None
+    return [
+        [
+            str(value_at(row, "name")),
+            percent(number_at(row, "accuracy")),
+            number(number_at(row, "points"), 2),
+            number(number_at(row, "mflops"), 2),
+            percent(number_at(row, "relative_cost")),
+            number(number_at(row, "ms"), 4),
+            percent(number_at(row, "share")),
+        ]
+        for row in rows
+    ]
+
+
+def memory_facts(run: Run) -> dict[str, str]:
+    """What was measured and what was counted."""
+    found = {}
+    for name, key in (("peak of", "peak_memory_bytes"), ("counted,", "counted_memory_bytes")):
+        told = run.summary.get(key)
+        for part in told if isinstance(told, Mapping) else ():
+            found[f"{name} {str(part).removesuffix('_bytes')}"] = size(number_at(told, part))
+    return found
+
+
+def circumstances(run: Run, key: str) -> dict[str, object]:
+    """What a part of the summary says of data or machine."""
+    told = run.summary.get(key)
+    pairs = told.items() if isinstance(told, Mapping) else ()
+    return {
+        str(name).replace("_", " "): (", ".join(map(str, value)) or "none") if isinstance(value, list) else value
+        for name, value in pairs
+    }
+
+
+def whole_at(mapping: object, path: str) -> float | int | None:
+    """As :func:`number_at`; a whole number without decimals."""
+    value = number_at(mapping, path)
+    return int(value) if value is not None and value.is_integer() else value
+
+
+def _spread(told: object) -> str:
+    least, median, most = (number(whole_at(told, part)) for part in ("least", "median", "most"))
+    return f"{least} to {most}, median {median}"
