@@ -14,9 +14,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from pipeal.core.errors import ConfigError, ScheduleError
-from pipeal.core.packet import Path, Tree, detach, device_of, move, tensors
+from pipeal.core.packet import UP, Path, Tree, check_path, detach, device_of, move, tensors, through_blocks
 from pipeal.core.spread import handovers
-from pipeal.methods.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
+from pipeal.methods.network import Network
+from pipeal.methods.optimizers import (
+    LearningRates,
+    OptimizerFactory,
+    follow_weights,
+    one_rate,
+    open_optimizer,
+    scale_rates,
+)
 from pipeal.methods.scaling import LossScaler, require_own, step_all
 
 
@@ -86,15 +94,15 @@ class BP(nn.Module):
         """The loss of the last forward, detached; None before the first."""
         return self._losses
 
+    @through_blocks
     def inference(self, x: Tree, path: Path) -> Tree:
         """``f`` is the network; ``b`` and ``h`` have nothing left to do."""
-        if path not in ("f", "b", "h"):
-            raise ConfigError(f"unknown inference path {path!r}; expected 'f', 'b' or 'h'")
-        return self._climb(x) if path == "f" else x
+        check_path(path)
+        return self._climb(x) if path == UP else x
 
     def blocks(self) -> dict[str, nn.Module]:
         """The network, as ``f``."""
-        return {"f": self.model}
+        return {UP: self.model}
 
     def block_count(self) -> int:
         """The blocks of a network that takes its input through them in order; 1 for any other."""
@@ -161,6 +169,11 @@ class BP(nn.Module):
         if any(tensor.device != device for (_, device), block in own for tensor in block.parameters()):
             self._places = ()  # it was moved as a whole
         return self
+
+
+def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> list[BP]:
+    """The whole network as a single layer; see :func:`pipeal.methods.make_layers`."""
+    return [BP(network.whole(), network.criterion(), one_rate(lr, "BP"), optimizer)]
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, ScheduleError
-from pipeal.core.packet import Path, Tree, detach, map_tensors, tensors
+from pipeal.core.packet import UP, Path, Tree, detach, map_tensors, tensors
 from pipeal.methods.bp import BP
 from pipeal.methods.optimizers import follow_weights
 
@@ -76,7 +76,7 @@ class BPPart(nn.Module):
 
     def inference(self, x: Tree, path: Path) -> Tree:
         """Passes ``x`` through the block on the way up."""
-        return self.block(x) if path == "f" else x
+        return self.block(x) if path == UP else x
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BPPart:
         """Moves the optimizer's state along with the weights."""

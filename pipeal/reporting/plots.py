@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from pipeal.core.atomic import replacing
+from pipeal.core.methods import DEFAULT
 from pipeal.training.metric import held_rows, measure_of
 from pipeal.training.row import EpochRow
 
@@ -29,18 +30,21 @@ Rows = Sequence[EpochRow]
 Value = Callable[[EpochRow], float]
 
 
-def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -> None:
+def draw_curves(
+    rows_by_run: Mapping[str, Rows], path: str | Path, title: str, losses: Sequence[str] = DEFAULT.loss_titles
+) -> None:
     """Draws a figure of four panels; the turns of a run are one mean line and the band between their extremes.
 
     Args:
-        rows_by_run: The recorded rows under the name that the legend gives the run, such as ``al`` and ``bp``.
+        rows_by_run: The recorded rows under the name that the legend gives the run, such as its form.
         path: The PNG to write.
         title: Stands above the panels.
+        losses: The titles of the panels of each layer's first and second loss; one without a title stays empty.
     """
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.03)  # inches, and shares
     figure = Figure(figsize=(11, 7.6), dpi=130, facecolor="white", layout=layout)
     figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", parse_math=False)
-    (by_epoch, by_second), (associated, autoencoder) = figure.subplots(2, 2)
+    (by_epoch, by_second), (first, second) = figure.subplots(2, 2)
 
     measure = measure_of([row for rows in rows_by_run.values() for row in rows])
     for number, (run, rows) in enumerate(rows_by_run.items()):
@@ -51,24 +55,24 @@ def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -
             _draw_line(axes, held_rows(rows, measure), x, measure.held_value, color=colour, **_HELD)
         style = _STYLES[number % len(_STYLES)]
         named = run if len(rows_by_run) > 1 else ""
-        _draw_losses(associated, rows, part=0, run=named, linestyle=style)
-        _draw_losses(autoencoder, rows, part=1, run=named, linestyle=style)
+        _draw_losses(first, rows, part=0, run=named, linestyle=style)
+        _draw_losses(second, rows, part=1, run=named, linestyle=style)
 
     _finish(by_epoch, f"{measure.name} over epochs", "epoch")
     _finish(by_second, f"{measure.name} over training time", "seconds of training")
-    _finish(associated, "associated loss by layer", "epoch")
-    _finish(autoencoder, "autoencoder loss by layer", "epoch")
+    for axes, name in zip((first, second), (*losses, "", ""), strict=False):
+        _finish(axes, name, "epoch")
     by_second.set_xlim(left=0)
     for axes in filter(_drawn, (by_epoch, by_second) if measure.is_share else ()):
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-    for axes in filter(_drawn, (by_epoch, associated, autoencoder)):
+    for axes in filter(_drawn, (by_epoch, first, second)):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if _drawn(by_epoch):
         kinds = [_key(measure.unseen), _key("train", **_TRAIN)]
         if any(held_rows(rows, measure) for rows in rows_by_run.values()):
             kinds.append(_key("held-out", **_HELD))
         by_epoch.legend(handles=[*by_epoch.get_legend_handles_labels()[0], *kinds], **_LEGEND)
-    for axes in filter(_drawn, (associated, autoencoder)):
+    for axes in filter(_drawn, (first, second)):
         _spread(axes)
         axes.legend(ncols=1 + (len(axes.lines) > 6), **_LEGEND)
 
@@ -106,7 +110,7 @@ def _draw_line(axes: Axes, rows: Rows, x: Value, y: Value, **style: Any) -> None
 
 
 def _draw_losses(axes: Axes, rows: Rows, *, part: int, run: str, linestyle: str) -> None:
-    """Draws one part (0 associated or end to end, 1 autoencoder) of each layer's losses, deeper layers lighter."""
+    """Draws the loss in one place of each layer's, deeper layers lighter."""
     layers = max((len(row.losses) for row in rows), default=0)
     for layer in range(layers):
         having = [row for row in rows if len(row.losses) > layer and len(row.losses[layer]) > part]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from pipeal.core.packet import Tree, describe, in_mode, shapes_of
+from pipeal.core.packet import DOWN, TURN, UP, Tree, describe, in_mode, shapes_of
 from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import Message
 from pipeal.engine.distributed.remote_errors import told
@@ -161,7 +161,7 @@ class Guide:
             tree, below, depth = self._brought(leg, stage), numbers[0], leg.depth
         turns = [end for end in range(below + 1, depth + 1) if end == depth or self._every]
         for turn in turns:
-            steps: list[Step] = [("f", *one) for one in stage.layers if below <= one[0] < turn]
+            steps: list[Step] = [(UP, *one) for one in stage.layers if below <= one[0] < turn]
             if steps:
                 tree = self._walk(stage, steps, tree, leg)
             below = turn
@@ -176,8 +176,8 @@ class Guide:
 
     def _descend(self, leg: Leg, stage: Stage, tree: Tree, turns_at: int | None) -> None:
         layers = [one for one in stage.layers if turns_at is None or one[0] < turns_at]
-        steps: list[Step] = [] if turns_at is None else [("b", *layers[-1])]
-        steps += [("h", *one) for one in reversed(layers)]
+        steps: list[Step] = [] if turns_at is None else [(TURN, *layers[-1])]
+        steps += [(DOWN, *one) for one in reversed(layers)]
         tree = self._walk(stage, steps, tree, leg)
         ready = stage.device.mark_ready(tree)
         if stage.number == 0:

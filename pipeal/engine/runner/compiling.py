@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal.core.errors import ConfigError, first_line, unknown_name
-from pipeal.core.packet import CutsOutputs, Path, TrainableLayer, Tree, module_of
+from pipeal.core.packet import WAY, CutsOutputs, Path, TrainableLayer, Tree, module_of
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
 
@@ -73,7 +73,7 @@ class CompiledLayer:
         self._seen: set[Hashable] = set()
         self._forward_like: Hashable = None
         self._paths: dict[Path, Region] = {}
-        for path in ("f", "b", "h"):
+        for path in WAY:
             self._paths[path] = Region(f"{name}, inference {path!r}", partial(_infer, layer, path), dynamic=dynamic)
         cut = layer.cut_parts() if isinstance(layer, CutsOutputs) else ()
         self._regions = list(regions(module, name, dynamic=dynamic, cut=cut))

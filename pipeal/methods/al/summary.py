@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from pipeal.core.packet import Shapes, Tree, describe, device_of, move, shapes_of
+from pipeal.core.packet import TURN, UP, Shapes, Tree, describe, device_of, move, shapes_of
 from pipeal.methods.al.layers import AL
 from pipeal.methods.cutting.probe import probing
 
@@ -105,8 +105,8 @@ def find_shapes(layers: Sequence[nn.Module], sample: Tree) -> list[LayerShapes]:
     for layer in layers:
         inference: Any = layer
         with probing(layer):
-            x = inference.inference(move(x, device_of(layer)), "f")
-            found.append(LayerShapes(shapes_of(x), shapes_of(inference.inference(x, "b"))))
+            x = inference.inference(move(x, device_of(layer)), UP)
+            found.append(LayerShapes(shapes_of(x), shapes_of(inference.inference(x, TURN))))
     return found
 
 

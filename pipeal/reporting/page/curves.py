@@ -23,12 +23,10 @@ Value = Callable[[EpochRow], float]
 def run_curves(run: Run) -> Html:
     """The four charts of one run; several turns are one mean line and the band between their extremes."""
     charts = _measured(run.measure, _lines(run.rows, run.measure, "", _RUNS[0]), "training time")
-    for part, title in enumerate(("Associated loss by layer", "Autoencoder loss by layer")):
+    for part, title in enumerate(run.loss_titles):
         lines = _losses(run.rows, part)
-        if len(lines) == 1 and all(len(layer) == 1 for row in run.rows for layer in row.losses):
-            title = "Loss, end to end"
         if lines or not part:
-            charts.append(chart(title, lines, x="epoch", whole=True))
+            charts.append(chart(title.capitalize(), lines, x="epoch", whole=True))
     return tag("div", *charts, class_="charts")
 
 
