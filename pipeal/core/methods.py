@@ -47,6 +47,7 @@ METHODS: Mapping[str, Method] = {
     for method in (
         Method("al", "AL", "AL form (local losses)", ("associated loss", "autoencoder loss"), has_labels=True),
         Method("bp", "BP", "BP form (backpropagation)", ("loss",), has_exits=False, is_whole=True),
+        Method("greedy", "Greedy", "greedy form (a classifier per layer)", ("cross entropy",)),
     )
 }
 """By name; the first is what is trained unless another one is asked for."""
