@@ -8,6 +8,7 @@ import click
 
 from pipeal.config import LanguageConfig, load_config
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.methods import METHODS
 from pipeal.data import Alphabet
 from pipeal.data.text.characters import with_plain_ends
 from pipeal.engine.runner.precision import make_ready
@@ -60,7 +61,7 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
         ConfigError: Its configuration is of something else.
     """
     if not (folder / "config.yaml").is_file():
-        forms = [folder / form for form in ("al", "bp") if (folder / form / "config.yaml").is_file()]
+        forms = [folder / form for form in METHODS if (folder / form / "config.yaml").is_file()]
         hint = f"it compares two; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
         raise DataError(f"{folder}: no run of one form; {hint}")
     # Of a comparison both forms read with the same alphabet, which lies above them.

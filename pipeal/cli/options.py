@@ -7,9 +7,13 @@ from typing import Any, TypeVar
 
 import click
 
+from pipeal.core.methods import COMPARE, COMPARED, DEFAULT, MODES
 from pipeal.engine import SCHEDULES
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+_TOGETHER = " and ".join(method.name for method in COMPARED)
+_MODES = f"{DEFAULT.name} (default), {', '.join(MODES[1:-1])}, or {COMPARE}, which trains {_TOGETHER}."
 
 
 def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -17,13 +21,13 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
     options: list[Callable[[Command], Command]] = [
         click.option(
             "--mode",
-            shell_complete=offered(("al", "bp", "compare")),
-            help="al (default), bp, or compare, which trains both.",
+            shell_complete=offered(MODES),
+            help=_MODES,
         ),
         click.option(
             "--schedule",
             shell_complete=offered(SCHEDULES),
-            help=f"Of the AL form: {', '.join(SCHEDULES)} (default).",
+            help=f"Of layers that learn side by side: {', '.join(SCHEDULES)} (default).",
         ),
         click.option(
             "--devices",

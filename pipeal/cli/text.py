@@ -11,7 +11,13 @@ from pipeal.cli.options import offered, training_options
 from pipeal.config import LanguageConfig, TextConfig, find_config
 from pipeal.core.errors import ConfigError
 from pipeal.data import TEXT_DATASETS, canonical_text_name
-from pipeal.models import LANGUAGE_MODELS, TEXT_MODELS, canonical_language_model, canonical_text_model
+from pipeal.models import (
+    LANGUAGE_MODELS,
+    TEXT_MODELS,
+    canonical_language_model,
+    canonical_text_model,
+    is_language_model,
+)
 from pipeal.run.build_language import DATASETS, LanguageModels, canonical_corpus, language_experiment
 from pipeal.run.build_text import TextModels, text_experiment
 from pipeal.run.configure import configure, say_form
@@ -45,7 +51,7 @@ def command(
     is shakespeare, or text for any file, and MODEL charlm, which writes texts like it. The published spellings
     choose the form: LSTM and Transformer the BP form, LSTMAL and TransformerAL the AL form.
     """
-    if model.lower().removesuffix("al") in LANGUAGE_MODELS:
+    if is_language_model(model):
         corpus, language_model = canonical_corpus(dataset), canonical_language_model(model)
         if preset is not None:
             config_file = _preset_file(preset, config_file)

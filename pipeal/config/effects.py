@@ -16,6 +16,7 @@ from pipeal.config.schema import RunConfig
 from pipeal.config.text import BatchingConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.core.errors import ConfigError
+from pipeal.core.methods import METHODS
 
 
 class Idle(NamedTuple):
@@ -32,34 +33,43 @@ class Idle(NamedTuple):
     options: tuple[str, ...]
 
 
+_NO_LABELS = tuple(name for name, method in METHODS.items() if not method.has_labels)
+_NO_EXITS = tuple(name for name, method in METHODS.items() if not method.has_exits)
+_WHOLE = tuple(name for name, method in METHODS.items() if method.is_whole)
+
 IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     RunConfig: (
-        Idle("train.mode", ("bp",), ("train.lr.ae", "train.exit_tolerance", "engine.schedule")),
+        Idle("train.mode", _NO_LABELS, ("train.lr.ae",)),
+        Idle("train.mode", _NO_EXITS, ("train.exit_tolerance",)),
+        Idle("train.mode", _WHOLE, ("engine.schedule",)),
         Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
         Idle("data.held_out", (0,), ("train.exit_tolerance",)),
         Idle("stages", (1,), ("engine.schedule",)),
         Idle("processes", (1,), ("engine.peer_timeout_s",)),
     ),
     TextConfig: (
-        Idle("train.mode", ("bp",), ("model.y_hid", "model.label_codes")),
+        Idle("train.mode", _NO_LABELS, ("model.y_hid", "model.label_codes")),
         Idle("model.name", ("lstm",), ("model.n_heads",)),
         Idle("model.pretrained", ("none",), ("data.cache_dir",)),
     ),
     VisionConfig: (
         Idle(
             "train.mode",
-            ("bp",),
+            _NO_LABELS,
             ("model.x_hid", "model.y_hid", "model.bridges", "model.labels", "model.label_codes"),
         ),
         Idle("data.cache", (False,), ("data.cache_dir",)),
         Idle("dataset", ("toyimages",), ("data.cache", "data.cache_dir")),
     ),
-    LanguageConfig: (Idle("train.mode", ("bp",), ("model.per_layer", "model.code", "model.labels", "model.bridges")),),
+    LanguageConfig: (
+        Idle("train.mode", _WHOLE, ("model.per_layer",)),
+        Idle("train.mode", _NO_LABELS, ("model.code", "model.labels", "model.bridges")),
+    ),
 }
 """Of every run, and of each kind."""
 
 IDLE_IN_ONE_PROCESS = (
-    Idle("train.mode", ("bp",), ("engine.queue_depth", "engine.stall_timeout_s")),
+    Idle("train.mode", _WHOLE, ("engine.queue_depth", "engine.stall_timeout_s")),
     Idle("engine.schedule", ("sequential",), ("engine.queue_depth", "engine.stall_timeout_s")),
 )
 """Where the caller's own thread does the work, nothing waits and nothing is watched; between processes there are always
@@ -97,7 +107,7 @@ def check_effects(
     Args:
         config: With everything that was given.
         given: The dotted keys that the command line gave.
-        stages: Of the AL form, that may overlap; None where that is chosen later.
+        stages: That may overlap; None where that is chosen later.
         processes: That carry out the run.
 
     Returns:
@@ -112,12 +122,15 @@ def check_effects(
         _refuse_other_kinds(config.data.batching, given)
     counts = {"stages": stages, "processes": processes}
     lines = []
-    for where, values, options in (*_of(type(config)), *(IDLE_IN_ONE_PROCESS if processes == 1 else ())):
-        found = counts[where] if where in counts else value_at(config, where)
-        idle = [f"{option} {_shown(value_at(config, option))}" for option in options if option in given]
-        if idle and found in values:
-            reason = _ONE[where] if where in counts else f"{where} is {_shown(found)}"
-            lines.append(f"{', '.join(idle)}: without effect, since {reason}")
+    for table in (*_of(type(config)), *([IDLE_IN_ONE_PROCESS] if processes == 1 else [])):
+        by_reason: dict[str, list[str]] = {}
+        for where, values, options in table:
+            found = counts[where] if where in counts else value_at(config, where)
+            idle = [f"{option} {_shown(value_at(config, option))}" for option in options if option in given]
+            if idle and found in values:
+                reason = _ONE[where] if where in counts else f"{where} is {_shown(found)}"
+                by_reason.setdefault(reason, []).extend(idle)
+        lines += [f"{', '.join(idle)}: without effect, since {reason}" for reason, idle in by_reason.items()]
     return lines
 
 
@@ -146,9 +159,9 @@ def _refuse_other_kinds(batching: BatchingConfig, given: Collection[str]) -> Non
             )
 
 
-def _of(schema: type[RunConfig]) -> Iterator[Idle]:
+def _of(schema: type[RunConfig]) -> Iterator[tuple[Idle, ...]]:
     for kind in reversed(schema.__mro__):
-        yield from IDLE.get(kind, ())
+        yield IDLE.get(kind, ())
 
 
 def _shown(value: Any) -> str:

@@ -210,8 +210,8 @@ def _wanted_at(schema: type, location: Sequence[int | str]) -> tuple[str, str]:
 def _wanted(kind: Any) -> str:
     """What a type accepts, in words.
 
-    >>> _wanted(Literal["al", "bp"])
-    'al or bp'
+    >>> _wanted(Literal["words", "tokens"])
+    'words or tokens'
     """
     if get_origin(kind) is Annotated:
         return next(str(field.description) for field in kind.__metadata__)

@@ -11,6 +11,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
+from pipeal.core.methods import DEFAULT, MODES, with_all
+
 Text: TypeAlias = Annotated[str, Field(strict=True, pattern=r"^[^\x00]+$", description="text")]
 Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]
 Whole: TypeAlias = Annotated[
@@ -40,6 +42,7 @@ Grid: TypeAlias = Annotated[tuple[Text, ...], Field(description="a list of texts
 Counts: TypeAlias = Annotated[
     tuple[Count, ...], Field(min_length=1, description="a list of whole numbers, each at least 1 and below 2^31")
 ]
+Mode: TypeAlias = Annotated[str, Field(strict=True, pattern=rf"^({'|'.join(MODES)})$", description=with_all(MODES))]
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class TrainConfig:
     """How training goes.
 
     Attributes:
-        mode: Train the ``al`` form, the ``bp`` form, or both for ``compare``.
+        mode: The method to train by, one of :data:`pipeal.core.methods.METHODS`, such as ``al`` or ``bp``; ``compare``
+            trains these two.
         epochs: Passes over the training data.
         repeat: Turns: whole trainings, each with the next seed.
         seed: The seed of the first turn.
@@ -140,7 +144,7 @@ class TrainConfig:
         tensorboard: Whether the epochs are also written for TensorBoard, which is an extra of the package.
     """
 
-    mode: Literal["al", "bp", "compare"] = "al"
+    mode: Mode = DEFAULT.name
     epochs: Count = 10
     repeat: Count = 1
     seed: Seed = 0

@@ -5,8 +5,10 @@ Loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+
+from pipeal.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -15,7 +17,28 @@ if TYPE_CHECKING:
 
 
 Path: TypeAlias = Literal["f", "b", "h"]
-"""The way of an inference through a layer: forward block, bridge, or label decoder."""
+"""A part of the way of an answer through a layer, by the letter of the AL block: ``f1 … fk, bk, hk … h1``."""
+
+UP: Path = "f"
+"""Up to the next layer: the forward block."""
+TURN: Path = "b"
+"""At the exit, from features to an answer: the bridge, or a classifier; nothing, if the features are the answer."""
+DOWN: Path = "h"
+"""Down again: the label decoder; nothing, for methods without a label side."""
+
+WAY: tuple[Path, ...] = (UP, TURN, DOWN)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def check_path(path: str) -> None:
+    """Refuses what is no part of the way.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if path not in WAY:
+        raise ConfigError(f"unknown inference path {path!r}; expected 'f', 'b' or 'h'")
 
 
 @runtime_checkable
@@ -43,8 +66,17 @@ class TrainableLayer(Protocol):
         ...
 
     def inference(self, x: Tree, path: Path) -> Tree:
-        """Passes ``x`` through one block: ``f`` on the way up, ``b`` at the turn, ``h`` on the way down."""
+        """Passes ``x`` through one block: on the way :data:`UP`, at the :data:`TURN`, or on the way :data:`DOWN`."""
         ...
+
+
+def through_blocks(inference: Function) -> Function:
+    """Marks an inference that does nothing but call, of ``blocks()``, the one of that letter, or nothing without one.
+
+    A subclass with an inference of its own is not marked by it.
+    """
+    inference.through_blocks = True  # type: ignore[attr-defined]
+    return inference
 
 
 @runtime_checkable

@@ -1,1 +1,41 @@
-"""How a network learns without one backward through all of it: one room or file per method."""
+"""How a network learns without one backward through all of it: one room or file per method.
+
+::
+
+    pipeal.core.methods     a line per method: its name, its label, the names of its losses, whether it has exits
+    pipeal.methods.<name>   its layers, and ``make_layers``, which makes them of a network
+    pipeal.models           the networks
+
+A layer is any :class:`pipeal.core.packet.TrainableLayer`: it trains itself on what the one before hands on, and its
+``inference`` says how an answer goes up through it, turns there, and comes down.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from pipeal.core.protocols import TrainableLayer
+from pipeal.methods.network import Network, Part
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory
+
+__all__ = ["Network", "Part", "make_layers"]
+
+
+def make_layers(
+    method: str, network: Network, lr: LearningRates = 1e-3, optimizer: OptimizerFactory | None = None
+) -> list[TrainableLayer]:
+    """The layers that train a network by a method.
+
+    Args:
+        method: A name of :data:`pipeal.core.methods.METHODS`.
+        network: What is to learn; its blocks are made, in order, with weights of their own.
+        lr: The learning rate; methods with a label side also take one per side, ``{"enc": …, "ae": …}``.
+        optimizer: Called as ``optimizer(parameter_groups, lr=…)``, for each optimizer of each layer; fused Adam if
+            None.
+
+    Raises:
+        ConfigError: The rate or the optimizer is none that the method can use.
+    """
+    # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
+    layers: list[TrainableLayer] = import_module(f"{__name__}.{method}").make_layers(network, lr, optimizer)
+    return layers

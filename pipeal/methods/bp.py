@@ -19,6 +19,19 @@ from pipeal.core.protocols import Path
 from pipeal.core.spread import handovers
 from pipeal.core.tree import Tree, detach, move, tensors
 from pipeal.methods.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
+from pipeal.core.protocols import UP, Path, check_path, through_blocks
+from pipeal.core.tree import Tree, detach, move, tensors
+from pipeal.core.modules import device_of
+from pipeal.core.spread import handovers
+from pipeal.methods.network import Network
+from pipeal.methods.optimizers import (
+    LearningRates,
+    OptimizerFactory,
+    follow_weights,
+    one_rate,
+    open_optimizer,
+    scale_rates,
+)
 from pipeal.methods.scaling import LossScaler, require_own, step_all
 
 
@@ -88,15 +101,15 @@ class BP(nn.Module):
         """The loss of the last forward, detached; None before the first."""
         return self._losses
 
+    @through_blocks
     def inference(self, x: Tree, path: Path) -> Tree:
         """``f`` is the network; ``b`` and ``h`` have nothing left to do."""
-        if path not in ("f", "b", "h"):
-            raise ConfigError(f"unknown inference path {path!r}; expected 'f', 'b' or 'h'")
-        return self._climb(x) if path == "f" else x
+        check_path(path)
+        return self._climb(x) if path == UP else x
 
     def blocks(self) -> dict[str, nn.Module]:
         """The network, as ``f``."""
-        return {"f": self.model}
+        return {UP: self.model}
 
     def block_count(self) -> int:
         """The blocks of a network that takes its input through them in order; 1 for any other."""
@@ -163,6 +176,11 @@ class BP(nn.Module):
         if any(tensor.device != device for (_, device), block in own for tensor in block.parameters()):
             self._places = ()  # it was moved as a whole
         return self
+
+
+def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> list[BP]:
+    """The whole network as a single layer; see :func:`pipeal.methods.make_layers`."""
+    return [BP(network.whole(), network.criterion(), one_rate(lr, "BP"), optimizer)]
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

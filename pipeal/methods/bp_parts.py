@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, ScheduleError
 from pipeal.core.protocols import Path
 from pipeal.core.tree import Tree, detach, map_tensors, tensors
+from pipeal.core.protocols import UP, Path
+from pipeal.core.tree import Tree, detach, map_tensors, tensors
 from pipeal.methods.bp import BP
 from pipeal.methods.optimizers import follow_weights
 
@@ -77,7 +79,7 @@ class BPPart(nn.Module):
 
     def inference(self, x: Tree, path: Path) -> Tree:
         """Passes ``x`` through the block on the way up."""
-        return self.block(x) if path == "f" else x
+        return self.block(x) if path == UP else x
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BPPart:
         """Moves the optimizer's state along with the weights."""

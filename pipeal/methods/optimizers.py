@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any, TypeAlias
@@ -14,6 +14,9 @@ from pipeal.core.errors import ConfigError
 
 OptimizerFactory: TypeAlias = Callable[..., torch.optim.Optimizer]
 """Called as ``factory(parameter_groups, lr=…)``."""
+
+LearningRates: TypeAlias = float | Mapping[str, float]
+"""One learning rate for all of a layer, or, of a method with label sides, ``{"enc": …, "ae": …}``."""
 
 adam: OptimizerFactory = partial(torch.optim.Adam, fused=True)
 """The published optimizer, in its fused form: one pass over the parameters of a side."""
@@ -45,6 +48,17 @@ def open_optimizer(factory: OptimizerFactory | None, module: nn.Module, lr: floa
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def one_rate(lr: LearningRates, label: str) -> float:
+    """The learning rate of a method without label sides.
+
+    Raises:
+        ConfigError: There is one per side.
+    """
+    if isinstance(lr, Mapping):
+        raise ConfigError(f"the {label} form has no sides: give one learning rate, not one per side")
+    return lr
 
 
 def _makes(kind: type) -> bool:

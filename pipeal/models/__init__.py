@@ -19,6 +19,7 @@ from pipeal.models.registry import (
     canonical_text_model,
     canonical_vision_model,
     form_told,
+    is_language_model,
 )
 from pipeal.models.text import LSTM, LSTMAL, TextDims, Transformer, TransformerAL
 from pipeal.models.transformer import TransformerBlock
@@ -65,4 +66,5 @@ __all__ = [
     "generate",
     "generate_each",
     "group_layers",
+    "is_language_model",
 ]

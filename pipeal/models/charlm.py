@@ -7,14 +7,17 @@ wide, see :class:`pipeal.models.causal.CausalAttention`), and what the heads giv
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from torch import nn
 
 from pipeal.core.errors import ConfigError, unknown_name
-from pipeal.methods.al import AL, ALPackage, LearningRates, OptimizerFactory
-from pipeal.methods.al.place_codes import code_width
+from pipeal.methods import Network, Part
+from pipeal.methods.al import AE, ENC, ALPackage, LearningRates, OptimizerFactory, make_layers
+from pipeal.methods.al.place_codes import TokenCrossEntropy, code_width
 from pipeal.models.causal import CausalBlock, CharacterEmbedding, start_small
 from pipeal.models.features import Blocks
 from pipeal.models.nextchar import CODE_STYLES, CodeStyle, encoder_side, label_side
@@ -97,18 +100,7 @@ class CharLMAL(ALPackage):
         lr: LearningRates = 1e-3,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
-        code = dims.code or code_width(characters, dims.width)
-        layers = []
-        for first in range(0, dims.layers, dims.per_layer):
-            last = min(first + dims.per_layer, dims.layers)
-            blocks: list[nn.Module] = [_block(dims) for _ in range(first, last)]
-            if not first:
-                blocks.insert(0, _embedding(characters, dims))
-            answer = nn.Linear(dims.width, code)
-            start_small(answer)
-            enc = encoder_side(dims.labels, Blocks(*blocks), _bridge(dims, final=last == dims.layers), answer)
-            layers.append(AL(enc, label_side(dims.labels, characters, code, onward=first > 0), lr, optimizer))
-        super().__init__(layers)
+        super().__init__(make_layers(CharLM.network(characters, dims=dims), lr, optimizer))
 
 
 class CharLM(Blocks):
@@ -125,6 +117,28 @@ class CharLM(Blocks):
         head = nn.Sequential(nn.LayerNorm(dims.width), nn.Linear(dims.width, characters))
         start_small(head)
         super().__init__(_embedding(characters, dims), *(_block(dims) for _ in range(dims.layers)), head)
+
+    @classmethod
+    def network(cls, characters: int, *, dims: CharDims = LESSON) -> Network:
+        """What every method makes its layers of; the arguments are those of the class."""
+        code = dims.code or code_width(characters, dims.width)
+
+        def parts() -> Iterator[Part]:
+            for first in range(0, dims.layers, dims.per_layer):
+                last = min(first + dims.per_layer, dims.layers)
+                blocks: list[nn.Module] = [_block(dims) for _ in range(first, last)]
+                if not first:
+                    blocks.insert(0, _embedding(characters, dims))
+                f = Blocks(*blocks)
+                yield Part(f, dims.width, nn.LayerNorm(dims.width), partial(sides, f, first, last))
+
+        def sides(f: nn.Module, first: int, last: int) -> tuple[ENC, AE]:
+            answer = nn.Linear(dims.width, code)
+            start_small(answer)
+            enc = encoder_side(dims.labels, f, _bridge(dims, final=last == dims.layers), answer)
+            return enc, label_side(dims.labels, characters, code, onward=first > 0)
+
+        return Network(parts, partial(cls, characters, dims=dims), characters, TokenCrossEntropy)
 
 
 def _embedding(characters: int, dims: CharDims) -> CharacterEmbedding:

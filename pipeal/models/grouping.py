@@ -9,6 +9,7 @@ from torch import nn
 from pipeal.core.errors import ConfigError
 from pipeal.data import Grouped
 from pipeal.methods.al import AL, BP, ALPackage
+from pipeal.methods.greedy import Greedy
 
 
 def group_layers(
@@ -19,7 +20,7 @@ def group_layers(
     Answers stay those of the ungrouped package, up to rounding; dropout draws other masks.
 
     Args:
-        package: The AL form, or the BP form, whose blocks are meant then; it is altered.
+        package: Of any form; in the BP form, its blocks are the layers. It is altered.
         thresholds: The longest samples of all groups but the last, rising.
         layers: Which, counted from 1, the embedding being the first; None for all above it.
         pad_index: The token that pads.
@@ -49,3 +50,5 @@ def _places(package: ALPackage) -> Iterator[tuple[nn.Module, str]]:
         elif isinstance(layer, BP):
             *blocks, _ = layer.model.named_children()  # the last is the head
             yield from ((layer.model, name) for name, _ in blocks)
+        elif isinstance(layer, Greedy):
+            yield layer, "f"

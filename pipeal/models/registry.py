@@ -9,27 +9,29 @@ The commands say in one line which form they train.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from pipeal.core.errors import ConfigError, unknown_name
-from pipeal.methods.al import BP, ALPackage, LearningRates, OptimizerFactory
-from pipeal.methods.al.place_codes import TokenCrossEntropy
-from pipeal.models.charlm import LESSON, CharDims, CharLM, CharLMAL
-from pipeal.models.text import LSTM, LSTMAL, PUBLISHED, TextDims, Transformer, TransformerAL, Vectors
-from pipeal.models.vision import PUBLISHED_VISION, VGG, VGGAL, Resnet, ResnetAL, VisionDims
+from pipeal.core.methods import BASELINE, COMPARED, DEFAULT, METHODS
+from pipeal.methods import Network, make_layers
+from pipeal.methods.al import ALPackage, LearningRates, OptimizerFactory
+from pipeal.models.charlm import LESSON, CharDims, CharLM
+from pipeal.models.text import LSTM, PUBLISHED, TextDims, Transformer, Vectors
+from pipeal.models.vision import PUBLISHED_VISION, VGG, Resnet, VisionDims
 
-Mode: TypeAlias = Literal["al", "bp"]
+Mode: TypeAlias = str
+"""The name of a method, which is the form of a model that it trains: one of :data:`pipeal.core.methods.METHODS`."""
 
-_TEXT = {"lstm": (LSTMAL, LSTM), "transformer": (TransformerAL, Transformer)}
-_VISION = {"vgg": (VGGAL, VGG), "resnet": (ResnetAL, Resnet)}
+_TEXT = {"lstm": LSTM, "transformer": Transformer}
+_VISION = {"vgg": VGG, "resnet": Resnet}
+_LANGUAGE = {"charlm": CharLM}
 _PUBLISHED_BP = ("LSTM", "Transformer", "VGG", "Resnet")  # the published commands' spellings of their BP forms
-_FORMS = {"al": "AL form (local losses)", "bp": "BP form (backpropagation)"}
 
 TEXT_MODELS = tuple(_TEXT)
 """The canonical names of the text models."""
 VISION_MODELS = tuple(_VISION)
 """The canonical names of the vision models."""
-LANGUAGE_MODELS = ("charlm",)
+LANGUAGE_MODELS = tuple(_LANGUAGE)
 """The canonical names of the language models."""
 
 
@@ -69,12 +71,17 @@ def canonical_language_model(name: str) -> tuple[str, Mode | None]:
     return _canonical(name, LANGUAGE_MODELS)
 
 
+def is_language_model(name: str) -> bool:
+    """Whether a name is, in any spelling, that of a language model."""
+    return _plain(name) in LANGUAGE_MODELS
+
+
 def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
     """One line on the form that is trained, and how to have the other; None where both are.
 
     Args:
         model: The canonical name, and the form that its spelling implies.
-        mode: What is trained: ``al``, ``bp`` or ``compare``.
+        mode: What is trained: the name of a method, or ``compare``.
 
     >>> form_told(canonical_vision_model("Resnet"), "bp")
     'training the BP form (backpropagation) of resnet, which that spelling stands for; --mode al trains the AL form'
@@ -82,15 +89,14 @@ def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
     'training the AL form (local losses) of resnet; --mode bp trains the BP form'
     """
     name, implied = model
-    if mode == "al":
-        # The AL form's own spelling refuses the mode bp.
-        other = f"{name} --mode bp trains the BP form" if implied == "al" else "--mode bp trains the BP form"
-    elif mode == "bp":
-        other = "--mode al trains the AL form"
-    else:
+    if mode not in METHODS:
         return None
+    other = next(method for method in COMPARED if method.name != mode)
+    # The AL form's own spelling refuses every other mode.
+    spelt = f"{name} " if implied == mode == DEFAULT.name else ""
     chosen = ", which that spelling stands for" if implied == mode else ""
-    return f"training the {_FORMS[mode]} of {name}{chosen}; {other}"
+    told = f"training the {METHODS[mode].title} of {name}{chosen}"
+    return f"{told}; {spelt}--mode {other.name} trains the {other.label} form"
 
 
 def build_text(
@@ -110,7 +116,7 @@ def build_text(
     Args:
         name: ``lstm`` or ``transformer``, in any case; ``LSTMAL`` and ``TransformerAL`` ask for the AL
             form, and ``LSTM`` and ``Transformer``, in just this case, for the BP form, as published.
-        mode: ``al`` or ``bp``; None for what the name implies, else ``al``.
+        mode: The name of a method, such as ``al`` or ``bp``; None for what the name implies, else ``al``.
         vocab_size: How many tokens there are.
         classes: How many classes there are.
         dims: The sizes.
@@ -120,25 +126,14 @@ def build_text(
         pretrained: ``(vocab_size, dims.embedding)`` initial word vectors, trained on.
 
     Returns:
-        The AL form's layers; or the BP form as a package of one layer.
+        The layers of that form; of the BP form, one.
 
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
     plain, form = _form_of(name, mode, TEXT_MODELS)
-    al_form, bp_form = _TEXT[plain]
-    if form == "al":
-        return al_form(
-            vocab_size,
-            classes,
-            dims=dims,
-            lr=lr,
-            optimizer=optimizer,
-            pad_index=pad_index,
-            pretrained=pretrained,
-        )
-    model = bp_form(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
-    return ALPackage([BP(model, lr=_one_rate(lr), optimizer=optimizer)])
+    network = _TEXT[plain].network(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
+    return _package(form, network, lr, optimizer)
 
 
 def build_vision(
@@ -155,23 +150,20 @@ def build_vision(
     Args:
         name: ``vgg`` or ``resnet``, in any case; ``VGGAL`` and ``ResnetAL`` ask for the AL form, and ``VGG`` and
             ``Resnet``, in just this case, for the BP form, as published.
-        mode: ``al`` or ``bp``; None for what the name implies, else ``al``.
+        mode: The name of a method, such as ``al`` or ``bp``; None for what the name implies, else ``al``.
         classes: How many classes there are.
         dims: The sizes.
         lr: The learning rate; the AL form also takes one per side, ``{"enc": …, "ae": …}``.
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
 
     Returns:
-        The AL form's layers; or the BP form as a package of one layer.
+        The layers of that form; of the BP form, one.
 
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
     plain, form = _form_of(name, mode, VISION_MODELS)
-    al_form, bp_form = _VISION[plain]
-    if form == "al":
-        return al_form(classes, dims=dims, lr=lr, optimizer=optimizer)
-    return ALPackage([BP(bp_form(classes, dims=dims), lr=_one_rate(lr), optimizer=optimizer)])
+    return _package(form, _VISION[plain].network(classes, dims=dims), lr, optimizer)
 
 
 def build_language(
@@ -187,45 +179,44 @@ def build_language(
 
     Args:
         name: ``charlm``, in any case; ``CharLMAL`` asks for the AL form.
-        mode: ``al`` or ``bp``; None for what the name implies, else ``al``.
+        mode: The name of a method, such as ``al`` or ``bp``; None for what the name implies, else ``al``.
         characters: How many there are.
         dims: The sizes.
         lr: The learning rate; the AL form also takes one per side, ``{"enc": …, "ae": …}``.
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
 
     Returns:
-        The AL form's layers; or the BP form as a package of one layer.
+        The layers of that form; of the BP form, one.
 
     Raises:
         ConfigError: The name or mode is unknown, or they contradict each other.
     """
-    _, form = _form_of(name, mode, LANGUAGE_MODELS)
-    if form == "al":
-        return CharLMAL(characters, dims=dims, lr=lr, optimizer=optimizer)
-    model = CharLM(characters, dims=dims)
-    return ALPackage([BP(model, TokenCrossEntropy(), lr=_one_rate(lr), optimizer=optimizer)])
+    plain, form = _form_of(name, mode, LANGUAGE_MODELS)
+    return _package(form, _LANGUAGE[plain].network(characters, dims=dims), lr, optimizer)
 
 
 def _canonical(name: str, known: tuple[str, ...]) -> tuple[str, Mode | None]:
-    plain = name.lower().removesuffix("al")
+    plain = _plain(name)
     if plain not in known:
         raise ConfigError(unknown_name("model", name, known))
     if plain != name.lower():
-        return plain, "al"
-    return plain, ("bp" if name in _PUBLISHED_BP else None)
+        return plain, DEFAULT.name
+    return plain, (BASELINE.name if name in _PUBLISHED_BP else None)
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix("al")
 
 
 def _form_of(name: str, mode: Mode | None, known: tuple[str, ...]) -> tuple[str, Mode]:
     """The canonical name, and the form that name and mode together ask for."""
     plain, implied = _canonical(name, known)
-    if mode not in ("al", "bp", None):
-        raise ConfigError(unknown_name("mode", mode, ("al", "bp")))
-    if mode == "bp" and implied == "al":
-        raise ConfigError(f"model {name!r} is the AL form, but the mode is 'bp'; ask for {plain!r}")
-    return plain, mode or implied or "al"
+    if mode is not None and mode not in METHODS:
+        raise ConfigError(unknown_name("mode", mode, tuple(METHODS)))
+    if mode is not None and implied == DEFAULT.name != mode:
+        raise ConfigError(f"model {name!r} is the {DEFAULT.label} form, but the mode is {mode!r}; ask for {plain!r}")
+    return plain, mode or implied or DEFAULT.name
 
 
-def _one_rate(lr: LearningRates) -> float:
-    if not isinstance(lr, int | float):
-        raise ConfigError("the BP form has no sides: give one learning rate, not one per side")
-    return lr
+def _package(form: Mode, network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> ALPackage:
+    return ALPackage(make_layers(form, network, lr, optimizer))

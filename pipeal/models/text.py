@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.methods.al import AL, ENC, ALPackage, LearningRates, OptimizerFactory
+from pipeal.methods import Network, Part
+from pipeal.methods.al import AE, ENC, ALPackage, LearningRates, OptimizerFactory, make_layers
 from pipeal.methods.al.bridges import MaskedMean, VectorBridge
 from pipeal.methods.al.codes import class_side, recode_side
 from pipeal.models.features import Blocks, TokenEmbedding
@@ -114,7 +116,7 @@ class TextAL(ALPackage):
     """
 
     draws_from_default = False
-    _architecture: _Architecture
+    _form: type[TextBP]
 
     def __init__(
         self,
@@ -127,13 +129,8 @@ class TextAL(ALPackage):
         pad_index: int = 0,
         pretrained: Vectors | None = None,
     ) -> None:
-        embedding = _embedding(vocab_size, dims, pad_index, pretrained)
-        words = ENC(embedding, VectorBridge(dims.embedding, dims.code, pool=MaskedMean()))
-        layers = [AL(words, class_side(classes, dims.code), lr, optimizer)]
-        for block in self._architecture.blocks(dims):
-            enc = ENC(block, VectorBridge(self._architecture.width(dims), dims.code, pool=MaskedMean()))
-            layers.append(AL(enc, recode_side(dims.code, dims.code), lr, optimizer))
-        super().__init__(layers)
+        network = self._form.network(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
+        super().__init__(make_layers(network, lr, optimizer))
 
 
 class TextBP(Blocks):
@@ -166,19 +163,32 @@ class TextBP(Blocks):
         embedding = _embedding(vocab_size, dims, pad_index, pretrained)
         super().__init__(embedding, *self._architecture.blocks(dims), head)
 
+    @classmethod
+    def network(
+        cls,
+        vocab_size: int,
+        classes: int,
+        *,
+        dims: TextDims = PUBLISHED,
+        pad_index: int = 0,
+        pretrained: Vectors | None = None,
+    ) -> Network:
+        """What every method makes its layers of; the arguments are those of the class."""
 
-class LSTMAL(TextAL):
-    """Bidirectional LSTMs in AL form; the arguments are those of :class:`TextAL`."""
+        def parts() -> Iterator[Part]:
+            yield part(_embedding(vocab_size, dims, pad_index, pretrained), dims.embedding, first=True)
+            for block in cls._architecture.blocks(dims):
+                yield part(block, cls._architecture.width(dims))
 
-    draws_from_default = False
-    _architecture = _LSTM
+        def part(f: nn.Module, width: int, *, first: bool = False) -> Part:
+            def sides() -> tuple[ENC, AE]:
+                enc = ENC(f, VectorBridge(width, dims.code, pool=MaskedMean()))
+                return enc, class_side(classes, dims.code) if first else recode_side(dims.code, dims.code)
 
+            return Part(f, width, MaskedMean(), sides)
 
-class TransformerAL(TextAL):
-    """Transformer encoders in AL form; the arguments are those of :class:`TextAL`."""
-
-    draws_from_default = False
-    _architecture = _TRANSFORMER
+        whole = partial(cls, vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
+        return Network(parts, whole, classes)
 
 
 class LSTM(TextBP):
@@ -193,6 +203,20 @@ class Transformer(TextBP):
 
     draws_from_default = False
     _architecture = _TRANSFORMER
+
+
+class LSTMAL(TextAL):
+    """Bidirectional LSTMs in AL form; the arguments are those of :class:`TextAL`."""
+
+    draws_from_default = False
+    _form = LSTM
+
+
+class TransformerAL(TextAL):
+    """Transformer encoders in AL form; the arguments are those of :class:`TextAL`."""
+
+    draws_from_default = False
+    _form = Transformer
 
 
 def _embedding(vocab_size: int, dims: TextDims, pad_index: int, pretrained: Vectors | None) -> TokenEmbedding:

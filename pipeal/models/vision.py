@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 from torch import nn
 
 from pipeal.core.errors import ConfigError, unknown_name
-from pipeal.methods.al import AE, AL, ENC, ALPackage, LearningRates, OptimizerFactory
-from pipeal.methods.al.bridges import BRIDGE_STYLES, BridgeStyle, FlatBridge, ImageBridge
+from pipeal.methods import Network, Part
+from pipeal.methods.al import AE, ENC, ALPackage, LearningRates, OptimizerFactory, make_layers
+from pipeal.methods.al.bridges import BRIDGE_STYLES, BridgeStyle, CellMeans, FlatBridge, ImageBridge
 from pipeal.methods.al.codes import CODE_ACTIVATIONS, LABEL_STYLES, LabelStyle, class_side, recode_side
 from pipeal.models.convolution import Activation, ConvBN, ResidualStage, VGGStage
 from pipeal.models.features import Blocks
@@ -92,7 +94,7 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True)
-class _Network:
+class _Architecture:
     """The parts in which vision models differ.
 
     Attributes:
@@ -138,8 +140,8 @@ def _vgg_head(dims: VisionDims, channels: int, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(flat, _HEAD), nn.ReLU(), nn.Linear(_HEAD, classes))
 
 
-_RESNET = _Network(_resnet_blocks, _resnet_head)
-_VGG = _Network(_vgg_blocks, _vgg_head)
+_RESNET = _Architecture(_resnet_blocks, _resnet_head)
+_VGG = _Architecture(_vgg_blocks, _vgg_head)
 
 
 class VisionAL(ALPackage):
@@ -153,7 +155,7 @@ class VisionAL(ALPackage):
     """
 
     draws_from_default = False
-    _network: _Network
+    _form: type[VisionBP]
 
     def __init__(
         self,
@@ -163,17 +165,7 @@ class VisionAL(ALPackage):
         lr: LearningRates = 1e-3,
         optimizer: OptimizerFactory | None = None,
     ) -> None:
-        bridge = ImageBridge if dims.bridges == "pooled" else FlatBridge
-        layers = []
-        for number, block in enumerate(self._network.blocks(dims)):
-            size = block.channels, block.side, block.side
-            enc = ENC(block.f, bridge(*size, dims.code, dims.hidden, ending=CODE_ACTIVATIONS[dims.labels]))
-            if number == 0:
-                ae: AE = class_side(classes, dims.code, style=dims.labels)
-            else:
-                ae = recode_side(dims.code, dims.code, style=dims.labels)
-            layers.append(AL(enc, ae, lr, optimizer))
-        super().__init__(layers)
+        super().__init__(make_layers(self._form.network(classes, dims=dims), lr, optimizer))
 
 
 class VisionBP(Blocks):
@@ -185,36 +177,58 @@ class VisionBP(Blocks):
     """
 
     draws_from_default = False
-    _network: _Network
+    _architecture: _Architecture
 
     def __init__(self, classes: int, *, dims: VisionDims = PUBLISHED_VISION) -> None:
-        blocks = self._network.blocks(dims)
-        super().__init__(*(block.f for block in blocks), self._network.head(dims, blocks[-1].channels, classes))
+        blocks = self._architecture.blocks(dims)
+        super().__init__(*(block.f for block in blocks), self._architecture.head(dims, blocks[-1].channels, classes))
 
+    @classmethod
+    def network(cls, classes: int, *, dims: VisionDims = PUBLISHED_VISION) -> Network:
+        """What every method makes its layers of; the arguments are those of the class."""
 
-class VGGAL(VisionAL):
-    """VGG in AL form; the arguments are those of :class:`VisionAL`."""
+        def parts() -> list[Part]:
+            return [
+                Part(
+                    block.f, block.channels, nn.Sequential(CellMeans(1, 1), nn.Flatten()), partial(sides, number, block)
+                )
+                for number, block in enumerate(cls._architecture.blocks(dims))
+            ]
 
-    draws_from_default = False
-    _network = _VGG
+        def sides(number: int, block: _Block) -> tuple[ENC, AE]:
+            bridge = ImageBridge if dims.bridges == "pooled" else FlatBridge
+            size = block.channels, block.side, block.side
+            enc = ENC(block.f, bridge(*size, dims.code, dims.hidden, ending=CODE_ACTIVATIONS[dims.labels]))
+            if number == 0:
+                return enc, class_side(classes, dims.code, style=dims.labels)
+            return enc, recode_side(dims.code, dims.code, style=dims.labels)
 
-
-class ResnetAL(VisionAL):
-    """ResNet-18 in AL form; the arguments are those of :class:`VisionAL`."""
-
-    draws_from_default = False
-    _network = _RESNET
+        return Network(parts, partial(cls, classes, dims=dims), classes)
 
 
 class VGG(VisionBP):
     """VGG in BP form; the arguments are those of :class:`VisionBP`."""
 
     draws_from_default = False
-    _network = _VGG
+    _architecture = _VGG
 
 
 class Resnet(VisionBP):
     """ResNet-18 in BP form; the arguments are those of :class:`VisionBP`."""
 
     draws_from_default = False
-    _network = _RESNET
+    _architecture = _RESNET
+
+
+class VGGAL(VisionAL):
+    """VGG in AL form; the arguments are those of :class:`VisionAL`."""
+
+    draws_from_default = False
+    _form = VGG
+
+
+class ResnetAL(VisionAL):
+    """ResNet-18 in AL form; the arguments are those of :class:`VisionAL`."""
+
+    draws_from_default = False
+    _form = Resnet

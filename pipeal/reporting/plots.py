@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from pipeal.core.methods import DEFAULT
 from pipeal.reporting.figures import COLOURS, LEGEND, finish, new_figure, save, to_svg
 from pipeal.training.metric import Measure, held_rows, measure_of
 from pipeal.training.row import EpochRow
@@ -113,13 +114,16 @@ class Panel:
         return f"{100 * value:.4g} %" if self.is_share else f"{value:.4g}"
 
 
-def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -> None:
+def draw_curves(
+    rows_by_run: Mapping[str, Rows], path: str | Path, title: str, losses: Sequence[str] = DEFAULT.loss_titles
+) -> None:
     """Draws a figure of four panels; the turns of a run are one mean line and the band between their extremes.
 
     Args:
-        rows_by_run: The recorded rows under the name that the legend gives the run, such as ``al`` and ``bp``.
+        rows_by_run: The recorded rows under the name that the legend gives the run, such as its form.
         path: The PNG to write.
         title: Stands above the panels.
+        losses: The titles of the panels of each layer's first and second loss.
     """
     from matplotlib.lines import Line2D
 
@@ -127,8 +131,8 @@ def draw_curves(rows_by_run: Mapping[str, Rows], path: str | Path, title: str) -
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.03)  # inches, and shares
     measured = measure_panels(rows_by_run, measure_of([row for rows in rows_by_run.values() for row in rows]))
     several = len(rows_by_run) > 1
-    losses = loss_panels({run if several else "": rows for run, rows in rows_by_run.items()})
-    for axes, panel in zip(figure.subplots(2, 2).flat, (*measured, *losses), strict=True):
+    trained = loss_panels({run if several else "": rows for run, rows in rows_by_run.items()}, losses)
+    for axes, panel in zip(figure.subplots(2, 2).flat, (*measured, *trained), strict=False):
         panel.draw(axes)
         if panel.lines and panel is not measured[1]:  # which has the lines of the one beside it
             handles = [Line2D([], [], color=key.colour, linestyle=key.style, label=key.label) for key in panel.keys]
@@ -155,13 +159,13 @@ def measure_panels(rows_by_run: Mapping[str, Rows], measure: Measure) -> list[Pa
     return panels
 
 
-def loss_panels(rows_by_run: Mapping[str, Rows]) -> list[Panel]:
-    """The losses of each layer, deeper layers lighter: associated, or end to end, and autoencoder."""
+def loss_panels(rows_by_run: Mapping[str, Rows], titles: Sequence[str]) -> list[Panel]:
+    """The losses of each layer, deeper layers lighter: a panel for each title."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
     panels = []
-    for part, title in enumerate(("associated loss by layer", "autoencoder loss by layer")):
+    for part, title in enumerate(titles):
         lines = []
         for (run, rows), style in zip(rows_by_run.items(), cycle(_STYLES), strict=False):
             layers = max((len(row.losses) for row in rows), default=0)

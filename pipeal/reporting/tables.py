@@ -65,11 +65,11 @@ def table_text(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]
 def _markdown(heads: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> Iterator[str]:
     """Yields the lines of a table whose source is as readable as what Markdown makes of it.
 
-    >>> print(*_markdown(["form", "test"], [["al", "bp"], ["0.92", "0.9"]], [False, True]), sep="\\n")
+    >>> print(*_markdown(["form", "test"], [["one", "two"], ["0.92", "0.9"]], [False, True]), sep="\\n")
     | form | test |
     | ---- | ---: |
-    | al   | 0.92 |
-    | bp   |  0.9 |
+    | one  | 0.92 |
+    | two  |  0.9 |
     """
     texts = [[_one_line(text) for text in (head, *column)] for head, column in zip(heads, cells, strict=True)]
     widths = [max(3, *map(cell_len, column)) for column in texts]

@@ -14,6 +14,7 @@ import torch
 from pipeal.config import LrConfig, RunConfig
 from pipeal.config.schema import USUAL_RATE
 from pipeal.core.errors import ConfigError
+from pipeal.core.methods import METHODS
 from pipeal.data import WHOLE, EpochBatches, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.threads import intra_op_threads
@@ -31,7 +32,7 @@ class Models(Protocol):
     """Makes the models of a run, also where its data was not read."""
 
     def package(self, mode: str, seed: int) -> ALPackage:
-        """A new model; ``mode`` is ``al`` or ``bp``. The same on every rank, but for vectors that were read."""
+        """A new model; ``mode`` is the name of a method. The same on every rank, but for vectors that were read."""
         ...
 
     def under(self, config: RunConfig) -> Models:
@@ -130,9 +131,9 @@ def kept_in(config: RunConfig) -> Path | Literal[True]:
 
 
 def rates(lr: LrConfig, mode: str) -> LearningRates:
-    """One learning rate for backpropagation, one per side for AL."""
+    """One learning rate for each side of layers that have a label side; one for all of others."""
     base = USUAL_RATE if lr.base is None else lr.base  # of a model alone, of whose run nothing is known
-    return base if mode == "bp" else {"enc": base, "ae": base if lr.ae is None else lr.ae}
+    return {"enc": base, "ae": base if lr.ae is None else lr.ae} if METHODS[mode].has_labels else base
 
 
 def hold_out(samples: int, share: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

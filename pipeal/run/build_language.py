@@ -58,7 +58,7 @@ class LanguageModels:
         """A new model of the configured name and widths."""
         return build_language(
             self.config.model.name,
-            "bp" if mode == "bp" else "al",
+            mode,
             characters=self.characters,
             dims=_dims(self.config.model),
             lr=rates(self.config.train.lr, mode),

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig, TextModelConfig
 from pipeal.core.errors import ConfigError
+from pipeal.core.methods import METHODS
 from pipeal.data import (
     WHOLE,
     BatchLoader,
@@ -93,7 +94,7 @@ class TextModels:
         model = self.config.model
         package = build_text(
             model.name,
-            "bp" if mode == "bp" else "al",
+            mode,
             vocab_size=self.vocab_size,
             classes=self.classes,
             dims=_dims(model),
@@ -104,7 +105,7 @@ class TextModels:
         )
         if model.embedding_updates == "touched":
             touch_rows(package)
-        if model.label_codes == "per-class" and mode == "al":
+        if model.label_codes == "per-class" and METHODS[mode].has_labels:
             encode_each_class(package)
         if not self.thresholds:
             return package

@@ -10,6 +10,7 @@ import torch
 
 from pipeal.config import RunConfig, VisionConfig, VisionModelConfig
 from pipeal.core.errors import ConfigError
+from pipeal.core.methods import METHODS
 from pipeal.data import (
     WHOLE,
     Augmentation,
@@ -48,12 +49,12 @@ class VisionModels:
         model = self.config.model
         package = build_vision(
             model.name,
-            "bp" if mode == "bp" else "al",
+            mode,
             classes=self.classes,
             dims=_dims(model, self.config.data.size),
             lr=rates(self.config.train.lr, mode),
         )
-        if model.label_codes == "per-class" and mode == "al":
+        if model.label_codes == "per-class" and METHODS[mode].has_labels:
             encode_each_class(package)
         return package.to(memory_format=torch.channels_last) if model.channels_last else package
 

@@ -11,6 +11,9 @@ from pipeal.config import RunConfig
 from pipeal.core.errors import ConfigError, PlacementError, first_line
 from pipeal.core.modules import module_of
 from pipeal.core.protocols import TrainableLayer
+from pipeal.core.methods import COMPARE, METHODS
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.modules import module_of
 from pipeal.core.spread import blocks_of
 from pipeal.data import EpochBatches
 from pipeal.engine import parse_device
@@ -51,8 +54,8 @@ def choose(
         form: Which form of it.
         say: Told what is being done.
         config: What to complete, with threads that stay if there are any; the experiment's configuration if None. Where
-            its ``train.mode`` is ``bp``, backpropagation takes all the devices that it names; for ``compare``, the
-            first.
+            its ``train.mode`` is ``compare``, a method of one layer takes the first of the devices that it names; else
+            all.
         cache: Where choices are remembered; None for the user's cache folder.
 
     Raises:
@@ -61,8 +64,9 @@ def choose(
     config = config or experiment.config
     cache = cache or PlacementCache(say)
     _check_threads(config.engine.threads)
-    if form == "bp":  # one stage: there is nothing to overlap, and nothing to hand to a thread
-        sizes = config.engine.sizes if config.train.mode == "bp" else None
+    method = METHODS[form]
+    if method.is_whole:  # one stage: there is nothing to overlap, and nothing to hand to a thread
+        sizes = None if config.train.mode == COMPARE else config.engine.sizes
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=sizes))
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":
@@ -71,7 +75,7 @@ def choose(
         else:
             devices = _named_devices(config, form)
             precision = _precision(config, *devices)
-            if form == "bp" and len(devices) > 1:
+            if method.is_whole and len(devices) > 1:
                 check_row(config.engine.compile)
             source, placement = _fitted(experiment, config, form, devices, batches, precision, cache)
     found = [parse_device(device) for device in placement.devices]
@@ -83,7 +87,7 @@ def choose(
         sizes=tuple(placement.sizes),
         threads=placement.threads,
     )
-    say(f"{form.upper()} on {placement}, {engine.schedule}, {precision} ({source})")
+    say(f"{method.label} on {placement}, {engine.schedule}, {precision} ({source})")
     if engine.compile != "none":
         say("its first batches are compiled for, which may take minutes")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
@@ -120,9 +124,9 @@ def _tried(
     key = key_of(package, sample, form, precision, *_settings(config))
     if (known := cache.recall(key)) is not None and _is_here(known.placement, len(package)):
         return f"{known}; --retry tries again", known.placement
-    say(f"choosing devices for {form.upper()}")
+    say(f"choosing devices for {METHODS[form].label}")
     trials: list[Placement] = []
-    with bars.trials(f"choosing devices for {form.upper()}") as bar, matmul_precision(engine.matmul):
+    with bars.trials(f"choosing devices for {METHODS[form].label}") as bar, matmul_precision(engine.matmul):
         taken = place(
             package,
             sample,
@@ -154,23 +158,25 @@ def _fitted(
     cache: PlacementCache,
 ) -> tuple[str, Placement]:
     """The devices that the user named, with sizes and threads as named, measured now or before; and which of these."""
-    engine = config.engine
+    engine, method = config.engine, METHODS[form]
     package = _built(experiment, config, form)
     layers = list(package)
     parts = _parts(layers, form) if len(devices) > 1 else None
     units = len(parts or layers)
-    what = ("block" if form == "bp" else "layer") + ("s" if units > 1 else "")
+    what = ("block" if method.is_whole else "layer") + ("s" if units > 1 else "")
     if len(devices) > units:
         raise PlacementError(
-            f"engine.devices: {len(devices)} devices for {units} {what} of the {form.upper()} form; "
+            f"engine.devices: {len(devices)} devices for {units} {what} of the {method.label} form; "
             f"expected at most {units}"
         )
     wanted = engine.sizes
-    if form == "bp" and len(devices) == 1:  # on one device it is one layer, into how many blocks it may be cut or not
+    if (
+        method.is_whole and len(devices) == 1
+    ):  # on one device it is one layer, into how many blocks it may be cut or not
         if wanted not in (None, (1,), (blocks_of(layers[0]),)):
             raise ConfigError(
-                f"engine.sizes: found {list(wanted or ())} for the BP form on one device; expected [1], as it is one "
-                "layer there, or a device for each size"
+                f"engine.sizes: found {list(wanted or ())} for the {method.label} form on one device; expected [1], "
+                "as it is one layer there, or a device for each size"
             )
         wanted = None
     if wanted is not None:
@@ -181,7 +187,7 @@ def _fitted(
     if known is not None and known.placement.devices == devices and _is_here(known.placement, units):
         return f"{known}; --retry measures again", known.placement
     steps: list[str] = []
-    with bars.trials(f"fitting {form.upper()} to its devices") as bar, matmul_precision(engine.matmul):
+    with bars.trials(f"fitting {method.label} to its devices") as bar, matmul_precision(engine.matmul):
 
         def step(doing: str, spent_s: float, bound_s: float) -> None:
             steps.append(doing)
@@ -209,13 +215,15 @@ def _fitted(
 
 
 def _built(experiment: Experiment, config: RunConfig, form: Mode) -> ALPackage:
-    with bars.Steps(f"building the {form.upper()} form"):  # the first optimizer imports PyTorch's compiler: seconds
+    with bars.Steps(
+        f"building the {METHODS[form].label} form"
+    ):  # the first optimizer imports PyTorch's compiler: seconds
         return experiment.package(form, config.train.seed)
 
 
 def _parts(layers: Sequence[TrainableLayer], form: Mode) -> Sequence[TrainableLayer] | None:
     """What of a form is one layer may be divided into, on several devices."""
-    if form == "al":
+    if not METHODS[form].is_whole:
         return None
     try:
         return bp_parts([module_of(layer) for layer in layers])
@@ -262,7 +270,7 @@ def _table(trials: Sequence[Placement], taken: Placement, form: Mode) -> str:
         for trial in trials
     ]
     columns = ["devices", "layers of each", "threads each", "its layers, ms/batch", "together, ms/batch", ""]
-    return table_text(f"placements of {form.upper()}, tried", columns, rows)
+    return table_text(f"placements of {METHODS[form].label}, tried", columns, rows)
 
 
 def _briefly(devices: Sequence[str]) -> str:
@@ -281,7 +289,7 @@ def _named_devices(config: RunConfig, form: Mode) -> list[str]:
     devices = device_names(engine.devices)
     for device in devices:
         parse_device(device)
-    return devices[:1] if form == "bp" and config.train.mode == "compare" else devices
+    return devices[:1] if METHODS[form].is_whole and config.train.mode == COMPARE else devices
 
 
 def sample_batches(batches: EpochBatches, count: int) -> list[object]:

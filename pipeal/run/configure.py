@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config
 from pipeal.core.errors import ConfigError
+from pipeal.core.methods import DEFAULT, METHODS
 from pipeal.engine.devices import device_names
 from pipeal.engine.distributed.launch import Launch
 from pipeal.models.registry import Mode, form_told
@@ -59,8 +60,10 @@ def configure(
         PlacementError: The devices are no names.
     """
     name, implied = model
-    if implied == "al" and given["mode"] == "bp":
-        raise ConfigError(f"that spelling of the model is its AL form, but --mode is bp; ask for {name!r}")
+    if implied == DEFAULT.name and given["mode"] in set(METHODS) - {implied}:
+        raise ConfigError(
+            f"that spelling of the model is its {DEFAULT.label} form, but --mode is {given['mode']}; ask for {name!r}"
+        )
     given["mode"] = given["mode"] or implied
     values: dict[str, Any] = {"dataset": dataset, "model": {"name": name}}
     for option, value in given.items():
@@ -87,7 +90,7 @@ def configure(
 
 
 def _stages(config: RunConfig) -> int | None:
-    """Those that may overlap, of the AL form in one process; None where that is chosen, or nothing is to overlap."""
+    """Those that may overlap, in one process; None where that is chosen, or nothing is to overlap."""
     engine = config.engine
     if engine.devices == "auto" or engine.schedule == "sequential":
         return None

@@ -22,6 +22,7 @@ import torch
 
 from pipeal.config import RunConfig
 from pipeal.core.errors import ConfigError, PeerLostError
+from pipeal.core.methods import METHODS
 from pipeal.engine.devices import device_names
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.distributed.launch import Launch
@@ -56,7 +57,10 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
         return
     if retry:
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
-    if config.train.mode == "bp" and config.engine.replicas == 1:  # all in one layer: there are no stages to divide
+    method = METHODS.get(config.train.mode)  # None for a comparison
+    if (
+        method is not None and method.is_whole and config.engine.replicas == 1
+    ):  # all in one layer: there are no stages to divide
         config = replace(config, engine=replace(config.engine, replicas=launch.size))
     facts = {
         **_flat(asdict(config)),

@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 
 from pipeal.config import RunConfig
+from pipeal.core.methods import COMPARE, COMPARED, METHODS, Method
 from pipeal.core.spread import blocks_of
 from pipeal.engine.devices import device_names
 from pipeal.engine.devices.threads import intra_op_threads
@@ -32,7 +33,7 @@ class Form:
     """One form of a model: a row of a comparison's table.
 
     Attributes:
-        name: That of its folder in a comparison: ``al`` or ``bp``, or either with a hyphen and more behind it.
+        name: That of its folder in a comparison: its method's, or that with a hyphen and more behind it.
         label: What tables and pictures call it.
         mode: Which form it is.
         config: Of this form; once devices, threads and precision are chosen, with every choice made.
@@ -47,8 +48,8 @@ class Form:
 def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[Form]:
     """The forms that a run trains, with what is asked of each.
 
-    A comparison on several devices that the user named has backpropagation twice: on the first of them, and with its
-    blocks spread over all of them, as the published baseline is.
+    A comparison on several devices that the user named has a method that trains the network as a whole twice: on the
+    first of them, and with its blocks spread over all of them, as the published baseline is.
 
     Args:
         experiment: What is to be run.
@@ -56,23 +57,36 @@ def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[F
         alternates: Whether all of it is done in this process.
     """
     config = experiment.config
-    if config.train.mode != "compare":
-        return [Form(config.train.mode, config.train.mode.upper(), config.train.mode, config)]
-    forms = [Form("al", "AL", "al", config), Form("bp", "BP", "bp", config)]
+    if config.train.mode != COMPARE:
+        return [_form(METHODS[config.train.mode], config)]
+    forms = [_form(method, config) for method in COMPARED]
     named = config.engine.devices
     devices = device_names(named)
     if named == "auto" or len(devices) < 2 or not alternates:
         return forms
-    if config.engine.compile != "none":
-        say("BP over several devices is not compared: engine.compile is for layers on one")
-        return forms
-    (layer,) = experiment.package("bp", config.train.seed)
-    devices = devices[: blocks_of(layer)]
-    if len(devices) > 1:
-        engine = replace(config.engine, devices=tuple(devices), sizes=None)
-        spread = replace(config, engine=engine, train=replace(config.train, mode="bp"))
-        forms.append(Form("bp-spread", f"BP over {len(devices)}", "bp", spread))
+    for method in COMPARED:
+        if method.is_whole:
+            forms += _spread(experiment, method, devices, say)
     return forms
+
+
+def _form(method: Method, config: RunConfig) -> Form:
+    return Form(method.name, method.label, method.name, config)
+
+
+def _spread(experiment: Experiment, method: Method, devices: Sequence[str], say: Say) -> list[Form]:
+    """A method of one layer with its blocks over several devices, if there are as many."""
+    config = experiment.config
+    if config.engine.compile != "none":
+        say(f"{method.label} over several devices is not compared: engine.compile is for layers on one")
+        return []
+    (layer,) = experiment.package(method.name, config.train.seed)
+    devices = devices[: blocks_of(layer)]
+    if len(devices) < 2:
+        return []
+    engine = replace(config.engine, devices=tuple(devices), sizes=None)
+    spread = replace(config, engine=engine, train=replace(config.train, mode=method.name))
+    return [Form(f"{method.name}-spread", f"{method.label} over {len(devices)}", method.name, spread)]
 
 
 def in_turns(trainings: Sequence[Generator[int, None, T]]) -> list[T]:

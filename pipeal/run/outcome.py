@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.config import RunConfig
+from pipeal.core.methods import BASELINE, METHODS
 from pipeal.reporting.attempts import Attempts
 from pipeal.reporting.batches import Batches
 from pipeal.reporting.environment import environment
@@ -188,8 +189,9 @@ def write_curves(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts) 
     """Draws the curves of one form, or of several for comparison."""
     config = outcomes[0].config
     rows = {outcome.label: outcome.rows for outcome in outcomes}
+    losses = max((METHODS[outcome.config.train.mode].loss_titles for outcome in outcomes), key=len)
     path, title = folder / "curves.png", f"{config.dataset} {config.model.name}"
-    attempts.make(path, lambda: draw_curves(rows, path, title=title))
+    attempts.make(path, lambda: draw_curves(rows, path, title=title, losses=losses))
 
 
 def show(outcomes: Sequence[Outcome], folder: Path) -> None:
@@ -277,7 +279,7 @@ def _costs(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
 
 def _rival(outcomes: Sequence[Outcome]) -> Outcome:
     """What the others are held against: backpropagation on one device, where there is one."""
-    return next((outcome for outcome in outcomes if outcome.config.train.mode == "bp"), outcomes[-1])
+    return next((outcome for outcome in outcomes if outcome.config.train.mode == BASELINE.name), outcomes[-1])
 
 
 def _busy(shares: Sequence[float]) -> str:

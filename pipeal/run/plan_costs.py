@@ -17,6 +17,9 @@ from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, f
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import batch_size
+from pipeal.core.methods import BASELINE, DEFAULT
+from pipeal.core.tree import batch_size
+from pipeal.core.samples import pair_of
 from pipeal.data import canonical_image_name, canonical_text_name
 from pipeal.engine.devices import fastest_precision
 from pipeal.engine.runner.compiling import check_compile
@@ -30,6 +33,7 @@ from pipeal.models import (
     canonical_language_model,
     canonical_text_model,
     canonical_vision_model,
+    is_language_model,
 )
 from pipeal.planning.measure.contention import crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, measure_in_turns
@@ -140,7 +144,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         _check_crowds(device, threads, compiled)
     check_compile(compiled, [torch.device(device)])
     precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
-    package = experiment.package("al", config.train.seed)
+    package = experiment.package(DEFAULT.name, config.train.seed)
     if wanted.crowds and len(package) < 2:
         raise ConfigError("--share-cores: the model has one layer, so that no two stages share cores; leave it out")
     with closing(experiment.train_batches(config.train.seed)) as feed:
@@ -151,7 +155,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
             f"--micro-batches: {micro_batches} of a batch of {fewest} samples; expected at most one for each sample"
         )
     say(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
-    parts = bp_parts(list(experiment.package("bp", config.train.seed)))
+    parts = bp_parts(list(experiment.package(BASELINE.name, config.train.seed)))
     cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
     cuts = sorted({number for number in cuts if number <= fewest})
     crowding: dict[int, float] = {}
@@ -267,7 +271,7 @@ def _repeated(rows: Sequence[LayerCost], count: int) -> tuple[LayerCost, ...]:
 
 def _experiment(wanted: Wanted, say: Say) -> Experiment:
     given: dict[str, Any] = {"mode": None, "data_root": wanted.data_root}
-    if wanted.model.lower().removesuffix("al") in LANGUAGE_MODELS:
+    if is_language_model(wanted.model):
         if wanted.dataset is None:
             raise ConfigError(
                 f"--dataset: {wanted.model} has no embedded data; expected shakespeare, or text with "

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.core.errors import ConfigError, PlacementError
+from pipeal.core.methods import COMPARE, COMPARED, METHODS, with_all
 from pipeal.data import WHOLE, Batch, EpochBatches, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.devices import Precision, device_names, fastest_precision
@@ -87,10 +88,11 @@ class Team:
         """
         config = config or experiment.config
         mesh, engine = self.world.mesh, config.engine
-        if config.train.mode == "compare" and mesh.stages > 1:
+        whole = [method.label for method in COMPARED if method.is_whole]
+        if config.train.mode == COMPARE and whole and mesh.stages > 1:
             raise ConfigError(
-                f"train.mode: found compare, whose BP form is one layer, on {mesh.stages} stages; expected al or bp, "
-                f"or as many replicas as ranks (--replicas {mesh.size})"
+                f"train.mode: found {COMPARE}, whose {whole[0]} form is one layer, on {mesh.stages} stages; expected "
+                f"{with_all(tuple(METHODS))}, or as many replicas as ranks (--replicas {mesh.size})"
             )
         if config.train.on_non_finite not in ("raise", "skip"):
             raise ConfigError(
@@ -110,7 +112,7 @@ class Team:
             elif mesh.stages in (1, layers):
                 sizes = balance([1.0] * layers, mesh.stages)
             else:
-                say(f"measuring {form.upper()} layers, to balance {mesh.stages} stages")
+                say(f"measuring {METHODS[form].label} layers, to balance {mesh.stages} stages")
                 with matmul_precision(engine.matmul):
                     sizes = balanced_sizes(
                         experiment.package(form, config.train.seed),
@@ -122,9 +124,9 @@ class Team:
                         compile=engine.compile,
                         on_oom=engine.on_oom,
                     )
-        schedule = "sequential" if form == "bp" else engine.schedule
+        schedule = "sequential" if METHODS[form].is_whole else engine.schedule
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
-        say(f"{form.upper()} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
+        say(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
         return replace(
             config,
             engine=replace(

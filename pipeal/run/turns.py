@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeal.config import RunConfig
 from pipeal.core.errors import Interrupted, NonFiniteError
+from pipeal.core.methods import METHODS
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.distributed import DistributedPipeline
@@ -217,7 +218,7 @@ class Turns:
         config, spans, devices = self.config, pipe.spans(), pipe.device_names
         if not spans:
             return False
-        title = f"{config.dataset} {config.model.name} {config.train.mode.upper()}, {pipe.schedule.name}"
+        title = f"{config.dataset} {config.model.name} {METHODS[config.train.mode].label}, {pipe.schedule.name}"
         timeline, trace = self._pictures
         written = (
             self.attempts.make(timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices)),
@@ -233,7 +234,7 @@ class Turns:
         """
         experiment, config = self.experiment, self.config
         held_out = experiment.held_out()
-        if held_out is None or config.train.mode == "bp" or experiment.criterion is not None:
+        if held_out is None or not METHODS[config.train.mode].has_exits or experiment.criterion is not None:
             return None
         self.say("calibrating the early exit on held-out samples")
         calibration = calibrate(pipe, Unless(stop, held_out), tolerance=config.train.exit_tolerance)

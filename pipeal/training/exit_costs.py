@@ -13,6 +13,9 @@ from pipeal.core.flops import counting
 from pipeal.core.modules import device_of, in_mode, layers_of, module_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree, batch_size, move
+from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
+from pipeal.core.tree import Tree, batch_size, move
+from pipeal.core.modules import device_of, in_mode, layers_of, module_of
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,12 @@ def exit_costs(model: nn.Module | Iterable[TrainableLayer], sample: Tree) -> Exi
     with in_mode(map(module_of, layers), False), torch.no_grad():
         for depth, layer in enumerate(layers, 1):
             with counting() as counter:
-                x = layer.inference(move(x, device_of(module_of(layer))), "f")
+                x = layer.inference(move(x, device_of(module_of(layer))), UP)
             climb.append(counter.get_total_flops() / size)
             with counting() as counter:
-                code = layer.inference(x, "b")
+                code = layer.inference(x, TURN)
                 for below in reversed(layers[:depth]):
-                    code = below.inference(move(code, device_of(module_of(below))), "h")
+                    code = below.inference(move(code, device_of(module_of(below))), DOWN)
             descent.append(counter.get_total_flops() / size)
     return ExitCosts(tuple(climb), tuple(descent))
 

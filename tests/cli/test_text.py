@@ -307,7 +307,7 @@ def test_a_second_run_gets_a_folder_of_its_own(tmp_path: Path, capsys: pytest.Ca
         (["agnew", "lstm"], r"unknown data set 'agnew'; did you mean 'agnews'\?"),
         (["toynews", "transfomer"], r"unknown model 'transfomer'; did you mean 'transformer'\?"),
         (["toynews", "lstm", "--schedule", "pipeline"], r"engine.schedule: found 'pipeline', expected .*pipelined"),
-        (["toynews", "lstm", "--mode", "apl"], r"train.mode: found 'apl', expected al, bp or compare"),
+        (["toynews", "lstm", "--mode", "apl"], r"train.mode: found 'apl', expected al, bp, greedy or compare"),
         (["toynews", "lstm", "--set=model.vectors=glove.txt"], r"model.vectors: found a file"),
         (["toynews", "lstm", "--set=data.batching.budget_tokens=20", "--devices=cpu"], r"budget"),
         (["toynews", "lstm", "--set=data.batching.kind=length"], r"batching.kind: found 'length', expected fixed, "),

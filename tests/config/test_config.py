@@ -44,7 +44,7 @@ common = {
     "out": text,
     "train": st.builds(
         TrainConfig,
-        mode=st.sampled_from(["al", "bp", "compare"]),
+        mode=st.sampled_from(["al", "bp", "greedy", "compare"]),
         seed=st.integers(0, 2**63 - 1),
         lr=st.builds(
             LrConfig,
@@ -220,7 +220,7 @@ def test_a_configuration_can_be_hashed_and_not_changed():
         ("train: {epochs: true}", "train.epochs: found true, expected a whole number, at least 1"),
         ("train: {epochs: null}", "train.epochs: found null, expected a whole number, at least 1"),
         ("train: {seed: -1}", "train.seed: found -1, expected a whole number, at least 0 and below 2^63"),
-        ("train: {mode: fast}", "train.mode: found 'fast', expected al, bp or compare"),
+        ("train: {mode: fast}", "train.mode: found 'fast', expected al, bp, greedy or compare"),
         ("model: {dropout: 1}", "model.dropout: found 1, expected a number, at least 0 and below 1"),
         ("data: {download: 1}", "data.download: found 1, expected true or false"),
         ("engine: {queue_depth: 0}", "engine.queue_depth: found 0, expected a whole number, at least 1"),

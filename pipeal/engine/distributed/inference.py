@@ -24,6 +24,9 @@ import torch
 
 from pipeal.core.modules import in_mode
 from pipeal.core.tree import Tree, describe, shapes_of
+from pipeal.core.protocols import DOWN, TURN, UP
+from pipeal.core.tree import Tree, describe, shapes_of
+from pipeal.core.modules import in_mode
 from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import Message
 from pipeal.engine.distributed.remote_errors import told
@@ -162,7 +165,7 @@ class Guide:
             tree, below, depth = self._brought(leg, stage), numbers[0], leg.depth
         turns = [end for end in range(below + 1, depth + 1) if end == depth or self._every]
         for turn in turns:
-            steps: list[Step] = [("f", *one) for one in stage.layers if below <= one[0] < turn]
+            steps: list[Step] = [(UP, *one) for one in stage.layers if below <= one[0] < turn]
             if steps:
                 tree = self._walk(stage, steps, tree, leg)
             below = turn
@@ -177,8 +180,8 @@ class Guide:
 
     def _descend(self, leg: Leg, stage: Stage, tree: Tree, turns_at: int | None) -> None:
         layers = [one for one in stage.layers if turns_at is None or one[0] < turns_at]
-        steps: list[Step] = [] if turns_at is None else [("b", *layers[-1])]
-        steps += [("h", *one) for one in reversed(layers)]
+        steps: list[Step] = [] if turns_at is None else [(TURN, *layers[-1])]
+        steps += [(DOWN, *one) for one in reversed(layers)]
         tree = self._walk(stage, steps, tree, leg)
         ready = stage.device.mark_ready(tree)
         if stage.number == 0:

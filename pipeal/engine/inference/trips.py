@@ -26,6 +26,8 @@ from torch import Tensor
 from pipeal.core.errors import ConfigError
 from pipeal.core.protocols import Path, TrainableLayer
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, shapes_of
+from pipeal.core.protocols import DOWN, TURN, UP, Path, TrainableLayer
+from pipeal.core.tree import Tree, batch_size, describe, map_tensors, shapes_of
 from pipeal.engine.devices import Ready
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy, decide
 from pipeal.engine.runner.error_context import add_note
@@ -169,7 +171,7 @@ class Traveller:
         What is left of a batch is not ``whole``, and of any size: no size to compile anything for.
         """
         for stage, layers in self._between(climbed, depth):
-            steps: list[Step] = [("f", *numbered) for numbered in layers]
+            steps: list[Step] = [(UP, *numbered) for numbered in layers]
             x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("climb"))
         return x, ready
 
@@ -177,8 +179,8 @@ class Traveller:
         """From the output of layer ``depth`` over its bridge to the logits."""
         steps: list[Step] = []
         for stage, layers in reversed(self._between(0, depth)):
-            steps = [] if steps else [("b", *layers[-1])]
-            steps += [("h", *numbered) for numbered in reversed(layers)]
+            steps = [] if steps else [(TURN, *layers[-1])]
+            steps += [(DOWN, *numbered) for numbered in reversed(layers)]
             x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("descent"))
         return x, ready
 
@@ -204,7 +206,7 @@ def walk(
     abandoned: threading.Event | None,
 ) -> Tree:
     """Takes a tree through blocks of one stage, and says where it was if one fails."""
-    climbs = steps[0][0] == "f"
+    climbs = steps[0][0] == UP
     if climbs:
         stage.device.limit_run_ahead()
     for path, index, layer in steps:

@@ -32,6 +32,9 @@ from pipeal.core.errors import ConfigError, first_line, unknown_name
 from pipeal.core.modules import module_of
 from pipeal.core.protocols import CutsOutputs, Path, TrainableLayer
 from pipeal.core.tree import Tree
+from pipeal.core.protocols import WAY, CutsOutputs, Path, TrainableLayer
+from pipeal.core.tree import Tree
+from pipeal.core.modules import module_of
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
 
@@ -75,7 +78,7 @@ class CompiledLayer:
         self._seen: set[Hashable] = set()
         self._forward_like: Hashable = None
         self._paths: dict[Path, Region] = {}
-        for path in ("f", "b", "h"):
+        for path in WAY:
             self._paths[path] = Region(f"{name}, inference {path!r}", partial(_infer, layer, path), dynamic=dynamic)
         cut = layer.cut_parts() if isinstance(layer, CutsOutputs) else ()
         self._regions = list(regions(module, name, dynamic=dynamic, cut=cut))

@@ -1,12 +1,12 @@
 """Associated Learning: layers, packages, and backpropagation in the same shape."""
 
 from pipeal.methods.al.class_codes import encode_each_class
-from pipeal.methods.al.layers import AE, AL, ENC, LabelAE, LearningRates
+from pipeal.methods.al.layers import AE, AL, ENC, LabelAE, make_layers
 from pipeal.methods.al.package import ALPackage, set_device
 from pipeal.methods.bp import BP
 from pipeal.methods.cutting.encoder import Encoder
 from pipeal.methods.dropout import Dropout
-from pipeal.methods.optimizers import OptimizerFactory, adam
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory, adam
 from pipeal.methods.touched import TouchedAdam, touch_rows
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "TouchedAdam",
     "adam",
     "encode_each_class",
+    "make_layers",
     "set_device",
     "touch_rows",
 ]

@@ -24,7 +24,7 @@ from pipeal.core.modules import device_of
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, move, shapes_of, tensors
 from pipeal.methods.al.bridges import BridgeStyle, Pool
 from pipeal.methods.al.codes import TASKS, LabelStyle, Task
-from pipeal.methods.al.layers import AL, LearningRates
+from pipeal.methods.al.layers import AL
 from pipeal.methods.al.place_codes import code_width, padding_of
 from pipeal.methods.al.sides import EachPlace, Sides, WholeInput
 from pipeal.methods.al.summary import LayerShapes
@@ -34,7 +34,7 @@ from pipeal.methods.cutting.encoder import Encoder
 from pipeal.methods.cutting.inplace import Harmless, leave_input_alone
 from pipeal.methods.cutting.piece import Features, Piece
 from pipeal.methods.cutting.probe import probing
-from pipeal.methods.optimizers import OptimizerFactory
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
 Network: TypeAlias = nn.Module | Sequence[nn.Module] | Encoder
 OwnBlocks: TypeAlias = Mapping[int, Mapping[str, nn.Module]]

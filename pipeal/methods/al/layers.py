@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,14 @@ from pipeal.core.modules import device_of, dtype_of
 from pipeal.core.protocols import Path
 from pipeal.core.tree import Tree, describe, detach, shapes_of
 from pipeal.methods.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
+from pipeal.core.errors import ConfigError, DataError, LayerError, ScheduleError
+from pipeal.core.protocols import Path, check_path, through_blocks
+from pipeal.core.tree import Tree, describe, detach, shapes_of
+from pipeal.core.modules import device_of, dtype_of
+from pipeal.core.errors import name_of
+from pipeal.methods.network import Network
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory, follow_weights, open_optimizer, scale_rates
 from pipeal.methods.scaling import LossScaler, require_own, step_all
-
-LearningRates: TypeAlias = float | Mapping[str, float]
-"""One learning rate for both sides, or ``{"enc": …, "ae": …}``."""
 
 SIDES = ("enc", "ae")
 
@@ -250,6 +254,7 @@ class AL(nn.Module):
         """The associated loss and the autoencoder loss of the last forward, detached; None before the first."""
         return self._losses
 
+    @through_blocks
     def inference(self, x: Tree, path: Path) -> Tree:
         """Passes ``x`` through one block.
 
@@ -260,8 +265,7 @@ class AL(nn.Module):
         Raises:
             ConfigError: Another path.
         """
-        if path not in ("f", "b", "h"):
-            raise ConfigError(f"unknown inference path {path!r}; expected 'f', 'b' or 'h'")
+        check_path(path)
         return self.blocks()[path](x)
 
     def set_lr(self, which: str | Iterable[str], lr: float) -> None:
@@ -306,6 +310,11 @@ class AL(nn.Module):
         super()._apply(fn, recurse)
         follow_weights((self.enc_opt, self.ae_opt))
         return self
+
+
+def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> list[AL]:
+    """A layer for each part of a network; see :func:`pipeal.methods.make_layers`."""
+    return [AL(*part.sides(), lr, optimizer) for part in network.parts()]
 
 
 def _require_callable(side: nn.Module, **parts: object) -> None:

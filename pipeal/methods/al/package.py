@@ -12,13 +12,18 @@ from pipeal.core.errors import LayerError, PlacementError, name_of
 from pipeal.core.modules import device_of, layers_of, module_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree, move
+from pipeal.core.errors import LayerError, PlacementError
+from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
+from pipeal.core.tree import Tree, move
+from pipeal.core.modules import device_of, layers_of, module_of
+from pipeal.core.errors import name_of
 from pipeal.methods.al.bridges import BridgeStyle
 from pipeal.methods.al.codes import LabelStyle, Task
 from pipeal.methods.al.convert import Conversion, Network, OwnBlocks, PerPlace, Pools
-from pipeal.methods.al.layers import AL, LearningRates
+from pipeal.methods.al.layers import AL
 from pipeal.methods.al.path import InferencePath
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
-from pipeal.methods.optimizers import OptimizerFactory
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
 
 class ALPackage(nn.Module):
@@ -217,10 +222,10 @@ class ALPackage(nn.Module):
         """
         way = list(self)[: self._depth(exit_at)]
         for layer in way:
-            x = layer.inference(move(x, device_of(layer)), "f")
-        code = way[-1].inference(x, "b")
+            x = layer.inference(move(x, device_of(layer)), UP)
+        code = way[-1].inference(x, TURN)
         for layer in reversed(way):
-            code = layer.inference(move(code, device_of(layer)), "h")
+            code = layer.inference(move(code, device_of(layer)), DOWN)
         return code
 
     def to_bp(self, exit_at: int | None = None, device: str | torch.device | None = None) -> nn.Module:

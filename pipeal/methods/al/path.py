@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +14,9 @@ from pipeal.core.modules import device_of
 from pipeal.core.tree import Tree
 from pipeal.methods.al.layers import AL
 from pipeal.methods.bp import BP
+from pipeal.core.protocols import DOWN, TURN, UP
+from pipeal.core.tree import Tree
+from pipeal.core.modules import device_of
 
 
 class InferencePath(nn.Module):
@@ -25,7 +29,7 @@ class InferencePath(nn.Module):
         device: Where to; None for where the first layer is.
 
     Raises:
-        ConfigError: A layer has an inference of its own, and not that of AL or BP.
+        ConfigError: A layer's inference does more than to go through its blocks.
     """
 
     draws_from_default = False
@@ -33,9 +37,9 @@ class InferencePath(nn.Module):
     def __init__(self, layers: Sequence[nn.Module], device: torch.device | str | None = None) -> None:
         super().__init__()
         ways = [_blocks(number, layer) for number, layer in enumerate(layers)]
-        self.f = nn.ModuleList(deepcopy(way["f"]) for way in ways)
-        self.b = deepcopy(ways[-1].get("b", nn.Identity()))
-        self.h = nn.ModuleList(deepcopy(way.get("h", nn.Identity())) for way in reversed(ways))
+        self.f = nn.ModuleList(deepcopy(way[UP]) for way in ways)
+        self.b = deepcopy(ways[-1].get(TURN, nn.Identity()))
+        self.h = nn.ModuleList(deepcopy(way.get(DOWN, nn.Identity())) for way in reversed(ways))
         self.to(device_of(layers[0]) if device is None else device)
         self.eval()
 
@@ -48,9 +52,10 @@ class InferencePath(nn.Module):
 
 def _blocks(number: int, layer: nn.Module) -> dict[str, nn.Module]:
     """The blocks that a layer's inference goes through, if it does nothing else."""
-    inference = getattr(getattr(layer, "inference", None), "__func__", None)
-    if isinstance(layer, AL | BP) and inference in (AL.inference, BP.inference):
-        return layer.blocks()
+    found: Any = layer
+    if getattr(getattr(found, "inference", None), "through_blocks", False):
+        blocks: dict[str, nn.Module] = found.blocks()
+        return blocks
     raise ConfigError(
         f"layer {number} is a {type(layer).__name__} with its own inference, or none; a plain module is made of the "
         "blocks of AL and BP layers: use infer(), or put what it does into f, b and h"

@@ -10,6 +10,9 @@ from torch import nn
 
 from pipeal.core.modules import device_of
 from pipeal.core.tree import Shapes, Tree, describe, move, shapes_of
+from pipeal.core.protocols import TURN, UP
+from pipeal.core.tree import Shapes, Tree, describe, move, shapes_of
+from pipeal.core.modules import device_of
 from pipeal.methods.al.layers import AL
 from pipeal.methods.cutting.probe import probing
 
@@ -106,8 +109,8 @@ def find_shapes(layers: Sequence[nn.Module], sample: Tree) -> list[LayerShapes]:
     for layer in layers:
         inference: Any = layer
         with probing(layer):
-            x = inference.inference(move(x, device_of(layer)), "f")
-            found.append(LayerShapes(shapes_of(x), shapes_of(inference.inference(x, "b"))))
+            x = inference.inference(move(x, device_of(layer)), UP)
+            found.append(LayerShapes(shapes_of(x), shapes_of(inference.inference(x, TURN))))
     return found
 
 

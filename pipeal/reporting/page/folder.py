@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeal.config import document
 from pipeal.core.errors import DataError
+from pipeal.core.methods import DEFAULT, METHODS
 from pipeal.reporting.page.rows import read_rows, require_file
 from pipeal.reporting.page.status import Status, inferred_status, told_status
 from pipeal.training.metric import ACCURACY, LOSS, MeanSd, Measure, measure_of
@@ -23,7 +24,7 @@ from pipeal.training.row import EpochRow
 _MARKS = ("config.yaml", "asked.yaml", "status.json", "summary.json", "epochs.csv")
 """A folder with any of these is a run."""
 
-_FORM = re.compile(r"(al|bp)(-.+)?")
+_FORM = re.compile(rf"({'|'.join(METHODS)})(-.+)?")
 """The folder of a form within that of a comparison."""
 
 
@@ -64,7 +65,13 @@ class Run:
     @property
     def form(self) -> str:
         """What tables and pictures call it: ``AL``, ``BP``, ``BP over 2``."""
-        return _text(self.summary.get("form") or _text(value_at(self.config, "train.mode")).upper())
+        mode = _text(value_at(self.config, "train.mode"))
+        return _text(self.summary.get("form") or (METHODS[mode].label if mode in METHODS else mode.upper()))
+
+    @property
+    def loss_titles(self) -> tuple[str, ...]:
+        """Of charts, one for each of a layer's losses."""
+        return METHODS.get(_text(value_at(self.config, "train.mode")), DEFAULT).loss_titles
 
     @property
     def epochs(self) -> tuple[int, int | None]:

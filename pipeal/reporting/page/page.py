@@ -78,9 +78,9 @@ def environment() -> Environment:
 
 
 def run_curves(run: Run) -> list[Panel]:
-    """The four charts of one run; that of the autoencoder losses only where there are some."""
-    associated, autoencoder = loss_panels({"": run.rows})
-    return [*measure_panels({"": run.rows}, run.measure), associated, *([autoencoder] if autoencoder.lines else [])]
+    """The charts of one run; those of a second loss of each layer only where there are some."""
+    first, *others = loss_panels({"": run.rows}, run.loss_titles)
+    return [*measure_panels({"": run.rows}, run.measure), first, *(panel for panel in others if panel.lines)]
 
 
 def compared_curves(runs: Mapping[str, Run]) -> list[Panel]:

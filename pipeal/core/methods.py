@@ -1,0 +1,70 @@
+"""The methods that layers can be trained by: what must be known of each without its code, and without PyTorch.
+
+A method is one line of :data:`METHODS` and the module or package ``pipeal.methods.<name>``, whose ``make_layers`` makes
+layers of a network; see :func:`pipeal.methods.make_layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+COMPARE = "compare"
+"""The mode that trains the :data:`COMPARED` methods side by side."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method.
+
+    Attributes:
+        name: As ``--mode`` takes it; also that of its module, and of its folder in a comparison.
+        label: What tables and pictures call it.
+        title: What a model in this form is called, in a sentence.
+        losses: The names of the losses of each layer, in the order in which it gives them.
+        has_labels: Whether layers have a label side, with a learning rate and sizes of its own.
+        has_exits: Whether every layer gives an answer, so that samples may leave early.
+        is_whole: Whether the network is one layer, which no other stage can overlap; its blocks may lie on several
+            devices.
+    """
+
+    name: str
+    label: str
+    title: str
+    losses: tuple[str, ...]
+    has_labels: bool = False
+    has_exits: bool = True
+    is_whole: bool = False
+
+    @property
+    def loss_titles(self) -> tuple[str, ...]:
+        """Of charts, one for each of :attr:`losses`."""
+        return tuple(f"{name}, end to end" if self.is_whole else f"{name} by layer" for name in self.losses)
+
+
+METHODS: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method("al", "AL", "AL form (local losses)", ("associated loss", "autoencoder loss"), has_labels=True),
+        Method("bp", "BP", "BP form (backpropagation)", ("loss",), has_exits=False, is_whole=True),
+        Method("greedy", "Greedy", "greedy form (a classifier per layer)", ("cross entropy",)),
+    )
+}
+"""By name; the first is what is trained unless another one is asked for."""
+
+DEFAULT, BASELINE = METHODS["al"], METHODS["bp"]
+"""What pipeal is about, and what it is held against."""
+
+COMPARED = (DEFAULT, BASELINE)
+
+MODES = (*METHODS, COMPARE)
+"""What ``--mode`` takes."""
+
+
+def with_all(names: tuple[str, ...]) -> str:
+    """Names in a row, for a sentence.
+
+    >>> with_all(("al", "bp", "compare"))
+    'al, bp or compare'
+    """
+    return f"{', '.join(names[:-1])} or {names[-1]}"

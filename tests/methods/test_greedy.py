@@ -1,0 +1,273 @@
+"""Greedy layers: their losses by hand, gradients that stay at home, and all that the other methods can do."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeal import ALPackage, Pipeline
+from pipeal.cli import generate, report, text, vision
+from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.methods import METHODS
+from pipeal.engine import SCHEDULES
+from pipeal.methods.greedy import Greedy
+from pipeal.models import (
+    CharDims,
+    TextDims,
+    VisionDims,
+    build_language,
+    build_text,
+    build_vision,
+    form_told,
+    group_layers,
+)
+from pipeal.training.exit_costs import exit_costs
+from tests.cli.running import run_command, told_one_line
+from tests.integration.law import NEEDS_FP16, left_behind
+from tests.integration.test_resume import IMAGES, SMALL, Stopping, assert_same
+
+ROOT = Path(__file__).parents[2]
+TEXT = TextDims(embedding=12, hidden=10, code=8, heads=2, dropout=0.3)
+VISION = VisionDims(size=16, hidden=10, code=8, width=0.05)
+CHARACTERS = CharDims(block=6, width=12, heads=3, layers=4, dropout=0.3, per_layer=2)
+NAMES = ("lstm", "transformer", "vgg", "resnet", "charlm")
+
+pytestmark = pytest.mark.usefixtures("one_thread", "cheap_runs")
+
+
+def built(name: str) -> ALPackage:
+    torch.manual_seed(0)
+    if name in ("vgg", "resnet"):
+        return build_vision(name, "greedy", classes=5, dims=VISION, lr=1e-2)
+    if name == "charlm":
+        return build_language(name, "greedy", characters=20, dims=CHARACTERS, lr=1e-2)
+    return build_text(name, "greedy", vocab_size=50, classes=4, dims=TEXT, lr=1e-2)
+
+
+def batches(name: str, count: int = 4) -> list[tuple[Tensor, Tensor]]:
+    """The last one is smaller; texts are padded."""
+    random = torch.Generator().manual_seed(1)
+    made = []
+    for rows in (6,) * (count - 1) + (3,):
+        if name in ("vgg", "resnet"):
+            made.append((torch.randn(rows, 3, 16, 16, generator=random), torch.randint(5, (rows,), generator=random)))
+        elif name == "charlm":
+            x = torch.randint(20, (rows, 7), generator=random)
+            made.append((x[:, :-1], x[:, 1:]))
+        else:
+            x = torch.randint(2, 50, (rows, 5), generator=random)
+            x[0, 2:] = 0
+            made.append((x, torch.randint(4, (rows,), generator=random)))
+    return made
+
+
+def test_its_loss_is_that_of_its_own_answer_and_its_gradients_stay_at_home() -> None:
+    torch.manual_seed(0)
+    f, head = nn.Linear(3, 4), nn.Linear(4, 2)
+    layer = Greedy(f, head, lr=0.5, optimizer=torch.optim.SGD)
+    x, y = torch.randn(5, 3, requires_grad=True), torch.tensor([0, 1, 1, 0, 1])
+    out, after = layer(x, y)
+    assert after is y
+    assert not out.requires_grad
+    assert torch.equal(out, f(x))
+    logits = head(f(x))
+    by_hand = -torch.stack([row.log_softmax(0)[wanted] for row, wanted in zip(logits, y, strict=True)]).mean()
+    (loss,) = layer.loss() or ()
+    torch.testing.assert_close(loss, by_hand.detach())
+    wanted = torch.autograd.grad(by_hand, list(layer.parameters()))
+    layer.backward()
+    before = [weights.detach().clone() for weights in layer.parameters()]
+    torch.testing.assert_close([weights.grad for weights in layer.parameters()], list(wanted))
+    layer.update()
+    for weights, old, gradient in zip(layer.parameters(), before, wanted, strict=True):
+        torch.testing.assert_close(weights.detach(), old - 0.5 * gradient)
+    assert torch.equal(layer.inference(out, "b"), head(out))
+    assert layer.inference(out, "h") is out
+    with pytest.raises(ConfigError, match="unknown inference path 'g'"):
+        layer.inference(out, "g")  # type: ignore[arg-type]
+    with pytest.raises(ScheduleError, match="without a forward"):
+        layer.backward()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layers_loss_reaches_no_other_layer(name: str) -> None:
+    package = built(name)
+    assert len(package) == {"vgg": 4, "resnet": 5, "charlm": 2}.get(name, 4)
+    ((x, y),) = batches(name, 1)
+    for trained in range(len(package)):
+        package(x, y)
+        package[trained].backward()
+        for number, layer in enumerate(package):
+            has_gradient = [weights.grad is not None for weights in layer.parameters()]
+            assert all(has_gradient) if number == trained else not any(has_gradient)
+        package.zero_grad()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_starts_with_the_blocks_of_the_network_and_answers_at_every_exit(name: str) -> None:
+    package = built(name).eval()
+    ((x, _),) = batches(name, 1)
+    answers = (len(x), *x.shape[1:], 20) if name == "charlm" else (len(x), 5 if x.dim() == 4 else 4)
+    with torch.no_grad():
+        for exit_at in range(1, len(package) + 1):
+            found = package.infer(x, exit_at)
+            assert found.shape == answers
+            assert torch.equal(package.to_bp(exit_at)(x), found)
+    assert package.effective_parameters() + package.affiliated_parameters() == sum(
+        weights.numel() for weights in package.parameters()
+    )
+    costs = exit_costs(package, x)
+    assert all(cost > 0 for cost in (*costs.climb[1:], *costs.descent))
+    assert str(package.summary(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("transformer", "fp32"),
+        ("resnet", "fp32"),
+        pytest.param("charlm", "fp32", marks=pytest.mark.slow),
+        pytest.param("lstm", "fp16", marks=[NEEDS_FP16, pytest.mark.slow]),
+        pytest.param("vgg", "fp16", marks=[NEEDS_FP16, pytest.mark.slow]),
+    ],
+)
+def test_every_schedule_leaves_what_sequential_leaves(name: str, precision: str) -> None:
+    expected = left_behind(built(name), batches(name), "sequential", 1, precision=precision)
+    assert all(tensor.isfinite().all() for tensor in expected)
+    for schedule, stages in product(SCHEDULES, (1, 2)):
+        found = left_behind(built(name), batches(name), schedule, stages, precision=precision)
+        assert len(found) == len(expected)
+        assert all(map(torch.equal, found, expected)), (schedule, stages)
+
+
+@NEEDS_FP16
+def test_in_fp16_each_layer_scales_its_loss() -> None:
+    package = built("transformer")
+    with Pipeline(package, "cpu*2", precision="fp16", threads=1) as pipe:
+        pipe.run(batches("transformer"))
+        assert all(layer.scaler is not None and layer.scaler.overflows() == 0 for layer in package)
+    package[0].scale_losses(False)
+    assert package[0].scaler is None
+
+
+def test_it_learns() -> None:
+    package = built("lstm")
+    y = torch.arange(16) % 4
+    x = (y + 1).unsqueeze(1).expand(16, 5).contiguous()
+    with Pipeline(package, "cpu", "sequential", threads=1) as pipe:
+        pipe.run([(x, y)] * 60)
+        assert all(torch.equal(logits.argmax(-1), y) for logits in next(pipe.predict_exits([x])))
+
+
+def test_its_layers_compute_in_groups_of_similar_length() -> None:
+    package = built("lstm").eval()
+    ((x, _),) = batches("lstm", 1)
+    with torch.no_grad():
+        plain = package.infer(x)
+        torch.testing.assert_close(group_layers(package, [3]).infer(x), plain)
+
+
+def test_it_has_one_learning_rate() -> None:
+    with pytest.raises(ConfigError, match="the greedy form has no sides: give one learning rate"):
+        build_vision("vgg", "greedy", classes=2, dims=VISION, lr={"enc": 1.0, "ae": 1.0})
+    with pytest.raises(ConfigError, match="is the AL form, but the mode is 'greedy'"):
+        build_vision("VGGAL", "greedy", classes=2, dims=VISION)
+    assert form_told(("vgg", None), "greedy") == (
+        "training the greedy form (a classifier per layer) of vgg; --mode al trains the AL form"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "name", "stop"),
+    [
+        (text.command, ("toynews", "transformer", *SMALL, "--epochs=1"), "toynews-transformer-greedy-001", (1, 3)),
+        (vision.command, ("toyimages", "vgg", *IMAGES, "--epochs=1"), "toyimages-vgg-greedy-001", (1, 1)),
+    ],
+)
+def test_a_run_is_ended_taken_up_measured_and_reported(
+    command: click.Command,
+    arguments: tuple[str, ...],
+    name: str,
+    stop: tuple[int, int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = (*arguments, "--mode=greedy", "--devices=cpu*2")
+    code, out, err = run_command(command, capsys, *arguments, f"--out={tmp_path / 'untouched'}")
+    assert code == 0, err
+    assert "training the greedy form (a classifier per layer) of " in err
+    assert "Greedy exits on" in out
+    stopping = Stopping(monkeypatch)
+    stopping.at = [stop]
+    for wanted in (130, 0):
+        code, _, err = run_command(command, capsys, *arguments, f"--out={tmp_path / 'stopped'}")
+        assert code == wanted, err
+    assert_same(tmp_path / "untouched" / name, tmp_path / "stopped" / name)
+    exits = json.loads((tmp_path / "untouched" / name / "exits.json").read_text())
+    assert [row["name"] for row in exits["rows"]][-2:] == ["full path", "early exit (calibrated)"]
+    assert len(exits["rows"]) == 4 - 1 + 2
+    page = tmp_path / "page.html"
+    code, _, err = run_command(report.command, capsys, str(tmp_path / "untouched" / name), f"--out={page}")
+    assert code == 0, err
+    assert "Cross entropy by layer" in page.read_text()
+    assert "Autoencoder loss" not in page.read_text()
+
+
+@pytest.mark.slow
+def test_a_language_model_is_trained_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("to be, or not to be, that is the question.\n" * 60)
+    code, out, err = run_command(
+        text.command, capsys, "text", "charlm", "--mode=greedy", f"--text={corpus}", "--epochs=1", "--devices=cpu",
+        "--set=data.steps=12", f"--out={tmp_path}",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "exits:    validation loss" in out
+    folder = str(tmp_path / "text-charlm-greedy-001")
+    code, out, err = run_command(generate.command, capsys, folder, "--length=20", "--exit=1")
+    assert code == 0, err
+    assert len(out.strip()) > 10
+
+
+def test_its_options_are_those_of_a_layer_without_a_label_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = run_command(
+        text.command, capsys, "toynews", "LSTMAL", "--mode=greedy", f"--out={tmp_path / 'runs'}"
+    )  # fmt: skip
+    told_one_line("that spelling of the model is its AL form, but --mode is greedy; ask for 'lstm'", *told)
+
+
+NAMED = re.compile(rf"""["']({"|".join(METHODS)})["']""")
+TABLE = "core/methods.py"
+
+
+def test_nothing_but_methods_and_models_names_a_method() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((ROOT / "pipeal").rglob("*.py"))
+        if path.relative_to(ROOT / "pipeal").parts[0] not in ("methods", "models")
+        and path.relative_to(ROOT / "pipeal").as_posix() != TABLE
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if NAMED.search(line)
+    ]
+    assert not found
+
+
+def test_nothing_but_methods_spells_the_way_of_an_answer() -> None:
+    way = re.compile(r"""inference\([^()]*(\([^()]*\))*[^()]*, ["'][fbh]["']\)|\(["'][fbh]["'], \*""")
+    found = [
+        str(path.relative_to(ROOT))
+        for room in ("engine", "training", "planning", "run", "cli", "reporting")
+        for path in (ROOT / "pipeal" / room).rglob("*.py")
+        if way.search(path.read_text(encoding="utf-8"))
+    ]
+    assert not found
