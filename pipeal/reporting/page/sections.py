@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
+from pipeal.core.artifacts import BATCHES, EXITS_PICTURE, TIMELINE, TRACE
 from pipeal.reporting.page.curves import run_curves
 from pipeal.reporting.page.folder import Run, number_at, value_at
 from pipeal.reporting.page.idle import idle_reasons
@@ -68,10 +69,10 @@ def _parts(run: Run, name: str, album: Album) -> Iterator[Html]:
         yield tag("div", tag("b", "Missing here"), tag("ul", *(tag("li", line) for line in run.missing)), class_="gaps")
     yield fold("Accuracy and losses" if run.measure.is_share else "Losses", run_curves(run), is_open=True)
     yield fold("Where the time went", idle_reasons(run), is_open=True)
-    trace = run.folder / "trace.json"
+    trace = TRACE.at(run.folder)
     yield fold(
         "Timeline of the stages",
-        album.picture(run.folder / "timeline.png", "forwards, backwards and updates of each stage over time"),
+        album.picture(TIMELINE.at(run.folder), "forwards, backwards and updates of each stage over time"),
         *([tag("p", "The same, to zoom into: open ", tag("code", str(trace)), " in Perfetto.", class_="note")]
           if trace.is_file() else []),
         is_open=True,
@@ -123,7 +124,7 @@ def _batches(run: Run, album: Album) -> Iterator[Html]:
             "padding": percent(number_at(run.summary, "padding_share")),
             "padding of random batches": percent(number_at(told, "padding_share_of_random_batches")),
         }
-        parts.append(album.picture(run.folder / "batches.png", "lengths of samples, shapes of batches, padding"))
+        parts.append(album.picture(BATCHES.at(run.folder), "lengths of samples, shapes of batches, padding"))
     facts |= {name: number(count) for name, key in _MISHAPS.items() if (count := number_at(run.summary, key))}
     yield fold("Batches and padding" if parts else "Batches", _facts(facts), *parts, is_open=True)
 
@@ -155,7 +156,7 @@ def _exits(run: Run, album: Album) -> Iterator[Html]:
     ]
     samples = number(_whole(number_at(run.exits, "samples")))
     note = tag("p", f"Of {samples} test samples; points and cost beside the full path.", class_="note")
-    picture = album.picture(run.folder / "exits.png", "accuracy over cost of each exit")
+    picture = album.picture(EXITS_PICTURE.at(run.folder), "accuracy over cost of each exit")
     yield fold("Exits", table(heads, cells), note, picture, is_open=True)
 
 
