@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipeal.config import LanguageConfig, load_config
+from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CONFIG
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.methods import METHODS
 from pipeal.data import Alphabet
@@ -14,7 +15,7 @@ from pipeal.data.text.characters import with_plain_ends
 from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage
 from pipeal.models import generate_each
-from pipeal.run.build_language import ALPHABET, LanguageModels, first_prompt
+from pipeal.run.build_language import LanguageModels, first_prompt
 from pipeal.run.say import say
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
@@ -60,17 +61,17 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
         DataError: The folder is no such run, or holds no checkpoint that is as it was written.
         ConfigError: Its configuration is of something else.
     """
-    if not (folder / "config.yaml").is_file():
-        forms = [folder / form for form in METHODS if (folder / form / "config.yaml").is_file()]
+    if not CONFIG.at(folder).is_file():
+        forms = [folder / form for form in METHODS if CONFIG.at(folder / form).is_file()]
         hint = f"it compares two; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
         raise DataError(f"{folder}: no run of one form; {hint}")
     # Of a comparison both forms read with the same alphabet, which lies above them.
-    home = folder if (folder / ALPHABET).is_file() else folder.resolve().parent
-    if not (home / ALPHABET).is_file():
-        raise DataError(f"{folder}: no {ALPHABET}; expected the run of a language model")
-    config = load_config(LanguageConfig, folder / "config.yaml")
-    alphabet = Alphabet.load(home / ALPHABET)
-    saved = CheckpointStore(folder / "checkpoints").newest(say)
+    home = folder if ALPHABET.at(folder).is_file() else folder.resolve().parent
+    if not ALPHABET.at(home).is_file():
+        raise DataError(f"{folder}: no {ALPHABET.name}; expected the run of a language model")
+    config = load_config(LanguageConfig, CONFIG.at(folder))
+    alphabet = Alphabet.load(ALPHABET.at(home))
+    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(say)
     if saved is None:
         raise DataError(f"{folder}: no checkpoint; train until the first one is written")
     package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)

@@ -15,14 +15,9 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from pipeal.core.errors import ConfigError, ScheduleError
 from pipeal.core.modules import device_of
-from pipeal.core.protocols import Path
-from pipeal.core.spread import handovers
-from pipeal.core.tree import Tree, detach, move, tensors
-from pipeal.methods.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
 from pipeal.core.protocols import UP, Path, check_path, through_blocks
-from pipeal.core.tree import Tree, detach, move, tensors
-from pipeal.core.modules import device_of
 from pipeal.core.spread import handovers
+from pipeal.core.tree import Tree, detach, move, tensors
 from pipeal.methods.network import Network
 from pipeal.methods.optimizers import (
     LearningRates,

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, ScheduleError
-from pipeal.core.protocols import Path
-from pipeal.core.tree import Tree, detach, map_tensors, tensors
 from pipeal.core.protocols import UP, Path
 from pipeal.core.tree import Tree, detach, map_tensors, tensors
 from pipeal.methods.bp import BP

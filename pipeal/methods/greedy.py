@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ScheduleError
+from pipeal.core.modules import device_of
 from pipeal.core.protocols import TURN, UP, Path, check_path, through_blocks
 from pipeal.core.tree import Tree, detach
-from pipeal.core.modules import device_of
 from pipeal.methods.network import Network
 from pipeal.methods.optimizers import (
     LearningRates,

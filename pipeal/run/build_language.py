@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pipeal.config import LanguageConfig, LanguageModelConfig, RunConfig
+from pipeal.core.artifacts import ALPHABET
 from pipeal.core.errors import ConfigError, DataError, unknown_name
 from pipeal.core.rng import key_seed
 from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, ReadAhead, Share, find_shakespeare, read_characters
@@ -25,9 +26,6 @@ from pipeal.training.evaluation import Criterion, accuracy_and_loss
 
 DATASETS = ("shakespeare", "text")
 """What a language model is trained on; ``text`` is any file of the user's."""
-
-ALPHABET = "alphabet.json"
-"""The file in a run's folder that a trained model reads its prompts with."""
 
 SAMPLE = 300
 """Characters that are shown of what a trained model writes."""
@@ -109,7 +107,7 @@ class LanguageExperiment:
 
     def save(self, folder: Path) -> None:
         """Leaves ``alphabet.json``."""
-        self.text.alphabet.save(folder / ALPHABET)
+        self.text.alphabet.save(ALPHABET.at(folder))
 
     def train_evaluation(self) -> RandomBlocks:
         """Random blocks of what is trained on, always the same."""

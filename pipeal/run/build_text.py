@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig, TextModelConfig
+from pipeal.core.artifacts import VOCABULARY
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
 from pipeal.data import (
@@ -162,7 +163,7 @@ class TextExperiment:
 
     def save(self, folder: Path) -> None:
         """Leaves ``vocab.json``."""
-        self.vocab.save(folder / "vocab.json")
+        self.vocab.save(VOCABULARY.at(folder))
 
     def train_evaluation(self) -> EpochBatches:
         """The training set, or a fixed random part of the configured size."""

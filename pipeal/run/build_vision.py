@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pipeal.config import RunConfig, VisionConfig, VisionModelConfig
+from pipeal.core.artifacts import IMAGES
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
 from pipeal.data import (
@@ -111,7 +112,7 @@ class VisionExperiment:
         """Leaves ``images.json``: class names, and what pixels are normalised with."""
         dataset = self.dataset
         facts = {"classes": dataset.classes, "size": self.config.data.size, "mean": dataset.mean, "std": dataset.std}
-        write_json(folder / "images.json", facts)
+        write_json(IMAGES.at(folder), facts)
 
     def train_evaluation(self) -> EpochBatches:
         """The training images as they are, or a fixed random part of the configured size."""

@@ -9,11 +9,9 @@ from itertools import cycle, groupby, islice
 
 from pipeal.config import RunConfig
 from pipeal.core.errors import ConfigError, PlacementError, first_line
-from pipeal.core.modules import module_of
-from pipeal.core.protocols import TrainableLayer
 from pipeal.core.methods import COMPARE, METHODS
-from pipeal.core.protocols import TrainableLayer
 from pipeal.core.modules import module_of
+from pipeal.core.protocols import TrainableLayer
 from pipeal.core.spread import blocks_of
 from pipeal.data import EpochBatches
 from pipeal.engine import parse_device

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeal.config import RunConfig, dump_config, load_config, value_at
+from pipeal.core.artifacts import CONFIG, PLACEMENT, TRACED
 from pipeal.core.atomic import write_whole
 from pipeal.core.errors import ConfigError, PlacementError, SaveError
 from pipeal.engine import parse_device
@@ -19,7 +20,7 @@ from pipeal.run.duration import at_its_length
 from pipeal.run.find_run import find_run, new_run
 from pipeal.run.forms import Form, asked_forms, in_turns
 from pipeal.run.grid import parse_grid
-from pipeal.run.outcome import TRACED, Outcome, show, write_curves, write_summary
+from pipeal.run.outcome import Outcome, show, write_curves, write_summary
 from pipeal.run.run_folder import RunFolder, Status
 from pipeal.run.say import Say, say
 from pipeal.run.site import ONE_PROCESS, Site
@@ -63,7 +64,7 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
                 require_same_data(experiment, own(found.path, form.name))
         if config.tune.grid:
             check_grid(experiment, asked)
-        elif found is None or not all((own(found.path, form.name) / "config.yaml").is_file() for form in asked):
+        elif found is None or not all(CONFIG.at(own(found.path, form.name)).is_file() for form in asked):
             lr = at_its_length(experiment, config, say).train.lr
             asked = [replace(one, config=replace(one.config, train=replace(one.config.train, lr=lr))) for one in asked]
         heard: list[str] = []  # what was tried to make the choices: the run keeps it
@@ -78,22 +79,22 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
         folder = run.path
         folders = [own(folder, form.name) for form in forms]
         for form, path in zip(forms, folders, strict=True):
-            if _is_laid_out_anew(form.config, path / "config.yaml"):
+            if _is_laid_out_anew(form.config, CONFIG.at(path)):
                 for picture in TRACED:
-                    (path / picture).unlink(missing_ok=True)  # it shows other stages
-            write_whole(path / "config.yaml", dump_config(form.config))
+                    picture.at(path).unlink(missing_ok=True)  # it shows other stages
+            write_whole(CONFIG.at(path), dump_config(form.config))
         run.keep_asked()
         experiment.save(folder)
         attempts = Attempts(say)
         if heard:
             text = "\n".join([*heard, ""])
-            attempts.make(folder / "placement.txt", lambda: write_whole(folder / "placement.txt", text))
+            attempts.make(PLACEMENT.at(folder), lambda: write_whole(PLACEMENT.at(folder), text))
         # One request for all of it: what waits to be written, is drawn or calibrated is given up at a second signal.
         with StopRequest() as stop:
             if any(form.config.tune.grid for form in forms):
                 forms = tune(experiment, forms, run, stop, say, site.open_pipeline)
                 for form, path in zip(forms, folders, strict=True):
-                    write_whole(path / "config.yaml", dump_config(form.config))
+                    write_whole(CONFIG.at(path), dump_config(form.config))
             trainings = [
                 train_form(experiment, form, path, run, stop, attempts, say, site.open_pipeline)
                 for form, path in zip(forms, folders, strict=True)
@@ -112,7 +113,7 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
     unsaved = [outcome.unsaved for outcome in outcomes if outcome.unsaved is not None]
     checkpoints = f"not every checkpoint was written: {'; '.join(unsaved)}" if unsaved else ""
     if attempts.missing:
-        lost = " and ".join(sorted({path.name for path in attempts.missing} & set(TRACED)))
+        lost = " and ".join(sorted({path.name for path in attempts.missing} & {picture.name for picture in TRACED}))
         raise SaveError(
             f"training came to its end, but could not write {attempts}; make room: "
             f"{run.way_back} writes what is missing{f', but for {lost}: no batch is left to trace' if lost else ''}"
@@ -182,7 +183,7 @@ def _choice(
 ) -> RunConfig:
     """What is left open is chosen once in a run's life; that which decides how numbers round stays for all of it."""
     config = form.config
-    path = None if run is None else _own(run.path, form.name, compared=compared) / "config.yaml"
+    path = None if run is None else CONFIG.at(_own(run.path, form.name, compared=compared))
     if run is None or path is None or not path.is_file():
         return site.choose(experiment, form.mode, say, config)
     before = _as_chosen(type(config), path)

@@ -15,6 +15,7 @@ from typing import TypeVar
 from uuid import uuid4
 
 from pipeal.config import RunConfig, document, load_config
+from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import sync_folder
 from pipeal.core.errors import ConfigError, DataError, first_line
 from pipeal.data.loading.lock import FileLock, lock_is_held
@@ -77,7 +78,7 @@ def new_run(config: RunConfig) -> RunFolder:
     try:
         aside.mkdir(parents=True)
         _sweep(config)
-        lock = FileLock.take(aside / "run.lock")
+        lock = FileLock.take(LOCK.at(aside))
         assert lock is not None  # nobody else knows of it
         write_asked(aside, config)
         path = next(path for path in map(partial(_numbered, config), count(1)) if _takes_name(aside, path))
@@ -101,7 +102,7 @@ def _sweep(config: RunConfig) -> None:
     """Removes folders that a kill left in the making, of runs of this name."""
     for left in Path(config.out).glob(f".{_name(config)}.*.aside"):
         with suppress(OSError):  # or another process has just done so
-            if time() - left.stat().st_mtime > _ABANDONED_S and lock_is_held(left / "run.lock") is False:
+            if time() - left.stat().st_mtime > _ABANDONED_S and lock_is_held(LOCK.at(left)) is False:
                 rmtree(left)
 
 
@@ -135,18 +136,18 @@ def _takes_name(aside: Path, path: Path) -> bool:
 
 def _unfinished(path: Path, config: RunConfig, say: Say) -> RunFolder | None:
     """The run in a folder, locked, if it was asked for in just this way, did not finish, and nobody works at it."""
-    if not (path / "asked.yaml").is_file():
-        if (path / "checkpoints").is_dir() and last_told(path).get("status") != "finished":
+    if not ASKED.at(path).is_file():
+        if CHECKPOINTS.at(path).is_dir() and last_told(path).get("status") != "finished":
             say(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
         return None
     try:
-        asked = load_config(type(config), path / "asked.yaml")
-        if "out" not in (document.parse((path / "asked.yaml").read_text(encoding="utf-8"), source="asked.yaml") or ()):
+        asked = load_config(type(config), ASKED.at(path))
+        if "out" not in (document.parse(ASKED.at(path).read_text(encoding="utf-8"), source="asked.yaml") or ()):
             raise ConfigError(f"{path / 'asked.yaml'} is cut off: its last key, out, is missing")
         # It lies where runs are looked for now, however that was spelled before.
         if replace(asked, out=config.out) != config:
             return None
-        lock = FileLock.take(path / "run.lock")
+        lock = FileLock.take(LOCK.at(path))
     except (OSError, ValueError) as error:
         if last_told(path).get("status") != "finished":
             say(f"{path} is left alone: {first_line(error)}")
@@ -170,18 +171,18 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
             found.release()
             raise
         return found
-    if not (path / "asked.yaml").is_file():
+    if not ASKED.at(path).is_file():
         raise ConfigError(
             f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
         )
-    asked = load_config(type(config), path / "asked.yaml")
+    asked = load_config(type(config), ASKED.at(path))
     for (key, before), (_, now) in zip(decisive(asked), decisive(config), strict=True):
         if before != now:
             raise ConfigError(
                 f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
             )
     try:
-        lock = FileLock.take(path / "run.lock")
+        lock = FileLock.take(LOCK.at(path))
     except OSError as error:
         raise ConfigError(f"--resume {path}: cannot work there: {error.strerror or error}") from error
     if lock is None:
@@ -192,7 +193,7 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
 def run_of(path: Path) -> Path | None:
     """The run that a checkpoint is of; None for other folders."""
     path = path.resolve()
-    if path.parent.name != "checkpoints" or not path.name.startswith("step-"):
+    if path.parent.name != CHECKPOINTS.name or not path.name.startswith("step-"):
         return None
     own = path.parents[1]  # or in a comparison, where each form has one
-    return own if (own / "asked.yaml").is_file() else own.parent
+    return own if ASKED.at(own).is_file() else own.parent

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from pipeal.config import RunConfig, document, load_config
+from pipeal.core.artifacts import CHECKPOINTS
 from pipeal.data import Batch, Share
 from pipeal.engine import Window
 from pipeal.engine.distributed.pipeline import serve
@@ -100,7 +101,7 @@ class Follower(Generic[Config]):
         if first_batch:
             hand_out_states(self.world, list(package), config.engine.sizes or ())
         folder = Path(order["folder"])
-        keep = RankFiles(folder / "checkpoints", order["attempt"], order["pipeline"]) if sees else None
+        keep = RankFiles(CHECKPOINTS.at(folder), order["attempt"], order["pipeline"]) if sees else None
         device = rank_device(self.world, config.engine, self.device)
 
         def opened(package: ALPackage, _: Any, *arguments: Any, **settings: Any) -> None:

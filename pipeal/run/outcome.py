@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.config import RunConfig
+from pipeal.core.artifacts import BATCHES, CURVES, EXITS_PICTURE, SUMMARY, TIMELINE
 from pipeal.core.methods import BASELINE, METHODS
 from pipeal.reporting.attempts import Attempts
 from pipeal.reporting.batches import Batches
@@ -28,9 +29,6 @@ from pipeal.training.exits import ExitTable
 from pipeal.training.metric import MeanSd, Measure, best_rows, last_rows, measure_of
 from pipeal.training.position import Totals
 from pipeal.training.row import EpochRow
-
-TRACED = ("timeline.png", "trace.json")
-"""What is written of batches that are trained on, and cannot be made when all of them are behind."""
 
 
 @dataclass
@@ -175,13 +173,13 @@ class Outcome:
         write_curves([self], self.folder, attempts)
         if self.lengths is not None:
             title = f"{self.config.dataset} {self.config.model.name} {self.label}: batches"
-            path = self.folder / "batches.png"
+            path = BATCHES.at(self.folder)
             attempts.make(path, lambda: self.batches.draw(path, title, self.totals.padding_share))
 
 
 def write_summary(folder: Path, summary: Callable[[], Mapping[str, Any]], attempts: Attempts) -> None:
     """Writes ``summary.json``."""
-    path = folder / "summary.json"
+    path = SUMMARY.at(folder)
     attempts.make(path, lambda: write_json(path, summary()))
 
 
@@ -190,7 +188,7 @@ def write_curves(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts) 
     config = outcomes[0].config
     rows = {outcome.label: outcome.rows for outcome in outcomes}
     losses = max((METHODS[outcome.config.train.mode].loss_titles for outcome in outcomes), key=len)
-    path, title = folder / "curves.png", f"{config.dataset} {config.model.name}"
+    path, title = CURVES.at(folder), f"{config.dataset} {config.model.name}"
     attempts.make(path, lambda: draw_curves(rows, path, title=title, losses=losses))
 
 
@@ -216,13 +214,13 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
             print(f"in parts: {outcome.totals.splits:,} updates of {outcome.label} layers, for want of memory")
         if outcome.exits is not None:
             print_exits(outcome.exits, f"{outcome.label} exits on {outcome.exits.samples:,} test samples")
-            _show_picture("exits", outcome.folder / "exits.png")
+            _show_picture("exits", EXITS_PICTURE.at(outcome.folder))
     first = outcomes[0]
     print(f"files:    {folder}")
-    _show_picture("curves", folder / "curves.png")
-    _show_picture("timeline", first.folder / "timeline.png")
+    _show_picture("curves", CURVES.at(folder))
+    _show_picture("timeline", TIMELINE.at(first.folder))
     if first.lengths is not None:
-        _show_picture("batches", first.folder / "batches.png")
+        _show_picture("batches", BATCHES.at(first.folder))
         print(
             f"padding:  {first.totals.padding_share:.1%} of the tokens trained on; "
             f"{first.batches.padding_of_random:.1%} in random batches of as many samples"

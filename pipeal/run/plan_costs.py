@@ -15,11 +15,9 @@ import torch
 
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
 from pipeal.core.errors import ConfigError, unknown_name
-from pipeal.core.samples import pair_of
-from pipeal.core.tree import batch_size
 from pipeal.core.methods import BASELINE, DEFAULT
-from pipeal.core.tree import batch_size
 from pipeal.core.samples import pair_of
+from pipeal.core.tree import batch_size
 from pipeal.data import canonical_image_name, canonical_text_name
 from pipeal.engine.devices import fastest_precision
 from pipeal.engine.runner.compiling import check_compile

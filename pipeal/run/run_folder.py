@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from pipeal.config import RunConfig, dump_config
+from pipeal.core.artifacts import ASKED, STATUS
 from pipeal.core.atomic import write_whole
 from pipeal.core.errors import DataError, Interrupted, PipealError, first_line
 from pipeal.data.loading.lock import FileLock
@@ -67,7 +68,7 @@ class RunFolder:
     @property
     def status_path(self) -> Path:
         """The file that :meth:`tell` writes."""
-        return self.path / "status.json"
+        return STATUS.at(self.path)
 
     def __enter__(self) -> RunFolder:
         return self
@@ -161,7 +162,7 @@ def write_asked(path: Path, config: RunConfig) -> None:
     Raises:
         DataError: The system refused to write.
     """
-    write_whole(path / "asked.yaml", dump_config(config))
+    write_whole(ASKED.at(path), dump_config(config))
 
 
 def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
@@ -174,7 +175,7 @@ def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
 def last_told(path: Path) -> dict[str, Any]:
     """What a run told last; nothing if it told nothing that can be read."""
     try:
-        found = json.loads((path / "status.json").read_text(encoding="utf-8"))
+        found = json.loads(STATUS.at(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

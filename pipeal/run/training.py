@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeal.config import RunConfig
+from pipeal.core.artifacts import CHECKPOINTS, ROWS, ROWS_JSON, TENSORBOARD
 from pipeal.core.errors import DataError, Interrupted, UntidyError, first_line
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.engine import Pipeline
@@ -63,7 +64,7 @@ def train_form(
     """
     config, train = form.config, form.config.train
     experiment = experiment.under(config)
-    with CheckpointStore(folder / "checkpoints", keep=train.checkpoint.keep) as store:
+    with CheckpointStore(CHECKPOINTS.at(folder), keep=train.checkpoint.keep) as store:
         saved = _saved(store, run, form.label, say) if run.resumed else None
         resumed = None if saved is None else ResumedTraining.of(saved)
         position = Position() if resumed is None else resumed.position
@@ -176,10 +177,10 @@ def _newest(store: CheckpointStore, label: str, say: Say) -> Checkpoint | None:
 
 
 def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
-    yield CsvRecorder(folder / "epochs.csv")
-    yield JsonLinesRecorder(folder / "epochs.jsonl")
+    yield CsvRecorder(ROWS.at(folder))
+    yield JsonLinesRecorder(ROWS_JSON.at(folder))
     if config.train.tensorboard:
-        yield TensorBoardRecorder(folder / "tensorboard")
+        yield TensorBoardRecorder(TENSORBOARD.at(folder))
 
 
 def require_same_data(experiment: Experiment, folder: Path) -> None:
@@ -192,7 +193,7 @@ def require_same_data(experiment: Experiment, folder: Path) -> None:
     Raises:
         DataError: The data is not that of the newest checkpoint.
     """
-    saved = CheckpointStore(folder / "checkpoints").newest(lambda _: None)  # what is wrong with it is told later
+    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(lambda _: None)  # what is wrong with it is told later
     known = None if saved is None else saved.state.get("data")
     if isinstance(known, Mapping):
         _check_same(experiment.facts, known)

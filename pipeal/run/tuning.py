@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from pipeal.config import RunConfig, TuneConfig
 from pipeal.config.effects import check_effects
+from pipeal.core.artifacts import TRIALS
 from pipeal.core.errors import ConfigError, DataError, Interrupted, NonFiniteError, first_line
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.engine import Pipeline
@@ -47,9 +48,6 @@ from pipeal.training.metric import best_rows
 from pipeal.training.position import Position
 from pipeal.training.row import EpochRow
 from pipeal.training.trainer import Scores, fit
-
-TRIALS = "tune.json"
-"""The file in a run's folder."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def tune(
         for form in forms
     ]
     name = "held-out accuracy" if experiment.criterion is None else "held-out loss"
-    trials = _read(run.path / TRIALS)
+    trials = _read(TRIALS.at(run.path))
     widened: Counter[tuple[str, bool]] = Counter()
     while True:
         wanted = [(setting, form) for setting in settings_of(grid) for form in forms]
@@ -141,7 +139,7 @@ def tune(
             if _find(trials, form, setting) is None:
                 label = f"trial {number}/{len(wanted)}  {form.label} {_shown(setting)}"
                 trials.append(_tried(experiment, form, setting, label, run, stop, say, open_pipe))
-                write_json(run.path / TRIALS, _kept(name, grid, trials, {}, []))
+                write_json(TRIALS.at(run.path), _kept(name, grid, trials, {}, []))
         equals = {form.name: _equals(experiment, form, grid, trials) for form in forms}
         best = {form: found[0] for form, found in equals.items()}
         settings = [[trial.setting for trial in found] for found in equals.values()]
@@ -152,7 +150,7 @@ def tune(
             if new := [value for value in wider[key] if value not in grid[key]]:
                 say(f"the best {key} is at the edge of what was tried: {', '.join(map(str, new))} as well, for all")
         grid = wider
-    write_json(run.path / TRIALS, _kept(name, grid, trials, {form: best[form].setting for form in best}, notes))
+    write_json(TRIALS.at(run.path), _kept(name, grid, trials, {form: best[form].setting for form in best}, notes))
     say(_table(name, forms, grid, trials, best))
     for note in notes:
         say(note)

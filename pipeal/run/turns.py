@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeal.config import RunConfig
+from pipeal.core.artifacts import EXITS, EXITS_PICTURE, TIMELINE, TRACE
 from pipeal.core.errors import Interrupted, NonFiniteError
 from pipeal.core.methods import METHODS
 from pipeal.data import EpochBatches
@@ -211,7 +212,7 @@ class Turns:
 
     @property
     def _pictures(self) -> tuple[Path, Path]:
-        return self.folder / "timeline.png", self.folder / "trace.json"
+        return TIMELINE.at(self.folder), TRACE.at(self.folder)
 
     def _draw(self, pipe: Pipeline) -> bool:
         """Draws the batches that were traced; whether it is done: they may be those of the next epoch."""
@@ -239,7 +240,7 @@ class Turns:
         self.say("calibrating the early exit on held-out samples")
         calibration = calibrate(pipe, Unless(stop, held_out), tolerance=config.train.exit_tolerance)
         table = exit_table(pipe, Unless(stop, experiment.test_evaluation()), calibration)
-        kept, drawn = self.folder / "exits.json", self.folder / "exits.png"
+        kept, drawn = EXITS.at(self.folder), EXITS_PICTURE.at(self.folder)
         title = f"{config.dataset} {config.model.name}: exits"
         self.attempts.make(kept, lambda: write_json(kept, table.summary()))
         self.attempts.make(drawn, lambda: draw_exits(table, drawn, title=title))

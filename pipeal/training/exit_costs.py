@@ -11,11 +11,8 @@ from torch import nn
 from pipeal.core.errors import DataError
 from pipeal.core.flops import counting
 from pipeal.core.modules import device_of, in_mode, layers_of, module_of
-from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import Tree, batch_size, move
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
 from pipeal.core.tree import Tree, batch_size, move
-from pipeal.core.modules import device_of, in_mode, layers_of, module_of
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from pipeal.core.modules import in_mode
-from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.core.protocols import DOWN, TURN, UP
 from pipeal.core.tree import Tree, describe, shapes_of
-from pipeal.core.modules import in_mode
 from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import Message
 from pipeal.engine.distributed.remote_errors import told

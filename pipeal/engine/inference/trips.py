@@ -24,8 +24,6 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.protocols import Path, TrainableLayer
-from pipeal.core.tree import Tree, batch_size, describe, map_tensors, shapes_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, TrainableLayer
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, shapes_of
 from pipeal.engine.devices import Ready

@@ -30,11 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal.core.errors import ConfigError, first_line, unknown_name
 from pipeal.core.modules import module_of
-from pipeal.core.protocols import CutsOutputs, Path, TrainableLayer
-from pipeal.core.tree import Tree
 from pipeal.core.protocols import WAY, CutsOutputs, Path, TrainableLayer
 from pipeal.core.tree import Tree
-from pipeal.core.modules import module_of
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
 

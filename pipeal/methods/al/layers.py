@@ -24,14 +24,8 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, DataError, LayerError, ScheduleError, name_of
 from pipeal.core.modules import device_of, dtype_of
-from pipeal.core.protocols import Path
-from pipeal.core.tree import Tree, describe, detach, shapes_of
-from pipeal.methods.optimizers import OptimizerFactory, follow_weights, open_optimizer, scale_rates
-from pipeal.core.errors import ConfigError, DataError, LayerError, ScheduleError
 from pipeal.core.protocols import Path, check_path, through_blocks
 from pipeal.core.tree import Tree, describe, detach, shapes_of
-from pipeal.core.modules import device_of, dtype_of
-from pipeal.core.errors import name_of
 from pipeal.methods.network import Network
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory, follow_weights, open_optimizer, scale_rates
 from pipeal.methods.scaling import LossScaler, require_own, step_all

@@ -10,13 +10,8 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import LayerError, PlacementError, name_of
 from pipeal.core.modules import device_of, layers_of, module_of
-from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import Tree, move
-from pipeal.core.errors import LayerError, PlacementError
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
 from pipeal.core.tree import Tree, move
-from pipeal.core.modules import device_of, layers_of, module_of
-from pipeal.core.errors import name_of
 from pipeal.methods.al.bridges import BridgeStyle
 from pipeal.methods.al.codes import LabelStyle, Task
 from pipeal.methods.al.convert import Conversion, Network, OwnBlocks, PerPlace, Pools

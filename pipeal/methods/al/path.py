@@ -11,12 +11,8 @@ from torch import nn
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.modules import device_of
-from pipeal.core.tree import Tree
-from pipeal.methods.al.layers import AL
-from pipeal.methods.bp import BP
 from pipeal.core.protocols import DOWN, TURN, UP
 from pipeal.core.tree import Tree
-from pipeal.core.modules import device_of
 
 
 class InferencePath(nn.Module):

@@ -9,10 +9,8 @@ from typing import Any
 from torch import nn
 
 from pipeal.core.modules import device_of
-from pipeal.core.tree import Shapes, Tree, describe, move, shapes_of
 from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Shapes, Tree, describe, move, shapes_of
-from pipeal.core.modules import device_of
 from pipeal.methods.al.layers import AL
 from pipeal.methods.cutting.probe import probing
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeal.config import document
+from pipeal.core.artifacts import ASKED, CONFIG, EXITS, ROWS, STATUS, SUMMARY
 from pipeal.core.errors import DataError
 from pipeal.core.methods import DEFAULT, METHODS
 from pipeal.reporting.page.rows import read_rows, require_file
@@ -21,7 +22,7 @@ from pipeal.reporting.page.status import Status, inferred_status, told_status
 from pipeal.training.metric import ACCURACY, LOSS, MeanSd, Measure, measure_of
 from pipeal.training.row import EpochRow
 
-_MARKS = ("config.yaml", "asked.yaml", "status.json", "summary.json", "epochs.csv")
+_MARKS = tuple(mark.name for mark in (CONFIG, ASKED, STATUS, SUMMARY, ROWS))
 """A folder with any of these is a run."""
 
 _FORM = re.compile(rf"({'|'.join(METHODS)})(-.+)?")
@@ -258,13 +259,13 @@ def number_at(mapping: Any, path: str) -> float | None:
 def _read(folder: Path, name: str, whole: Status | None) -> Run:
     """Reads one form; ``whole`` is the status of the run that it is a part of, or None."""
     missing: list[str] = []
-    begun = (folder / "config.yaml").exists() or not (folder / "asked.yaml").exists()
-    config = _config(folder / ("config.yaml" if begun else "asked.yaml"), missing)
-    summary = _json(folder / "summary.json", missing, "a run writes it when it ends")
-    exits = _json(folder / "exits.json", missing, "") if (folder / "exits.json").exists() else {}
+    begun = CONFIG.at(folder).exists() or not ASKED.at(folder).exists()
+    config = _config((CONFIG if begun else ASKED).at(folder), missing)
+    summary = _json(SUMMARY.at(folder), missing, "a run writes it when it ends")
+    exits = _json(EXITS.at(folder), missing, "") if EXITS.at(folder).exists() else {}
     rows: list[EpochRow] = []
     try:
-        rows, broken = read_rows(folder / "epochs.csv")
+        rows, broken = read_rows(ROWS.at(folder))
         if broken:
             missing.append(f"epochs.csv: {broken} of {broken + len(rows)} lines cannot be read")
     except FileNotFoundError:
@@ -278,9 +279,9 @@ def _read(folder: Path, name: str, whole: Status | None) -> Run:
 
 def _read_status(folder: Path) -> Status | None:
     """The status that a folder tells; None if it tells none."""
-    if not (folder / "status.json").exists():
+    if not STATUS.at(folder).exists():
         return None
-    told = _json(folder / "status.json", [], "")
+    told = _json(STATUS.at(folder), [], "")
     return told_status(told, folder)
 
 

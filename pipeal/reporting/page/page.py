@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeal.core.artifacts import BATCHES, EXITS_PICTURE, TIMELINE, TRACE
 from pipeal.core.atomic import write_whole
 from pipeal.reporting.exits import EXIT_COLUMNS
 from pipeal.reporting.page import facts
@@ -74,6 +75,7 @@ def environment() -> Environment:
     )
     found.filters.update(alignments=alignments, percent=percent)
     found.globals.update({call.__name__: call for call in _CALLED}, exit_columns=EXIT_COLUMNS)
+    found.globals.update(TIMELINE=TIMELINE, TRACE=TRACE, BATCHES=BATCHES, EXITS_PICTURE=EXITS_PICTURE)
     return found
 
 

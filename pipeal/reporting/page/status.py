@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeal.core.artifacts import LOCK
 from pipeal.data.loading.lock import lock_is_held
 
 State = Literal["running", "finished", "interrupted", "failed", "died", "unknown"]
@@ -46,7 +47,7 @@ def told_status(told: Mapping[str, Any], folder: Path) -> Status:
     """
     state = _TOLD.get(str(told.get("status")), "unknown")
     if state == "running":
-        held = lock_is_held(folder / "run.lock")
+        held = lock_is_held(LOCK.at(folder))
         state = "unknown" if held is None else "running" if held else "died"
     words = {name: str(told.get(name) or "") for name in ("message", "started", "updated")}
     if state == "died":

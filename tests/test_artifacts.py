@@ -1,0 +1,58 @@
+"""The table of a run folder's files: complete, true of the modules that it names, and the one in the docs."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from pipeal.cli import text
+from pipeal.core import artifacts
+from tests.cli.running import run_command
+
+ROOT = Path(__file__).parents[1]
+NAMES = {name: found for name, found in vars(artifacts).items() if isinstance(found, artifacts.Artifact)}
+
+
+def test_the_page_holds_the_table() -> None:
+    page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    assert page.endswith(artifacts.table())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_modules_that_write_and_read_a_file_name_it(name: str) -> None:
+    found = NAMES[name]
+    stem = found.name.split("*")[0]
+    for module in (found.writer, *found.readers):
+        spec = find_spec(f"pipeal.{module}")
+        assert spec is not None
+        assert spec.origin is not None
+        source = Path(spec.origin).read_text(encoding="utf-8")
+        # A recorder or a store is given its path by the run, and its own docstring says what it keeps.
+        assert name in source or stem in source or "path" in source
+
+
+def test_every_file_of_a_run_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "toynews",
+        "lstm",
+        "--mode",
+        "compare",
+        "--epochs",
+        "1",
+        "--devices",
+        "cpu,cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    small = ["--set=model.x_hid=8", "--set=model.y_hid=8", "--set=model.embedding_dim=8"]
+    code, _, err = run_command(text.command, capsys, *arguments, *small)
+    assert code == 0, err
+    (run,) = (folder for folder in tmp_path.iterdir() if folder.is_dir())
+    known = [found.name for found in artifacts.artifacts()]
+    forms = [run, *(folder for folder in run.iterdir() if (folder / artifacts.CONFIG.name).exists())]
+    found = {path.name for folder in forms for path in folder.iterdir() if path not in forms}
+    assert {name for name in found if not any(fnmatch(name, pattern) for pattern in known)} == set()
+    assert found >= {artifacts.CONFIG.name, artifacts.ASKED.name, artifacts.ROWS.name, artifacts.SUMMARY.name}
