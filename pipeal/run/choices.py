@@ -64,7 +64,7 @@ def choose(
     _check_threads(config.engine.threads)
     method = METHODS[form]
     if method.is_whole:  # one stage: there is nothing to overlap, and nothing to hand to a thread
-        sizes = None if config.train.mode == COMPARE else config.engine.sizes
+        sizes = config.engine.sizes if config.train.mode == form else None
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=sizes))
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":
@@ -168,9 +168,7 @@ def _fitted(
             f"expected at most {units}"
         )
     wanted = engine.sizes
-    if (
-        method.is_whole and len(devices) == 1
-    ):  # on one device it is one layer, into how many blocks it may be cut or not
+    if method.is_whole and len(devices) == 1:  # one layer there, into how many blocks it may be cut or not
         if wanted not in (None, (1,), (blocks_of(layers[0]),)):
             raise ConfigError(
                 f"engine.sizes: found {list(wanted or ())} for the {method.label} form on one device; expected [1], "
@@ -213,9 +211,8 @@ def _fitted(
 
 
 def _built(experiment: Experiment, config: RunConfig, form: Mode) -> ALPackage:
-    with bars.Steps(
-        f"building the {METHODS[form].label} form"
-    ):  # the first optimizer imports PyTorch's compiler: seconds
+    # The first optimizer imports PyTorch's compiler: seconds.
+    with bars.Steps(f"building the {METHODS[form].label} form"):
         return experiment.package(form, config.train.seed)
 
 

@@ -58,9 +58,8 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     if retry:
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
     method = METHODS.get(config.train.mode)  # None for a comparison
-    if (
-        method is not None and method.is_whole and config.engine.replicas == 1
-    ):  # all in one layer: there are no stages to divide
+    # All in one layer: there are no stages to divide.
+    if method is not None and method.is_whole and config.engine.replicas == 1:
         config = replace(config, engine=replace(config.engine, replicas=launch.size))
     facts = {
         **_flat(asdict(config)),
