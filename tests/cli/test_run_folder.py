@@ -342,9 +342,9 @@ def test_a_named_checkpoint_that_is_damaged_is_told_before_anything_is_done(tmp_
     (named,) = save(path, 1)
     taken(config, path, until="finished")
     before = (path / "status.json").read_bytes()
-    file = named / "layer-000.pt"
+    file = named / "layer-000.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"layer-000.pt is truncated"):
+    with pytest.raises(DataError, match=r"layer-000.safetensors is truncated"):
         find_run(config, str(named))
     assert (path / "status.json").read_bytes() == before
     with find_run(config, str(path)):  # type: ignore[union-attr]

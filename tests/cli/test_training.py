@@ -66,7 +66,7 @@ def test_a_run_without_a_good_checkpoint_says_that_it_starts_over(tmp_path: Path
         assert said == [f"there is no checkpoint in {store.folder} yet: AL begins at its first batch"]
         for step in (1, 2):
             store.save(step, {0: {"w": 1}}, {}, {})
-            (store.folder / f"step-{step:09d}" / "layer-000.pt").write_bytes(b"")
+            (store.folder / f"step-{step:09d}" / "layer-000.safetensors").write_bytes(b"")
         said.clear()
         assert _newest(store, "AL", said.append) is None
     assert len(said) == 3

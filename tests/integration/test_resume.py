@@ -21,11 +21,13 @@ from pipeal.cli import text, vision
 from pipeal.config import TextConfig, load_config
 from pipeal.reporting.recorders import JsonLinesRecorder
 from pipeal.training.checkpoint.policy import CheckpointPolicy
+from pipeal.training.checkpoint.store import Checkpoint
 from pipeal.training.position import Position
 from pipeal.training.row import EpochRow
 from tests.cli.running import run_command
 from tests.cli.test_text import varied
 from tests.integration.law import NEEDS_FP16
+from tests.training.test_checkpoint import old_checkpoint
 
 SMALL = (
     "--set=model.embedding_dim=12", "--set=model.n_heads=2", "--set=model.x_hid=8", "--set=model.y_hid=8",
@@ -280,11 +282,32 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_it_is_taken(
     run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
     folder = tmp_path / "stopped" / "agnews-lstm-al-001"
     newest = max((folder / "checkpoints").glob("step-*"))
-    file = newest / "layer-001.pt"
+    file = newest / "layer-001.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     err = run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
     assert str(newest) in err
     assert "AL goes on after batch 4 of epoch 1" in err
+    assert_same(tmp_path / "untouched" / folder.name, folder)
+
+
+def test_a_checkpoint_of_the_first_format_is_taken_up_bit_for_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
+) -> None:
+    """With the losses of the epoch under way, which lay in the file of its first layer."""
+    arguments = ("agnews", "lstm", "--data-root", str(varied(tmp_path / "data")), *SMALL, "--devices=cpu")
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
+    stopping.at = [(1, 6)]
+    run(text.command, capsys, 130, *arguments, f"--out={tmp_path / 'stopped'}")
+    folder = tmp_path / "stopped" / "agnews-lstm-al-001"
+    for path in (folder / "checkpoints").glob("step-*"):
+        found = Checkpoint.open(path)
+        layers, epoch, facts = found.layers(), found.epoch(), vars(found)
+        assert {len(losses) for losses in epoch["losses"]} == {found.position["batch"]}
+        shutil.rmtree(path)
+        kept = {name: facts[name] for name in ("number", "best", "position", "state")}
+        old_checkpoint(path.parent, found.step, layers, epoch["losses"], epoch["splits"], **kept)
+    err = run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
+    assert "AL goes on after batch 6 of epoch 1" in err
     assert_same(tmp_path / "untouched" / folder.name, folder)
 
 

@@ -20,7 +20,9 @@ import pytest
 import torch
 
 from pipeal.core.errors import DataError, UntidyError
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
+from pipeal.training.position import Part, Position
 
 CHILD = """
 import os, signal, sys
@@ -165,7 +167,7 @@ def test_what_is_saved_is_found_again(folder):
     assert back[0]["texts"] == state["texts"]
     assert torch.equal(back[0]["module"]["w"], state["module"]["w"])
     assert back[0]["optimizers"]["o"]["param_groups"] == state["optimizers"]["o"]["param_groups"]
-    assert sorted(os.listdir(path)) == ["layer-000.pt", "layer-011.pt", "manifest.json"]
+    assert sorted(os.listdir(path)) == ["layer-000.safetensors", "layer-011.safetensors", "manifest.json"]
 
 
 def test_an_empty_or_missing_folder_has_no_checkpoint(folder):
@@ -203,7 +205,7 @@ def test_a_good_one_is_not_removed_for_the_sake_of_bad_ones(folder):
     with CheckpointStore(folder, keep=2) as store:
         for mark in (1, 2, 3):
             put(store, mark)
-        (folder / "step-000000003" / "layer-000.pt").unlink()
+        (folder / "step-000000003" / "layer-000.safetensors").unlink()
         bad = []
         assert same(store.newest(bad.append), 2)
         assert len(bad) == 1
@@ -258,19 +260,19 @@ def overwrite(path, **changes):
 
 
 DAMAGES = {
-    r"layer-001\.pt is missing": lambda at: (at / "layer-001.pt").unlink(),
+    r"layer-001\.safetensors is missing": lambda at: (at / "layer-001.safetensors").unlink(),
     r"manifest\.json is missing": lambda at: (at / "manifest.json").unlink(),
-    r"layer-000\.pt is truncated: 1,000 bytes found, 8\d,\d{3} wanted": lambda at: os.truncate(
-        at / "layer-000.pt", 1000
+    r"layer-000\.safetensors is truncated: 1,000 bytes found, 8\d,\d{3} wanted": lambda at: os.truncate(
+        at / "layer-000.safetensors", 1000
     ),
-    r"layer-000\.pt is truncated: 0 bytes found": lambda at: os.truncate(at / "layer-000.pt", 0),
-    r"layer-000\.pt is too long": lambda at: (at / "layer-000.pt").open("ab").write(b"x"),
-    r"layer-001\.pt has other bytes than were written: CRC-32 [0-9a-f]{8} found, [0-9a-f]{8} wanted": lambda at: flip(
-        at / "layer-001.pt", 40_000
+    r"layer-000\.safetensors is truncated: 0 bytes found": lambda at: os.truncate(at / "layer-000.safetensors", 0),
+    r"layer-000\.safetensors is too long": lambda at: (at / "layer-000.safetensors").open("ab").write(b"x"),
+    r"layer-001\.safetensors has other bytes than were written: CRC-32 [0-9a-f]{8} found, [0-9a-f]{8} w": lambda at: (
+        flip(at / "layer-001.safetensors", 40_000)
     ),
-    r"layer-000\.pt cannot be read: Is a directory": lambda at: (
-        (at / "layer-000.pt").unlink(),
-        (at / "layer-000.pt").mkdir(),
+    r"layer-000\.safetensors cannot be read: Is a directory": lambda at: (
+        (at / "layer-000.safetensors").unlink(),
+        (at / "layer-000.safetensors").mkdir(),
     ),
     r"manifest\.json is not JSON": lambda at: os.truncate(at / "manifest.json", 50),
     r"manifest\.json is not JSON \(Exp": lambda at: os.truncate(at / "manifest.json", 0),
@@ -283,10 +285,15 @@ DAMAGES = {
     r"checkpoint \(step: .* found -1\)": lambda at: overwrite(at / "manifest.json", step=-1),
     r"checkpoint \(best: .* found 'yes'\)": lambda at: overwrite(at / "manifest.json", best="yes"),
     r"checkpoint \(position: .* found \[\]\)": lambda at: overwrite(at / "manifest.json", position=[]),
-    r"checkpoint \(files\.layer-000\.pt\.bytes: ": lambda at: overwrite(
-        at / "manifest.json", files={"layer-000.pt": {"bytes": 1e9, "crc32": 0}}
+    r"checkpoint \(files\.layer-000\.safetensors\.bytes: ": lambda at: overwrite(
+        at / "manifest.json", files={"layer-000.safetensors": {"bytes": 1e9, "crc32": 0}}
     ),
-    r"format version 99 is unknown, wanted 1": lambda at: overwrite(at / "manifest.json", format=99),
+    r"format version 99 is unknown; this version of pipeal reads 1 and 2": lambda at: overwrite(
+        at / "manifest.json", format=99
+    ),
+    r"names 'layer-000.pt', wanted files of layers": lambda at: overwrite(
+        at / "manifest.json", files={"layer-000.pt": {"bytes": 1, "crc32": 0}}
+    ),
     r"names '\.\./secret', wanted files of layers": lambda at: overwrite(
         at / "manifest.json", files={"../secret": {"bytes": 1, "crc32": 0}}
     ),
@@ -315,7 +322,7 @@ def test_a_flipped_bit_anywhere_is_found(folder):
     with CheckpointStore(folder) as store:
         path = store.save(1, {0: {"w": torch.zeros(10)}}, {"epoch": 3}, {})
     chance = random.Random(1)
-    for name in ("layer-000.pt", "manifest.json"):
+    for name in ("layer-000.safetensors", "manifest.json"):
         whole = (path / name).read_bytes()
         for at in range(len(whole)) if name == "manifest.json" else chance.sample(range(len(whole)), 100):
             damaged = bytearray(whole)
@@ -331,7 +338,7 @@ def test_a_flipped_bit_anywhere_is_found(folder):
 def test_when_all_are_damaged_there_is_none(folder):
     with CheckpointStore(folder) as store:
         for mark in (1, 2):
-            flip(put(store, mark) / "layer-000.pt", 70)
+            flip(put(store, mark) / "layer-000.safetensors", 70)
     found, bad = newest(folder)
     assert found is None
     assert [text.split(" is bad")[0][-1] for text in bad] == ["2", "1"]
@@ -347,23 +354,87 @@ class Malice:
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize("form", ["zip", "legacy", "pickle"])
-def test_a_file_that_would_run_code_is_refused_though_its_sum_is_right(folder, tmp_path, form):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_that_would_run_code_is_refused_though_its_sum_is_right(folder, tmp_path, form, version):
     with CheckpointStore(folder) as store:
         path = put(store, 1)
     trap = Malice(str(tmp_path / "ran"))
+    file = path / ("layer-000.pt" if version == 1 else "layer-000.safetensors")
     if form == "pickle":
-        (path / "layer-000.pt").write_bytes(pickle.dumps({"w": trap}))
+        file.write_bytes(pickle.dumps({"w": trap}))
     else:
-        torch.save({"w": trap}, path / "layer-000.pt", _use_new_zipfile_serialization=form == "zip")
-    data = (path / "layer-000.pt").read_bytes()
+        torch.save({"w": trap}, file, _use_new_zipfile_serialization=form == "zip")
+    data = file.read_bytes()
     overwrite(
         path / "manifest.json",
-        files={"layer-000.pt": {"bytes": len(data), "crc32": zlib.crc32(data)}},
+        format=version,
+        files={file.name: {"bytes": len(data), "crc32": zlib.crc32(data)}},
     )
     found = newest(folder)[0]
-    with pytest.raises(DataError, match=r"layer-000\.pt is refused: .*nothing in it was run; take another checkpoint"):
-        found.layers()
+    for read in (found.layers, *[found.epoch] * (version == 1)):
+        with pytest.raises(DataError, match=r"layer-000\..*: .*nothing in it was run; take another checkpoint"):
+            read()
     assert not (tmp_path / "ran").exists()
+
+
+def old_checkpoint(folder, step, layers, losses=None, splits=0, **body):
+    """As versions of pipeal before the second format have written it."""
+    path = folder / f"step-{step:09d}"
+    path.mkdir(parents=True)
+    files = {}
+    for layer, content in layers.items():
+        kept = {"state": content}
+        if losses is not None and not layer:
+            kept |= {"losses": losses, "splits": splits}
+        file = path / f"layer-{layer:03d}.pt"
+        torch.save(kept, file)
+        data = file.read_bytes()
+        files[file.name] = {"bytes": len(data), "crc32": zlib.crc32(data)}
+    body = {"number": step, "step": step, "best": True, "position": {"mark": step}, "state": {}} | body
+    (path / "manifest.json").write_text(json.dumps({"manifest": {}}))
+    overwrite(path / "manifest.json", format=1, files=files, **body)
+    return path
+
+
+def test_checkpoints_of_the_first_format_are_read_among_others_and_written_again_in_the_second(folder):
+    losses = [torch.rand(3, 2), torch.rand(3, 1)]
+    old_checkpoint(folder, 1, layers(1), losses, splits=2, state={"text": "x"})
+    first = newest(folder)[0]
+    with CheckpointStore(folder) as store:
+        put(store, 2)
+        assert steps(folder) == [1, 2]
+        assert same(store.newest(pytest.fail), 2)
+        store.make_newest(first)
+        put(store, 3)
+        assert steps(folder) == [1, 3]
+    again = Checkpoint.open(folder / "step-000000001")
+    assert (first.format, again.format, first.best, again.best) == (1, 2, True, True)
+    assert sorted(os.listdir(again.path)) == [
+        "epoch.safetensors",
+        "layer-000.safetensors",
+        "layer-001.safetensors",
+        "manifest.json",
+    ]
+    assert same(again, 1)
+    assert again.epoch()["splits"] == 2
+    assert all(map(torch.equal, again.epoch()["losses"], losses))
+
+
+def test_losses_in_the_file_of_the_first_layer_are_still_read(folder):
+    position = Position(batches=3, part=Part(0.5, 3, 12))
+    losses = [torch.rand(3, 2), torch.rand(3, 1)]
+    state = {"training": position.state(), "data": {"seed": 1}}
+    found = ResumedTraining.of(Checkpoint.open(old_checkpoint(folder, 3, layers(3), losses, 2, state=state)))
+    assert [torch.equal(*pair) for pair in zip(found.position.losses, losses, strict=True)] == [True, True]
+    assert (found.position.totals.splits, found.facts) == (2, {"seed": 1})
+    assert [found.states[number]["mark"] for number in (0, 1)] == [3, 3]
+
+
+def test_a_checkpoint_may_be_of_some_layers_alone(folder):
+    """As a stage that saves its own has it."""
+    with CheckpointStore(folder) as store:
+        store.save(1, {4: {"w": torch.ones(2)}, 5: {"w": torch.zeros(1)}}, {}, {})
+    assert list(newest(folder)[0].layers()) == [4, 5]
 
 
 class Odd(torch.Tensor):
@@ -390,12 +461,6 @@ def test_what_could_not_be_loaded_again_is_refused_before_anything_is_written(fo
             store.save(2, {}, {"a": object()}, {})
         assert steps(folder) == [1]
         assert not hidden(folder)
-
-
-def test_saving_leaves_other_peoples_torch_save_as_it_was(folder):
-    with CheckpointStore(folder) as store:
-        put(store, 1)
-    assert torch.serialization.get_crc32_options()
 
 
 def full(*_, **__):
@@ -442,7 +507,7 @@ LIMITED = """
 import resource
 with CheckpointStore(sys.argv[1]) as store:
     store.save(1, layers(1), {"mark": 1}, {"text": "x"})
-    for limit in (0, 1, 100, 50_000, 81_000):
+    for limit in (0, 1, 100, 50_000, 80_100):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         try:
             store.save(2, layers(2), {"mark": 2}, {"text": "xx"})
@@ -604,7 +669,7 @@ def test_no_file_stays_open_after_a_look(folder):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", ResourceWarning)
         Checkpoint.open(path)
-        (path / "layer-001.pt").write_bytes(b"other bytes")
+        (path / "layer-001.safetensors").write_bytes(b"other bytes")
         with pytest.raises(DataError, match="truncated"):
             Checkpoint.open(path)
         gc.collect()

@@ -17,7 +17,7 @@ from pipeal.engine.runner.split import SplitWarning
 from pipeal.training.checkpoint.policy import CheckpointPolicy
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import CheckpointWriter
+from pipeal.training.checkpoint.writer import CheckpointWriter, Outcome
 from pipeal.training.position import Part, Position
 from pipeal.training.row import EpochRow
 from tests.engine.test_out_of_memory import data, model
@@ -45,6 +45,28 @@ def test_batches_learnt_from_in_parts_before_a_kill_are_counted_after_it(tmp_pat
             saves._save(pipe, position)
             assert writer.flush(20)
         assert ResumedTraining.of(store.newest(pytest.fail)).position.totals.splits == 3  # type: ignore[arg-type]
+
+
+def test_losses_before_a_checkpoint_and_up_to_it_are_kept(tmp_path: Path) -> None:
+    """Bit for bit, and in a file of their own: the layers' files are of the layers alone."""
+    batches = data(4, 2, 4)
+    position = Position(part=Part(0.5, 1, 4, 0, 0), batches=1)
+    with CheckpointStore(tmp_path) as store, CheckpointWriter(store, pytest.fail) as writer:
+        saves = CheckpointPolicy(writer, None, lambda: None, {})
+        with Pipeline(model(5, "B"), threads=1) as pipe:
+            position.losses = pipe.run(batches[:1]).losses
+            for x, y in batches[1:]:
+                pipe.submit(x, y)
+            position.part.batches = position.batches = 3
+            saves._save(pipe, position)
+            wanted = [torch.cat(pair) for pair in zip(position.losses, pipe.drain().losses, strict=True)]
+        assert writer.flush(20)
+    saved = store.newest(pytest.fail)
+    assert saved is not None
+    assert set(saved.layers()[0]) == {"module", "versions", "gradients", "optimizers", "others"}
+    found = ResumedTraining.of(saved).position.losses
+    assert [losses.dtype for losses in found] == [torch.float32] * len(wanted)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
 class Shy(nn.Linear):
@@ -123,7 +145,7 @@ def test_it_saves_at_the_first_update_after_so_many_batches_and_once(
 def test_the_checkpoint_of_the_best_epoch_so_far_is_marked(scores: tuple[float, ...], best: list[bool]) -> None:
     """Also where it is that of an earlier turn; and one within an epoch never is."""
     marked: list[bool] = []
-    writer: Any = SimpleNamespace(submit=lambda *_, best: marked.append(best))
+    writer: Any = SimpleNamespace(submit=lambda job: marked.append(job.best) or Outcome(done=True))
     pipe: Any = SimpleNamespace(snapshot=lambda: None)
     saves, position = CheckpointPolicy(writer, 1, lambda: None, {}), Position()
     accuracies = [one.name for one in fields(EpochRow) if one.name.endswith("_acc")]

@@ -18,7 +18,7 @@ from pipeal.engine.state.snapshot import Snapshot
 from pipeal.training.checkpoint import policy as keeping
 from pipeal.training.checkpoint.policy import CheckpointPolicy
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import CheckpointWriter, Job
+from pipeal.training.checkpoint.writer import CheckpointWriter, Job, Outcome
 from pipeal.training.position import Part, Position
 from pipeal.training.row import EpochRow
 
@@ -76,8 +76,8 @@ def test_it_says_that_it_is_saving_when_that_takes_its_time(store: Hanging, monk
 
 def test_it_leaves_without_a_checkpoint_that_does_not_come(store: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: it waited without end."""
-    for name, seconds in (("saves.QUIET_S", 0.1), ("saves.PATIENCE_S", 0.3), ("writer.HURRY_S", 0.1)):
-        monkeypatch.setattr(f"pipeal.training.{name}", seconds)
+    for name, seconds in (("policy.QUIET_S", 0.1), ("policy.PATIENCE_S", 0.3), ("writer.HURRY_S", 0.1)):
+        monkeypatch.setattr(f"pipeal.training.checkpoint.{name}", seconds)
     said: list[str] = []
     with (
         pytest.raises(Interrupted, match=r"not saved within 0.3 s; .* from the checkpoint before it"),
@@ -155,9 +155,9 @@ class Asked:
     def __init__(self) -> None:
         self.best: list[bool] = []
 
-    def submit(self, *_: Any, best: bool) -> Job:
-        self.best.append(best)
-        return Job(0, dict, {}, {}, best, written=True)
+    def submit(self, job: Job) -> Outcome:
+        self.best.append(job.best)
+        return Outcome(done=True, written=True)
 
     def flush(self, _: float) -> bool:
         return True

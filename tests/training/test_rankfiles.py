@@ -37,14 +37,14 @@ def test_what_ranks_have_written_is_a_checkpoint_like_any_other(tmp_path: Path) 
         lost = ranks(snapshot(1), states())  # its checkpoint gave way to a newer one
         written = ranks(snapshot(2), states())
         assert written["not_finite"] == {"1": None, "2": None}
-        path = store.save(20, {0: {"state": state(0.5)}, **kept(written)}, {}, {})
+        path = store.save(20, {0: state(0.5), **kept(written)}, {}, {})
         later = ranks(snapshot(3), states())
         assert not KeptLayer.of(lost, 1).path.exists()
         assert KeptLayer.of(later, 1).path.exists()
         found = store.newest(pytest.fail)
         assert found is not None
         assert found.path == path
-        assert [float(layer["state"]["module"]["weight"]) for layer in found.layers().values()] == [0.5, 1.5, 2.5]
+        assert [float(layer["module"]["weight"]) for layer in found.layers().values()] == [0.5, 1.5, 2.5]
     assert sorted(one.name for one in tmp_path.iterdir()) == [".lock", path.name]
 
 
@@ -59,10 +59,10 @@ def test_what_an_attempt_behind_a_cut_cable_still_writes_does_not_get_in_the_way
     with CheckpointStore(tmp_path) as store:
         new = RankFiles(tmp_path, "b", pipeline=1)(snapshot(1), states(0.5))
         old = RankFiles(tmp_path, "a", pipeline=1)(snapshot(1), states(7.0))
-        store.save(10, {0: {"state": state(0.5)}, **kept(new)}, {}, {})
+        store.save(10, {0: state(0.5), **kept(new)}, {}, {})
         found = store.newest(pytest.fail)
         assert found is not None
-        assert float(found.layers()[1]["state"]["module"]["weight"]) == 1.5
+        assert float(found.layers()[1]["module"]["weight"]) == 1.5
         assert KeptLayer.of(old, 1).path.exists()  # and goes with the folder, at the end
 
 
@@ -75,10 +75,10 @@ def test_a_file_that_was_changed_on_its_way_is_no_checkpoint(tmp_path: Path) -> 
     with CheckpointStore(tmp_path) as store:
         written = kept(RankFiles(tmp_path, "a", pipeline=1)(snapshot(1), states()))
         written[2].path.write_bytes(written[2].path.read_bytes()[:-1])
-        store.save(10, {0: {"state": state(0.5)}, **written}, {}, {})
+        store.save(10, {0: state(0.5), **written}, {}, {})
         bad: list[str] = []
         assert store.newest(bad.append) is None
-        assert "layer-002.pt is truncated" in bad[0]
+        assert "layer-002.safetensors is truncated" in bad[0]
 
 
 def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from pipeal.core.errors import DataError, StallError, UntidyError
+from pipeal.engine import LayerState
 from pipeal.training.checkpoint.store import CheckpointStore
-from pipeal.training.checkpoint.writer import CheckpointWriter, PipelineEnded
+from pipeal.training.checkpoint.writer import CheckpointWriter, Job
 
 
 class Slow:
@@ -23,7 +24,7 @@ class Slow:
         self.saved = []
         self.began, self.go = threading.Event(), threading.Event()
 
-    def save(self, step, layers, position, state, best=False):
+    def save(self, step, *_):
         self.began.set()
         assert self.go.wait(120)
         self.saved.append(step)
@@ -37,7 +38,7 @@ class Failing:
     def __init__(self, *errors):
         self.errors = list(errors)
 
-    def save(self, step, layers, position, state, best=False):
+    def save(self, step, *_):
         error = self.errors.pop(0)
         if error is not None:
             raise error
@@ -47,12 +48,19 @@ def threads():
     return [thread for thread in threading.enumerate() if thread.name == "pipeal-writer"]
 
 
-def states(mark):
-    return lambda: {0: {"w": torch.full((10,), float(mark))}}
+class Passed:
+    """A snapshot that has passed one layer, or does what it is told when it is waited for."""
+
+    batch, ended = 0, False
+
+    def __init__(self, weight=None, wait=None):
+        if wait is None:
+            found = {0: LayerState({"module": {"w": weight}, "gradients": {}, "optimizers": {}}, None)}
+        self.wait = wait or (lambda: found)
 
 
 def submit(writer, step, **more):
-    return writer.submit(step, states(step), {"batch": step}, {}, **more)
+    return writer.submit(Job(step, Passed(torch.full((10,), float(step))), {"batch": step}, {}, **more))
 
 
 @pytest.fixture
@@ -69,7 +77,7 @@ def test_what_is_submitted_is_on_the_disk_after_a_flush(store):
             assert job.written
             found = store.newest(pytest.fail)
             assert found.position == {"batch": step}
-            assert found.layers()[0]["w"].tolist() == [step] * 10
+            assert found.layers()[0]["module"]["w"].tolist() == [step] * 10
         assert len(threads()) == 1
     assert not threads()
     assert (writer.failures, writer.replaced, writer.last_failure) == (0, 0, None)
@@ -113,33 +121,60 @@ def test_a_newer_best_one_replaces_all_that_wait():
     assert slow.saved == [1, 4]
 
 
+@pytest.mark.parametrize("tells_broken", [True, False])
+def test_what_is_not_finite_is_told_or_comes_back(store, tells_broken):
+    said = []
+    with CheckpointWriter(store, said.append) as writer:
+        outcome = writer.submit(Job(3, Passed(torch.tensor([float("nan")])), {}, {}, tells_broken=tells_broken))
+        assert writer.flush(10)
+    assert (outcome.done, outcome.written, store.newest(pytest.fail)) == (True, False, None)
+    assert writer.failures == len(said) == tells_broken
+    told = said[0] if tells_broken else str(outcome.broken)
+    assert told.startswith("layer 0 is not finite after batch -1 (step 3): w;")
+
+
+def test_jobs_that_give_way_or_are_given_up_are_done():
+    slow = Slow()
+    with CheckpointWriter(slow, pytest.fail) as writer:
+        first = submit(writer, 1)
+        assert slow.began.wait(120)
+        outcomes = [submit(writer, step, best=step == 2) for step in (2, 3, 4)]
+        assert [outcome.done for outcome in (first, *outcomes)] == [False, False, True, False]
+        writer.give_up()
+        assert [outcome.done for outcome in (first, *outcomes)] == [False, True, True, True]
+        slow.go.set()
+        assert writer.flush(10)
+    assert slow.saved == [1]
+
+
 def test_states_that_are_written_or_replaced_are_let_go():
     slow = Slow()
     kept = []
 
-    def layers():
+    def passed():
         tensor = torch.zeros(3)
         kept.append(weakref.ref(tensor))
-        return {0: {"w": tensor}}
+        return Passed(tensor)
 
     with CheckpointWriter(slow, pytest.fail) as writer:
         slow.go.set()
-        writer.submit(1, layers, {}, {})
+        outcome = writer.submit(Job(1, passed(), {}, {}))
         assert writer.flush(10)
         gc.collect()
         assert [ref() for ref in kept] == [None]
+        assert outcome.done
 
 
 def test_a_position_is_what_it_was_when_it_was_submitted(store):
     position, state = {"epoch": [1]}, {"rows": []}
     ready = threading.Event()
     with CheckpointWriter(store, pytest.fail) as writer:
-        writer.submit(1, lambda: {} if ready.wait(120) else None, position, state)
+        writer.submit(Job(1, Passed(wait=lambda: {} if ready.wait(120) else None), position, state))
         position["epoch"].append(2)
         state["more"] = 1
         ready.set()
         with pytest.raises(TypeError, match="JSON"):
-            writer.submit(2, dict, {"a": object()}, {})
+            writer.submit(Job(2, Passed(wait=dict), {"a": object()}, {}))
     found = store.newest(pytest.fail)
     assert (found.position, found.state) == ({"epoch": [1]}, {"rows": []})
 
@@ -205,11 +240,12 @@ def test_one_that_is_written_though_an_older_one_stays_is_written(store):
 def test_any_other_error_of_a_write_is_told_with_its_type(store):
     said = []
     with CheckpointWriter(store, said.append) as writer:
-        writer.submit(1, lambda: {0: {"w": {1, 2}}}, {}, {})
+        writer.submit(Job(1, Passed({1, 2}), {}, {}))
         assert writer.flush(10)
-        writer.submit(2, lambda: None, {}, {})
+        writer.submit(Job(2, Passed(wait=lambda: None), {}, {}))
     assert (
-        said[0] == "layer 0.w is a set, wanted tensors, numbers, texts, dicts, lists and tuples; the training goes on"
+        said[0]
+        == "layer 0.module.w is a set, wanted tensors, numbers, texts, dicts, lists and tuples; the training goes on"
     )
     assert said[1].startswith("the checkpoint of step 2 failed: AttributeError: ")
     assert writer.failures == 2
@@ -220,10 +256,12 @@ def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
 
     def wait():
         assert died.wait(120)
-        raise PipelineEnded from RuntimeError("stage 1: non-finite loss")
+        snapshot.ended = True
+        raise RuntimeError("stage 1: non-finite loss")
 
+    snapshot = Passed(wait=wait)
     with CheckpointWriter(store, pytest.fail) as writer:
-        job = writer.submit(1, wait, {}, {})
+        job = writer.submit(Job(1, snapshot, {}, {}))
         time.sleep(0.02)
         died.set()
     assert not threads()
@@ -239,7 +277,7 @@ def test_states_that_cannot_be_had_from_a_living_pipeline_are_a_failure(store):
 
     said = []
     with CheckpointWriter(store, said.append) as writer:
-        job = writer.submit(1, wait, {}, {})
+        job = writer.submit(Job(1, Passed(wait=wait), {}, {}))
     assert (job.written, writer.failures) == (False, 1)
     assert said == ["the checkpoint of step 1 failed: RuntimeError: can't allocate memory; the training goes on"]
 

@@ -16,11 +16,11 @@ from pipeal.training.position import Part, Position
 
 
 def saved(folder: Path, layers: int, losses: list[torch.Tensor], splits: Any = 0) -> Checkpoint:
-    states: dict[int, dict[str, Any]] = {number: {"state": {}} for number in range(layers)}
-    states[0] |= {"losses": losses, "splits": splits}
     position = Position(batches=3, part=Part(0.5, 3, 12))
     with CheckpointStore(folder) as store:
-        return Checkpoint.open(store.save(3, states, {}, {"training": position.state(), "data": {}}))
+        states: dict[int, dict[str, Any]] = {number: {} for number in range(layers)}
+        state = {"training": position.state(), "data": {}}
+        return Checkpoint.open(store.save(3, states, {}, state, epoch={"losses": losses, "splits": splits}))
 
 
 def test_losses_of_every_layer_are_taken_up(tmp_path: Path) -> None:

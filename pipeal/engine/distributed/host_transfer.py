@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pipeal.core.tree import Tree, tensors
+from pipeal.core.tree import Tree, tensors
+from pipeal.core.tree_codec import taken_apart
 from pipeal.engine.devices import Device, Ready
 from pipeal.engine.distributed.channel import Message, Wire
 from pipeal.engine.distributed.flat import Layout, flat, row_for
-from pipeal.engine.distributed.tree_codec import taken_apart
 
 
 class Carrier(Protocol):

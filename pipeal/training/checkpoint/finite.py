@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from pipeal.core.errors import NonFiniteError
 from pipeal.engine.state.layer_state import State
+from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 _STATISTICS = ("running_mean", "running_var")
 """What normalization keeps of its inputs: learnt, though nothing trains it, and once infinite for ever."""
+
+
+class FiniteCheck:
+    """Looks whether what a training has learnt is finite, snapshot by snapshot; on any thread."""
+
+    def __init__(self) -> None:
+        self._sound: int | None = None  # the batches before which all was finite, when last looked at
+        self._lock = threading.Lock()  # a training may look while its last checkpoint is written
+
+    def __call__(self, snapshot: Snapshot, passed: Mapping[int, LayerState], step: int) -> None:
+        """Raises for a layer whose state is not finite, and says what is known of the batch that did it.
+
+        Args:
+            snapshot: Where the states are from.
+            passed: What it found, by layer.
+            step: The batches of all turns.
+
+        Raises:
+            NonFiniteError: A layer's state is not finite.
+        """
+        names = ((number, _name_in(number, found)) for number, found in passed.items())
+        broken = next(((number, name) for number, name in names if name is not None), None)
+        with self._lock:
+            if broken is not None:
+                raise self._error(*broken, snapshot.batch - 1, step)
+            self._sound = max(snapshot.batch, self._sound or 0)
+
+    def _error(self, layer: int, name: str, last: int, step: int) -> NonFiniteError:
+        is_to_blame = self._sound == last
+        since = "" if self._sound is None else f", though it was before batch {self._sound}"
+        which = "the update on that batch" if is_to_blame else "the update on that batch, or on one before it,"
+        return NonFiniteError(
+            f"layer {layer} is not finite after batch {last} (step {step}){since}: {name}; {which} made it so, with "
+            "losses that were finite. Lower the learning rate, or train in fp32, and go on from the last checkpoint",
+            layer,
+            last,
+            (),
+            is_to_blame=is_to_blame,
+        )
 
 
 def not_finite_in(state: State) -> str | None:
@@ -24,6 +66,11 @@ def not_finite_in(state: State) -> str | None:
         if not _is_sound(value, may_be_infinite):
             return name
     return None
+
+
+def _name_in(number: int, found: LayerState) -> str | None:
+    """What is not finite in a layer; where another rank has written its file, it has looked."""
+    return not_finite_in(found.state) if found.kept is None else found.kept["not_finite"][str(number)]
 
 
 def _learnt(state: State) -> Iterator[tuple[str, Tensor, bool]]:

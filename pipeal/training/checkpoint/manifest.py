@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +16,18 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field, TypeAdapter
 
 from pipeal.core.errors import DataError
+from pipeal.engine.state.layer_file import FORMAT, read_layer
 from pipeal.training.checkpoint.checked import checked
-from pipeal.training.checkpoint.layer_file import crc32_of, read_layer
+from pipeal.training.checkpoint.format_1 import epoch_of, state_of
 
-FORMAT = 1
-"""The version of the format; others are refused."""
+EPOCH = "epoch.safetensors"
+"""The file of what is counted of the epoch under way."""
 
 _MANIFEST = "manifest.json"
-_LAYER = re.compile(r"layer-(\d{3,})\.pt")
+_LAYERS = {1: re.compile(r"layer-(\d{3,})\.pt"), FORMAT: re.compile(r"layer-(\d{3,})\.safetensors")}
+"""The names of layers' files, by the versions of the format that are read."""
+
+_CHUNK = 1 << 20
 
 
 _Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
@@ -59,7 +65,8 @@ class Checkpoint:
         best: Whether it was the best so far.
         position: Where the run stood, as given to :meth:`CheckpointStore.save`.
         state: The rest of what was given.
-        files: The files of its layers, with bytes and CRC-32.
+        files: Its files, with bytes and CRC-32.
+        format: The version of their format.
     """
 
     path: Path
@@ -69,6 +76,7 @@ class Checkpoint:
     position: dict[str, Any]
     state: dict[str, Any]
     files: dict[str, tuple[int, int]]
+    format: int = FORMAT
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -88,7 +96,23 @@ class Checkpoint:
         Raises:
             DataError: A file is gone, or holds something else than tensors, numbers, texts and collections of them.
         """
-        return {int(name[len("layer-") : -len(".pt")]): read_layer(self.path / name) for name in self.files}
+        read = read_layer if self.format == FORMAT else state_of
+        return {number: read(self.path / name) for number, name in self._layers().items()}
+
+    def epoch(self) -> dict[str, Any]:
+        """What is counted of the epoch under way, on the CPU; empty where nothing was given. Raises as :meth:`layers`.
+
+        In the first format, it lay in the file of the first layer.
+        """
+        if self.format == FORMAT:
+            return read_layer(self.path / EPOCH) if EPOCH in self.files else {}
+        first, *_ = [*self._layers().values(), None]
+        return epoch_of(self.path / first) if first else {}
+
+    def _layers(self) -> dict[int, str]:
+        """The names of the layers' files, by number."""
+        found = ((_LAYERS[self.format].fullmatch(name), name) for name in self.files)
+        return dict(sorted((int(match[1]), name) for match, name in found if match))
 
     def _check(self, name: str) -> None:
         wanted, crc32 = self.files[name]
@@ -98,7 +122,7 @@ class Checkpoint:
                 if found != wanted:
                     what = "truncated" if found < wanted else "too long"
                     raise _bad(self.path, f"{name} is {what}: {found:,} bytes found, {wanted:,} wanted")
-                read = crc32_of(file)
+                read = _crc32_of(file)
         except FileNotFoundError:
             raise _bad(self.path, f"{name} is missing") from None
         except OSError as error:
@@ -133,8 +157,9 @@ def read_manifest(path: Path) -> Checkpoint:
     try:
         whole = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         body = whole["manifest"]
-        if body["format"] != FORMAT:
-            raise _bad(path, f"its format version {body['format']!r} is unknown, wanted {FORMAT}")
+        if body["format"] not in _LAYERS:
+            known = " and ".join(map(str, _LAYERS))
+            raise _bad(path, f"its format version {body['format']!r} is unknown; this version of pipeal reads {known}")
         if _hash_of(body) != whole["sha256"]:
             raise _bad(path, f"the hash of {_MANIFEST} differs from the one in it")
     except DataError:
@@ -151,10 +176,20 @@ def read_manifest(path: Path) -> Checkpoint:
         found = checked(_BODY, body)
     except ValueError as error:
         raise _bad(path, f"{_MANIFEST} is not the one of a checkpoint ({error})") from error
-    if strange := [name for name in found.files if not _LAYER.fullmatch(name)]:
+    layer, also = _LAYERS[body["format"]], {EPOCH} if body["format"] == FORMAT else set()
+    if strange := [name for name in found.files if not layer.fullmatch(name) and name not in also]:
         raise _bad(path, f"{_MANIFEST} names {strange[0]!r}, wanted files of layers")
     files = {name: (file.bytes, file.crc32) for name, file in found.files.items()}
-    return Checkpoint(path, found.number, found.step, found.best, found.position, found.state, files)
+    return Checkpoint(path, found.number, found.step, found.best, found.position, found.state, files, body["format"])
+
+
+def _crc32_of(file: io.FileIO) -> int:
+    """The CRC-32 of what is left to read."""
+    crc32 = 0
+    chunk = memoryview(bytearray(_CHUNK))
+    while count := file.readinto(chunk):
+        crc32 = zlib.crc32(chunk[:count], crc32)
+    return crc32
 
 
 def _hash_of(body: Any) -> str:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NoReturn
-
-from torch import Tensor
 
 from pipeal.core.errors import Interrupted, NonFiniteError, first_line
 from pipeal.engine import Pipeline
-from pipeal.engine.state.snapshot import LayerState, Snapshot
-from pipeal.training.checkpoint.finite import not_finite_in
-from pipeal.training.checkpoint.rank_files import KeptLayer
-from pipeal.training.checkpoint.writer import PATIENCE_S, CheckpointWriter, Job, PipelineEnded
-from pipeal.training.position import Position, joined
+from pipeal.engine.state.snapshot import Snapshot
+from pipeal.training.checkpoint.finite import FiniteCheck
+from pipeal.training.checkpoint.writer import PATIENCE_S, CheckpointWriter, Job, Outcome
+from pipeal.training.position import Position
 
 QUIET_S = 3.0
 """How long the last checkpoint may take before it is spoken of."""
@@ -63,8 +59,8 @@ class CheckpointPolicy:
         self.look_until = look_until
         self.way_back = way_back
         self._behind = begun
-        self._sound: int | None = None  # the batches before which all was finite, when last looked at
-        self._broken: NonFiniteError | None = None  # set by the writer's thread
+        self._check = FiniteCheck()
+        self._asked: list[Outcome] = []  # of the checkpoints that are under way, and of those that were broken
         self._looked_at: Snapshot | None = None
         self._sees = True  # whether the states could be had when last looked at
 
@@ -77,8 +73,8 @@ class CheckpointPolicy:
         self._looked_at = None
         if self.asked_to_end() is not None:
             return True
-        if self._broken is not None:
-            raise self._broken
+        if (broken := self._broken()) is not None:
+            raise broken
         if position.batches <= self.look_until:
             self._looked_at = self._look(pipe, position)
         if self.every is not None and position.batches // self.every > self._behind // self.every:
@@ -112,7 +108,7 @@ class CheckpointPolicy:
             before = f"interrupted before turn {position.turn}"
             raise Interrupted(f"{before}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1)
         failures = self.writer.failures
-        snapshot, job = self._save(pipe, position)
+        snapshot, outcome = self._save(pipe, position)
         where = position.where
         code = self.asked_to_end() or 1
         if not self._written():
@@ -122,11 +118,11 @@ class CheckpointPolicy:
                 "from the checkpoint before it",
                 code,
             )
-        if job.written:
+        if outcome.written:
             raise Interrupted(f"interrupted after {where}, and saved; {self.way_back} goes on from there", code)
         if snapshot.ended:
             snapshot.wait()  # raises what ended it; nobody else would, since nothing more is submitted
-        why = self._broken if self.writer.failures == failures else self.writer.last_failure
+        why = self._broken() if self.writer.failures == failures else self.writer.last_failure
         raise Interrupted(f"interrupted after {where}, which could not be saved: {why}", code)
 
     def _written(self) -> bool:
@@ -136,18 +132,31 @@ class CheckpointPolicy:
         self.writer.say("saving; another signal ends the run at once, without its last batches")
         return self.writer.flush(PATIENCE_S - QUIET_S)
 
-    def _save(self, pipe: Pipeline, position: Position) -> tuple[Snapshot, Job]:
+    def _broken(self) -> NonFiniteError | None:
+        """What the writer has found in a checkpoint that was asked for, the first if in several."""
+        return next((outcome.broken for outcome in self._asked if outcome.broken is not None), None)
+
+    def _save(self, pipe: Pipeline, position: Position) -> tuple[Snapshot, Outcome]:
         snapshot, self._looked_at = self._looked_at or pipe.snapshot(), None
-        collect = partial(self._layers, snapshot, list(position.losses), position.step)
-        where = {"turn": position.turn, "epoch": position.epoch, "batch": position.part.batches}
-        state = {"training": position.state(), "data": self.facts, "config": self.config}
-        return snapshot, self.writer.submit(position.step, collect, where, state, best=_is_best(position))
+        job = Job(
+            position.step,
+            snapshot,
+            position={"turn": position.turn, "epoch": position.epoch, "batch": position.part.batches},
+            state={"training": position.state(), "data": self.facts, "config": self.config},
+            losses=position.losses,
+            check=self._check,
+            tells_broken=not self.ends_on_broken,
+            best=_is_best(position),
+        )
+        outcome = self.writer.submit(job)
+        self._asked = [asked for asked in self._asked if asked.broken or not asked.done] + [outcome]
+        return snapshot, outcome
 
     def _look(self, pipe: Pipeline, position: Position) -> Snapshot | None:
         """A snapshot whose states are finite; None where they could not be had, which is told and ends no training."""
         snapshot = pipe.snapshot()
         try:
-            self._require_sound(snapshot, snapshot.wait(pipe.stall_timeout_s), position.step)
+            self._check(snapshot, snapshot.wait(pipe.stall_timeout_s), position.step)
         except Exception as error:
             if snapshot.ended or isinstance(error, NonFiniteError):
                 raise
@@ -159,52 +168,6 @@ class CheckpointPolicy:
         self._sees = True
         return snapshot
 
-    def _layers(self, snapshot: Snapshot, earlier: list[Tensor], step: int) -> dict[int, dict[str, Any] | KeptLayer]:
-        """What the layers' files hold: their states; and in the first, what is counted of the epoch under way.
-
-        Runs on the writer's thread.
-        """
-        try:
-            passed = snapshot.wait()
-            self._require_sound(snapshot, passed, step)
-        except NonFiniteError as error:
-            if not (self.ends_on_broken or snapshot.ended):
-                raise
-            if not snapshot.ended:
-                self._broken = self._broken or error
-            raise PipelineEnded from error
-        except Exception as error:
-            if snapshot.ended:
-                raise PipelineEnded from error
-            raise
-        losses = joined(earlier, [found.losses for found in passed.values() if found.losses is not None])
-        splits = sum(found.splits for found in passed.values())
-        first, *others = passed
-        return {first: {"state": passed[first].state, "losses": losses, "splits": splits}} | {
-            number: _content(number, passed[number]) for number in others
-        }
-
-    def _require_sound(self, snapshot: Snapshot, passed: Mapping[int, LayerState], step: int) -> None:
-        """Raises for a layer whose state is not finite, and says what is known of the batch that did it."""
-        for number, found in passed.items():
-            name = _not_finite_in(number, found)
-            if name is None:
-                continue
-            last = snapshot.batch - 1
-            is_to_blame = self._sound == last
-            since = "" if self._sound is None else f", though it was before batch {self._sound}"
-            which = "the update on that batch" if is_to_blame else "the update on that batch, or on one before it,"
-            raise NonFiniteError(
-                f"layer {number} is not finite after batch {last} (step {step}){since}: {name}; {which} made it so, "
-                "with losses that were finite. Lower the learning rate, or train in fp32, and go on from the last "
-                "checkpoint",
-                number,
-                last,
-                (),
-                is_to_blame=is_to_blame,
-            )
-        self._sound = max(snapshot.batch, self._sound or 0)
-
 
 def _is_best(position: Position) -> bool:
     """Whether it is the end of the best epoch so far, by what is held out; none is where nothing is."""
@@ -214,13 +177,3 @@ def _is_best(position: Position) -> bool:
     if row.score is None:
         return False
     return all(other.score is None or row.score > other.score for other in before)
-
-
-def _content(number: int, found: LayerState) -> dict[str, Any] | KeptLayer:
-    """What the file of a layer but the first holds, or the file, where the rank that has the layer has written it."""
-    return {"state": found.state} if found.kept is None else KeptLayer.of(found.kept, number)
-
-
-def _not_finite_in(number: int, found: LayerState) -> str | None:
-    """What is not finite in a layer; whoever has written its file has looked."""
-    return not_finite_in(found.state) if found.kept is None else found.kept["not_finite"][str(number)]

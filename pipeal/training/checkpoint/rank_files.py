@@ -3,8 +3,8 @@
 ::
 
     checkpoints/
-        .parts/5f0c-3-12/layer-002.pt    of the 12th snapshot of the third pipeline of attempt 5f0c, written by the rank
-                                         that has layer 2
+        .parts/5f0c-3-12/layer-002.safetensors    of the 12th snapshot of the third pipeline of attempt 5f0c, written by
+                                                  the rank that has layer 2
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from pipeal.core.errors import DataError
+from pipeal.engine.state.layer_file import require_plain, write_layer
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.training.checkpoint.finite import not_finite_in
-from pipeal.training.checkpoint.layer_file import require_plain, write_layer
 
 _PARTS = ".parts"
+
+
+def layer_name(number: int) -> str:
+    """The name of a layer's file."""
+    return f"layer-{number:03d}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,9 @@ class RankFiles:
         try:
             where.mkdir(parents=True, exist_ok=True)
             for layer, found in states.items():
-                content = {"state": found.state}
-                require_plain(content, f"layer {layer}")
-                path = where / f"layer-{layer:03d}.pt"
-                files[str(layer)] = [str(path), *write_layer(path, content)]
+                require_plain(found.state, f"layer {layer}")
+                path = where / layer_name(layer)
+                files[str(layer)] = [str(path), *write_layer(path, found.state)]
                 not_finite[str(layer)] = not_finite_in(found.state)
         except OSError as error:
             raise DataError(

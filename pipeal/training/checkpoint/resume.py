@@ -35,15 +35,15 @@ class ResumedTraining:
             DataError: It was saved by something else.
         """
         try:
-            layers = checkpoint.layers()
-            position = Position.of(checkpoint.state["training"], layers[0]["losses"])
-            if len(position.losses) not in (0, len(layers)):
-                raise ValueError(f"losses of {len(position.losses)} layers, states of {len(layers)}")
-            splits = layers[0].get("splits", 0)  # older ones have none
+            epoch = checkpoint.epoch()
+            position = Position.of(checkpoint.state["training"], epoch["losses"])
+            states = checkpoint.layers()
+            if len(position.losses) not in (0, len(states)):
+                raise ValueError(f"losses of {len(position.losses)} layers, states of {len(states)}")
+            splits = epoch.get("splits", 0)  # older ones have none
             if not isinstance(splits, int) or splits < 0:
                 raise TypeError("splits is no number of updates")
             position.totals.splits += splits  # those that the report of this epoch will not know of
-            states = {number: layer["state"] for number, layer in layers.items()}
             return cls(position, states, dict(checkpoint.state["data"]))
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, PipealError):

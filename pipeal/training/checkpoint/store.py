@@ -6,12 +6,16 @@
         .lock                     held by the process that saves here, as long as it lives
         step-000000050/
         step-000000100/
-            layer-000.pt …        one per layer: ``torch.save`` of plain values, loads with ``weights_only=True``
-            manifest.json         format, position, state, bytes and CRC-32 of each file, and its own SHA-256
+            layer-000.safetensors …    one per layer (:mod:`pipeal.engine.state.layer_file`); some layers, where a stage
+                                       has saved its own
+            epoch.safetensors     what is counted of the epoch under way, such as losses
+            manifest.json         last: format, position, state, bytes and CRC-32 of each file, and its own SHA-256
         .step-000000150.aside     is being written; takes its name when all of it is on the disk
         .step-000000100.before    makes room for another of its step; is put back if that did not come
         .step-000000000.gone      is being removed
         .parts/                   what other ranks have written, on its way into a checkpoint
+
+Checkpoints of the first format (:mod:`pipeal.training.checkpoint.format_1`) lie among them and are read as well.
 """
 
 from __future__ import annotations
@@ -28,9 +32,9 @@ from typing import Any
 from pipeal.core.atomic import sync_folder
 from pipeal.core.errors import DataError, UntidyError
 from pipeal.data.loading.lock import FileLock
-from pipeal.training.checkpoint.layer_file import require_plain, write_layer
-from pipeal.training.checkpoint.manifest import Checkpoint, read_manifest, write_manifest
-from pipeal.training.checkpoint.rank_files import KeptLayer, clear_parts
+from pipeal.engine.state.layer_file import require_plain, write_layer
+from pipeal.training.checkpoint.manifest import EPOCH, Checkpoint, read_manifest, write_manifest
+from pipeal.training.checkpoint.rank_files import KeptLayer, clear_parts, layer_name
 
 __all__ = ["Checkpoint", "CheckpointStore"]
 
@@ -106,6 +110,7 @@ class CheckpointStore:
         position: Mapping[str, Any],
         state: Mapping[str, Any],
         best: bool = False,
+        epoch: Mapping[str, Any] | None = None,
     ) -> Path:
         """Writes a checkpoint; when this returns it is on the disk, and older ones that are not kept are gone.
 
@@ -118,6 +123,7 @@ class CheckpointStore:
             position: Where the run stands; what JSON can hold.
             state: Anything else, likewise.
             best: It is the best so far, and is kept until a better one comes.
+            epoch: What is counted of the epoch under way; plain values, as a layer's state.
 
         Raises:
             DataError: A state holds what could not be loaded again, or the system refused to write it.
@@ -127,6 +133,7 @@ class CheckpointStore:
         for number, layer in layers.items():
             if not isinstance(layer, KeptLayer):
                 require_plain(layer, f"layer {number}")
+        require_plain(epoch or {}, "epoch")
         self.claim()
         path = self.folder / f"step-{step:09d}"
         aside = _hidden(path, "aside")
@@ -137,13 +144,12 @@ class CheckpointStore:
                 aside.mkdir()
                 files = {}
                 for number, layer in sorted(layers.items()):
-                    name = f"layer-{number:03d}.pt"
-                    if isinstance(layer, KeptLayer):
-                        size, crc32 = layer.move(aside / name)
-                    else:
-                        size, crc32 = write_layer(aside / name, layer)
-                    files[name] = {"bytes": size, "crc32": crc32}
-                write_manifest(aside, {**body, "files": files})
+                    to = aside / layer_name(number)
+                    files[to.name] = layer.move(to) if isinstance(layer, KeptLayer) else write_layer(to, layer)
+                if epoch:
+                    files[EPOCH] = write_layer(aside / EPOCH, epoch)
+                sums = {name: {"bytes": size, "crc32": crc32} for name, (size, crc32) in files.items()}
+                write_manifest(aside, {**body, "files": sums})
                 sync_folder(aside)
                 self._put(aside, path)
         except BaseException:
@@ -187,7 +193,7 @@ class CheckpointStore:
         """
         self.claim()
         if one.number < self._number:
-            self.save(one.step, one.layers(), one.position, one.state, one.best)
+            self.save(one.step, one.layers(), one.position, one.state, one.best, one.epoch())
 
     def _readable(self, on_bad: Callable[[str], None] = lambda _: None) -> Iterator[Checkpoint]:
         """The checkpoints whose manifests are right; their files are not looked at."""

@@ -4,36 +4,60 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-from pipeal.core.errors import PipealError, StallError, UntidyError, first_line
+from torch import Tensor
+
+from pipeal.core.errors import NonFiniteError, PipealError, StallError, UntidyError, first_line
+from pipeal.engine.state.snapshot import LayerState, Snapshot
+from pipeal.training.checkpoint.finite import FiniteCheck
 from pipeal.training.checkpoint.rank_files import KeptLayer
 from pipeal.training.checkpoint.store import CheckpointStore
+from pipeal.training.position import joined
 
-Layers = Mapping[int, Mapping[str, Any] | KeptLayer]
 
-
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """A checkpoint that was asked for.
+    """A checkpoint that is asked for.
 
     Attributes:
-        written: Whether it is on the disk.
+        step: See :meth:`pipeal.training.checkpoint.store.CheckpointStore.save`, as for ``best``.
+        snapshot: Gives the states of the layers, when every stage has come by.
+        position: Where the run stands; what JSON can hold.
+        state: Anything else, likewise.
+        losses: Of the epoch under way, by layer, before those that the snapshot has.
+        check: What the states must pass.
+        tells_broken: Whether a state that is not finite is a failure like any; else it is the training's to tell, by
+            :attr:`Outcome.broken`.
+        best: It is the best so far.
     """
 
     step: int
-    layers: Callable[[], Layers]
+    snapshot: Snapshot
     position: Mapping[str, Any]
     state: Mapping[str, Any]
-    best: bool
+    losses: Sequence[Tensor] = ()
+    check: FiniteCheck = field(default_factory=FiniteCheck)
+    tells_broken: bool = True
+    best: bool = False
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What became of a job. The writer's thread fills it in; any may read it.
+
+    Attributes:
+        done: Nothing more will become of it: it was carried out, or gave way to a newer one.
+        written: Whether it is on the disk.
+        broken: What in the states was not finite.
+    """
+
+    done: bool = False
     written: bool = False
-
-
-class PipelineEnded(Exception):  # noqa: N818  not a failure of the checkpoint
-    """What a job raises when the states will not come because the training has ended."""
+    broken: NonFiniteError | None = None
 
 
 PATIENCE_S = 300.0
@@ -69,7 +93,7 @@ class CheckpointWriter:
         self._in_a_row = self._untidy = 0
         self._patience_s = PATIENCE_S
         self._changed = threading.Condition()
-        self._waiting: list[Job] = []
+        self._waiting: list[tuple[Job, Outcome]] = []
         self._busy = False
         self._closed = False
         self._crash: BaseException | None = None
@@ -90,48 +114,36 @@ class CheckpointWriter:
                 raise
             self.say(str(stall))  # what ended the training is the news
 
-    def submit(
-        self,
-        step: int,
-        layers: Callable[[], Layers],
-        position: Mapping[str, Any],
-        state: Mapping[str, Any],
-        *,
-        best: bool = False,
-    ) -> Job:
+    def submit(self, job: Job) -> Outcome:
         """Asks for a checkpoint, and does not wait for it.
 
-        Args:
-            step: See :meth:`pipeal.training.checkpoint.store.CheckpointStore.save`, as for what follows.
-            layers: Called on the writer's thread; gives the states of the layers, and waits for them if need be. When
-                it raises, there is no checkpoint; that is a failure, unless it is :class:`PipelineEnded`.
-            position: Where the run stands; what JSON can hold.
-            state: Anything else, likewise.
-            best: It is the best so far.
+        A snapshot whose states do not come is a failure, unless its pipeline has ended, which the training is told.
 
         Returns:
-            What was asked for, which knows once it is written. Whoever keeps it keeps what ``layers`` holds.
+            What becomes of it, in time.
 
         Raises:
             TypeError: The position or the state holds what JSON cannot.
             RuntimeError: The writer is closed.
         """
         # As they are now: the run goes on and changes them.
-        job = Job(step, layers, json.loads(json.dumps(position)), json.loads(json.dumps(state)), best)
+        position, state = json.loads(json.dumps(job.position)), json.loads(json.dumps(job.state))
+        job, outcome = replace(job, position=position, state=state, losses=[*job.losses]), Outcome()
         with self._changed:
             self._require_alive()
             if self._closed:
-                raise RuntimeError(f"the checkpoint of step {step} came after the writer was closed")
+                raise RuntimeError(f"the checkpoint of step {job.step} came after the writer was closed")
             # A best one is kept waiting beside the newest: what replaced it would not be as good.
-            stay = [] if best else [other for other in self._waiting if other.best]
+            stay = [] if job.best else [waiting for waiting in self._waiting if waiting[0].best]
             self.replaced += len(self._waiting) - len(stay)
-            self._waiting = [*stay, job]
+            self._drop_waiting(stay)
+            self._waiting.append((job, outcome))
             if self._thread is None:
                 # A daemon: a disk that never answers must not keep the process.
                 self._thread = threading.Thread(target=self._run, name="pipeal-writer", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
-        return job
+        return outcome
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Waits until everything asked for is written, or has failed; False if that took too long."""
@@ -143,7 +155,7 @@ class CheckpointWriter:
     def give_up(self) -> None:
         """What waits is not written any more, and :meth:`close` hardly waits for what is being written."""
         with self._changed:
-            self._waiting.clear()
+            self._drop_waiting()
             self._patience_s = HURRY_S
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -177,6 +189,11 @@ class CheckpointWriter:
         """Whether the last write failed: what was trained since the one before it would be lost."""
         return self._in_a_row > 0
 
+    def _drop_waiting(self, but: Sequence[tuple[Job, Outcome]] = ()) -> None:
+        for waiting in self._waiting:
+            waiting[1].done = waiting not in but
+        self._waiting = [*but]
+
     def _require_alive(self) -> None:
         if self._crash is not None:
             crash, self._crash = self._crash, None
@@ -189,7 +206,7 @@ class CheckpointWriter:
         except BaseException as crash:  # noqa: BLE001  raised in whoever calls next
             with self._changed:
                 self._crash, self._closed = crash, True
-                self._waiting.clear()
+                self._drop_waiting()
                 self._busy = False
                 self._changed.notify_all()
 
@@ -199,36 +216,42 @@ class CheckpointWriter:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if not self._waiting:
                 return False
-            job = self._waiting.pop(0)
+            job, outcome = self._waiting.pop(0)
             self._busy = True
-        self._carry_out(job)
+        self._carry_out(job, outcome)
+        outcome.done = True
         with self._changed:
             self._busy = False
             self._changed.notify_all()
         return True
 
-    def _carry_out(self, job: Job) -> None:
+    def _carry_out(self, job: Job, outcome: Outcome) -> None:
         try:
-            layers = job.layers()
-        except PipelineEnded:
-            return  # it raises why where the training runs
+            passed = job.snapshot.wait()
+            job.check(job.snapshot, passed, job.step)
         except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
-            self._failed(job.step, error)
+            if job.snapshot.ended:
+                return  # why is raised where the training runs
+            if isinstance(error, NonFiniteError) and not job.tells_broken:
+                outcome.broken = error
+            else:
+                self._failed(job.step, error)
             return
         try:
-            self._store.save(job.step, layers, job.position, job.state, job.best)
+            layers = {number: _content(number, found) for number, found in passed.items()}
+            self._store.save(job.step, layers, job.position, job.state, job.best, _counted(job, passed))
         except UntidyError as error:
-            self._written(job)
+            self._written(job, outcome)
             self._untidy += 1
             self._warn(str(error), self._untidy)
         except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
             self._failed(job.step, error)
         else:
-            self._written(job)
+            self._written(job, outcome)
             self._untidy = 0
 
-    def _written(self, job: Job) -> None:
-        job.written = True
+    def _written(self, job: Job, outcome: Outcome) -> None:
+        outcome.written = True
         if self._in_a_row:
             self._in_a_row = 0
             self.say(f"checkpoints are written again, that of step {job.step} is the first")
@@ -245,3 +268,14 @@ class CheckpointWriter:
         if in_a_row & (in_a_row - 1) == 0:
             row = f" ({in_a_row} in a row now)" if in_a_row > 1 else ""
             self.say(f"{what}; the training goes on{row}")
+
+
+def _content(number: int, found: LayerState) -> Mapping[str, Any] | KeptLayer:
+    """What the file of a layer holds, or the file, where the rank that has the layer has written it."""
+    return found.state if found.kept is None else KeptLayer.of(found.kept, number)
+
+
+def _counted(job: Job, passed: Mapping[int, LayerState]) -> dict[str, Any]:
+    """What is counted of the epoch under way."""
+    losses = joined([*job.losses], [found.losses for found in passed.values() if found.losses is not None])
+    return {"losses": losses, "splits": sum(found.splits for found in passed.values())}

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pipeal import DataError
+from pipeal.core.tree_codec import put_together, taken_apart
 from pipeal.engine.distributed.channel import FRAME, BrokenWireError, Wire
 from pipeal.engine.distributed.flat import flat, row_for, unflat
-from pipeal.engine.distributed.tree_codec import put_together, taken_apart
 
 from .lines import on_each, thread_ranks
 

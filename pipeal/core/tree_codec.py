@@ -4,7 +4,7 @@
 
     (tensor, {"mask": tensor}, 3)   <->   ["t", ["T"], ["d", ["mask", ["T"]]], 3]   and   [tensor, tensor]
 
-Tensors arrive with the strides they had: some operators round differently on another layout.
+What is done with the tensors is up to others: they are sent to another process, or written to a file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import base64
 import dataclasses
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -41,13 +41,18 @@ def taken_apart(tree: Tree) -> tuple[Form, list[Tensor]]:
     return _form(tree, found), found
 
 
-def put_together(form: Form, tensors: Sequence[Tensor]) -> Tree:
+def put_together(form: Form, tensors: Sequence[Tensor], *, plain: bool = False) -> Tree:
     """The tree that :func:`taken_apart` described.
 
+    Args:
+        form: The description.
+        tensors: In the same order.
+        plain: Refuse dataclasses, named tuples and registered containers: no code of theirs runs on a file's word.
+
     Raises:
-        DataError: It holds a class that is not known here.
+        DataError: It holds a class that is not known here, or with ``plain`` any, or no type of numbers.
     """
-    return _tree(form, iter(tensors))
+    return _tree(form, iter(tensors), _no_class_named if plain else _class_named)
 
 
 def _form(tree: Any, found: list[Tensor]) -> Form:
@@ -66,6 +71,8 @@ def _form(tree: Any, found: list[Tensor]) -> Form:
         return ["r", _name_of(kind), *([name, _form(value, found)] for name, value in fields)]
     if kind is torch.dtype:
         return ["y", str(tree).removeprefix("torch.")]
+    if kind is torch.device:
+        return ["v", str(tree)]
     if kind is complex:
         return ["c", tree.real, tree.imag]
     if kind is bytes:
@@ -81,31 +88,45 @@ def _form(tree: Any, found: list[Tensor]) -> Form:
     )
 
 
-def _tree(form: Form, tensors: Iterator[Tensor]) -> Any:
+def _tree(form: Form, tensors: Iterator[Tensor], class_named: Callable[[str], Any]) -> Any:
     if not isinstance(form, list):
         return form
+
+    def tree(part: Form) -> Any:
+        return _tree(part, tensors, class_named)
+
     what, *parts = form
     if what == "T":
         return next(tensors)
     for kind, letter in _BOXES.items():
         if what == letter:
-            return kind(_tree(part, tensors) for part in parts)
+            return kind(tree(part) for part in parts)
     for kind, letter in _DICTS.items():
         if what == letter:
-            return kind((_tree(key, tensors), _tree(part, tensors)) for key, part in parts)
+            return kind((tree(key), tree(part)) for key, part in parts)
     if what == "y":
-        return getattr(torch, parts[0])
+        return _dtype_named(parts[0])
+    if what == "v":
+        return torch.device(parts[0])
     if what == "c":
         return complex(*parts)
     if what == "b":
         return base64.b64decode(parts[0])
-    cls = _class_named(parts[0])
+    cls = class_named(parts[0])
     if what == "r":
-        return _record(cls, {name: _tree(value, tensors) for name, value in parts[1:]})
+        return _record(cls, {name: tree(value) for name, value in parts[1:]})
     if what == "n":
-        return cls(*(_tree(part, tensors) for part in parts[1:]))
-    context = _tree(parts[1], tensors)
-    return pytree.SUPPORTED_NODES[cls].unflatten_fn([_tree(part, tensors) for part in parts[2:]], context)
+        return cls(*(tree(part) for part in parts[1:]))
+    context = tree(parts[1])
+    return pytree.SUPPORTED_NODES[cls].unflatten_fn([tree(part) for part in parts[2:]], context)
+
+
+def _dtype_named(name: str) -> torch.dtype:
+    """Not just any attribute of torch, on the word of another process or of a file."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise DataError(f"{name!r} is no type of numbers that this version of torch knows")
+    return found
 
 
 def _record(cls: Any, values: dict[str, Any]) -> Any:
@@ -118,6 +139,10 @@ def _record(cls: Any, values: dict[str, Any]) -> Any:
 
 def _name_of(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _no_class_named(name: str) -> Any:
+    raise DataError(f"a {name!r} is in it, where only tensors, numbers, texts and collections of them may be")
 
 
 def _class_named(name: str) -> Any:
