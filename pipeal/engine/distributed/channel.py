@@ -27,7 +27,6 @@ from torch import Tensor
 
 from pipeal.core.errors import first_line
 from pipeal.core.tree import Tree
-from pipeal.core.tree import Tree
 from pipeal.core.tree_codec import Form, put_together, taken_apart
 from pipeal.engine.distributed.flat import Layout, bytes_of, flat, row_for, unflat
 from pipeal.engine.execution.channel import Stopped

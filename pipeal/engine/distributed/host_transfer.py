@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pipeal.core.tree import Tree, tensors
-from pipeal.core.tree import Tree, tensors
 from pipeal.core.tree_codec import taken_apart
 from pipeal.engine.devices import Device, Ready
 from pipeal.engine.distributed.channel import Message, Wire
