@@ -54,7 +54,6 @@ COMMON = {
     "engine.stall_timeout_s": ["60", "1e-9"],
     "engine.threads": ["1", "2"],
     "engine.trace_batches": ["1", "3"],
-    "model.label_codes": ["per-sample", "per-class"],
     "out": ["runs", "a/b"],
     "train.accumulate": ["1", "2", "5"],
     "train.checkpoint.every": ["1", "null"],

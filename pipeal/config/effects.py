@@ -48,7 +48,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("processes", (1,), ("engine.peer_timeout_s",)),
     ),
     TextConfig: (
-        Idle("train.mode", _NO_LABELS, ("model.y_hid", "model.label_codes")),
+        Idle("train.mode", _NO_LABELS, ("model.y_hid",)),
         Idle("model.name", ("lstm",), ("model.n_heads",)),
         Idle("model.pretrained", ("none",), ("data.cache_dir",)),
     ),
@@ -56,7 +56,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle(
             "train.mode",
             _NO_LABELS,
-            ("model.x_hid", "model.y_hid", "model.bridges", "model.labels", "model.label_codes"),
+            ("model.x_hid", "model.y_hid", "model.bridges", "model.labels"),
         ),
         Idle("data.cache", (False,), ("data.cache_dir",)),
         Idle("dataset", ("toyimages",), ("data.cache", "data.cache_dir")),

@@ -26,6 +26,7 @@ from pipeal.core.errors import ConfigError
 
 REMOVED: Mapping[str, tuple[object, str]] = {
     "engine.cuda_graphs": (False, "CUDA graphs were removed after commit 05345d3"),
+    "model.label_codes": ("per-sample", "label sides once for each class saved nothing and were removed"),
 }
 """Keys of earlier versions: the default that each had, with which it is passed over, and why no other value goes."""
 

@@ -42,8 +42,6 @@ class TextModelConfig(ModelConfig):
         vectors: The text file of those vectors; None looks for the usual name under the data folder.
         embedding_updates: Which word vectors an update changes: all, the ``dense`` step of Adam, or those that were
             ``touched``, looked up in the batch: faster on a CPU, and another optimizer (:mod:`pipeal.methods.touched`).
-        label_codes: Whether the label sides of the AL form work ``per-sample`` or, with the same result up to rounding,
-            ``per-class``.
         grouping: Whether layers compute a batch in groups of similar length.
     """
 
@@ -56,7 +54,6 @@ class TextModelConfig(ModelConfig):
     pretrained: Literal["none", "glove", "fasttext"] = "none"
     vectors: Text | None = None
     embedding_updates: Literal["dense", "touched"] = "dense"
-    label_codes: Literal["per-sample", "per-class"] = "per-sample"
     grouping: GroupingConfig = field(default_factory=GroupingConfig)
 
 

@@ -22,8 +22,6 @@ class VisionModelConfig(ModelConfig):
             published one, takes every pixel.
         labels: ``inverse`` starts the label sides as near inverses of each other; ``published`` has sigmoids at both
             ends and PyTorch's own start, and stays at chance for its first epochs.
-        label_codes: Whether the label sides of the AL form work ``per-sample`` or, with the same result up to rounding,
-            ``per-class``.
         channels_last: Whether images and convolutions are laid out channel by channel (NHWC), which is faster.
     """
 
@@ -34,7 +32,6 @@ class VisionModelConfig(ModelConfig):
     activation: Literal["relu", "leaky-relu"] = "relu"
     bridges: Literal["pooled", "flat"] = "pooled"
     labels: Literal["inverse", "published"] = "inverse"
-    label_codes: Literal["per-sample", "per-class"] = "per-sample"
     channels_last: Flag = True
 
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig, TextModelConfig
 from pipeal.core.artifacts import VOCABULARY
 from pipeal.core.errors import ConfigError
-from pipeal.core.methods import METHODS
 from pipeal.data import (
     WHOLE,
     BatchLoader,
@@ -33,7 +32,7 @@ from pipeal.data import (
     load_vectors,
 )
 from pipeal.engine import Pipeline
-from pipeal.methods.al import ALPackage, TouchedAdam, encode_each_class, touch_rows
+from pipeal.methods.al import ALPackage, TouchedAdam, touch_rows
 from pipeal.models import TextDims, build_text, canonical_text_model, group_layers
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
@@ -106,8 +105,6 @@ class TextModels:
         )
         if model.embedding_updates == "touched":
             touch_rows(package)
-        if model.label_codes == "per-class" and METHODS[mode].has_labels:
-            encode_each_class(package)
         if not self.thresholds:
             return package
         return group_layers(package, self.thresholds, model.grouping.layers, pad_index=self.pad_index)

@@ -11,7 +11,6 @@ import torch
 from pipeal.config import RunConfig, VisionConfig, VisionModelConfig
 from pipeal.core.artifacts import IMAGES
 from pipeal.core.errors import ConfigError
-from pipeal.core.methods import METHODS
 from pipeal.data import (
     WHOLE,
     Augmentation,
@@ -25,7 +24,7 @@ from pipeal.data import (
 )
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.cpus import cores
-from pipeal.methods.al import ALPackage, encode_each_class
+from pipeal.methods.al import ALPackage
 from pipeal.models import VisionDims, build_vision, canonical_vision_model
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
@@ -55,8 +54,6 @@ class VisionModels:
             dims=_dims(model, self.config.data.size),
             lr=rates(self.config.train.lr, mode),
         )
-        if model.label_codes == "per-class" and METHODS[mode].has_labels:
-            encode_each_class(package)
         return package.to(memory_format=torch.channels_last) if model.channels_last else package
 
     def under(self, config: RunConfig) -> VisionModels:

@@ -62,13 +62,12 @@ class Task:
         if not setting.ahead:
             helpers = "workers" if self.model == "resnet" else "prefetch"
             config = replace(config, data=replace(config.data, **{helpers: 0}))
-        codes = "per-class" if setting.by_class else "per-sample"
         if self.model == "resnet":
-            model = replace(config.model, channels_last=setting.channels_last, label_codes=codes)
+            model = replace(config.model, channels_last=setting.channels_last)
             return replace(self.experiment, config=replace(config, model=model))
         if self.model in TEXTS:
             updates = "touched" if setting.touched else "dense"
-            config = replace(config, model=replace(config.model, embedding_updates=updates, label_codes=codes))
+            config = replace(config, model=replace(config.model, embedding_updates=updates))
             return replace(self.experiment, config=config, models=replace(self.experiment.models, config=config))
         return replace(self.experiment, config=config)
 

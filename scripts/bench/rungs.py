@@ -48,7 +48,6 @@ class Setting:
         precision: ``bf16`` under autocast; ``fp16`` needs a pipeline.
         fused: Adam in one operator.
         touched: Of the word vectors, updates change those in the batch alone, which is another optimizer.
-        by_class: Label sides work once for each class.
         engine: The loop is a :class:`pipeal.Pipeline`'s, with all layers in one stage.
         accumulate: Batches to one update; needs a pipeline.
         compile: As for :class:`pipeal.Pipeline`, which it needs.
@@ -71,7 +70,6 @@ class Setting:
     precision: Precision = "fp32"
     fused: bool = False
     touched: bool = False
-    by_class: bool = False
     engine: bool = False
     accumulate: int = 1
     compile: Compile = "none"
@@ -157,8 +155,6 @@ def rungs_of(
     add("fused Adam", fused=True)
     if model in TEXTS:
         add("touched word vectors", aside=True, touched=True)  # another optimizer, slower at first
-    if model == "resnet" and form == "al":
-        add("labels by class", by_class=True)
     add("engine, in one stage", engine=True)
     add("4 batches to an update", aside=True, accumulate=4)
     if device.type == "cuda" and ladder[-1].setting.fused:  # which alone can leave out an update

@@ -11,13 +11,11 @@ from torch import nn
 
 from pipeal import AL, ALPackage, ConfigError, Pipeline
 from pipeal.cli.text import command
-from pipeal.config import TextConfig, VisionConfig, load_config
+from pipeal.config import TextConfig, load_config
 from pipeal.engine.runner.compiling import Compile, check_compile
 from pipeal.engine.runner.regions import CompileWarning
 from pipeal.methods.al import BP, TouchedAdam
-from pipeal.methods.al.class_codes import EachClass, EachCode
 from pipeal.run.build_text import TextExperiment, text_experiment
-from pipeal.run.build_vision import VisionModels
 from tests.cli.running import run_command, told_one_line
 
 SMALL = (
@@ -80,14 +78,6 @@ def test_touched_rows_go_with_compiled_layers() -> None:
     layer = compiled[0]
     assert isinstance(layer, AL)
     assert not layer.enc_opt.state[table.weight]["exp_avg"][known:].any()
-
-
-def test_codes_of_each_class_are_one_line_of_yaml() -> None:
-    package = built("model.label_codes=per-class").package("al", 0)
-    assert [type(layer.ae) for layer in package] == [EachClass, EachCode, EachCode, EachCode]
-    images = load_config(VisionConfig, overrides=["model.label_codes=per-class", "model.width=0.05", "data.size=16"])
-    assert type(VisionModels(images, 3).package("al", 0)[0].ae) is EachClass
-    assert len(built("model.label_codes=per-class").package("bp", 0)) == 1
 
 
 def test_replicas_of_touched_rows_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,8 +155,8 @@ def test_a_range_is_widened_twice_and_then_that_is_said(tmp_path: Path, monkeypa
 
 
 def test_what_is_no_range_of_numbers_is_not_widened() -> None:
-    words = {"model.label_codes": ("per-sample", "per-class"), "train.lr.base": (1e-3,)}
-    best = [{"model.label_codes": "per-class", "train.lr.base": 1e-3}]
+    words = {"model.embedding_updates": ("dense", "touched"), "train.lr.base": (1e-3,)}
+    best = [{"model.embedding_updates": "touched", "train.lr.base": 1e-3}]
     assert widen(words, [best], lambda _: True, Counter()) == (words, [])  # type: ignore[arg-type]
     grid: dict[str, tuple[Value, ...]] = {"model.dropout": (0.3, 0.9)}
     assert widen(grid, [[{"model.dropout": 0.9}]], lambda _: False, Counter()) == (
@@ -368,5 +368,5 @@ def test_every_setting_diverging_is_a_mistake(tmp_path: Path, monkeypatch: pytes
 
 
 def test_values_are_what_yaml_makes_of_them() -> None:
-    asked = replace(TextConfig(), tune=TuneConfig(("model.label_codes=per-sample, per-class", "train.accumulate=1,2")))
-    assert parse_grid(asked) == {"model.label_codes": ("per-sample", "per-class"), "train.accumulate": (1, 2)}
+    asked = replace(TextConfig(), tune=TuneConfig(("model.embedding_updates=dense, touched", "train.accumulate=1,2")))
+    assert parse_grid(asked) == {"model.embedding_updates": ("dense", "touched"), "train.accumulate": (1, 2)}

@@ -150,10 +150,10 @@ BP = "train.mode is bp"
         (["--schedule=sequential", "--devices=cpu"], []),
         (["--schedule=al-fm", "--mode=bp"], [f"engine.schedule al-fm: without effect, since {BP}"]),
         (
-            ["--mode=bp", "--set=train.lr.ae=1e-2", "--set=model.y_hid=8", "--set=model.label_codes=per-class"],
+            ["--mode=bp", "--set=train.lr.ae=1e-2", "--set=model.y_hid=8"],
             [
                 f"train.lr.ae 0.01: without effect, since {BP}",
-                f"model.y_hid 8, model.label_codes per-class: without effect, since {BP}",
+                f"model.y_hid 8: without effect, since {BP}",
             ],
         ),
         (["--mode=compare", "--set=train.lr.ae=1e-2", "--set=model.y_hid=8", "--schedule=al-fm"], []),

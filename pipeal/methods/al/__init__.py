@@ -1,6 +1,5 @@
 """Associated Learning: layers, packages, and backpropagation in the same shape."""
 
-from pipeal.methods.al.class_codes import encode_each_class
 from pipeal.methods.al.layers import AE, AL, ENC, LabelAE, make_layers
 from pipeal.methods.al.package import ALPackage, set_device
 from pipeal.methods.bp import BP
@@ -22,7 +21,6 @@ __all__ = [
     "OptimizerFactory",
     "TouchedAdam",
     "adam",
-    "encode_each_class",
     "make_layers",
     "set_device",
     "touch_rows",
