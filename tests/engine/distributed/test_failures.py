@@ -334,4 +334,4 @@ def test_when_a_process_is_killed_all_others_end_and_name_it(
         assert codes == [-9 if rank == victim else 1 for rank in range(size)]
         for rank in set(range(size)) - {victim}:
             last = ranks.said(rank).strip().splitlines()[-1]
-            assert re.match(rf"pipeal\.errors\.PeerLostError: .*rank {victim} ", last), ranks.said(rank)
+            assert re.match(rf"pipeal\.core\.errors\.PeerLostError: .*rank {victim} ", last), ranks.said(rank)
