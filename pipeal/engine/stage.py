@@ -12,18 +12,19 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from pipeal.core.modules import module_of, scaler_of
+from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import Path, TrainableLayer
 from pipeal.core.rng import key_seed, keyed, may_draw, updates_may_draw
 from pipeal.core.tree import Tree, batch_size, shapes_of
-from pipeal.engine.devices import Device, DeviceRow, Precision, Ready
+from pipeal.engine.devices import Device, DeviceRow, Ready
 from pipeal.engine.runner.accumulation import Accumulation
 from pipeal.engine.runner.compile_gate import Abandoned
-from pipeal.engine.runner.compiling import Compile, CompiledLayer
-from pipeal.engine.runner.error_context import ErrorContext, OnOom, add_note
+from pipeal.engine.runner.compiling import CompiledLayer
+from pipeal.engine.runner.error_context import ErrorContext, add_note
 from pipeal.engine.runner.forward import Passed, go_forward
 from pipeal.engine.runner.losses import LossLog
-from pipeal.engine.runner.nonfinite import FiniteWatch, OnNonFinite, cause_of, raise_first, refuse_given_up
+from pipeal.engine.runner.nonfinite import FiniteWatch, cause_of, raise_first, refuse_given_up
 from pipeal.engine.runner.precision import autocast, settings
 from pipeal.engine.runner.split import BatchSplitter, LearnPart
 from pipeal.engine.schedule import Action
@@ -74,12 +75,9 @@ class Stage:
         number: The stage's number.
         layers: Its layers, by their number in the whole model, in order.
         device: The stage's own handle on its device; the layers are moved there.
+        options: How they are run.
         seed: With the layer's and the batch's number, the key of all randomness.
-        precision: ``bf16`` and ``fp16`` run forwards under autocast.
         window: The batches whose spans are kept.
-        compile: Whether, and for which shapes, forwards and inferences are compiled.
-        on_non_finite: What happens on a loss that is not finite.
-        on_oom: What happens on a batch that does not fit into memory.
     """
 
     def __init__(
@@ -87,27 +85,24 @@ class Stage:
         number: int,
         layers: Sequence[tuple[int, TrainableLayer]],
         device: Device,
+        options: EngineOptions,
         *,
         seed: int,
-        precision: Precision,
         window: Window,
-        compile: Compile = "none",
-        on_non_finite: OnNonFinite = "raise",
-        on_oom: OnOom = "raise",
     ) -> None:
         self.number = number
         self.layers = list(layers)
         self.device = device
         self.seed = seed
-        self.precision = precision
+        self.options = options
         self.clock: StageClock | RowClock
         if isinstance(device, DeviceRow):
             self.clock = RowClock(device, number, window)
         else:
             self.clock = StageClock(device, number, window)
         self.losses = LossLog()
-        self.finite = FiniteWatch(device, on_non_finite)
-        self._errors = ErrorContext(number, self.layers, device, on_oom)
+        self.finite = FiniteWatch(device, options.on_non_finite)
+        self._errors = ErrorContext(number, self.layers, device, options.on_oom)
         self._splitters: dict[int, BatchSplitter] = {}
         self._in_hand: Parcel | None = None
         self._batch = -1
@@ -127,11 +122,12 @@ class Stage:
                 Action.BACKWARD: draws,
                 Action.UPDATE: updates_may_draw(module),
             }
-            if on_non_finite == "skip" or on_oom == "split":
-                self._splitters[index] = BatchSplitter(index, layer, device, self.finite, splits=on_oom == "split")
-            if compile != "none":
+            if options.on_non_finite == "skip" or options.on_oom == "split":
+                splits = options.on_oom == "split"
+                self._splitters[index] = BatchSplitter(index, layer, device, self.finite, splits=splits)
+            if options.compile != "none":
                 name = f"layer {index} ({type(layer).__name__})"
-                self._compiled[index] = CompiledLayer(layer, name, compile, draws=draws)
+                self._compiled[index] = CompiledLayer(layer, name, options.compile, draws=draws)
 
     def learn_with(self, together: Together) -> None:
         """Has this stage learn from each batch with others; it then draws numbers of its own, but for updates."""
@@ -353,10 +349,10 @@ class Stage:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forwards, whatever the caller's is."""
-        return autocast(self.device, self.precision)
+        return autocast(self.device, self.options.precision)
 
     def _settings(self, action: Action) -> AbstractContextManager[Any]:
-        return settings(action, self.device, self.precision)
+        return settings(action, self.device, self.options.precision)
 
     def _admitted(self, action: Action, index: int, inputs: Tree = None) -> AbstractContextManager[None]:
         """The layer's turn to act: at once, unless something is being compiled or it may compile something itself."""

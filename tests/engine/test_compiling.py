@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeline, ScheduleError
+from pipeal.core.options import EngineOptions
 from pipeal.engine import SCHEDULES
 from pipeal.engine.runner.compile_gate import Abandoned, CompileGate
 from pipeal.engine.runner.compiling import _check_compiler, _numerics
@@ -717,8 +718,8 @@ def test_no_compiler() -> None:
 def test_placements_are_tried_as_they_will_run() -> None:
     package, batches = ALPackage(small()[:2]), batches_of([4] * (WARM_UP + 2))
     before = {name: value.clone() for name, value in package.state_dict().items()}
-    place(package, batches, "pipelined", compile="static", rounds=1)
-    assert len(layer_costs(copy.deepcopy(package), batches, compile="static")) == len(package)
+    place(package, batches, "pipelined", EngineOptions(compile="static"), rounds=1)
+    assert len(layer_costs(copy.deepcopy(package), batches, EngineOptions(compile="static"))) == len(package)
     assert all(torch.equal(value, before[name]) for name, value in package.state_dict().items())
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -53,26 +52,22 @@ class DistributedExecutor:
 
     Args:
         node: Rank 0.
-        queue_depth: How many packets may wait before the first stage.
-        stall_timeout_s: How long all stages may stand still while the caller waits for them.
-        dump_folder: Where each rank's watchdog then leaves a file; None for none.
 
     Attributes:
         node: As given.
     """
 
-    def __init__(self, node: Node, *, queue_depth: int, stall_timeout_s: float, dump_folder: Path | None) -> None:
+    def __init__(self, node: Node) -> None:
         self.node = node
-        self.stall_timeout_s = stall_timeout_s
         self._changed = threading.Condition()
         self._replies: dict[int, list[tuple[Mapping[str, Any], Tree]]] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._tokens = count()
         self._numbers = count(1)
-        self._watch = Watch(node, stall_timeout_s, dump_folder)
+        self._watch = Watch(node)
         mesh = node.world.mesh
         self._others = [rank for rank in range(node.world.size) if rank != node.rank]
-        self._heads = {mesh.rank_of(replica, 0): Link(queue_depth) for replica in range(1, mesh.replicas)}
+        self._heads = {mesh.rank_of(replica, 0): Link(node.options.queue_depth) for replica in range(1, mesh.replicas)}
         node.progress.add_links(self._heads.values())
         for head, link in self._heads.items():
             node.send(f"orders-{head}", link, HostCarrier(node.orders, node.stage.device), head)

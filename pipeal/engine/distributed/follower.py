@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -44,14 +43,12 @@ class Server:
         node: This rank.
         on_snapshot: Keeps what snapshots find; None: the states are sent to rank 0.
         feed: For the first stage of a replica.
-        dump_folder: Where the stacks of all threads are left when the pipeline stands still; None for none.
     """
 
-    def __init__(self, node: Node, on_snapshot: OnSnapshot | None, feed: Feed | None, dump_folder: Path | None) -> None:
+    def __init__(self, node: Node, on_snapshot: OnSnapshot | None, feed: Feed | None) -> None:
         self.node = node
         self._on_snapshot = on_snapshot
         self._feed = feed
-        self._dump_folder = dump_folder
         self._batches: Iterator[Any] | None = None
         self._feeding = threading.Lock()
         self._feeds_on = True
@@ -171,7 +168,7 @@ class Server:
     def _hear_verdict(self, message: Message) -> None:
         self._verdict = rebuilt(message.facts, self.node.world.name_of(0))
         if isinstance(self._verdict, StallError):
-            dumped(self._dump_folder, [str(self._verdict), str(self.node.progress)])
+            dumped(self.node.options.dump_folder, [str(self._verdict), str(self.node.progress)])
         self.node.progress.fail(self._verdict)
 
     def _snapshot_came(self, snapshot: Snapshot) -> None:

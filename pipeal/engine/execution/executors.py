@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
 import torch
 
+from pipeal.core.options import EngineOptions
 from pipeal.engine.execution.channel import Link, Stopped
 from pipeal.engine.execution.watchdog import stall_report, wait_for_end
 from pipeal.engine.execution.worker import TICK_S, SharedProgress, Worker
@@ -45,13 +45,13 @@ class Executor(Protocol):
 class InlineExecutor:
     """Runs each batch to its end in the caller's thread, in the schedule's own order."""
 
-    def __init__(self, stages: Sequence[Stage], schedule: Schedule, threads: int | None) -> None:
+    def __init__(self, stages: Sequence[Stage], schedule: Schedule, options: EngineOptions) -> None:
         self.stages = stages
         self.tasks = [(self.stages[task.stage], task.action) for task in schedule.order(len(stages), 1)]
         self._failure: BaseException | None = None
         self._threads_before = torch.get_num_threads()
-        if threads is not None:
-            torch.set_num_threads(threads)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
 
     def submit(self, parcel: Parcel) -> None:
         """Runs the batch; after a failure, which leaves layers half updated, raises it again."""
@@ -90,31 +90,18 @@ class ThreadedExecutor:
     Args:
         stages: The stages.
         schedule: What may run after what.
-        queue_depth: How many parcels may wait before each stage.
-        threads: Intra-op threads of each worker on a CPU; None leaves PyTorch's setting.
-        stall_timeout_s: How long the pipeline may stand still while the caller waits for it.
-        dump_folder: Where the watchdog then leaves a file; None for none.
+        options: With the threads of each worker; None leaves PyTorch's setting.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        schedule: Schedule,
-        *,
-        queue_depth: int,
-        threads: int | None,
-        stall_timeout_s: float,
-        dump_folder: Path | None = None,
-    ) -> None:
+    def __init__(self, stages: Sequence[Stage], schedule: Schedule, options: EngineOptions) -> None:
         self.schedule = schedule
-        self.stall_timeout_s = stall_timeout_s
-        self.dump_folder = dump_folder
+        self.options = options
         self._submitted = self._snapshots = 0
-        links = [Link(queue_depth) for _ in stages]
+        links = [Link(options.queue_depth) for _ in stages]
         self.progress = SharedProgress(len(stages), links)
         self._inlet = links[0]
         self.workers = [
-            Worker(stage, schedule, self.progress, inbox, outbox, threads)
+            Worker(stage, schedule, self.progress, inbox, outbox, options)
             for stage, inbox, outbox in zip(stages, links, [*links[1:], None], strict=True)
         ]
         # PyTorch keeps the last number set by any thread as the one that later threads begin with.
@@ -170,9 +157,9 @@ class ThreadedExecutor:
                 if GATE.busy():
                     waiting_since = perf_counter()  # a compilation may take minutes, and others wait for it
                 still = perf_counter() - max(self.progress.changed_at, waiting_since)
-                if still > self.stall_timeout_s:
+                if still > self.options.stall_timeout_s:
                     state = f"schedule {self.schedule.name}; {self._submitted} batches submitted", self.progress
-                    raise stall_report(self.workers, self.stall_timeout_s, self.dump_folder, state)
+                    raise stall_report(self.workers, self.options.stall_timeout_s, self.options.dump_folder, state)
             return
         assert self.progress.failure is not None  # else nobody would have stopped us
         raise self.progress.failure

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from time import perf_counter
 
 from pipeal.core.errors import ScheduleError
+from pipeal.core.options import EngineOptions
 from pipeal.engine.devices.threads import set_intra_op_threads
 from pipeal.engine.execution.channel import Link, Request, Stopped
 from pipeal.engine.runner.compile_gate import Abandoned
@@ -154,7 +155,7 @@ class Worker(threading.Thread):
         progress: Shared with the other workers.
         inbox: Where parcels come from.
         outbox: Where they go; None for the last stage.
-        threads: Intra-op threads of this worker on a CPU; None leaves PyTorch's setting.
+        options: With its intra-op threads on a CPU; None leaves PyTorch's setting.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Worker(threading.Thread):
         progress: SharedProgress,
         inbox: Link,
         outbox: Link | None,
-        threads: int | None,
+        options: EngineOptions,
     ) -> None:
         # A daemon: a stage that hangs in foreign code must not keep the process alive.
         super().__init__(name=f"pipeal-stage-{stage.number}", daemon=True)
@@ -173,14 +174,13 @@ class Worker(threading.Thread):
         self.progress = progress
         self.inbox = inbox
         self.outbox = outbox
-        self.threads = threads
+        self.threads = options.threads
         self.doing: tuple[str, float] = ("starting", perf_counter())
 
     def run(self) -> None:
         """Works until told to stop. The first exception of any worker goes to the caller."""
         try:
-            if self.threads is not None:
-                set_intra_op_threads(self.threads)
+            set_intra_op_threads(self.threads)
             while True:
                 with self._waiting("input"):
                     item = self.inbox.get()

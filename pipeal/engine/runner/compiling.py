@@ -22,38 +22,29 @@ import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeal.core.errors import ConfigError, first_line, unknown_name
+from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.modules import module_of
+from pipeal.core.options import Compile
 from pipeal.core.protocols import WAY, CutsOutputs, Path, TrainableLayer
 from pipeal.core.tree import Tree
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
 
-Compile: TypeAlias = Literal["none", "static", "dynamic"]
-"""Not at all; a graph for each set of shapes; or one graph for all sizes of a dimension."""
 
-COMPILES: tuple[Compile, ...] = ("none", "static", "dynamic")
-
-
-def check_compile(name: str, devices: Iterable[torch.device]) -> Compile:
-    """The setting of that name, on a machine where it works.
+def check_compile(compile: Compile, devices: Iterable[torch.device]) -> None:
+    """Refuses to compile on a machine where it does not work.
 
     Raises:
-        ConfigError: The name is unknown, or nothing can be compiled for one of the devices here.
+        ConfigError: Nothing can be compiled for one of the devices here.
     """
-    for known in COMPILES:
-        if name == known:
-            if known != "none":
-                for kind in sorted({device.type for device in devices}):
-                    _check_compiler(kind)
-            return known
-    raise ConfigError(unknown_name("compile", str(name), COMPILES))
+    if compile != "none":
+        for kind in sorted({device.type for device in devices}):
+            _check_compiler(kind)
 
 
 class CompiledLayer:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeAlias
 
 from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PipealError, first_line
 from pipeal.core.modules import dtype_of, module_of
+from pipeal.core.options import OnOom
 from pipeal.core.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Shapes, describe
 from pipeal.engine.devices import Device
 from pipeal.engine.schedule import Action
-
-OnOom: TypeAlias = Literal["raise", "split"]
-"""What happens on a batch that does not fit into memory."""
-
-ON_OOM: tuple[OnOom, ...] = ("raise", "split")
 
 _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
 

@@ -23,21 +23,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import NonFiniteError
 from pipeal.core.modules import scaler_of
+from pipeal.core.options import OnNonFinite
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree, tensors
 from pipeal.engine.devices import Device
-
-OnNonFinite: TypeAlias = Literal["raise", "skip", "ignore"]
-"""What happens on a loss that is not finite."""
-
-ON_NON_FINITE: tuple[OnNonFinite, ...] = ("raise", "skip", "ignore")
 
 LOOK_EVERY = 32
 """The forwards of a stage on a GPU whose losses are looked at together: a copy for each would cost more."""
