@@ -18,7 +18,7 @@ from pipeal.engine import SCHEDULES, LayerState, Snapshot, Window, violations
 from pipeal.engine.distributed.follower import OnSnapshot, Server
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.engine.state import layer_state
+from pipeal.engine.state.layer_state import layer_state
 
 from ..cases import cosine
 from ..test_fence import RICH, by_hand, differences
