@@ -33,7 +33,7 @@ from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.sizes import layers_of_stages
-from pipeal.engine.stage import Parcel, Stage, bring_to_rest
+from pipeal.engine.stage import Stage, bring_to_rest
 from pipeal.engine.state.saved import Load, save
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import Span, StageTimes, Window
@@ -233,9 +233,9 @@ class Pipeline:
         if self._begin is None:
             self._begin = perf_counter()
             self._restart_clocks()
-        parcel = Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale, updates), ready_now((x, y)))
+        packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)))
         with self._delivery:
-            executor.submit(parcel)
+            executor.submit(packet)
         self.gathers = not updates
         self._sequence += 1
         self.next_batch += 1

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from pipeal.core.errors import PeerLostError, ScheduleError, StallError
+from pipeal.core.packet import Packet
 from pipeal.core.tree import Tree
 from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import BrokenWireError, Message
@@ -24,7 +25,7 @@ from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.error_context import add_note
-from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 
@@ -83,18 +84,16 @@ class DistributedExecutor:
         node.on_reply = self._keep_reply
         node.start(lambda _: None)
 
-    def submit(self, parcel: Parcel) -> None:
-        """Puts the parcel into the line, and has every other replica take a batch of its own.
+    def submit(self, packet: Packet) -> None:
+        """Puts the packet into the line, and has every other replica take a batch of its own.
 
         Raises:
             StallError: No stage made progress for too long.
             PeerLostError: A rank is lost.
             Exception: Whatever a stage raised first, on whatever rank.
         """
-        packet = parcel.packet
-        facts = {"sequence": parcel.sequence, **facts_of(packet)}
-        self._to_heads(Take("take", facts))
-        self.wait(lambda: self.node.inbox.put(parcel, TICK_S))
+        self._to_heads(Take("take", facts_of(packet)))
+        self.wait(lambda: self.node.inbox.put(packet, TICK_S))
 
     def begin_feed(self, epoch: int, first: int) -> None:
         """Has every other replica begin its feed of an epoch at a batch; raises as :meth:`submit`."""

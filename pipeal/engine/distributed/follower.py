@@ -22,7 +22,6 @@ from pipeal.engine.distributed.watchdog import Beat, dumped
 from pipeal.engine.execution.channel import Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
-from pipeal.engine.stage import Parcel
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 OnSnapshot: TypeAlias = Callable[[Snapshot, Mapping[int, LayerState]], Mapping[str, Any]]
@@ -225,7 +224,7 @@ class Server:
             )
         x, y = pair_of(found)
         self.node.requests.samples += batch_size(x)
-        self.node.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready_now((x, y))))
+        self.node.inbox.put(packet_of(facts, x, y, ready_now((x, y))))
 
     def _leave_out(self, message: Message) -> None:
         for _ in range(message.facts["count"]):

@@ -33,7 +33,7 @@ from pipeal.engine.execution.channel import Link
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import ACTIONS, TICK_S, Worker
 from pipeal.engine.schedule import Action, Schedule, Task
-from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
 
 
@@ -106,7 +106,7 @@ class Node:
         if number > 0:
             carrier = self._carrier(self.onward, before)
             handlers: dict[str, Handler] = {
-                "parcel": lambda message: self._receive_parcel(carrier, message),
+                "packet": lambda message: self._receive_packet(carrier, message),
                 "snapshot": snapshot,
                 **self.requests.handlers(carrier),
                 CLOSE: self.hear_close,
@@ -226,12 +226,12 @@ class Node:
             return HostCarrier(wire, self.stage.device)
         return GpuCarrier(wire, pair, int(peer > self.rank), self.stage.device)
 
-    def _receive_parcel(self, carrier: Carrier, message: Message) -> None:
+    def _receive_packet(self, carrier: Carrier, message: Message) -> None:
         self.inbox.wait_for_space()
         (x, y), ready = carrier.body(message)
         facts = message.facts
         self.progress.hear(Task(facts["sequence"], self.stage.number - 1, Action.FORWARD))
-        self.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready))
+        self.inbox.put(packet_of(facts, x, y, ready))
 
     def _tell_ended(self, stage: int, task: Task) -> None:
         facts = {"batch": task.batch, "stage": task.stage, "action": task.action.value}

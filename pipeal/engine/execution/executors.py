@@ -10,12 +10,13 @@ from typing import Protocol
 import torch
 
 from pipeal.core.options import EngineOptions
+from pipeal.core.packet import Packet
 from pipeal.engine.execution.channel import Link, Stopped
 from pipeal.engine.execution.watchdog import stall_report, wait_for_end
 from pipeal.engine.execution.worker import TICK_S, SharedProgress, Worker
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.schedule import Action, Schedule, Task
-from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
 
 STOP_S = 2.0
@@ -25,12 +26,12 @@ STOP_S = 2.0
 class Executor(Protocol):
     """Carries out a schedule over stages."""
 
-    def submit(self, parcel: Parcel) -> None:
-        """Gives the next parcel to the first stage; waits while there is no space."""
+    def submit(self, packet: Packet) -> None:
+        """Gives the next packet to the first stage; waits while there is no space."""
         ...
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Sends a snapshot after what was submitted, as :meth:`submit` does a parcel."""
+        """Sends a snapshot after what was submitted, as :meth:`submit` does a packet."""
         ...
 
     def drain(self) -> None:
@@ -53,13 +54,13 @@ class InlineExecutor:
         if options.threads is not None:
             torch.set_num_threads(options.threads)
 
-    def submit(self, parcel: Parcel) -> None:
+    def submit(self, packet: Packet) -> None:
         """Runs the batch; after a failure, which leaves layers half updated, raises it again."""
         self.drain()
         try:
             for stage, action in self.tasks:
-                onward = stage.run(action, parcel if action is Action.FORWARD else None)
-                parcel = onward or parcel
+                onward = stage.run(action, packet if action is Action.FORWARD else None)
+                packet = onward or packet
         except BaseException as error:
             self._failure = error
             raise
@@ -113,15 +114,15 @@ class ThreadedExecutor:
             self.stop()
             raise
 
-    def submit(self, parcel: Parcel) -> None:
-        """Puts the parcel into the first link.
+    def submit(self, packet: Packet) -> None:
+        """Puts the packet into the first link.
 
         Raises:
             StallError: No stage made progress for ``stall_timeout_s``.
             Exception: Whatever a stage raised first.
         """
-        self._wait(lambda: self._inlet.put(parcel, TICK_S))
-        self._submitted = parcel.sequence + 1
+        self._wait(lambda: self._inlet.put(packet, TICK_S))
+        self._submitted = packet.sequence + 1
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Puts the snapshot into the first link; raises as :meth:`submit`."""
