@@ -41,8 +41,7 @@ def new_figure(width: float, height: float, title: str = "", *, dpi: int = 130, 
     """
     from matplotlib.figure import Figure
 
-    layout = "constrained" if packed else None
-    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white", layout=layout)
+    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white", layout="constrained" if packed else None)
     if title:
         figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", parse_math=False)
     return figure

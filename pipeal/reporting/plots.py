@@ -8,7 +8,7 @@ from itertools import cycle
 from math import ceil
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pipeal.core.methods import DEFAULT
 from pipeal.reporting.figures import COLOURS, LEGEND, finish, new_figure, save, to_svg
@@ -18,7 +18,8 @@ from pipeal.training.row import EpochRow
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_STYLES = ("-", "--", ":", "-.")
+Style: TypeAlias = Literal["-", "--", ":", "-."]
+_STYLES: tuple[Style, ...] = ("-", "--", ":", "-.")
 _WHOLE = "end to end"
 _MARKED = 15
 """Points of a line up to which each has a dot."""
@@ -42,7 +43,7 @@ class Line:
 
     label: str
     colour: str
-    style: str
+    style: Style
     points: Sequence[tuple[float, float, float, float]] = ()
 
 
@@ -142,7 +143,7 @@ def draw_curves(
 
 def measure_panels(rows_by_run: Mapping[str, Rows], measure: Measure) -> list[Panel]:
     """Accuracy, or loss, of test, training and held-out samples, over epochs and over training time."""
-    kinds: list[tuple[str, str, Value]] = [(measure.unseen, "-", measure.test), ("train", "--", measure.train)]
+    kinds: list[tuple[str, Style, Value]] = [(measure.unseen, "-", measure.test), ("train", "--", measure.train)]
     if any(held_rows(rows, measure) for rows in rows_by_run.values()):
         kinds.append(("held-out", ":", measure.held_value))
     runs = [(run, COLOURS[place % len(COLOURS)], rows) for place, (run, rows) in enumerate(rows_by_run.items())]

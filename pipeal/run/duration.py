@@ -48,9 +48,9 @@ def at_length(config: Config, batches: int, say: Say) -> Config:
     chosen = replace(
         lr,
         base=here.rate if lr.base is None else lr.base,
-        warmup=here.warmup * train.accumulate if lr.warmup is None else lr.warmup,
+        warmup=_in_batches(here.warmup, batches, train.accumulate) if lr.warmup is None else lr.warmup,
     )
-    usual = {"base": long.rate, "warmup": long.warmup * train.accumulate}
+    usual = {"base": long.rate, "warmup": _in_batches(long.warmup, batches, train.accumulate)}
     changed = [
         f"train.lr.{key} {getattr(chosen, key):g} instead of {value:g}"
         for key, value in usual.items()
@@ -62,8 +62,18 @@ def at_length(config: Config, batches: int, say: Say) -> Config:
     if chosen.warmup and lr.warmup is not None and 2 * lr.warmup > all_batches:
         say(
             f"the run has {all_batches} batches, {min(lr.warmup, all_batches)} of them warm-up: it will learn little; "
-            f"without train.lr.warmup, which was given, they are {here.warmup * train.accumulate}"
+            f"without train.lr.warmup, which was given, they are {_in_batches(here.warmup, batches, train.accumulate)}"
         )
     found = replace(config, train=replace(train, lr=chosen))
     refuse_rising(found)
     return found
+
+
+def _in_batches(updates: int, batches: int, accumulate: int) -> int:
+    """The batches that so many updates take, where an epoch has so many and ends with an update of what is left.
+
+    >>> _in_batches(4, batches=10, accumulate=1), _in_batches(4, batches=10, accumulate=4)  # of 4, 4, 2 and 4 batches
+    (4, 14)
+    """
+    epochs, left = divmod(updates, ceil(batches / accumulate))
+    return epochs * batches + left * accumulate

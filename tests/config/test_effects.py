@@ -13,7 +13,7 @@ from typing import Any, get_args, get_type_hints
 import click
 import pytest
 
-from pipeal.cli import options, text, vision
+from pipeal.cli import text, vision
 from pipeal.config import (
     BatchingConfig,
     LanguageConfig,
@@ -26,6 +26,7 @@ from pipeal.config import (
 )
 from pipeal.config.effects import BATCHING, IDLE, IDLE_IN_ONE_PROCESS
 from pipeal.core.errors import ConfigError
+from pipeal.run import configure
 from tests.cli.running import run_command, told_one_line
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -121,7 +122,7 @@ def configured(
     """What a command makes of its arguments, and what it tells beside the form; nothing is carried out."""
     said: list[str] = []
     found: list[RunConfig] = []
-    monkeypatch.setattr(options, "say", said.append)
+    monkeypatch.setattr(configure, "say", said.append)
     for module in (text, vision):
         monkeypatch.setattr(module, "carry_out", lambda _, config, __, **___: found.append(config))
     command.main(arguments, standalone_mode=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeal.core.errors import DataError
-from pipeal.data.loading import download
+from pipeal.data import download
 
 BODY = bytes(range(256)) * 4000
 MD5 = hashlib.md5(BODY).hexdigest()

@@ -15,8 +15,7 @@ from torch import Tensor
 from pipeal import ALPackage, Pipeline, ScheduleError, StallError
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import keyed
-from pipeal.engine import SCHEDULES, LayerState, Snapshot, load_layer_state
-from pipeal.engine.state.layer_state import layer_state
+from pipeal.engine import SCHEDULES, LayerState, Snapshot, layer_state, load_layer_state
 from pipeal.planning.measure.virtual import VirtualLayer
 
 from .cases import Case, Layer, cases, cosine, cuts, outcome, train_by_hand

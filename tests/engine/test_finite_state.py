@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC
 from pipeal.data.grouping.annotated import leave_out_of_names
-from pipeal.engine import load_layer_state
-from pipeal.engine.state.layer_state import State, layer_state
+from pipeal.engine import layer_state, load_layer_state
+from pipeal.engine.state.layer_state import State
 from pipeal.training.checkpoint.finite import not_finite_in
 
 

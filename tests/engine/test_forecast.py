@@ -449,7 +449,7 @@ def test_what_fewer_devices_ask_for_again_is_known(shares: bool, monkeypatch: py
         return count
 
     for module, work in (("candidates", best_layout), ("candidates", backprop_layout), ("forecast", simulate)):
-        monkeypatch.setattr(f"pipeal.engine.{module}.{work.__name__}", counted(work.__name__, work))
+        monkeypatch.setattr(f"pipeal.planning.pure.{module}.{work.__name__}", counted(work.__name__, work))
     for method in METHODS:
         best_forecast(method, model, setup)
     for count in (12, 5):  # of no use are more than there are layers

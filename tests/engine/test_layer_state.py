@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, DataError, LabelAE
-from pipeal.engine import load_layer_state
-from pipeal.engine.state.layer_state import State, layer_state
+from pipeal.engine import layer_state, load_layer_state
+from pipeal.engine.state.layer_state import State
 from pipeal.models import TextDims, VisionDims, build_text, build_vision
 
 from .cases import Case, cases, cosine, outcome, train_by_hand

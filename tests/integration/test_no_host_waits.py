@@ -32,8 +32,8 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeal.engine.devices.assignment, "parse_device", torch.device)
     monkeypatch.setattr(pipeal.engine.pipeline, "open_device", lambda _: BlindDevice())
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
-    monkeypatch.setattr(pipeal.engine.stage, "autocast", lambda *_: nullcontext())
     monkeypatch.setattr(pipeal.core.rng, "generator", lambda _: None)
+    monkeypatch.setattr(pipeal.engine.stage, "autocast", lambda *_: nullcontext())
     monkeypatch.setattr(pipeal.engine.runner.nonfinite, "LOOK_EVERY", 2)
 
 

@@ -39,12 +39,10 @@ def require_same(facts: Sequence[Mapping[str, Any]]) -> None:
         ConfigError: There are differences; the message says of which ranks, and in what.
 
     >>> require_same([{"train.seed": 0}, {"train.seed": 0}])
-    >>> require_same([{"train.seed": 0}, {"train.seed": 1}, {"train.seed": 1}])
+    >>> require_same([{"train.seed": 0}, {"train.seed": 1}, {"train.seed": 1}])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
       ...
-    pipeal.core.errors.ConfigError: ranks 1, 2 have train.seed 1, rank 0 has 0; start every rank with the same command,
-    \
-on the same code
+    pipeal.core.errors.ConfigError: ranks 1, 2 have train.seed 1, rank 0 has 0; start every rank with the same ...
     """
     found: dict[tuple[str, str, str], list[int]] = {}
     for rank, other in enumerate(facts):

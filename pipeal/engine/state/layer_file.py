@@ -214,9 +214,12 @@ def _tensor_from(where: Any, entries: Mapping[str, torch.UntypedStorage]) -> Ten
         parts = [_tensor_from(part, entries) for part in where["parts"]]
         shape = where["shape"]
         if where["layout"] == "sparse_coo":
-            return torch.sparse_coo_tensor(*parts, shape, is_coalesced=where["coalesced"], check_invariants=True)
+            indices, values = parts
+            is_coalesced = where["coalesced"]
+            return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=True)
         layout = next(known for known in _COMPRESSED if str(known) == f"torch.{where['layout']}")
-        return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=True)
+        compressed, plain, values = parts
+        return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=True)
     entry, name, offset, shape, strides = where
     made = torch.empty(0, dtype=put_together(["y", name], []))
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
@@ -237,7 +240,7 @@ def _alignment(size: int) -> int:
 
 def _bytes_of(storage: torch.UntypedStorage) -> memoryview:
     flat = torch.empty(0, dtype=torch.uint8).set_(storage.cpu())
-    return memoryview(flat.numpy())
+    return flat.numpy().data
 
 
 class _Summing(io.RawIOBase):

@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from pipeal import ALPackage, Pipeline, ScheduleError, StallError
-from pipeal.engine import SCHEDULES, LayerState, Snapshot, Window, violations
+from pipeal.engine import SCHEDULES, LayerState, Snapshot, Window, layer_state, violations
 from pipeal.engine.distributed.follower import OnSnapshot, Server
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.engine.state.layer_state import layer_state
 
 from ..cases import cosine
 from ..test_fence import RICH, by_hand, differences
