@@ -335,13 +335,15 @@ def test_stages_are_on_what_the_other_rungs_compute_on(
 ) -> None:
     """A ladder of a CPU had its stages on the GPU that was there, too."""
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(bench["rung_data"], "place", lambda *_, **options: asked.append(options))
+    monkeypatch.setattr(
+        bench["rung_data"], "place", lambda *given, **options: asked.append({"options": given[-1], **options})
+    )
     monkeypatch.setattr(bench["rung_data"].Task, "package", lambda *_: None)
     monkeypatch.setattr(bench["rung_data"].Task, "batches", lambda *_: iter([]))
     setting = bench["rungs"].Setting("al", compile="static")
     bench["rung_data"].Task("charlm", torch.device(device), None, []).placement(setting)
     assert [options["devices"] for options in asked] == [wanted]
-    assert [options["compile"] for options in asked] == ["static"]
+    assert [options["options"].compile for options in asked] == ["static"]
 
 
 @pytest.mark.parametrize("changes", [{"compile": "static"}, {"precision": "fp16"}, {"accumulate": 4}])

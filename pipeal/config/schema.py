@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from pipeal.core.methods import DEFAULT, MODES, with_all
+from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision
 
 Text: TypeAlias = Annotated[str, Field(strict=True, pattern=r"^[^\x00]+$", description="text")]
 Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]
@@ -150,7 +151,7 @@ class TrainConfig:
     seed: Seed = 0
     lr: LrConfig = field(default_factory=LrConfig)
     accumulate: Count = 1
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", Precision] = "auto"
     exit_tolerance: Share = 0.005
     train_accuracy_samples: Count | None = None
     on_non_finite: Literal["raise", "skip", "stop-and-rewind"] = "raise"
@@ -185,12 +186,12 @@ class EngineConfig:
     devices: Text | Texts = "auto"
     sizes: Counts | None = None
     replicas: Count = 1
-    queue_depth: Count = 2
-    compile: Literal["none", "static", "dynamic"] = "none"
-    matmul: Literal["highest", "high", "medium"] = "highest"
-    on_oom: Literal["raise", "split"] = "raise"
+    queue_depth: Count = DEFAULTS.queue_depth
+    compile: Compile = "none"
+    matmul: Matmul = "highest"
+    on_oom: OnOom = "raise"
     threads: Threads | None = None
-    stall_timeout_s: Positive = 300.0
+    stall_timeout_s: Positive = DEFAULTS.stall_timeout_s
     peer_timeout_s: Patience = 60.0
     trace_batches: Count = 40
 

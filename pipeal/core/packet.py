@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from pipeal.core.tree import Tree
 
 
@@ -25,6 +27,8 @@ class Packet:
             that a change reaches each layer between the same two updates under every schedule.
         updates: Whether layers update after this batch, with what they have gathered since their last update; else
             they go on gathering.
+        sequence: The packet's place in its pipeline's life, counted from 0.
+        ready: When its tensors may be read; None where they already may.
     """
 
     batch: int
@@ -32,3 +36,5 @@ class Packet:
     y: Tree
     lr_scale: float = 1.0
     updates: bool = True
+    sequence: int = 0
+    ready: torch.cuda.Event | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -12,27 +13,27 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, check_named
+from pipeal.core.errors import ConfigError, ScheduleError, StallError
 from pipeal.core.modules import layers_of
+from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import iterate, pair_of
 from pipeal.core.tree import Tree, batch_size
 from pipeal.engine.checks import refuse_shared, refuse_untrainable
-from pipeal.engine.devices import Device, DeviceRow, Precision, open_device, ready_now
+from pipeal.engine.devices import Device, DeviceRow, open_device, ready_now
 from pipeal.engine.devices.assignment import Devices, assign
 from pipeal.engine.execution.delivery import Delivery
 from pipeal.engine.execution.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.inference.predictor import Predictor
 from pipeal.engine.report import RunReport
-from pipeal.engine.runner.compiling import Compile, check_compile
-from pipeal.engine.runner.error_context import ON_OOM, OnOom, add_note
-from pipeal.engine.runner.nonfinite import ON_NON_FINITE, OnNonFinite
-from pipeal.engine.runner.precision import MATMULS, Matmul, check_precision, matmul_precision, ready
+from pipeal.engine.runner.compiling import check_compile
+from pipeal.engine.runner.error_context import add_note
+from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.sizes import layers_of_stages
-from pipeal.engine.stage import Parcel, Stage, bring_to_rest
+from pipeal.engine.stage import Stage, bring_to_rest
 from pipeal.engine.state.saved import Load, save
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import Span, StageTimes, Window
@@ -74,31 +75,12 @@ class Pipeline:
         schedule: ``sequential``, ``backward-overlap``, ``al-fm`` or ``pipelined``.
         sizes: The number of layers of each stage, or of blocks on each device of a :class:`pipeal.BP`; None: as even
             in number as can be.
-        queue_depth: How many packets may wait before each stage.
         seed: Of all randomness in forwards.
-        threads: Intra-op threads of each CPU worker, and of the caller where it does their work (``sequential``,
-            predictions). None: the cores shared out evenly among the CPU stages that may run at once. It is a numeric
-            setting: some reductions round differently with another number.
-        precision: ``fp32``, or ``bf16`` or ``fp16`` for forwards under autocast. In ``fp16`` each layer scales its
-            losses (:class:`pipeal.core.protocols.ScalesLosses`) from when the pipeline is opened, and in another
-            precision no longer; a pipeline that only predicts needs not be opened, and leaves them.
         first_batch: The number of the first batch: how many the model was trained on before.
-        stall_timeout_s: How long all stages may stand still while the caller waits for them.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
-        compile: ``static`` compiles a layer's forward, backward and inference for each set of shapes, ``dynamic`` once
-            for all sizes, ``none`` not at all (:mod:`pipeal.engine.runner.compiling`). What cannot be compiled runs as
-            it is, under a :class:`~pipeal.engine.runner.compiling.CompileWarning`. It is a numeric setting: fused
-            operators round differently.
-        on_non_finite: On a loss that is not finite, ``raise`` ends the run, on a GPU some batches late; ``skip``
-            leaves out that layer's update on that batch; ``ignore`` goes on, though in fp16 a layer whose gradients
-            overflowed with every factor learns no more (:mod:`pipeal.engine.runner.nonfinite`).
-        on_oom: On a batch that does not fit into a stage's memory, ``raise`` ends the run; ``split`` has the layer
-            learn from it in parts, the same update up to rounding where losses are means over the samples
-            (:mod:`pipeal.engine.runner.split`).
-        matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
-            ``highest``, ``high`` or ``medium`` (:data:`pipeal.engine.runner.precision.Matmul`); None leaves it. It is a
-            numeric setting.
-        dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
+        options: How the layers are run: queues, threads, precision, compilation, and what happens on failures.
+        keywords: Any of the fields of :class:`pipeal.core.options.EngineOptions`, which go before the ``options``:
+            ``Pipeline(package, "cpu*2", threads=1, precision="bf16")``.
 
     Attributes:
         next_batch: The number of the next batch.
@@ -109,6 +91,7 @@ class Pipeline:
         LayerError: The model is none, or has a layer that does not train itself.
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
         ConfigError: The schedule or another choice is unknown, or nothing can be compiled on this machine.
+        TypeError: A keyword is not known.
     """
 
     def __init__(
@@ -118,18 +101,11 @@ class Pipeline:
         schedule: str | Schedule = "pipelined",
         *,
         sizes: Sequence[int] | None = None,
-        queue_depth: int = 2,
         seed: int = 0,
-        threads: int | None = None,
-        precision: Precision = "fp32",
         first_batch: int = 0,
-        stall_timeout_s: float = 300.0,
         trace: Window | None = None,
-        compile: Compile = "none",
-        on_non_finite: OnNonFinite = "raise",
-        on_oom: OnOom = "raise",
-        matmul: Matmul | None = None,
-        dump_folder: str | Path | None = None,
+        options: EngineOptions | None = None,
+        **keywords: Any,
     ) -> None:
         self.model = model
         self.schedule = schedule_named(schedule)
@@ -137,21 +113,16 @@ class Pipeline:
         layers = layers_of(model)
         refuse_untrainable(layers)
         refuse_shared(layers)
-        check_named("on_non_finite", on_non_finite, ON_NON_FINITE)
-        check_named("on_oom", on_oom, ON_OOM)
-        check_named("matmul", matmul, (None, *MATMULS))
+        options = self._options_here(with_keywords(options, keywords))
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
-        if queue_depth < 1:
-            raise PlacementError(f"queue_depth is {queue_depth}; expected at least 1 packet")
-        stages = assign(layers, devices, sizes, threads, self.schedule)
-        self.sizes, self.threads = stages.sizes, stages.threads
+        stages = assign(layers, devices, sizes, options.threads, self.schedule)
+        self.sizes, self.options = stages.sizes, replace(options, threads=stages.threads)
         handles = self._open_devices(stages.devices)
         near = [handle.device for handle in handles if not handle.far]
-        if stages.is_row:  # what cannot be together is told before a compiler is tried, which takes long
-            check_row(compile)
-        precision = check_precision(precision, near)
-        compile = check_compile(compile, near)
+        options.check_layout(row=stages.is_row)  # told before a compiler is tried, which takes long
+        check_precision(options.precision, near)
+        check_compile(options.compile, near)
         if stages.is_row:
             handles, ranges = [DeviceRow(handles, self.sizes)], [range(1)]
         else:
@@ -163,34 +134,20 @@ class Pipeline:
                 number,
                 numbered[own.start : own.stop],
                 handle,
+                # A layer of another process is compiled there.
+                replace(self.options, compile="none") if handle.far else self.options,
                 seed=seed,
-                precision=precision,
                 window=trace or Window(0, 0),
-                compile="none" if handle.far else compile,
-                on_non_finite=on_non_finite,
-                on_oom=on_oom,
             )
             for number, (handle, own) in enumerate(zip(handles, ranges, strict=True))
         ]
-        self.queue_depth = queue_depth
-        self.stall_timeout_s = stall_timeout_s
-        self.matmul = matmul
         self._process_settings = ExitStack()
-        self.dump_folder = None if dump_folder is None else Path(dump_folder)
         self.next_batch = first_batch
         self.left_behind = self.gathers = self._uneven = False
         self._sequence = 0
         self._delivery = Delivery()
         self._executor: Executor | None = None
-        self._predictor = Predictor(
-            self.stages,
-            serial=self.schedule.serial,
-            threads=self.threads,
-            queue_depth=queue_depth,
-            stall_timeout_s=stall_timeout_s,
-            rest=self._rest,
-            dump_folder=self.dump_folder,
-        )
+        self._predictor = Predictor(self.stages, self.options, serial=self.schedule.serial, rest=self._rest)
         self._begin: float | None = None
         self._batches = self._samples = 0
         for stage in self.stages:
@@ -212,7 +169,7 @@ class Pipeline:
         for stage in self.stages:
             stage.reset()
         with ExitStack() as undo:
-            undo.enter_context(matmul_precision(self.matmul))
+            undo.enter_context(matmul_precision(self.options.matmul))
             undo.enter_context(self._ready())
             self._executor = self._start()
             self._uneven = False
@@ -276,9 +233,9 @@ class Pipeline:
         if self._begin is None:
             self._begin = perf_counter()
             self._restart_clocks()
-        parcel = Parcel(self._sequence, Packet(self.next_batch, x, y, lr_scale, updates), ready_now((x, y)))
+        packet = Packet(self.next_batch, x, y, lr_scale, updates, self._sequence, ready_now((x, y)))
         with self._delivery:
-            executor.submit(parcel)
+            executor.submit(packet)
         self.gathers = not updates
         self._sequence += 1
         self.next_batch += 1
@@ -428,6 +385,12 @@ class Pipeline:
         return sorted((span for stage in self.stages for span in stage.clock.spans()), key=lambda span: span.begin)
 
     @property
+    def threads(self) -> int:
+        """Intra-op threads of each CPU worker."""
+        assert self.options.threads is not None  # chosen when the stages were
+        return self.options.threads
+
+    @property
     def device_names(self) -> list[str]:
         """What the rows of a report and of a timeline are of: the devices, stage by stage."""
         return [name for stage in self.stages for name in stage.device.names]
@@ -449,22 +412,19 @@ class Pipeline:
 
     def _ready(self) -> AbstractContextManager[None]:
         """Has the layers do their part for the precision, while the pipeline is open."""
-        return ready([layer for stage in self.stages for _, layer in stage.layers], self.stages[0].precision)
+        return ready([layer for stage in self.stages for _, layer in stage.layers], self.options.precision)
+
+    def _options_here(self, options: EngineOptions) -> EngineOptions:
+        """The options as they hold in this process, checked against what kind of pipeline this is."""
+        return options
 
     def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:
         return [open_device(device) for device in devices]
 
     def _start(self) -> Executor:
         if self.schedule.serial:
-            return InlineExecutor(self.stages, self.schedule, self.threads)
-        return ThreadedExecutor(
-            self.stages,
-            self.schedule,
-            queue_depth=self.queue_depth,
-            threads=self.threads,
-            stall_timeout_s=self.stall_timeout_s,
-            dump_folder=self.dump_folder,
-        )
+            return InlineExecutor(self.stages, self.schedule, self.options)
+        return ThreadedExecutor(self.stages, self.schedule, self.options)
 
     def _restart_clocks(self) -> None:
         for stage in self.stages:
@@ -512,16 +472,3 @@ class Pipeline:
                 if failure is None:
                     raise
                 add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
-
-
-def check_row(compile: Compile) -> None:
-    """Refuses to compile a layer whose blocks lie on several devices.
-
-    Raises:
-        ConfigError: It is asked for.
-    """
-    if compile != "none":
-        raise ConfigError(
-            "compile is of a layer on one device, but the blocks of this one are to be on several; use none, or one "
-            "device"
-        )

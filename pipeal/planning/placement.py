@@ -13,15 +13,14 @@ from torch import nn
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.modules import layers_of
+from pipeal.core.options import DEFAULTS, EngineOptions
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.partition import balance, balance_rows
 from pipeal.core.protocols import TrainableLayer
-from pipeal.engine.devices import Precision, all_devices, parse_device
+from pipeal.engine.devices import all_devices, parse_device
 from pipeal.engine.devices.cpus import cores, is_busy, omp_threads
 from pipeal.engine.devices.threads import threads_each
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.runner.compiling import Compile
-from pipeal.engine.runner.error_context import OnOom
 from pipeal.engine.schedule import Action, Schedule, schedule_named
 from pipeal.engine.sizes import check_sizes, layers_of_stages
 from pipeal.engine.trace import Window
@@ -70,15 +69,9 @@ Step = Callable[[str, float, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOptions:
-    """How what is to be trained will run, and how long may be spent on looking for where.
+    """How long may be spent on looking for a placement, and who is told of it.
 
     Attributes:
-        threads: Intra-op threads of each CPU worker; None to try.
-        queue_depth: As for :class:`Pipeline`.
-        precision: As for :class:`Pipeline`.
-        compile: As for :class:`Pipeline`. Each trial compiles again, before its time is taken; layers are measured, to
-            balance stages, as they are.
-        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no trial.
         limit: How long it may take; None for :data:`pipeal.planning.pure.trials.MOST_S` from the call on.
         rounds: How often those that are close to the best are tried, at most.
         on_step: Called before each step.
@@ -86,11 +79,6 @@ class TrialOptions:
         on_left_out: Called with each candidate for which memory does not suffice, and what was said of it.
     """
 
-    threads: int | None = None
-    queue_depth: int = 2
-    precision: Precision = "fp32"
-    compile: Compile = "none"
-    on_oom: OnOom = "raise"
     limit: TimeLimit | None = None
     rounds: int = 2
     on_step: Step | None = None
@@ -102,9 +90,10 @@ def place(
     model: nn.Module | Iterable[TrainableLayer],
     batches: Sequence[Any],
     schedule: str | Schedule,
+    options: EngineOptions = DEFAULTS,
     *,
     devices: Sequence[str] | None = None,
-    **options: Any,
+    **search: Any,
 ) -> Placement:
     """The fastest placement on this machine's devices, by trying the candidates on a copy of the layers.
 
@@ -123,8 +112,10 @@ def place(
         model: The layers; they are not changed.
         batches: A few real batches, as :meth:`Pipeline.run` takes.
         schedule: The schedule it is for.
+        options: How the layers will be run; threads that are left open are tried. Each trial compiles again, before its
+            time is taken; layers are measured, to balance stages, as they are. A loss that is not finite ends no trial.
         devices: Which may be used, of one kind: ``["cpu"]``, or some GPUs; None for all GPUs, or the CPU without any.
-        options: Those of :class:`TrialOptions`.
+        search: As for :class:`TrialOptions`.
 
     Raises:
         PlacementError: The devices are not here or not of one kind, or there are too few batches.
@@ -132,8 +123,7 @@ def place(
     """
     layers = layers_of(model)
     schedule = schedule_named(schedule)
-    how = TrialOptions(**options)
-    threads = how.threads
+    threads = options.threads
     usable = _usable(devices)
     home = usable[0]
     choices = _candidate_devices(len(layers), usable)
@@ -146,7 +136,7 @@ def place(
     if len(choices) == len(counts) == 1 and _are_alike(usable):
         return Placement(choices[0], [len(layers)], counts[0])
     counted_of(batches)
-    trials = _Search(layers, batches, schedule, how)
+    trials = _Search(layers, batches, schedule, options, TrialOptions(**search))
     one, *several = choices
 
     def candidates() -> Iterator[Placement]:
@@ -171,10 +161,11 @@ def fit(
     batches: Sequence[Any],
     schedule: str | Schedule,
     devices: Sequence[str],
+    options: EngineOptions = DEFAULTS,
     *,
     sizes: Sequence[int] | None = None,
     parts: Sequence[TrainableLayer] | None = None,
-    **options: Any,
+    **search: Any,
 ) -> Placement:
     """Stages of equal cost on the devices that a user named, and the threads that are fastest there.
 
@@ -186,10 +177,11 @@ def fit(
         batches: A few real batches, as :meth:`Pipeline.run` takes.
         schedule: The schedule it is for.
         devices: One for each stage.
+        options: As for :func:`place`.
         sizes: The layers, or blocks, of each; None for equal cost, and for equal numbers where memory does not suffice
             to measure it.
         parts: What a single layer that is to be spread over the devices is divided into, to be measured.
-        options: Those of :class:`TrialOptions`.
+        search: As for :class:`TrialOptions`.
 
     Raises:
         PlacementError: Devices, sizes and layers do not fit, or there are too few batches.
@@ -198,8 +190,7 @@ def fit(
     layers = layers_of(model)
     units = layers if parts is None else list(parts)
     schedule = schedule_named(schedule)
-    how = TrialOptions(**options)
-    trials = _Search(layers, batches, schedule, how)
+    trials = _Search(layers, batches, schedule, options, TrialOptions(**search))
     names = list(devices)
     found = balance([1.0] * len(units), len(names)) if sizes is None else check_sizes(sizes, len(units), len(names))
     alone = None
@@ -217,9 +208,9 @@ def fit(
             stages = zip(rows, layers_of_stages(found), strict=True)
             alone = tuple(sum(row[own.start : own.stop]) for row, own in stages)
     row = parts is not None and len(names) > 1
-    share = threads_each(names[:1] if row else names, schedule, how.threads)
+    share = threads_each(names[:1] if row else names, schedule, options.threads)
     settled = Placement(names, found, share, stage_s=alone)
-    if how.threads is not None or share == 1 or not any(parse_device(name).type == "cpu" for name in names):
+    if options.threads is not None or share == 1 or not any(parse_device(name).type == "cpu" for name in names):
         return settled
     trials.run([settled, replace(settled, threads=share // 2)], 2)
     trials.try_fewer_threads()
@@ -230,12 +221,18 @@ class _Search:
     """Trials of placements of some layers, and what was measured for them."""
 
     def __init__(
-        self, layers: list[TrainableLayer], batches: Sequence[Any], schedule: Schedule, how: TrialOptions
+        self,
+        layers: list[TrainableLayer],
+        batches: Sequence[Any],
+        schedule: Schedule,
+        options: EngineOptions,
+        how: TrialOptions,
     ) -> None:
         self._layers = layers
         # More shapes would each be compiled for every candidate.
-        self._batches = batches if how.compile == "none" else batches[: WARM_UP + LOOK_AFTER]
+        self._batches = batches if options.compile == "none" else batches[: WARM_UP + LOOK_AFTER]
         self._schedule = schedule
+        self._options = options
         self._how = how
         self._limit = how.limit or TimeLimit()
         self._costs: LayerSeconds | None = None
@@ -253,10 +250,8 @@ class _Search:
         costs = layer_costs(
             deepcopy(list(units)),
             self._batches,
+            replace(self._options, compile="none"),
             device=device,
-            threads=self._how.threads or 1,
-            precision=self._how.precision,
-            on_oom=self._how.on_oom,
             goes_on=lambda: self._limit.left_s > self._limit.bound_s * _LEFT_FOR_TRIALS,
         )
         self._limit.learn(sum(sum(cost.values()) for cost in costs))
@@ -270,18 +265,9 @@ class _Search:
     def on_gpus(self, usable: Sequence[str]) -> Iterator[Placement]:
         """What a plan would choose, or one of each kind where by what was counted nothing fits: the trials show it."""
         self.step("measuring layers")
-        how = self._how
+        threads = self._options.threads
         try:
-            layout = layout_on_gpus(
-                self._layers,
-                self._batches,
-                usable,
-                self._schedule,
-                queue_depth=how.queue_depth,
-                precision=how.precision,
-                compile=how.compile,
-                on_oom=how.on_oom,
-            )
+            layout = layout_on_gpus(self._layers, self._batches, usable, self._schedule, self._options)
         except (PlacementError, MemoryError, RuntimeError) as error:
             if not (isinstance(error, PlacementError) or is_out_of_memory(error)):
                 raise
@@ -291,13 +277,13 @@ class _Search:
             names = [usable[stage.devices[0]] for stage in layout.stages]
             if names != usable[:1]:
                 alone = tuple(stage.seconds for stage in layout.stages)
-                yield Placement(names, layout.sizes, threads_each(names, self._schedule, how.threads), stage_s=alone)
+                yield Placement(names, layout.sizes, threads_each(names, self._schedule, threads), stage_s=alone)
             return
         names = list(usable[: len(self._layers)])
         others = {torch.cuda.get_device_name(gpu): [gpu] for gpu in reversed(usable)}.values()
         for each in [names, *others]:
             if each != usable[:1]:
-                yield Placement(each, self.balanced(len(each)), threads_each(each, self._schedule, how.threads))
+                yield Placement(each, self.balanced(len(each)), threads_each(each, self._schedule, threads))
 
     def run(self, candidates: Iterable[Placement], count: int) -> None:
         """Tries some, about so many."""
@@ -346,22 +332,17 @@ class _Search:
     def _measure(self, candidate: Placement, more: More) -> float:
         """Seconds per batch, on a copy, in the long run: what filling the stages took is reckoned out."""
         self.step(f"trying {candidate}")
-        how, batches = self._how, self._batches
+        batches = self._batches
         stages = self._stage_costs(candidate)
         with Pipeline(
             deepcopy(self._layers),
             candidate.devices,
             self._schedule,
             sizes=candidate.sizes,
-            queue_depth=how.queue_depth,
-            threads=candidate.threads,
-            precision=how.precision,
-            compile=how.compile,
-            on_non_finite="ignore",
-            on_oom=how.on_oom,
             trace=Window(0, _ALL),
+            options=replace(self._options, threads=candidate.threads, on_non_finite="ignore"),
         ) as pipe:
-            before = before_the_clock(batches, how.compile)
+            before = before_the_clock(batches, self._options.compile)
             pipe.run(before)
             warmed = len(before) + 1
             warming_s = pipe.run(batches[:1]).seconds

@@ -9,11 +9,10 @@ from typing import Any
 from torch import nn
 
 from pipeal.core.errors import DataError
+from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import iterate, pair_of
-from pipeal.engine.devices import Precision, device_names
-from pipeal.engine.runner.compiling import Compile
-from pipeal.engine.runner.error_context import OnOom
+from pipeal.engine.devices import device_names
 from pipeal.engine.schedule import Schedule
 from pipeal.planning.measure.layers import WARM_UP
 from pipeal.planning.placement import Placement, place
@@ -29,12 +28,9 @@ def plan(
     schedule: str | Schedule = "pipelined",
     *,
     devices: str | None = None,
-    threads: int | None = None,
-    queue_depth: int = 2,
-    precision: Precision = "fp32",
-    compile: Compile = "none",
-    on_oom: OnOom = "raise",
     on_trial: Callable[[Placement], None] | None = None,
+    options: EngineOptions | None = None,
+    **keywords: Any,
 ) -> Placement:
     """The fastest placement of a model on this machine, by trial of some on a copy of its layers.
 
@@ -52,12 +48,9 @@ def plan(
         schedule: The schedule it is for.
         devices: Which may be used: ``"cpu"``, or GPUs such as ``"cuda:0,cuda:1"``; None for all GPUs, or the CPU
             without any.
-        threads: Intra-op threads of each CPU worker; None to try and to share the cores out.
-        queue_depth: As for :class:`pipeal.Pipeline`, as the next three.
-        precision: Give the pipeline the same.
-        compile: Give the pipeline the same.
-        on_oom: Give the pipeline the same.
         on_trial: Called with each candidate and its time.
+        options: Give the pipeline the same. Where they leave ``threads`` open, several numbers are tried.
+        keywords: As for :class:`pipeal.Pipeline`.
 
     Returns:
         What the ``devices`` of a pipeline takes: devices, sizes of stages, and threads.
@@ -67,6 +60,7 @@ def plan(
         PlacementError: The devices are not here, or not of one kind.
         OutOfMemoryError: Memory suffices for no placement.
     """
+    wanted = with_keywords(options, keywords)
     few = [pair_of(batch) for batch in islice(iterate(batches), TRIAL_BATCHES)]
     if not few:
         raise DataError("found no batches to plan with; expected at least one")
@@ -74,11 +68,7 @@ def plan(
         model,
         list(islice(cycle(few), TRIAL_BATCHES)),
         schedule,
+        wanted,
         devices=None if devices is None else device_names(devices),
-        threads=threads,
-        queue_depth=queue_depth,
-        precision=precision,
-        compile=compile,
-        on_oom=on_oom,
         on_trial=on_trial,
     )

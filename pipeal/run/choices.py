@@ -11,15 +11,15 @@ from pipeal.config import RunConfig
 from pipeal.core.errors import ConfigError, PlacementError, first_line
 from pipeal.core.methods import COMPARE, METHODS
 from pipeal.core.modules import module_of
+from pipeal.core.options import Precision
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.spread import blocks_of
 from pipeal.data import EpochBatches
 from pipeal.engine import parse_device
-from pipeal.engine.devices import Precision, all_devices, device_names, fastest_precision
+from pipeal.engine.devices import all_devices, device_names, fastest_precision
 from pipeal.engine.devices.cpus import cores
-from pipeal.engine.pipeline import check_row
 from pipeal.engine.runner.compiling import check_compile
-from pipeal.engine.runner.precision import check_precision, matmul_precision
+from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
@@ -30,6 +30,7 @@ from pipeal.planning.pure.trials import TimeLimit
 from pipeal.reporting import bars
 from pipeal.reporting.tables import table_text
 from pipeal.run.build import Experiment
+from pipeal.run.opening import engine_options
 from pipeal.run.remembered import PlacementCache, key_of
 from pipeal.run.say import Say
 
@@ -74,7 +75,7 @@ def choose(
             devices = _named_devices(config, form)
             precision = _precision(config, *devices)
             if method.is_whole and len(devices) > 1:
-                check_row(config.engine.compile)
+                engine_options(config, precision).check_layout(row=True)
             source, placement = _fitted(experiment, config, form, devices, batches, precision, cache)
     found = [parse_device(device) for device in placement.devices]
     check_precision(precision, found)
@@ -124,16 +125,12 @@ def _tried(
         return f"{known}; --retry tries again", known.placement
     say(f"choosing devices for {METHODS[form].label}")
     trials: list[Placement] = []
-    with bars.trials(f"choosing devices for {METHODS[form].label}") as bar, matmul_precision(engine.matmul):
+    with bars.trials(f"choosing devices for {METHODS[form].label}") as bar:
         taken = place(
             package,
             sample,
             engine.schedule,
-            threads=engine.threads,
-            queue_depth=engine.queue_depth,
-            precision=precision,
-            compile=engine.compile,
-            on_oom=engine.on_oom,
+            engine_options(config, precision),
             limit=TimeLimit(_batches_of(config, batches)),
             on_step=bar,
             on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
@@ -183,7 +180,7 @@ def _fitted(
     if known is not None and known.placement.devices == devices and _is_here(known.placement, units):
         return f"{known}; --retry measures again", known.placement
     steps: list[str] = []
-    with bars.trials(f"fitting {method.label} to its devices") as bar, matmul_precision(engine.matmul):
+    with bars.trials(f"fitting {method.label} to its devices") as bar:
 
         def step(doing: str, spent_s: float, bound_s: float) -> None:
             steps.append(doing)
@@ -194,13 +191,9 @@ def _fitted(
             sample,
             engine.schedule,
             devices,
+            engine_options(config, precision),
             sizes=wanted,
             parts=parts,
-            threads=engine.threads,
-            queue_depth=engine.queue_depth,
-            precision=precision,
-            compile=engine.compile,
-            on_oom=engine.on_oom,
             limit=TimeLimit(_batches_of(config, batches)),
             on_step=step,
         )

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 
 import torch
 
 from pipeal.config import RunConfig
+from pipeal.core.options import Precision
 from pipeal.core.tree import move, tensors
 from pipeal.data import Batch
-from pipeal.engine.devices import Precision
 from pipeal.engine.runner.parts import cut
 from pipeal.planning.measure.layers import count_bytes
 from pipeal.run.build import Experiment
-from pipeal.run.opening import new_package
+from pipeal.run.opening import engine_options, new_package
 from pipeal.training.exit_costs import exit_costs, training_flops
 
 LOOKED_AT = 64
@@ -91,14 +91,17 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
             trained += count * training_flops(layers, x, y)
             inferred += count * exit_costs(layers, x).alone(len(layers))
         # Its graphs, states and scalers are those of a training; the gradients of the look before would be more.
-        assert config.train.precision != "auto"  # chosen by now
+        options = engine_options(config)
         rows = count_bytes(
             list(new_package(experiment, config, 1)),
             max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors(batch.x))),
+            replace(
+                options,
+                threads=torch.get_num_threads(),
+                precision=_countable(options.precision, device),
+                on_oom="raise",
+            ),
             str(device),
-            torch.get_num_threads(),
-            _countable(config.train.precision, device),
-            "raise",
         )
     weights = sum(row.parameter_bytes for row in rows)
     return FormCosts(

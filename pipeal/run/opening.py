@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeal.config import RunConfig
+from pipeal.core.options import EngineOptions, Precision
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.runner.precision import make_ready
@@ -32,25 +33,43 @@ def open_pipeline(
 ) -> Opened:
     """The pipeline that a configuration with every choice made describes, or what ``opener`` makes of its settings."""
     engine = config.engine
-    assert config.train.precision != "auto"  # chosen by now
     return opener(
         package,
         engine.devices,
         engine.schedule,
         sizes=engine.sizes,
-        queue_depth=engine.queue_depth,
         seed=seed,
         first_batch=first_batch,
+        trace=traced,
+        options=engine_options(config, dump_folder=dump_folder),
+    )
+
+
+def engine_options(
+    config: RunConfig, precision: Precision | None = None, dump_folder: Path | None = None
+) -> EngineOptions:
+    """How the engine is to run a configuration.
+
+    Args:
+        config: All of it.
+        precision: What was chosen where the configuration leaves it open.
+        dump_folder: Where the watchdog leaves a file; None for none.
+    """
+    engine, train = config.engine, config.train
+    if precision is None:
+        assert train.precision != "auto"  # chosen by now
+        precision = train.precision
+    return EngineOptions(
+        queue_depth=engine.queue_depth,
         threads=engine.threads,
-        precision=config.train.precision,
+        precision=precision,
         compile=engine.compile,
-        stall_timeout_s=engine.stall_timeout_s,
         # To go back is not the pipeline's to do: it ends.
-        on_non_finite="skip" if config.train.on_non_finite == "skip" else "raise",
+        on_non_finite="skip" if train.on_non_finite == "skip" else "raise",
         on_oom=engine.on_oom,
         matmul=engine.matmul,
+        stall_timeout_s=engine.stall_timeout_s,
         dump_folder=dump_folder,
-        trace=traced,
     )
 
 

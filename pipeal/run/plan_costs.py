@@ -22,7 +22,6 @@ from pipeal.data import canonical_image_name, canonical_text_name
 from pipeal.engine.devices import fastest_precision
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.parts import UncuttableError, cut, samples_in
-from pipeal.engine.runner.precision import matmul_precision
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.models import (
     LANGUAGE_MODELS,
@@ -43,6 +42,7 @@ from pipeal.run.build_text import text_experiment
 from pipeal.run.build_vision import vision_experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.configure import configure
+from pipeal.run.opening import engine_options
 from pipeal.run.say import Say
 
 BATCHES = 10
@@ -133,7 +133,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
     config = experiment.config
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     kind = torch.cuda.get_device_name(0) if device != "cpu" else "cpu"
-    threads, compiled, matmul = config.engine.threads or 1, config.engine.compile, config.engine.matmul
+    threads, compiled = config.engine.threads or 1, config.engine.compile
     if config.train.accumulate > 1:
         raise ConfigError(
             f"train.accumulate: found {config.train.accumulate}, but a plan has an update after every batch; expected 1"
@@ -157,20 +157,17 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
     cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
     cuts = sorted({number for number in cuts if number <= fewest})
     crowding: dict[int, float] = {}
-    with matmul_precision(matmul):
-        layers, *backprop = measure_in_turns(
-            [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
-            device=device,
-            threads=threads,
-            precision=precision,
-            compile=compiled,
-            on_oom=config.engine.on_oom,
-            rounds=3 if compiled == "none" else 1,  # each compiles anew
-        )
-        if wanted.crowds:
-            numbers = " and ".join(map(str, crowds(len(package)))) or "no"
-            say(f"measuring how much {numbers} stages at once slow each other")
-            crowding = measure_contention(package, batches, precision=precision)
+    options = engine_options(config, precision)
+    layers, *backprop = measure_in_turns(
+        [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
+        options,
+        device=device,
+        rounds=3 if compiled == "none" else 1,  # each compiles again
+    )
+    if wanted.crowds:
+        numbers = " and ".join(map(str, crowds(len(package)))) or "no"
+        say(f"measuring how much {numbers} stages at once slow each other")
+        crowding = measure_contention(package, batches, options=options)
     counted = [batch_size(x) for x, _ in batches[WARM_UP:]]
     backprop = [_in_the_mean(rows, backprop[0], counted, number) for rows, number in zip(backprop, cuts, strict=True)]
     facts = {
@@ -179,7 +176,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         "precision": precision,
         "compile": compiled,
         "threads": threads,
-        "matmul": matmul,
+        "matmul": config.engine.matmul,
         **environment(),
     }
     samples = fmean(batch_size(x) for x, _ in batches)

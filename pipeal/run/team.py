@@ -15,15 +15,16 @@ import numpy.typing as npt
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.core.errors import ConfigError, PlacementError
 from pipeal.core.methods import COMPARE, COMPARED, METHODS, with_all
+from pipeal.core.options import Precision
 from pipeal.data import WHOLE, Batch, EpochBatches, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
-from pipeal.engine.devices import Precision, device_names, fastest_precision
+from pipeal.engine.devices import device_names, fastest_precision
 from pipeal.engine.distributed.consistency import require_same
 from pipeal.engine.distributed.pipeline import DistributedPipeline, own_threads
 from pipeal.engine.distributed.states import hand_out_states
 from pipeal.engine.distributed.world import World
 from pipeal.engine.runner.compiling import check_compile
-from pipeal.engine.runner.precision import check_precision, matmul_precision
+from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
 from pipeal.models.registry import Mode
@@ -31,7 +32,7 @@ from pipeal.planning.measure.layers import balanced_sizes
 from pipeal.planning.planner import TRIAL_BATCHES
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
-from pipeal.run.opening import open_pipeline
+from pipeal.run.opening import engine_options, open_pipeline
 from pipeal.run.say import Say
 from pipeal.run.stopping import StopRequest
 from pipeal.training.evaluation import Criterion
@@ -113,17 +114,13 @@ class Team:
                 sizes = balance([1.0] * layers, mesh.stages)
             else:
                 say(f"measuring {METHODS[form].label} layers, to balance {mesh.stages} stages")
-                with matmul_precision(engine.matmul):
-                    sizes = balanced_sizes(
-                        experiment.package(form, config.train.seed),
-                        sample_batches(batches, TRIAL_BATCHES),
-                        mesh.stages,
-                        device=device,
-                        threads=threads,
-                        precision=precision,
-                        compile=engine.compile,
-                        on_oom=engine.on_oom,
-                    )
+                sizes = balanced_sizes(
+                    experiment.package(form, config.train.seed),
+                    sample_batches(batches, TRIAL_BATCHES),
+                    mesh.stages,
+                    replace(engine_options(config, precision), threads=threads),
+                    device=device,
+                )
         schedule = "sequential" if METHODS[form].is_whole else engine.schedule
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
         say(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")

@@ -284,7 +284,7 @@ def _carried_s(world: World, wire: Wire, hop: int, packet: Tree, count: int = 20
         begin = process_time()
         for _ in range(count):
             if world.rank == hop:
-                wire.send(hop + 1, "parcel", facts, packet)
+                wire.send(hop + 1, "packet", facts, packet)
             elif world.rank == hop + 1:
                 wire.body(wire.receive(hop))
         spent = process_time() - begin if world.rank in (hop, hop + 1) else 0.0

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from rich.progress import track
 
+from pipeal.core.options import EngineOptions
 from pipeal.data import Batch, BatchLoader, Corpus, PlannedBatchSampler, Vocab, clean, load_text
 from pipeal.engine import Action, Pipeline, Window, open_device
 from pipeal.engine.devices import fastest_precision
@@ -127,7 +128,7 @@ def main() -> None:
     batches = list(islice(cycle(list(loader)), options.batches))
     torch.manual_seed(0)
     package = build_text(options.model, "al", vocab_size=len(vocab), classes=corpus.classes)
-    placement = place(package, batches[: WARM_UP + 8], "pipelined", precision=fastest_precision("cpu"))
+    placement = place(package, batches[: WARM_UP + 8], "pipelined", EngineOptions(precision=fastest_precision("cpu")))
     facts = environment()
     print("  ".join(f"{key} {value}" for key, value in facts.items()))
     print(f"load average {os.getloadavg()[0]:.1f}; {placement}")

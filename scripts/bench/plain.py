@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from pipeal.core.options import Precision
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import move
-from pipeal.engine.devices import Precision
 from pipeal.methods.al import ALPackage, Dropout, TouchedAdam
 from pipeal.methods.al.place_codes import WhichCode
 from pipeal.models.causal import CausalAttention

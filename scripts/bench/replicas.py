@@ -31,13 +31,12 @@ from rung_data import Task, task_of
 from rung_training import rise
 from rungs import FORMS, MODELS, Setting
 
+from pipeal.core.options import COMPILES, Precision
 from pipeal.data import WHOLE, Share
 from pipeal.engine import Pipeline
-from pipeal.engine.devices import Precision
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
-from pipeal.engine.runner.compiling import COMPILES
 from pipeal.engine.schedule import Action
 from pipeal.methods.al import ALPackage
 from pipeal.planning.measure.layers import WARM_UP

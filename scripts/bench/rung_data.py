@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeal.config import LanguageConfig, TextConfig, TextDataConfig, VisionConfig, find_config, load_config
+from pipeal.core.options import EngineOptions
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import move
 from pipeal.data import WHOLE, BatchLoader, PlannedBatchSampler, Share
@@ -133,12 +134,15 @@ class Task:
             on_cpu = self.device.type == "cpu"
             if ranks > 1:
                 threads = max(1, cores() // ranks) if on_cpu else 1
-                options = {"device": str(self.device), "threads": threads, **setting.of_pipeline}
+                options = EngineOptions(threads=threads, **setting.of_pipeline)
                 devices = ["cpu"] * ranks if on_cpu else [f"cuda:{rank}" for rank in range(ranks)]
-                found = Placement(devices, balanced_sizes(package, batches, ranks, **options), threads)
+                found = Placement(
+                    devices, balanced_sizes(package, batches, ranks, options, device=str(self.device)), threads
+                )
             else:
                 where = ["cpu"] if on_cpu else None
-                found = place(package, batches, "pipelined", devices=where, rounds=1, **setting.of_pipeline)
+                options = EngineOptions(**setting.of_pipeline)
+                found = place(package, batches, "pipelined", options, devices=where, rounds=1)
             self.placements[setting] = found
         return self.placements[setting]
 

@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from pipeal.engine.devices import Precision, fastest_precision
+from pipeal.core.options import Compile, Precision
+from pipeal.engine.devices import fastest_precision
 from pipeal.engine.devices.cpus import cores
-from pipeal.engine.runner.compiling import Compile
 
 Form: TypeAlias = Literal["al", "bp"]
 

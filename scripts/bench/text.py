@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from published import published, published_step
 
+from pipeal.core.options import EngineOptions
 from pipeal.core.partition import balance
 from pipeal.core.rng import keyed
 from pipeal.data import (
@@ -135,7 +136,10 @@ def ladder(model: str, corpus: Corpus, vocab: Vocab, budget: int) -> list[Contes
 
     package = ours(model, vocab, corpus.classes)
     sample = list(islice(by_length(), WARM_UP + 8))
-    chosen = {precision: place(package, sample, "pipelined", precision=precision) for precision in ("fp32", "bf16")}
+    chosen = {
+        precision: place(package, sample, "pipelined", EngineOptions(precision=precision))
+        for precision in ("fp32", "bf16")
+    }
     torch.manual_seed(0)
     plain = [published(model, len(vocab), corpus.classes) for _ in range(2)]
     mine = [ours(model, vocab, corpus.classes) for _ in range(3)]
@@ -178,7 +182,7 @@ def placements(model: str, corpus: Corpus, vocab: Vocab, budget: int, precision:
     if cores() > 1:
         whole = Placement(["cpu"], [layers], cores())
         found.append(contestant(f"sequential, {cores()} threads", whole, "sequential"))
-    chosen = place(package, list(islice(batches(), WARM_UP + 8)), "pipelined", precision=precision)
+    chosen = place(package, list(islice(batches(), WARM_UP + 8)), "pipelined", EngineOptions(precision=precision))
     found.append(contestant(f"auto: {chosen}", chosen, "pipelined"))
     return found
 

@@ -12,6 +12,7 @@ import torch
 
 from pipeal.config import TextConfig, load_config
 from pipeal.core.errors import ConfigError
+from pipeal.core.options import EngineOptions
 from pipeal.planning.placement import Placement
 from pipeal.planning.pure.trials import TimeLimit
 from pipeal.run.build_text import text_experiment
@@ -48,9 +49,9 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
     """They were left out of the trials; and backpropagation was tried with other threads than were asked for."""
     told: list[tuple[int | None, int]] = []
 
-    def place(*_: Any, threads: int | None, queue_depth: int, **__: Any) -> Placement:
-        told.append((threads, queue_depth))
-        return Placement(["cpu"], [1], threads or 7)
+    def place(_: Any, __: Any, ___: Any, options: EngineOptions, **____: Any) -> Placement:
+        told.append((options.threads, options.queue_depth))
+        return Placement(["cpu"], [1], options.threads or 7)
 
     monkeypatch.setattr("pipeal.run.choices.place", place)
     keys = ["dataset=toynews", "engine.devices=auto", "engine.threads=3", "engine.queue_depth=5", "train.mode=compare"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipeal.config import TextConfig, load_config
+from pipeal.core.options import EngineOptions
 from pipeal.planning.measure.layers import count_bytes
 from pipeal.run.build_text import text_experiment
 from pipeal.run.form_costs import COUNTED, FormCosts, form_costs
@@ -49,7 +50,7 @@ def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: 
     kept = [
         sum(
             row.activation_bytes
-            for row in count_bytes(list(experiment.package(mode, 0)), batch, "cpu", 1, "fp32", "raise")
+            for row in count_bytes(list(experiment.package(mode, 0)), batch, EngineOptions(threads=1))
         )
         for batch in (found[0], largest)
     ]

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from pipeal.cli import plan
+from pipeal.core.options import EngineOptions
+from pipeal.engine.pipeline import Pipeline
 from pipeal.planning.measure.layers import measure_in_turns
+from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, save_costs
 from tests.cli.running import run_command, told_one_line
 
@@ -208,9 +211,10 @@ def test_another_optimizer_and_precision_of_products_are_what_is_measured(
     monkeypatch.setattr("pipeal.run.plan_costs.MICRO_BATCHES", (2,))
     found: list[str] = []
 
-    def told(*arguments: Any, **options: Any) -> list[tuple[LayerCost, ...]]:
-        found.append(torch.get_float32_matmul_precision())
-        return measure_in_turns(*arguments, **options)
+    def told(cases: Any, options: EngineOptions, **others: Any) -> list[tuple[LayerCost, ...]]:
+        with Pipeline([VirtualLayer(0, 0)], "cpu", options=options):
+            found.append(torch.get_float32_matmul_precision())
+        return measure_in_turns(cases, options, **others)
 
     monkeypatch.setattr("pipeal.run.plan_costs.measure_in_turns", told)
     keys = [*SMALL, "data.batching.budget_tokens=256", "model.embedding_updates=touched", "engine.matmul=medium"]
@@ -231,7 +235,7 @@ def test_backpropagation_has_no_more_samples_in_its_micro_batches_than_in_its_ba
     monkeypatch.setattr("pipeal.run.plan_costs.BATCHES", 2)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
 
-    def by_sample(cases: Any, **_: Any) -> list[tuple[LayerCost, ...]]:
+    def by_sample(cases: Any, *_: Any, **__: Any) -> list[tuple[LayerCost, ...]]:
         """A second for each sample, beside what any number of them takes; one layer or block."""
         sizes = [len(batches[0][0]) for _, batches in cases]
         packets = [12 * size for size in sizes]

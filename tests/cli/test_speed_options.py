@@ -12,7 +12,8 @@ from torch import nn
 from pipeal import AL, ALPackage, ConfigError, Pipeline
 from pipeal.cli.text import command
 from pipeal.config import TextConfig, load_config
-from pipeal.engine.runner.compiling import Compile, check_compile
+from pipeal.core.options import Compile
+from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.regions import CompileWarning
 from pipeal.methods.al import BP, TouchedAdam
 from pipeal.run.build_text import TextExperiment, text_experiment

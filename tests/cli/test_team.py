@@ -12,6 +12,8 @@ import torch
 from pipeal.config import EngineConfig, LanguageConfig, TextConfig, load_config
 from pipeal.core.errors import PlacementError
 from pipeal.engine.distributed.world import World
+from pipeal.engine.pipeline import Pipeline
+from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.run import team
 from pipeal.run.followers import with_own_data
 from pipeal.run.team import Team, require_devices
@@ -37,8 +39,9 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
     """They were measured with exact matrix products, whatever ``engine.matmul`` said."""
     found: list[str] = []
 
-    def balanced(*_: Any, **__: Any) -> list[int]:
-        found.append(torch.get_float32_matmul_precision())
+    def balanced(*given: Any, **_: Any) -> list[int]:
+        with Pipeline([VirtualLayer(0, 0)], "cpu", options=given[-1]):
+            found.append(torch.get_float32_matmul_precision())
         return [2, 1]
 
     monkeypatch.setattr(team, "balanced_sizes", balanced)

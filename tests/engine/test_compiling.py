@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeline, ScheduleError
+from pipeal.core.options import EngineOptions
 from pipeal.engine import SCHEDULES
 from pipeal.engine.runner.compile_gate import Abandoned, CompileGate
 from pipeal.engine.runner.compiling import _check_compiler, _numerics
@@ -475,9 +476,11 @@ def test_a_stream_of_predictions_compiles_nothing_anew() -> None:
     x = batches_of([4])[0][0]
     pipe = Pipeline(pair(), ["cpu"] * 2, threads=2, compile="static")
     pipe.predict(x)
-    seen = [set(compiled._seen) for stage in pipe.stages for compiled in stage._compiled.values()]
+    layers = [runner.compiled for stage in pipe.stages for runner in stage.runners.values()]
+    seen = [set(compiled._seen) for compiled in layers if compiled is not None]
+    assert len(seen) == 2
     list(pipe.predict_each([x]))
-    assert [compiled._seen for stage in pipe.stages for compiled in stage._compiled.values()] == seen
+    assert [compiled._seen for compiled in layers if compiled is not None] == seen
 
 
 @pytest.mark.usefixtures("tracing_only")
@@ -717,8 +720,8 @@ def test_no_compiler() -> None:
 def test_placements_are_tried_as_they_will_run() -> None:
     package, batches = ALPackage(small()[:2]), batches_of([4] * (WARM_UP + 2))
     before = {name: value.clone() for name, value in package.state_dict().items()}
-    place(package, batches, "pipelined", compile="static", rounds=1)
-    assert len(layer_costs(copy.deepcopy(package), batches, compile="static")) == len(package)
+    place(package, batches, "pipelined", EngineOptions(compile="static"), rounds=1)
+    assert len(layer_costs(copy.deepcopy(package), batches, EngineOptions(compile="static"))) == len(package)
     assert all(torch.equal(value, before[name]) for name, value in package.state_dict().items())
 
 

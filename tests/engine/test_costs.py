@@ -13,6 +13,7 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline, PlacementError
 from pipeal.core.errors import OutOfMemoryError, first_line
+from pipeal.core.options import EngineOptions
 from pipeal.engine import SCHEDULES, Action
 from pipeal.engine.runner.split import SplitWarning
 from pipeal.engine.sizes import layers_of_stages
@@ -83,12 +84,12 @@ def test_what_is_tried_is_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None
 
     class Told(Pipeline):
         def __init__(self, layers: Any, devices: Any, *arguments: Any, **options: Any) -> None:
-            opened.append((len(devices), options["threads"], options["queue_depth"]))
+            opened.append((len(devices), options["options"].threads, options["options"].queue_depth))
             super().__init__(layers, devices, *arguments, **options)
 
     monkeypatch.setattr("pipeal.planning.placement.Pipeline", Told)
     layers, batches = [VirtualLayer(0, 0), VirtualLayer(0, 0)], [(None, None)] * 4
-    chosen = place(layers, batches, "pipelined", devices=["cpu"], threads=3, queue_depth=5, rounds=1)
+    chosen = place(layers, batches, "pipelined", EngineOptions(threads=3, queue_depth=5), devices=["cpu"], rounds=1)
     assert (opened, chosen.threads) == ([(1, 3, 5), (2, 3, 5)], 3)
     opened.clear()
     place(layers, batches, "pipelined", rounds=1)
@@ -105,7 +106,7 @@ def test_one_layer_is_tried_on_fewer_threads_too(monkeypatch: pytest.MonkeyPatch
     chosen = place([VirtualLayer(0, 0)], [(None, None)] * 4, "sequential", on_trial=tried.append)
     assert {trial.threads: trial.seconds_per_batch for trial in tried} == took
     assert (chosen.devices, chosen.threads) == (["cpu"], 3)
-    assert place([VirtualLayer(0, 0)], [], "sequential", threads=4).threads == 4
+    assert place([VirtualLayer(0, 0)], [], "sequential", EngineOptions(threads=4)).threads == 4
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
@@ -186,7 +187,7 @@ def test_a_trial_neither_ends_for_a_loss_that_is_not_finite_nor_fails_where_the_
     with pytest.raises(OutOfMemoryError):
         layer_costs(package, batches)
     with pytest.warns(SplitWarning):
-        assert layer_costs(package, batches, on_oom="split")[0][Action.FORWARD] > 0
+        assert layer_costs(package, batches, EngineOptions(on_oom="split"))[0][Action.FORWARD] > 0
 
 
 def test_stages_by_number_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +195,9 @@ def test_stages_by_number_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeal.planning.placement.layer_costs", Mock(side_effect=MemoryError))
     steps: list[str] = []
     layers, batches = [VirtualLayer(0, 0) for _ in range(4)], [(None, None)] * 4
-    taken = fit(layers, batches, "pipelined", ["cpu"] * 2, threads=1, on_step=lambda step, *_: steps.append(step))
+    taken = fit(
+        layers, batches, "pipelined", ["cpu"] * 2, EngineOptions(threads=1), on_step=lambda step, *_: steps.append(step)
+    )
     assert taken.sizes == [2, 2]
     assert steps[-1] == "layers are divided by number: memory does not suffice to measure them"
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pipeal import PlacementError
+from pipeal.core.options import EngineOptions
 from pipeal.engine.schedule import SCHEDULES
 from pipeal.planning import placement as costs
 from pipeal.planning.measure import gpus
@@ -27,7 +28,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Two fast ones, of which one is half full, and a slow one; returns where was measured."""
     measured: list[str] = []
 
-    def measure(layers: Any, batches: Any, *, device: str, **options: Any) -> tuple[LayerCost, ...]:
+    def measure(layers: Any, batches: Any, _: Any, *, device: str, **options: Any) -> tuple[LayerCost, ...]:
         measured.append(device)
         seconds = 1.0 if device == "cuda:0" else 4.0
         return tuple(LayerCost(seconds, 2 * seconds, parameter_bytes=GIB) for _ in layers)
@@ -75,7 +76,7 @@ def test_slow_links_ask_for_as_many_stages_as_in_a_plan(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "fast")
     monkeypatch.setattr(gpus, "measure_link", lambda source, target: link)
     names = ["cuda:0", "cuda:1", "cuda:2"]
-    layout = gpus.layout_on_gpus([VirtualLayer(0, 0)] * 6, [], names, SCHEDULES[name], queue_depth=3)
+    layout = gpus.layout_on_gpus([VirtualLayer(0, 0)] * 6, [], names, SCHEDULES[name], EngineOptions(queue_depth=3))
     assert len(three_gpus) == 1
     devices = tuple(PlannedDevice("fast", memory_bytes=int(0.9 * size) * GIB) for size in (16, 16, 6))
     layers = [LayerCost(1.0, 2.0, parameter_bytes=GIB)] * 6

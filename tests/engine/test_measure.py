@@ -12,6 +12,7 @@ from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
 from pipeal.core.errors import OutOfMemoryError
+from pipeal.core.options import EngineOptions
 from pipeal.planning.measure.contention import contention_of, crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, balanced_sizes, layer_costs, measure, measure_in_turns, uncollected
 from pipeal.planning.measure.virtual import VirtualLayer
@@ -101,7 +102,7 @@ def test_what_does_not_fit_at_once_is_measured_in_parts() -> None:
 
     tight = package()
     tight[0].enc.f.register_forward_pre_hook(refuse)
-    whole, split = (measure(layers, BATCHES, on_oom="split", rounds=1) for layers in (package(), tight))
+    whole, split = (measure(layers, BATCHES, EngineOptions(on_oom="split"), rounds=1) for layers in (package(), tight))
     x, y = BATCHES[2]
     parts = measure(package(), [(x[:most], y[:most])] * 3, rounds=1)  # which keep the memory of all of x, too
     assert [cost.out_bytes for cost in split] == [cost.out_bytes for cost in whole] == [4 * 16 * (64 + 8)] * 2

@@ -78,7 +78,9 @@ def test_loaded_into_other_stages_it_goes_on_as_if_it_had_never_stopped(
 
     package = rebuilt(case)
     way = data.draw(st.sampled_from(["made", "closed", "open"]), label="loaded")
-    pipe = Pipeline.load(path, package, **drawn("loaded")) if way == "made" else Pipeline(package, **drawn("loaded"))
+    # Symptom: an infinite loss. Cause: other weights, each one higher, at full rate, before the file is loaded.
+    options = {**drawn("loaded"), "on_non_finite": "ignore" if way == "open" else "raise"}
+    pipe = Pipeline.load(path, package, **options) if way == "made" else Pipeline(package, **options)
     if way == "closed":
         pipe.load(path)
     with pipe:

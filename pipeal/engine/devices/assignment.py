@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from pipeal.core.errors import ConfigError, PlacementError
+from pipeal.core.errors import PlacementError
 from pipeal.core.modules import device_of, module_of
 from pipeal.core.partition import balance
 from pipeal.core.protocols import TrainableLayer
@@ -72,13 +72,10 @@ def assign(
 
     Raises:
         PlacementError: Layers, stages and devices do not fit, or a device does not exist.
-        ConfigError: There is to be less than one thread.
     """
     if isinstance(devices, Planned):
         sizes = devices.sizes if sizes is None else sizes
         threads = devices.threads if threads is None else threads
-    if threads is not None and threads < 1:
-        raise ConfigError(f"threads is {threads}; expected at least 1, or None to share the cores out")
     names = [parse_device(name) for name in _names(devices, layers)]
     blocks = _blocks_of(layers) if len(names) > 1 else None
     units = len(layers) if blocks is None else blocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,6 @@ from pipeal.engine.devices.pinned import to_pinned
 
 Stamp: TypeAlias = Any
 """A moment on a device: seconds on the host's clock, or a CUDA event that will know them."""
-
-Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 
 Ready: TypeAlias = "torch.cuda.Event | None"
 """When a packet may be read; None where it already may."""

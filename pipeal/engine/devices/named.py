@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from pipeal.core.errors import PlacementError
-from pipeal.engine.devices.base import Device, Precision
+from pipeal.core.options import Precision
+from pipeal.engine.devices.base import Device
 from pipeal.engine.devices.cuda import CudaDevice
 
 

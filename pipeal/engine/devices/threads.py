@@ -23,16 +23,18 @@ def threads_each(devices: Sequence[str | torch.device], schedule: Schedule, want
     return min(share, omp_threads() or share)
 
 
-def set_intra_op_threads(count: int) -> None:
-    """From here on, operators that the calling thread runs on a CPU run on that many threads."""
+def set_intra_op_threads(count: int | None) -> None:
+    """From here on, operators that the calling thread runs on a CPU run on that many threads; None leaves it."""
+    if count is None:
+        return
     # A thread's first look at the number takes over what any thread has set last, so it comes before the own setting.
     torch.get_num_threads()
     torch.set_num_threads(count)
 
 
 @contextmanager
-def intra_op_threads(count: int) -> Iterator[None]:
-    """Within it, operators on a CPU run on that many threads, whatever the caller's own number is."""
+def intra_op_threads(count: int | None) -> Iterator[None]:
+    """Within it, operators on a CPU run on that many threads, whatever the caller's own number is; None leaves it."""
     before = torch.get_num_threads()
     set_intra_op_threads(count)
     try:

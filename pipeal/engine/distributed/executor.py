@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from pipeal.core.errors import PeerLostError, ScheduleError, StallError
+from pipeal.core.packet import Packet
 from pipeal.core.tree import Tree
 from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import BrokenWireError, Message
@@ -25,7 +25,7 @@ from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.error_context import add_note
-from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 
@@ -53,26 +53,22 @@ class DistributedExecutor:
 
     Args:
         node: Rank 0.
-        queue_depth: How many packets may wait before the first stage.
-        stall_timeout_s: How long all stages may stand still while the caller waits for them.
-        dump_folder: Where each rank's watchdog then leaves a file; None for none.
 
     Attributes:
         node: As given.
     """
 
-    def __init__(self, node: Node, *, queue_depth: int, stall_timeout_s: float, dump_folder: Path | None) -> None:
+    def __init__(self, node: Node) -> None:
         self.node = node
-        self.stall_timeout_s = stall_timeout_s
         self._changed = threading.Condition()
         self._replies: dict[int, list[tuple[Mapping[str, Any], Tree]]] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._tokens = count()
         self._numbers = count(1)
-        self._watch = Watch(node, stall_timeout_s, dump_folder)
+        self._watch = Watch(node)
         mesh = node.world.mesh
         self._others = [rank for rank in range(node.world.size) if rank != node.rank]
-        self._heads = {mesh.rank_of(replica, 0): Link(queue_depth) for replica in range(1, mesh.replicas)}
+        self._heads = {mesh.rank_of(replica, 0): Link(node.options.queue_depth) for replica in range(1, mesh.replicas)}
         node.progress.add_links(self._heads.values())
         for head, link in self._heads.items():
             node.send(f"orders-{head}", link, HostCarrier(node.orders, node.stage.device), head)
@@ -88,18 +84,16 @@ class DistributedExecutor:
         node.on_reply = self._keep_reply
         node.start(lambda _: None)
 
-    def submit(self, parcel: Parcel) -> None:
-        """Puts the parcel into the line, and has every other replica take a batch of its own.
+    def submit(self, packet: Packet) -> None:
+        """Puts the packet into the line, and has every other replica take a batch of its own.
 
         Raises:
             StallError: No stage made progress for too long.
             PeerLostError: A rank is lost.
             Exception: Whatever a stage raised first, on whatever rank.
         """
-        packet = parcel.packet
-        facts = {"sequence": parcel.sequence, **facts_of(packet)}
-        self._to_heads(Take("take", facts))
-        self.wait(lambda: self.node.inbox.put(parcel, TICK_S))
+        self._to_heads(Take("take", facts_of(packet)))
+        self.wait(lambda: self.node.inbox.put(packet, TICK_S))
 
     def begin_feed(self, epoch: int, first: int) -> None:
         """Has every other replica begin its feed of an epoch at a batch; raises as :meth:`submit`."""

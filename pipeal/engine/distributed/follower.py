@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
@@ -23,7 +22,6 @@ from pipeal.engine.distributed.watchdog import Beat, dumped
 from pipeal.engine.execution.channel import Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
-from pipeal.engine.stage import Parcel
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 OnSnapshot: TypeAlias = Callable[[Snapshot, Mapping[int, LayerState]], Mapping[str, Any]]
@@ -44,14 +42,12 @@ class Server:
         node: This rank.
         on_snapshot: Keeps what snapshots find; None: the states are sent to rank 0.
         feed: For the first stage of a replica.
-        dump_folder: Where the stacks of all threads are left when the pipeline stands still; None for none.
     """
 
-    def __init__(self, node: Node, on_snapshot: OnSnapshot | None, feed: Feed | None, dump_folder: Path | None) -> None:
+    def __init__(self, node: Node, on_snapshot: OnSnapshot | None, feed: Feed | None) -> None:
         self.node = node
         self._on_snapshot = on_snapshot
         self._feed = feed
-        self._dump_folder = dump_folder
         self._batches: Iterator[Any] | None = None
         self._feeding = threading.Lock()
         self._feeds_on = True
@@ -171,7 +167,7 @@ class Server:
     def _hear_verdict(self, message: Message) -> None:
         self._verdict = rebuilt(message.facts, self.node.world.name_of(0))
         if isinstance(self._verdict, StallError):
-            dumped(self._dump_folder, [str(self._verdict), str(self.node.progress)])
+            dumped(self.node.options.dump_folder, [str(self._verdict), str(self.node.progress)])
         self.node.progress.fail(self._verdict)
 
     def _snapshot_came(self, snapshot: Snapshot) -> None:
@@ -228,7 +224,7 @@ class Server:
             )
         x, y = pair_of(found)
         self.node.requests.samples += batch_size(x)
-        self.node.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready_now((x, y))))
+        self.node.inbox.put(packet_of(facts, x, y, ready_now((x, y))))
 
     def _leave_out(self, message: Message) -> None:
         for _ in range(message.facts["count"]):

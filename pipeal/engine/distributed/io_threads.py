@@ -20,7 +20,6 @@ from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.host_transfer import Carrier
 from pipeal.engine.execution.channel import Item, Link, Stopped
-from pipeal.engine.stage import Parcel
 from pipeal.engine.state.snapshot import Snapshot
 
 CLOSE = "close"
@@ -119,10 +118,8 @@ def _drop_unless_taken(drop: Callable[[Message], object], message: Message) -> N
 
 def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
     """An item of a line of stages as a message."""
-    if isinstance(item, Parcel):
-        packet = item.packet
-        facts = {"sequence": item.sequence, **facts_of(packet)}
-        return "parcel", facts, (packet.x, packet.y), item.ready
+    if isinstance(item, Packet):
+        return "packet", facts_of(item), (item.x, item.y), item.ready
     if isinstance(item, Snapshot):
         return "snapshot", {"batch": item.batch, "number": item.number, "note": item.note}, None, None
     sendable: Any = item
@@ -131,9 +128,14 @@ def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
 
 def facts_of(packet: Packet) -> dict[str, Any]:
     """What a message says of a packet, beside its tensors."""
-    return {"batch": packet.batch, "lr_scale": float(packet.lr_scale), "updates": packet.updates}
+    return {
+        "sequence": packet.sequence,
+        "batch": packet.batch,
+        "lr_scale": float(packet.lr_scale),
+        "updates": packet.updates,
+    }
 
 
-def packet_of(facts: Mapping[str, Any], x: Tree, y: Tree) -> Packet:
+def packet_of(facts: Mapping[str, Any], x: Tree, y: Tree, ready: Ready) -> Packet:
     """The packet that a message speaks of."""
-    return Packet(facts["batch"], x, y, facts["lr_scale"], facts["updates"])
+    return Packet(facts["batch"], x, y, facts["lr_scale"], facts["updates"], facts["sequence"], ready)

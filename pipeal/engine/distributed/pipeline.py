@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.errors import ScheduleError
+from pipeal.core.options import EngineOptions
 from pipeal.core.protocols import TrainableLayer
-from pipeal.engine.devices import Device, Precision, RemoteDevice, open_device
+from pipeal.engine.devices import Device, RemoteDevice, open_device
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.distributed.executor import DistributedExecutor
 from pipeal.engine.distributed.follower import Feed, OnSnapshot, Server
@@ -23,14 +24,11 @@ from pipeal.engine.distributed.requests import spans_in, times_in
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.executors import Executor
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.runner.compiling import Compile
-from pipeal.engine.runner.error_context import OnOom
-from pipeal.engine.runner.nonfinite import OnNonFinite
-from pipeal.engine.runner.precision import Matmul, matmul_precision
+from pipeal.engine.runner.precision import matmul_precision
 from pipeal.engine.schedule import Schedule
 from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
-from pipeal.engine.trace import Span, StageTimes, Window
+from pipeal.engine.trace import Span, StageTimes
 
 
 def own_threads(world: World) -> int:
@@ -47,48 +45,16 @@ class _Line(Pipeline):
         world: World,
         device: str | torch.device = "cpu",
         schedule: str | Schedule = "pipelined",
-        *,
-        sizes: Sequence[int] | None = None,
-        queue_depth: int = 2,
-        seed: int = 0,
-        threads: int | None = None,
-        precision: Precision = "fp32",
-        first_batch: int = 0,
-        stall_timeout_s: float = 300.0,
-        trace: Window | None = None,
-        compile: Compile = "none",
-        on_non_finite: OnNonFinite = "raise",
-        on_oom: OnOom = "raise",
-        matmul: Matmul | None = None,
-        dump_folder: str | Path | None = None,
+        **settings: Any,
     ) -> None:
-        mesh = world.mesh
-        if mesh.replicas > 1 and (on_non_finite == "skip" or on_oom == "split"):
-            found = "on_non_finite='skip'" if on_non_finite == "skip" else "on_oom='split'"
-            raise ConfigError(
-                f"{found} is not possible with {mesh.replicas} replicas, which learn together; use 'raise'"
-            )
         self.world = world
         self._own = open_device(device)
         self._seats = take_seats(world, self._own)
-        super().__init__(
-            model,
-            ["cpu"] * mesh.stages,
-            schedule,
-            sizes=sizes,
-            queue_depth=queue_depth,
-            seed=seed,
-            threads=own_threads(world) if threads is None else threads,
-            precision=precision,
-            first_batch=first_batch,
-            stall_timeout_s=stall_timeout_s,
-            trace=trace,
-            compile=compile,
-            on_non_finite=on_non_finite,
-            on_oom=on_oom,
-            matmul=matmul,
-            dump_folder=dump_folder,
-        )
+        super().__init__(model, ["cpu"] * world.mesh.stages, schedule, **settings)
+
+    def _options_here(self, options: EngineOptions) -> EngineOptions:
+        options.check_layout(replicas=self.world.mesh.replicas)
+        return options if options.threads is not None else replace(options, threads=own_threads(self.world))
 
     def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:
         mesh, rank = self.world.mesh, self.world.rank
@@ -107,15 +73,7 @@ class _Line(Pipeline):
 
     def _open_node(self) -> Node:
         groups = open_groups(self.world, self._seats)
-        node = Node(
-            self.world,
-            self._seats,
-            groups,
-            self._stage,
-            schedule=self.schedule,
-            queue_depth=self.queue_depth,
-            threads=self.threads,
-        )
+        node = Node(self.world, self._seats, groups, self._stage, self.schedule, self.options)
         if self.world.mesh.replicas > 1:
             alike = Alike(self.world, groups, self._own, lambda: node.progress.stopped)
             alike.require_alike(self._stage)
@@ -156,23 +114,13 @@ class DistributedPipeline(_Line):
         super().__init__(*args, **settings)
         self._node: Node | None = None
         self._spans: list[Span] = []
-        self._predictor = RemotePredictor(
-            self.stages,
-            serial=self.schedule.serial,
-            queue_depth=self.queue_depth,
-            executor=self._line,
-        )
+        self._predictor = RemotePredictor(self.stages, self.options, serial=self.schedule.serial, executor=self._line)
 
     def _start(self) -> Executor:
         if self._node is not None:
             raise ScheduleError("a distributed pipeline opens once; make another, and have the other ranks serve it")
         self._node = self._open_node()
-        return DistributedExecutor(
-            self._node,
-            queue_depth=self.queue_depth,
-            stall_timeout_s=self.stall_timeout_s,
-            dump_folder=self.dump_folder,
-        )
+        return DistributedExecutor(self._node)
 
     @property
     def is_open(self) -> bool:
@@ -282,11 +230,11 @@ def serve(
     line = _Line(model, world, device, schedule, **settings)
     stage = line._stage
     stage.reset()
-    with matmul_precision(line.matmul), line._ready():
+    with matmul_precision(line.options.matmul), line._ready():
         stage.device.follow_caller()
         node = line._open_node()
         try:
-            Server(node, on_snapshot, feed, line.dump_folder).serve()
+            Server(node, on_snapshot, feed).serve()
         finally:
             if not node.worker.is_alive():
                 stage.drop_unlearnt()

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from pipeal.core.options import EngineOptions
 from pipeal.core.tree import Tree
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.host_transfer import Carrier, HostCarrier
@@ -32,7 +33,7 @@ from pipeal.engine.execution.channel import Link
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import ACTIONS, TICK_S, Worker
 from pipeal.engine.schedule import Action, Schedule, Task
-from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
 
 
@@ -45,8 +46,7 @@ class Node:
         groups: The process groups.
         stage: This rank's stage.
         schedule: What may run after what.
-        queue_depth: How many packets may be on their way to a stage, from its neighbour's hand to its own.
-        threads: Intra-op threads of the worker on a CPU.
+        options: The depth of a queue counts the packets on their way to a stage, from its neighbour's hand to its own.
 
     Attributes:
         closed: Whether this rank has been told to end, or has ended itself.
@@ -59,12 +59,11 @@ class Node:
         seats: list[Seat],
         groups: Groups,
         stage: Stage,
-        *,
         schedule: Schedule,
-        queue_depth: int,
-        threads: int,
+        options: EngineOptions,
     ) -> None:
-        mesh = world.mesh
+        mesh, queue_depth = world.mesh, options.queue_depth
+        self.options = options
         self.world, self.seats, self.groups, self.stage, self.schedule = world, seats, groups, stage, schedule
         self.rank, self.replica = world.rank, mesh.replica_of(world.rank)
         self.closed = False
@@ -84,7 +83,7 @@ class Node:
         self.commands, self.news, self.results, self.ended = (Wire(groups.control, number) for number in range(4))
         links = [self.inbox, self.backbox, *([] if self.outbox is None else [self.outbox])]
         self.progress = RemoteProgress(stage.number, mesh.stages, links, schedule, self._tell_ended, self.explained)
-        self.worker = Worker(stage, schedule, self.progress, self.inbox, self.outbox, threads)
+        self.worker = Worker(stage, schedule, self.progress, self.inbox, self.outbox, options)
         self.requests = Requests(self)
 
     def start(self, snapshot_came: Callable[[Snapshot], None]) -> None:
@@ -107,7 +106,7 @@ class Node:
         if number > 0:
             carrier = self._carrier(self.onward, before)
             handlers: dict[str, Handler] = {
-                "parcel": lambda message: self._receive_parcel(carrier, message),
+                "packet": lambda message: self._receive_packet(carrier, message),
                 "snapshot": snapshot,
                 **self.requests.handlers(carrier),
                 CLOSE: self.hear_close,
@@ -227,12 +226,12 @@ class Node:
             return HostCarrier(wire, self.stage.device)
         return GpuCarrier(wire, pair, int(peer > self.rank), self.stage.device)
 
-    def _receive_parcel(self, carrier: Carrier, message: Message) -> None:
+    def _receive_packet(self, carrier: Carrier, message: Message) -> None:
         self.inbox.wait_for_space()
         (x, y), ready = carrier.body(message)
         facts = message.facts
         self.progress.hear(Task(facts["sequence"], self.stage.number - 1, Action.FORWARD))
-        self.inbox.put(Parcel(facts["sequence"], packet_of(facts, x, y), ready))
+        self.inbox.put(packet_of(facts, x, y, ready))
 
     def _tell_ended(self, stage: int, task: Task) -> None:
         facts = {"batch": task.batch, "stage": task.stage, "action": task.action.value}

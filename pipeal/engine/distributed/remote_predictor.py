@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pipeal.core.options import EngineOptions
 from pipeal.core.tree import Tree
 from pipeal.engine.devices import Ready, ready_now, take_over
 from pipeal.engine.distributed.executor import DistributedExecutor
@@ -27,22 +28,20 @@ class RemotePredictor(Predictor):
 
     Args:
         stages: The stages, of which the first is here.
+        options: As many batches per stage as packets in a queue may be under way.
         serial: Whether one batch is under way at a time.
-        queue_depth: How many batches per stage may be under way.
         executor: Gives the executor; raises where the pipeline is not open.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], *, serial: bool, queue_depth: int, executor: Callable[[], DistributedExecutor]
+        self,
+        stages: Sequence[Stage],
+        options: EngineOptions,
+        *,
+        serial: bool,
+        executor: Callable[[], DistributedExecutor],
     ) -> None:
-        super().__init__(
-            stages,
-            serial=serial,
-            threads=1,
-            queue_depth=queue_depth,
-            stall_timeout_s=inf,
-            rest=lambda: executor().drain(),
-        )
+        super().__init__(stages, options, serial=serial, rest=lambda: executor().drain())
         self._executor = executor
         self._numbers = count()
 
@@ -71,7 +70,7 @@ class RemotePredictor(Predictor):
             }
             executor.order("predict", facts, heads=False)
             try:
-                most = 1 if self.serial else self.queue_depth * len(way)
+                most = 1 if self.serial else self.options.queue_depth * len(way)
                 for arrived in trips.drive(batches, self._numbers, most):
                     yield take_over(*arrived)
             finally:

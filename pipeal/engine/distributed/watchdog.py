@@ -51,14 +51,10 @@ class Watch:
 
     Args:
         node: Rank 0.
-        timeout_s: How long all stages may stand still while the caller waits for them.
-        dump_folder: Where a file is then left; None for none.
     """
 
-    def __init__(self, node: Node, timeout_s: float, dump_folder: Path | None) -> None:
+    def __init__(self, node: Node) -> None:
         self._node = node
-        self._timeout_s = timeout_s
-        self._dump_folder = dump_folder
         self._beats: dict[int, dict[str, Any]] = {}
 
     def hear(self, message: Message) -> None:
@@ -74,7 +70,8 @@ class Watch:
             StallError: Nothing has for too long.
         """
         still = perf_counter() - max(self._node.progress.changed_at, waiting_since)
-        if still <= self._timeout_s:
+        limit_s = self._node.options.stall_timeout_s
+        if still <= limit_s:
             return
         states = {self._node.rank: state_of(self._node), **self._beats}
         acting = {rank: state for rank, state in states.items() if not state["does"].startswith("waiting")}
@@ -83,17 +80,17 @@ class Watch:
         lines = [
             f"stage {self._node.world.mesh.stage_of(oldest)} stands still: {states[oldest]['does']} for "
             f"{states[oldest]['for_s']:.1f} s on {seat.device} of {self._node.world.name_of(oldest)} "
-            f"(limit {self._timeout_s:g} s without progress)"
+            f"(limit {limit_s:g} s without progress)"
         ]
         lines += [
             f"{self._node.world.name_of(rank)}: {state['does']}, for {state['for_s']:.1f} s, {state['waiting']} waiting"
             for rank, state in sorted(states.items())
         ]
-        lines[0] += dumped(self._dump_folder, [*lines, str(self._node.progress)])
+        lines[0] += dumped(self._node.options.dump_folder, [*lines, str(self._node.progress)])
         raise StallError("\n".join(lines))
 
 
-def dumped(folder: Path | None, lines: list[str]) -> str:
+def dumped(folder: str | Path | None, lines: list[str]) -> str:
     """Leaves a file with the stacks of all threads of this process, and says where, for a message."""
     if folder is None:
         return ""

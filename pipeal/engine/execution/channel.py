@@ -6,7 +6,8 @@ import threading
 from collections import deque
 from typing import Protocol, TypeAlias
 
-from pipeal.engine.stage import Parcel, Stage
+from pipeal.core.packet import Packet
+from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
 
 
@@ -32,7 +33,7 @@ class Request(Protocol):
         ...
 
 
-Item: TypeAlias = "Parcel | Snapshot | Request"
+Item: TypeAlias = "Packet | Snapshot | Request"
 """What travels down the line of stages."""
 
 
@@ -40,30 +41,30 @@ class Link:
     """A bounded queue between two threads that can be closed from any other.
 
     Args:
-        depth: How many parcels may wait in it.
+        depth: How many packets may wait in it.
     """
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self._parcels: deque[Item] = deque()
+        self._items: deque[Item] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._items)
 
-    def put(self, parcel: Item, timeout_s: float | None = None) -> bool:
-        """Adds a parcel or what else travels as soon as there is space; False if there was none in time.
+    def put(self, item: Item, timeout_s: float | None = None) -> bool:
+        """Adds a packet or what else travels as soon as there is space; False if there was none in time.
 
         Raises:
             Stopped: The link was closed.
         """
         with self._changed:
-            there = self._changed.wait_for(lambda: self._closed or len(self._parcels) < self.depth, timeout_s)
+            there = self._changed.wait_for(lambda: self._closed or len(self._items) < self.depth, timeout_s)
             if self._closed:
                 raise Stopped
             if there:
-                self._parcels.append(parcel)
+                self._items.append(item)
                 self._changed.notify_all()
             return there
 
@@ -76,13 +77,13 @@ class Link:
         with self._changed:
             if self._closed:
                 raise Stopped
-            self._parcels.append(item)
+            self._items.append(item)
             self._changed.notify_all()
 
     def wait_for_space(self) -> None:
         """Waits until :meth:`put` would find space; raises as that does."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._parcels) < self.depth)
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self.depth)
             if self._closed:
                 raise Stopped
 
@@ -93,10 +94,10 @@ class Link:
             Stopped: The link was closed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._parcels))
+            self._changed.wait_for(lambda: self._closed or bool(self._items))
             if self._closed:
                 raise Stopped
-            return self._parcels[0]
+            return self._items[0]
 
     def get(self) -> Item:
         """Takes the oldest as soon as there is one.
@@ -105,11 +106,11 @@ class Link:
             Stopped: The link was closed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._parcels))
+            self._changed.wait_for(lambda: self._closed or bool(self._items))
             if self._closed:
                 raise Stopped
             self._changed.notify_all()
-            return self._parcels.popleft()
+            return self._items.popleft()
 
     def close(self) -> None:
         """Wakes everyone who waits and lets nobody wait again."""

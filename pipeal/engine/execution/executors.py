@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
 import torch
 
+from pipeal.core.options import EngineOptions
+from pipeal.core.packet import Packet
 from pipeal.engine.execution.channel import Link, Stopped
 from pipeal.engine.execution.watchdog import stall_report, wait_for_end
 from pipeal.engine.execution.worker import TICK_S, SharedProgress, Worker
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.schedule import Action, Schedule, Task
-from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
 
 STOP_S = 2.0
@@ -25,12 +26,12 @@ STOP_S = 2.0
 class Executor(Protocol):
     """Carries out a schedule over stages."""
 
-    def submit(self, parcel: Parcel) -> None:
-        """Gives the next parcel to the first stage; waits while there is no space."""
+    def submit(self, packet: Packet) -> None:
+        """Gives the next packet to the first stage; waits while there is no space."""
         ...
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        """Sends a snapshot after what was submitted, as :meth:`submit` does a parcel."""
+        """Sends a snapshot after what was submitted, as :meth:`submit` does a packet."""
         ...
 
     def drain(self) -> None:
@@ -45,21 +46,21 @@ class Executor(Protocol):
 class InlineExecutor:
     """Runs each batch to its end in the caller's thread, in the schedule's own order."""
 
-    def __init__(self, stages: Sequence[Stage], schedule: Schedule, threads: int | None) -> None:
+    def __init__(self, stages: Sequence[Stage], schedule: Schedule, options: EngineOptions) -> None:
         self.stages = stages
         self.tasks = [(self.stages[task.stage], task.action) for task in schedule.order(len(stages), 1)]
         self._failure: BaseException | None = None
         self._threads_before = torch.get_num_threads()
-        if threads is not None:
-            torch.set_num_threads(threads)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
 
-    def submit(self, parcel: Parcel) -> None:
+    def submit(self, packet: Packet) -> None:
         """Runs the batch; after a failure, which leaves layers half updated, raises it again."""
         self.drain()
         try:
             for stage, action in self.tasks:
-                onward = stage.run(action, parcel if action is Action.FORWARD else None)
-                parcel = onward or parcel
+                onward = stage.run(action, packet if action is Action.FORWARD else None)
+                packet = onward or packet
         except BaseException as error:
             self._failure = error
             raise
@@ -90,31 +91,18 @@ class ThreadedExecutor:
     Args:
         stages: The stages.
         schedule: What may run after what.
-        queue_depth: How many parcels may wait before each stage.
-        threads: Intra-op threads of each worker on a CPU; None leaves PyTorch's setting.
-        stall_timeout_s: How long the pipeline may stand still while the caller waits for it.
-        dump_folder: Where the watchdog then leaves a file; None for none.
+        options: With the threads of each worker; None leaves PyTorch's setting.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        schedule: Schedule,
-        *,
-        queue_depth: int,
-        threads: int | None,
-        stall_timeout_s: float,
-        dump_folder: Path | None = None,
-    ) -> None:
+    def __init__(self, stages: Sequence[Stage], schedule: Schedule, options: EngineOptions) -> None:
         self.schedule = schedule
-        self.stall_timeout_s = stall_timeout_s
-        self.dump_folder = dump_folder
+        self.options = options
         self._submitted = self._snapshots = 0
-        links = [Link(queue_depth) for _ in stages]
+        links = [Link(options.queue_depth) for _ in stages]
         self.progress = SharedProgress(len(stages), links)
         self._inlet = links[0]
         self.workers = [
-            Worker(stage, schedule, self.progress, inbox, outbox, threads)
+            Worker(stage, schedule, self.progress, inbox, outbox, options)
             for stage, inbox, outbox in zip(stages, links, [*links[1:], None], strict=True)
         ]
         # PyTorch keeps the last number set by any thread as the one that later threads begin with.
@@ -126,15 +114,15 @@ class ThreadedExecutor:
             self.stop()
             raise
 
-    def submit(self, parcel: Parcel) -> None:
-        """Puts the parcel into the first link.
+    def submit(self, packet: Packet) -> None:
+        """Puts the packet into the first link.
 
         Raises:
             StallError: No stage made progress for ``stall_timeout_s``.
             Exception: Whatever a stage raised first.
         """
-        self._wait(lambda: self._inlet.put(parcel, TICK_S))
-        self._submitted = parcel.sequence + 1
+        self._wait(lambda: self._inlet.put(packet, TICK_S))
+        self._submitted = packet.sequence + 1
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Puts the snapshot into the first link; raises as :meth:`submit`."""
@@ -170,9 +158,9 @@ class ThreadedExecutor:
                 if GATE.busy():
                     waiting_since = perf_counter()  # a compilation may take minutes, and others wait for it
                 still = perf_counter() - max(self.progress.changed_at, waiting_since)
-                if still > self.stall_timeout_s:
+                if still > self.options.stall_timeout_s:
                     state = f"schedule {self.schedule.name}; {self._submitted} batches submitted", self.progress
-                    raise stall_report(self.workers, self.stall_timeout_s, self.dump_folder, state)
+                    raise stall_report(self.workers, self.options.stall_timeout_s, self.options.dump_folder, state)
             return
         assert self.progress.failure is not None  # else nobody would have stopped us
         raise self.progress.failure

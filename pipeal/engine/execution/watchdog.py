@@ -78,7 +78,7 @@ def wait_for_end(threads: Iterable[Watched], timeout_s: float) -> None:
 
 
 def stall_report(
-    threads: Iterable[Watched], timeout_s: float, dump_folder: Path | None = None, state: Iterable[object] = ()
+    threads: Iterable[Watched], timeout_s: float, dump_folder: str | Path | None = None, state: Iterable[object] = ()
 ) -> StallError:
     """Names the stage that stands still and shows where every thread is.
 
@@ -114,7 +114,7 @@ def stall_report(
     return StallError("\n".join(lines))
 
 
-def write_dump(folder: Path, text: str) -> Path:
+def write_dump(folder: str | Path, text: str) -> Path:
     """Writes a text and the stacks of all threads of the process into a new file.
 
     Args:
@@ -129,6 +129,7 @@ def write_dump(folder: Path, text: str) -> Path:
     """
     now = time.localtime()
     parts = [f"{time.strftime('%Y-%m-%d %H:%M:%S', now)}, process {os.getpid()}", text, *_stacks()]
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     stem = time.strftime("stall-%Y%m%d-%H%M%S", now)
     for number in count(1):

@@ -17,11 +17,13 @@ from contextlib import AbstractContextManager
 from time import perf_counter
 
 from pipeal.core.errors import ScheduleError
+from pipeal.core.options import EngineOptions
+from pipeal.core.packet import Packet
 from pipeal.engine.devices.threads import set_intra_op_threads
 from pipeal.engine.execution.channel import Link, Request, Stopped
 from pipeal.engine.runner.compile_gate import Abandoned
 from pipeal.engine.schedule import Action, Schedule, Task
-from pipeal.engine.stage import Parcel, Stage
+from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
 
 ACTIONS = (Action.FORWARD, Action.BACKWARD, Action.UPDATE)
@@ -152,9 +154,9 @@ class Worker(threading.Thread):
         stage: The stage.
         schedule: What may run after what.
         progress: Shared with the other workers.
-        inbox: Where parcels come from.
+        inbox: Where packets come from.
         outbox: Where they go; None for the last stage.
-        threads: Intra-op threads of this worker on a CPU; None leaves PyTorch's setting.
+        options: With its intra-op threads on a CPU; None leaves PyTorch's setting.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class Worker(threading.Thread):
         progress: SharedProgress,
         inbox: Link,
         outbox: Link | None,
-        threads: int | None,
+        options: EngineOptions,
     ) -> None:
         # A daemon: a stage that hangs in foreign code must not keep the process alive.
         super().__init__(name=f"pipeal-stage-{stage.number}", daemon=True)
@@ -173,21 +175,20 @@ class Worker(threading.Thread):
         self.progress = progress
         self.inbox = inbox
         self.outbox = outbox
-        self.threads = threads
+        self.threads = options.threads
         self.doing: tuple[str, float] = ("starting", perf_counter())
 
     def run(self) -> None:
         """Works until told to stop. The first exception of any worker goes to the caller."""
         try:
-            if self.threads is not None:
-                set_intra_op_threads(self.threads)
+            set_intra_op_threads(self.threads)
             while True:
                 with self._waiting("input"):
                     item = self.inbox.get()
-                if isinstance(item, Parcel):
-                    parcels = [item]
+                if isinstance(item, Packet):
+                    packets = [item]
                     del item
-                    self._work_on(parcels)
+                    self._work_on(packets)
                 else:
                     self._pass_by(item)
                     del item
@@ -196,10 +197,10 @@ class Worker(threading.Thread):
         except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
             self.progress.fail(error)
 
-    def _work_on(self, parcels: list[Parcel]) -> None:
+    def _work_on(self, packets: list[Packet]) -> None:
         """Empties its one-element argument: a worker that waits for space must not hold its input as well."""
-        sequence = parcels[0].sequence
-        onward = self._do(Action.FORWARD, sequence, parcels.pop())
+        sequence = packets[0].sequence
+        onward = self._do(Action.FORWARD, sequence, packets.pop())
         if self.outbox is not None:
             assert onward is not None
             with self._waiting("space"):
@@ -223,7 +224,7 @@ class Worker(threading.Thread):
             with self._waiting("space"):
                 self.outbox.put(item)
 
-    def _do(self, action: Action, sequence: int, parcel: Parcel | None = None) -> Parcel | None:
+    def _do(self, action: Action, sequence: int, packet: Packet | None = None) -> Packet | None:
         task = Task(sequence, self.stage.number, action)
         before = self.schedule.after(task, self.progress.stages)
         if self.progress.stopped:  # whoever stops the pipeline waits for one action, not for three
@@ -232,7 +233,7 @@ class Worker(threading.Thread):
             with self._waiting("join"):
                 self.progress.wait(before)
         self.doing = (str(task), perf_counter())
-        onward = self.stage.run(action, parcel)
+        onward = self.stage.run(action, packet)
         self.progress.end(task)
         return onward
 

@@ -16,13 +16,13 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
-from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 
 import torch
 
 from pipeal.core.errors import StallError
+from pipeal.core.options import EngineOptions
 from pipeal.engine.devices.threads import set_intra_op_threads
 from pipeal.engine.execution.channel import Stopped
 from pipeal.engine.execution.executors import STOP_S
@@ -39,26 +39,21 @@ class Drivers:
 
     Args:
         stages: The stages that the trips lead to.
-        threads: Intra-op threads of each thread on a CPU.
-        stall_timeout_s: How long all may stand still while the caller waits for them.
-        dump_folder: Where the watchdog then leaves a file; None for none.
+        options: With the intra-op threads of each thread on a CPU.
 
     Attributes:
         stopped: Set once the threads are to end; also ends a visit's wait for the compiler.
     """
 
-    def __init__(
-        self, stages: Sequence[Stage], *, threads: int, stall_timeout_s: float, dump_folder: Path | None = None
-    ) -> None:
-        self.stall_timeout_s = stall_timeout_s
-        self.dump_folder = dump_folder
+    def __init__(self, stages: Sequence[Stage], options: EngineOptions) -> None:
+        self.options = options
         self.stopped = threading.Event()
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._arrived: dict[int, Arrived] = {}
         self._failure: BaseException | None = None
         self._changed_at = perf_counter()
-        self._drivers = {stage.number: _Driver(stage, self, threads) for stage in stages}
+        self._drivers = {stage.number: _Driver(stage, self) for stage in stages}
 
     def __enter__(self) -> Drivers:
         # PyTorch keeps the last number set by any thread as the one that later threads begin with.
@@ -121,7 +116,7 @@ class Drivers:
             return number in self._arrived
 
     def _result(self, number: int) -> Arrived:
-        waiting_since = perf_counter()
+        waiting_since, limit_s = perf_counter(), self.options.stall_timeout_s
         with self._lock:
             while number not in self._arrived:
                 if self._failure is not None:
@@ -130,8 +125,8 @@ class Drivers:
                 if GATE.busy():  # a stage compiles, which may take minutes
                     waiting_since = perf_counter()
                 still = perf_counter() - max(self._changed_at, waiting_since)
-                if still > self.stall_timeout_s and number not in self._arrived:
-                    raise stall_report(self._drivers.values(), self.stall_timeout_s, self.dump_folder, ["predicting"])
+                if still > limit_s and number not in self._arrived:
+                    raise stall_report(self._drivers.values(), limit_s, self.options.dump_folder, ["predicting"])
             return self._arrived.pop(number)
 
     def _put(self, number: int, trip: Trip, visit: Visit) -> None:
@@ -165,12 +160,11 @@ class Drivers:
 class _Driver(threading.Thread):
     """Makes the visits to one stage."""
 
-    def __init__(self, stage: Stage, drivers: Drivers, threads: int) -> None:
+    def __init__(self, stage: Stage, drivers: Drivers) -> None:
         # A daemon: a stage that hangs in foreign code must not keep the process alive.
         super().__init__(name=f"pipeal-inference-{stage.number}", daemon=True)
         self.stage = stage
         self.drivers = drivers
-        self.threads = threads
         self.called = threading.Condition(drivers._lock)
         self.inbox: list[tuple[int, Trip, Visit]] = []
         self.doing: tuple[str, float] = ("starting", perf_counter())
@@ -178,7 +172,7 @@ class _Driver(threading.Thread):
     def run(self) -> None:
         """Works until the drivers are stopped. The first exception of any thread goes to the caller."""
         try:
-            set_intra_op_threads(self.threads)
+            set_intra_op_threads(self.drivers.options.threads)
             with suppress(Stopped, Abandoned):
                 while True:
                     self.doing = ("waiting for input", perf_counter())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, PlacementError, ScheduleError
 from pipeal.core.modules import in_mode, module_of
+from pipeal.core.options import EngineOptions
 from pipeal.core.tree import Tree
 from pipeal.engine.devices import ready_now, take_over
 from pipeal.engine.devices.threads import intra_op_threads
@@ -25,31 +25,18 @@ class Predictor:
 
     Args:
         stages: The stages.
+        options: With the intra-op threads of each stage's thread, or of the caller where it does the work. As many
+            batches per stage as packets in a queue may be under way.
         serial: Whether the caller does all the work.
-        threads: Intra-op threads on a CPU, of each stage's thread or of the caller, whoever does the work.
-        queue_depth: How many batches per stage may be under way.
-        stall_timeout_s: How long all stages may stand still while the caller waits for them.
         rest: Called before a prediction begins; ends what the stages are at.
-        dump_folder: Where the watchdog leaves a file when nothing moves; None for none.
     """
 
     def __init__(
-        self,
-        stages: Sequence[Stage],
-        *,
-        serial: bool,
-        threads: int,
-        queue_depth: int,
-        stall_timeout_s: float,
-        rest: Callable[[], None],
-        dump_folder: Path | None = None,
+        self, stages: Sequence[Stage], options: EngineOptions, *, serial: bool, rest: Callable[[], None]
     ) -> None:
         self.stages = stages
+        self.options = options
         self.serial = serial
-        self.threads = threads
-        self.queue_depth = queue_depth
-        self.stall_timeout_s = stall_timeout_s
-        self.dump_folder = dump_folder
         self._rest = rest
         self._under_way = False
 
@@ -59,7 +46,7 @@ class Predictor:
         self.refuse_while_under_way()
         self._rest()
         way = self._begin(depth)
-        with in_mode(modules_below(way, depth), False), intra_op_threads(self.threads):
+        with in_mode(modules_below(way, depth), False), intra_op_threads(self.options.threads):
             return take_over(*drive(Traveller(self.stages).to_exit(x, ready_now(x), depth=depth)))
 
     def each(
@@ -104,18 +91,15 @@ class Predictor:
             with in_mode(modules_below(way, journey.depth), False):
                 if self.serial or len(way) == 1:
                     for trip in trips():
-                        with intra_op_threads(self.threads):
+                        with intra_op_threads(self.options.threads):
                             arrived = drive(trip)
                         yield take_over(*arrived)
                 else:
-                    with self._drivers(way) as drivers:
-                        for arrived in drivers.drive(trips(drivers.stopped), self.queue_depth * len(way)):
+                    with Drivers(way, self.options) as drivers:
+                        for arrived in drivers.drive(trips(drivers.stopped), self.options.queue_depth * len(way)):
                             yield take_over(*arrived)
         finally:
             self._under_way = False
-
-    def _drivers(self, way: Sequence[Stage]) -> Drivers:
-        return Drivers(way, threads=self.threads, stall_timeout_s=self.stall_timeout_s, dump_folder=self.dump_folder)
 
     def _begin(self, depth: int) -> list[Stage]:
         """The stages on the way to an exit, which from now on see what the caller has given to its own streams."""

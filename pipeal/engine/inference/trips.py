@@ -209,7 +209,7 @@ def walk(
         stage.device.limit_run_ahead()
     for path, index, layer in steps:
         try:
-            tree = stage.infer(index, layer, path, tree, compiled=whole, abandoned=abandoned)
+            tree = stage.infer(index, path, tree, compiled=whole, abandoned=abandoned)
         except BaseException as error:
             which = "" if batch is None else f"batch {batch}, "
             add_note(

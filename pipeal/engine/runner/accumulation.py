@@ -13,8 +13,69 @@ that batch's own gradient counts once. Batches of one size therefore cost a sing
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import torch
 from torch import nn
+
+from pipeal.core.packet import Packet
+from pipeal.core.tree import Tree, batch_size
+from pipeal.engine.runner.layer import Passed, Runner
+from pipeal.engine.runner.losses import LossLog
+
+
+class Accumulated:
+    """Ends a batch by an update, or by keeping its gradients for a later one.
+
+    Args:
+        inner: What is run.
+        index: The layer's number.
+        gathered: The layer's gradients.
+        losses: Where its losses go.
+        beside: The layer's turn at the compiler, for what is computed here and compiles nothing.
+        counts: Whether the batch is learnt from; None: every one is.
+    """
+
+    def __init__(
+        self,
+        inner: Runner,
+        index: int,
+        gathered: Accumulation,
+        losses: LossLog,
+        beside: Callable[[], AbstractContextManager[None]],
+        counts: Callable[[], bool] | None = None,
+    ) -> None:
+        self._inner = inner
+        self._index = index
+        self._gathered = gathered
+        self._losses = losses
+        self._beside = beside
+        self._counts = counts
+
+    def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
+        """As :meth:`Runner.forward`."""
+        with self._beside():
+            self._gathered.expect(batch_size((x, y)))
+        passed = self._inner.forward(packet, x, y, rows)
+        if passed.losses is not None:
+            self._losses.add(self._index, passed.losses)
+        return passed
+
+    def backward(self, packet: Packet, rows: range | None = None) -> None:
+        """As :meth:`Runner.backward`."""
+        self._inner.backward(packet, rows)
+
+    def update(self, packet: Packet) -> None:
+        """Counts the batch, or leaves it out; and where it updates, so does what was gathered."""
+        if self._counts is None or self._counts():
+            self._gathered.add()
+        if not packet.updates:
+            return
+        with self._beside():
+            samples = self._gathered.mean()
+        if samples:
+            self._inner.update(packet)
 
 
 class Accumulation:

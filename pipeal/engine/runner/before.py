@@ -44,10 +44,10 @@ class Before:
                 buffer.copy_(copy)
 
     def move_gradients_aside(self) -> None:
-        """Leaves the layer without gradients."""
+        """Leaves the layer without gradients, once for a batch: those that come later stay."""
         if self._gradients is None:
             self._gradients = [parameter.grad for parameter in self._parameters]
-        self.drop_gradients()
+            self.drop_gradients()
 
     def drop_gradients(self) -> None:
         """Drops the gradients that came since."""

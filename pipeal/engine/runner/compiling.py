@@ -22,38 +22,31 @@ import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeal.core.errors import ConfigError, first_line, unknown_name
+from pipeal.core.errors import ConfigError, first_line
 from pipeal.core.modules import module_of
+from pipeal.core.options import Compile
+from pipeal.core.packet import Packet
 from pipeal.core.protocols import WAY, CutsOutputs, Path, TrainableLayer
 from pipeal.core.tree import Tree
 from pipeal.engine.runner.compile_gate import GATE
+from pipeal.engine.runner.layer import Passed, Runner
 from pipeal.engine.runner.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
 
-Compile: TypeAlias = Literal["none", "static", "dynamic"]
-"""Not at all; a graph for each set of shapes; or one graph for all sizes of a dimension."""
 
-COMPILES: tuple[Compile, ...] = ("none", "static", "dynamic")
-
-
-def check_compile(name: str, devices: Iterable[torch.device]) -> Compile:
-    """The setting of that name, on a machine where it works.
+def check_compile(compile: Compile, devices: Iterable[torch.device]) -> None:
+    """Refuses to compile on a machine where it does not work.
 
     Raises:
-        ConfigError: The name is unknown, or nothing can be compiled for one of the devices here.
+        ConfigError: Nothing can be compiled for one of the devices here.
     """
-    for known in COMPILES:
-        if name == known:
-            if known != "none":
-                for kind in sorted({device.type for device in devices}):
-                    _check_compiler(kind)
-            return known
-    raise ConfigError(unknown_name("compile", str(name), COMPILES))
+    if compile != "none":
+        for kind in sorted({device.type for device in devices}):
+            _check_compiler(kind)
 
 
 class CompiledLayer:
@@ -134,6 +127,40 @@ class CompiledLayer:
             torch.get_num_threads(),
             process,
         )
+
+
+class Compiled:
+    """Waits for a layer's turn at the compiler, and has its forward run compiled.
+
+    Args:
+        inner: What is run.
+        compiled: The layer's regions.
+        abandoned: When set, a wait ends.
+    """
+
+    def __init__(self, inner: Runner, compiled: CompiledLayer, abandoned: threading.Event) -> None:
+        self._inner = inner
+        self._compiled = compiled
+        self._abandoned = abandoned
+
+    def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
+        """As :meth:`Runner.forward`.
+
+        Raises:
+            Abandoned: The wait was ended.
+        """
+        with self._compiled.forward((x, y), self._abandoned):
+            return self._inner.forward(packet, x, y, rows)
+
+    def backward(self, packet: Packet, rows: range | None = None) -> None:
+        """As :meth:`Runner.backward`; raises as :meth:`forward`."""
+        with self._compiled.after_forward(True, self._abandoned):
+            self._inner.backward(packet, rows)
+
+    def update(self, packet: Packet) -> None:
+        """As :meth:`Runner.update`; raises as :meth:`forward`."""
+        with self._compiled.after_forward(False, self._abandoned):
+            self._inner.update(packet)
 
 
 def _numerics() -> Hashable:

@@ -1,23 +1,19 @@
-"""What an error says of where it happened, and one of memory that ran out also of what to lower."""
+"""Adds stage, layer, batch and device to errors; turns out-of-memory into advice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
 
-from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PipealError, first_line
+from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PeerLostError, PipealError, first_line
 from pipeal.core.modules import dtype_of, module_of
+from pipeal.core.options import OnOom
 from pipeal.core.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
+from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import Shapes, describe
+from pipeal.core.tree import Shapes, Tree, describe
 from pipeal.engine.devices import Device
+from pipeal.engine.runner.layer import Passed, Runner
 from pipeal.engine.schedule import Action
-
-OnOom: TypeAlias = Literal["raise", "split"]
-"""What happens on a batch that does not fit into memory."""
-
-ON_OOM: tuple[OnOom, ...] = ("raise", "split")
 
 _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
 
@@ -44,16 +40,12 @@ class ErrorContext:
         self._device = device
         self._on_oom = on_oom
 
-    @contextmanager
-    def around(self, action: Action, index: int, batch: int) -> Iterator[None]:
+    def explain_rest(self, error: Exception, action: Action, index: int, batch: int) -> None:
         """For what goes wrong around an action: what goes wrong within it has been explained already."""
-        try:
-            yield
-        except (MemoryError, RuntimeError, NonFiniteError) as error:
-            late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
-            if not (late or isinstance(error, OutOfMemoryError) or getattr(error, "__notes__", None)):
-                self.explain(error, action, index, batch)
-            raise
+        late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
+        known = late or isinstance(error, OutOfMemoryError | PeerLostError) or getattr(error, "__notes__", None)
+        if not known:
+            self.explain(error, action, index, batch)
 
     def explain(
         self, error: BaseException, action: Action, index: int | None, batch: int, had: Shapes | None = None
@@ -80,6 +72,45 @@ class ErrorContext:
         if all(dtype == own for _, dtype in self.had[index]):
             return ""
         return f"; the layer's weights are {str(own).removeprefix('torch.')}: convert what differs, as x.to({own}) does"
+
+
+class Explained:
+    """Says of whatever goes wrong in a layer where it was.
+
+    Args:
+        inner: What is run.
+        index: The layer's number.
+        errors: That of its stage.
+    """
+
+    def __init__(self, inner: Runner, index: int, errors: ErrorContext) -> None:
+        self._inner = inner
+        self._index = index
+        self._errors = errors
+
+    def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
+        """As :meth:`Runner.forward`."""
+        try:
+            return self._inner.forward(packet, x, y, rows)
+        except BaseException as error:
+            self._errors.explain(error, Action.FORWARD, self._index, packet.batch)
+            raise
+
+    def backward(self, packet: Packet, rows: range | None = None) -> None:
+        """As :meth:`Runner.backward`."""
+        try:
+            self._inner.backward(packet, rows)
+        except BaseException as error:
+            self._errors.explain(error, Action.BACKWARD, self._index, packet.batch)
+            raise
+
+    def update(self, packet: Packet) -> None:
+        """As :meth:`Runner.update`."""
+        try:
+            self._inner.update(packet)
+        except BaseException as error:
+            self._errors.explain(error, Action.UPDATE, self._index, packet.batch)
+            raise
 
 
 def add_note(error: BaseException, note: str) -> None:

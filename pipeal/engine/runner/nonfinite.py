@@ -23,21 +23,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import NonFiniteError
 from pipeal.core.modules import scaler_of
+from pipeal.core.options import OnNonFinite
+from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree, tensors
 from pipeal.engine.devices import Device
-
-OnNonFinite: TypeAlias = Literal["raise", "skip", "ignore"]
-"""What happens on a loss that is not finite."""
-
-ON_NON_FINITE: tuple[OnNonFinite, ...] = ("raise", "skip", "ignore")
+from pipeal.engine.runner.layer import Passed, Runner
 
 LOOK_EVERY = 32
 """The forwards of a stage on a GPU whose losses are looked at together: a copy for each would cost more."""
@@ -173,6 +172,42 @@ class FiniteWatch:
                 found.ready.synchronize()
             self._arriving.popleft()
             self._failure = found.first_error()
+
+
+class Watched:
+    """Has the watch look at the losses of each forward.
+
+    Args:
+        inner: What is run.
+        index: The layer's number.
+        module: The layer.
+        watch: That of its stage.
+    """
+
+    def __init__(self, inner: Runner, index: int, module: nn.Module, watch: FiniteWatch) -> None:
+        self._inner = inner
+        self._index = index
+        self._module = module
+        self._watch = watch
+
+    def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
+        """As :meth:`Runner.forward`.
+
+        Raises:
+            NonFiniteError: As :meth:`FiniteWatch.look`.
+        """
+        passed = self._inner.forward(packet, x, y, rows)
+        if passed.losses is not None:
+            self._watch.look(self._index, packet.batch, passed.losses, partial(cause_of, x, y, self._module))
+        return passed
+
+    def backward(self, packet: Packet, rows: range | None = None) -> None:
+        """As :meth:`Runner.backward`."""
+        self._inner.backward(packet, rows)
+
+    def update(self, packet: Packet) -> None:
+        """As :meth:`Runner.update`."""
+        self._inner.update(packet)
 
 
 def raise_first(found: Iterable[NonFiniteError | None]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.tree import Tree, describe, map_tensors, shapes_of, tensors
-from pipeal.engine.runner.forward import Passed
+from pipeal.engine.runner.layer import Passed
 
 
 class UncuttableError(Exception):

@@ -5,41 +5,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 
-from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError
 from pipeal.core.modules import scaler_of
+from pipeal.core.options import Matmul, Precision
 from pipeal.core.protocols import ScalesLosses, TrainableLayer
-from pipeal.engine.devices import Device, Precision
+from pipeal.engine.devices import Device
 from pipeal.engine.schedule import Action
-
-Matmul: TypeAlias = Literal["highest", "high", "medium"]
-"""How matrix products of float32 are computed, as ``torch.set_float32_matmul_precision`` says: ``high`` is TF32 on a
-GPU that has it; ``medium`` is bfloat16 on a CPU that has it. Convolutions on a GPU have a setting of their own."""
-
-MATMULS: tuple[Matmul, ...] = ("highest", "high", "medium")
-
-PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check_precision(name: str, devices: Iterable[torch.device]) -> Precision:
-    """The precision of that name, on devices that compute in it.
+def check_precision(precision: Precision, devices: Iterable[torch.device]) -> None:
+    """Refuses devices that do not compute in a precision.
 
     Raises:
-        ConfigError: The name is unknown, or one of the devices has no arithmetic in fp16.
+        ConfigError: One of them has no arithmetic in fp16.
     """
-    for known in PRECISIONS:
-        if name == known:
-            if known == "fp16" and any(device.type == "cpu" for device in devices) and not _cpu_has_fp16():
-                raise ConfigError(
-                    "precision is fp16, but this CPU has no arithmetic of such numbers; use 'bf16' or 'fp32', or a GPU"
-                )
-            return known
-    raise ConfigError(unknown_name("precision", name, PRECISIONS))
+    if precision == "fp16" and any(device.type == "cpu" for device in devices) and not _cpu_has_fp16():
+        raise ConfigError(
+            "precision is fp16, but this CPU has no arithmetic of such numbers; use 'bf16' or 'fp32', or a GPU"
+        )
 
 
 def make_ready(layers: Iterable[TrainableLayer], precision: str) -> None:

@@ -1,4 +1,4 @@
-"""How a layer gets over a batch that it cannot learn from as it is: in parts where memory is short, or not at all.
+"""Splits a batch on out-of-memory: the layer learns from it in parts.
 
 A batch that does not fit is halved, and the halves again, down to one sample. Each part goes forward and backward by
 itself, under a key of its own, so that one part's graph is alive at a time. Gradients and losses are weighted by the
@@ -7,8 +7,6 @@ rounding. It is another update where samples do not stand alone: batch norm sees
 draws anew. Batches of shapes that did not fit once are learnt from in parts from then on; where their forward did fit,
 and only the backward did not, what is handed on stays that of the whole forward. So what comes out depends on the batch
 and the memory, not on the batches before: a run that is taken up again goes on as it would have.
-
-A batch whose loss is not finite is left out (:mod:`pipeal.engine.runner.nonfinite`).
 """
 
 from __future__ import annotations
@@ -16,50 +14,68 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Hashable
-from typing import Any, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from pipeal.core.errors import OutOfMemoryError
 from pipeal.core.modules import module_of
+from pipeal.core.options import Precision
+from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree, shapes_of
 from pipeal.engine.devices import Device
 from pipeal.engine.runner.before import Before, cut_graphs
-from pipeal.engine.runner.forward import Passed
-from pipeal.engine.runner.nonfinite import FiniteWatch, refuse_broken
+from pipeal.engine.runner.layer import Passed, Runner
 from pipeal.engine.runner.parts import Gathered, UncuttableError, cut, halves, samples_in
+from pipeal.engine.runner.precision import settings
+from pipeal.engine.schedule import Action
+from pipeal.engine.trace import RowClock, StageClock
 
 T = TypeVar("T")
-
-LearnPart: TypeAlias = Callable[[Tree, Tree, range], Passed]
-"""Goes forward and backward with some samples of a batch, which the range numbers."""
 
 
 class SplitWarning(UserWarning):
     """A batch did not fit into memory and was learnt from in parts."""
 
 
-class BatchSplitter:
-    """One layer's actions under the policies ``skip`` and ``split``. Under others a stage needs none.
+class Split:
+    """Learns from a batch in parts where memory is short.
+
+    The inputs are kept until the backward has ended, which graphs mostly do in any case.
 
     Args:
+        inner: Runs a whole batch.
+        part: Runs a part of one, untimed.
         index: The layer's number.
         layer: The layer.
         device: Its stage's device.
-        watch: Knows which losses were not finite.
-        splits: Whether batches may be learnt from in parts. The inputs are then kept until the backward has ended,
-            which graphs mostly do in any case.
+        precision: That of its forwards: a part goes forward within a backward as well.
+        clock: Times the parts.
+        before: The layer's gradients from before the batch, shared with what stands around.
 
     Attributes:
         splits: How many batches were learnt from in parts since :meth:`take_splits`.
     """
 
-    def __init__(self, index: int, layer: TrainableLayer, device: Device, watch: FiniteWatch, *, splits: bool) -> None:
+    def __init__(
+        self,
+        inner: Runner,
+        part: Runner,
+        index: int,
+        layer: TrainableLayer,
+        device: Device,
+        precision: Precision,
+        clock: StageClock | RowClock,
+        before: Before,
+    ) -> None:
+        self._inner = inner
+        self._part = part
         self._index = index
         self._module = module_of(layer)
         self._device = device
-        self._watch = watch
-        self._may_split = splits
-        self._before = Before(self._module)
+        self._precision = precision
+        self._clock = clock
+        self._before = before
         # By the shapes that did not fit, the samples that did.
         self._most_forward: dict[Hashable, int] = {}
         self._most_backward: dict[Hashable, int] = {}
@@ -72,77 +88,66 @@ class BatchSplitter:
         self.splits = 0
         self._inputs: tuple[Tree, Tree] | None = None
         self._has_learnt = False
-        self._before.forget()
 
     def take_splits(self) -> int:
         """How many batches were learnt from in parts since the last call."""
         splits, self.splits = self.splits, 0
         return splits
 
-    def forward(self, x: Tree, y: Tree, whole: Callable[[], Passed], part: LearnPart) -> Passed:
+    def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:  # noqa: ARG002
         """A forward; where it takes parts, their backwards as well.
-
-        Args:
-            x: The input.
-            y: The target.
-            whole: Goes forward with all of the batch.
-            part: Learns from some of it.
 
         Raises:
             OutOfMemoryError: It does not fit, and cannot be cut, or one sample alone does not fit.
         """
-        self._before.keep_buffers()
         self._has_learnt = False
-        if not self._may_split:
-            return whole()
         if _shapes(x, y) not in self._most_forward:
-            done = self._tried(whole, (x, y))
+            done = self._tried(partial(self._inner.forward, packet, x, y), (x, y))
             if done is not None:
                 self._inputs = (x, y)
                 return done[0]
             self._before.put_buffers_back()
-        gathered = self._in_parts(x, y, part, self._most_forward)
+        gathered = self._in_parts(Action.FORWARD, packet, x, y, self._most_forward)
         self._has_learnt = True
         try:
             return gathered.passed()
         except UncuttableError as why:
             raise self._hopeless(why) from None
 
-    def backward(self, whole: Callable[[], None], part: LearnPart) -> None:
-        """A backward, unless it was part of the forward. Arguments and errors as for :meth:`forward`."""
+    def backward(self, packet: Packet, rows: range | None = None) -> None:  # noqa: ARG002
+        """A backward, unless it was part of the forward; raises as :meth:`forward`."""
         if self._has_learnt:
             return
-        self._before.move_gradients_aside()
         inputs, self._inputs = self._inputs, None
-        if inputs is None:
-            whole()
-        elif _shapes(*inputs) in self._most_backward or self._tried(whole, inputs) is None:
+        assert inputs is not None  # those of the forward
+        whole = partial(self._inner.backward, packet)
+        if _shapes(*inputs) in self._most_backward or self._tried(whole, inputs) is None:
             # What was handed on is from the whole forward, and so shall the buffers be.
             after = Before(self._module)
             after.keep_buffers()
-            self._in_parts(*inputs, part, self._most_backward)
+            self._in_parts(Action.BACKWARD, packet, *inputs, self._most_backward)
             after.put_buffers_back()
 
-    def counts(self) -> bool:
-        """Before an update: whether the batch is learnt from. Else the layer is as it was before it.
+    def update(self, packet: Packet) -> None:
+        """As :meth:`Runner.update`."""
+        self._inner.update(packet)
 
-        Raises:
-            NonFiniteError: The loss and the weights are not finite.
-        """
-        found = self._watch.not_finite(self._index)
-        if found is not None:
-            refuse_broken(self._module, found)
-        self._before.put_gradients_back(together=found is None)
-        if found is not None:
-            self._before.put_buffers_back()
-        self._before.forget()
-        return found is None
+    def _learn(self, action: Action, packet: Packet, x: Tree, y: Tree, rows: range) -> Passed:
+        """Goes, within an action, forward and backward with some samples of a batch."""
+        begin = self._device.stamp()
+        with settings(Action.FORWARD, self._device, self._precision):
+            passed = self._part.forward(packet, x, y, rows)
+        with settings(Action.BACKWARD, self._device, self._precision):
+            self._part.backward(packet, rows)
+        self._clock.add(self._index, action, packet.batch, packet.sequence, begin)
+        return passed
 
-    def _in_parts(self, x: Tree, y: Tree, part: LearnPart, known: dict[Hashable, int]) -> Gathered:
+    def _in_parts(self, action: Action, packet: Packet, x: Tree, y: Tree, known: dict[Hashable, int]) -> Gathered:
         """Learns from part after part, and leaves the gradients of the whole batch."""
         samples = samples_in((x, y))
         most = known.get(_shapes(x, y), (samples + 1) // 2)
         self._before.move_gradients_aside()
+        self._before.drop_gradients()  # of an attempt that failed
         self._make_room()
         gathered, attempt = Gathered(self._module, samples), Before(self._module)
         left, largest = halves(range(samples), most), 0
@@ -150,7 +155,7 @@ class BatchSplitter:
             rows = left.pop(0)
             cut_x, cut_y = cut((x, y), rows)
             attempt.keep_buffers()
-            done = self._tried(lambda: part(cut_x, cut_y, rows), (cut_x, cut_y))  # noqa: B023  called at once
+            done = self._tried(partial(self._learn, action, packet, cut_x, cut_y, rows), (cut_x, cut_y))
             if done is None:
                 attempt.put_buffers_back()
                 self._before.drop_gradients()

@@ -180,7 +180,7 @@ def _go_on(pipe: Pipeline, saved: Saved, path: str | Path) -> None:
         raise DataError(f"{path} does not fit the model: {error}") from error
     pipe.next_batch, pipe.seed, pipe._uneven = saved.batch, saved.seed, False
     for stage in pipe.stages:
-        stage.seed = saved.seed
+        stage.seeds.seed = saved.seed
         stage.device.follow_caller()
 
 

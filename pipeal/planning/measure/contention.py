@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import replace
 from itertools import cycle
 from statistics import median
 from time import perf_counter
@@ -21,10 +22,10 @@ from torch import nn
 
 from pipeal.core.errors import PlacementError, StallError
 from pipeal.core.modules import layers_of, module_of
+from pipeal.core.options import DEFAULTS, EngineOptions
 from pipeal.core.partition import balance
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree
-from pipeal.engine.devices import Precision
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.pipeline import Pipeline
@@ -60,7 +61,7 @@ def measure_contention(
     at_once: Sequence[int] | None = None,
     *,
     sizes: Sequence[int] | None = None,
-    precision: Precision = "fp32",
+    options: EngineOptions = DEFAULTS,
     rounds: int = 3,
 ) -> dict[int, float]:
     """How many times as long training takes while so many train at once on this machine's cores.
@@ -71,7 +72,7 @@ def measure_contention(
         at_once: The numbers to measure, none larger than that of the parts; None for :func:`crowds`.
         sizes: The number of layers of each part, from the first layer on; None for parts that are as many as the
             largest crowd and as even as can be. A smaller crowd is some of them, in each round others.
-        precision: As for :class:`Pipeline`.
+        options: How they will be run, on one core each. A loss that is not finite ends no measurement.
         rounds: How often, in turns with each alone.
 
     Raises:
@@ -87,11 +88,11 @@ def measure_contention(
         raise PlacementError(f"{most} stages at once of {whole}; expected at most one for each of them")
     sizes = balance([1.0] * len(layers), most) if sizes is None else check_sizes(sizes, len(layers), len(sizes))
     with intra_op_threads(1):  # given back to the process, too, in which each of the threads to come sets its own
-        parts = parts_of(layers, recorded(layers, batches, precision), sizes)
+        parts = parts_of(layers, recorded(layers, batches, options), sizes)
         times: dict[int, list[float]] = {number: [] for number in numbers}
         for turn in range(max(1, rounds)):
             found = crowding_in_turn(
-                turn, len(parts), numbers, lambda chosen: _seconds([parts[place] for place in chosen], precision)
+                turn, len(parts), numbers, lambda chosen: _seconds([parts[place] for place in chosen], options)
             )
             for number, slower in found.items():
                 times[number].append(slower)
@@ -151,7 +152,7 @@ def contention_of(measured: Mapping[int, float]) -> Contention:
 
 
 def recorded(
-    layers: Sequence[TrainableLayer], batches: Sequence[Any], precision: Precision = "fp32"
+    layers: Sequence[TrainableLayer], batches: Sequence[Any], options: EngineOptions = DEFAULTS
 ) -> list[list[Any]]:
     """For each layer, what comes to it while all of them train on some batches."""
     heard: list[list[Any]] = [[] for _ in layers]
@@ -162,7 +163,7 @@ def recorded(
                 heard[number].append(inputs)
 
             hooks.callback(module_of(layer).register_forward_pre_hook(listen).remove)
-        with _alone(layers, precision) as pipe:
+        with _alone(layers, options) as pipe:
             pipe.run(batches)
     return heard
 
@@ -172,7 +173,7 @@ def parts_of(layers: Sequence[TrainableLayer], heard: Sequence[list[Any]], sizes
     return [(list(layers[own.start : own.stop]), heard[own.start]) for own in layers_of_stages(sizes)]
 
 
-def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp32") -> float:
+def seconds_among(part: Part, here: Roll, done: Roll, options: EngineOptions = DEFAULTS) -> float:
     """What a part takes for its batches after warming up, once all are here, and until all have done the same.
 
     It goes on until then: the others are to have it as crowded as it was.
@@ -186,7 +187,7 @@ def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp
     counted = counted_of(batches)
     begin = seconds = 0.0
     trained = 0
-    with _alone(layers, precision) as pipe:
+    with _alone(layers, options) as pipe:
         pipe.run(batches[:WARM_UP])
         here.come()
         for x, y in cycle(batches[WARM_UP:]):
@@ -207,9 +208,9 @@ def seconds_among(part: Part, here: Roll, done: Roll, precision: Precision = "fp
     raise AssertionError("batches come again and again")
 
 
-def _alone(layers: Sequence[TrainableLayer], precision: Precision) -> Pipeline:
+def _alone(layers: Sequence[TrainableLayer], options: EngineOptions) -> Pipeline:
     """On one core. A loss that is not finite ends no measurement."""
-    return Pipeline(layers, ["cpu"], "sequential", threads=1, precision=precision, on_non_finite="ignore")
+    return Pipeline(layers, ["cpu"], "sequential", options=replace(options, threads=1, on_non_finite="ignore"))
 
 
 class _Threads:
@@ -231,7 +232,7 @@ class _Threads:
         return self._missing <= 0
 
 
-def _seconds(parts: Sequence[Part], precision: Precision) -> list[float]:
+def _seconds(parts: Sequence[Part], options: EngineOptions) -> list[float]:
     """What each takes while all of them are at work."""
     seconds = [0.0] * len(parts)
     failures: list[BaseException] = []
@@ -239,7 +240,7 @@ def _seconds(parts: Sequence[Part], precision: Precision) -> list[float]:
 
     def train(number: int, part: Part) -> None:
         try:
-            seconds[number] = seconds_among(part, here, done, precision)
+            seconds[number] = seconds_among(part, here, done, options)
         except BaseException as error:  # noqa: BLE001  raised by whoever waits
             failures.append(error)
             here.excuse()

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
+from pipeal.core.options import DEFAULTS, EngineOptions
 from pipeal.core.protocols import TrainableLayer
-from pipeal.engine.devices import Precision
-from pipeal.engine.runner.compiling import Compile
-from pipeal.engine.runner.error_context import OnOom
 from pipeal.engine.schedule import Schedule
 from pipeal.planning.measure.layers import measure
 from pipeal.planning.pure.candidates import Setup
@@ -31,11 +29,7 @@ def layout_on_gpus(
     batches: Sequence[Any],
     gpus: Sequence[str],
     schedule: Schedule,
-    *,
-    queue_depth: int = 2,
-    precision: Precision = "fp32",
-    compile: Compile = "none",
-    on_oom: OnOom = "raise",
+    options: EngineOptions = DEFAULTS,
 ) -> Layout:
     """The layout for some GPUs that a plan would choose: of its candidates the one that is fastest in the simulation.
 
@@ -46,10 +40,7 @@ def layout_on_gpus(
         batches: As for :func:`pipeal.planning.measure.layers.measure`.
         gpus: Their names, at least 2.
         schedule: What it is for.
-        queue_depth: As for :class:`Pipeline`.
-        precision: As for :class:`Pipeline`.
-        compile: As for :class:`Pipeline`.
-        on_oom: As for :class:`Pipeline`.
+        options: How the layers will be run.
 
     Raises:
         OutOfMemoryError: All layers together do not fit into one of them, to be measured.
@@ -57,15 +48,7 @@ def layout_on_gpus(
     """
     kinds = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     costs = {
-        kind: measure(
-            layers,
-            batches,
-            device=gpus[kinds.index(kind)],
-            precision=precision,
-            compile=compile,
-            on_oom=on_oom,
-            rounds=1,
-        )
+        kind: measure(layers, batches, options, device=gpus[kinds.index(kind)], rounds=1)
         for kind in dict.fromkeys(kinds)
     }
     torch.cuda.empty_cache()  # what the copies took is free again
@@ -74,7 +57,7 @@ def layout_on_gpus(
         PlannedDevice(kind, memory_bytes=int(_USABLE * size) // _STEP * _STEP)
         for kind, size in zip(kinds, free, strict=True)
     ]
-    setup = Setup(tuple(devices), measure_link(gpus[0], gpus[1]), queue_depth=queue_depth)
+    setup = Setup(tuple(devices), measure_link(gpus[0], gpus[1]), queue_depth=options.queue_depth)
     return forecast(schedule.name, schedule, costs, setup).layout
 
 

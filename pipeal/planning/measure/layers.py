@@ -17,15 +17,13 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.modules import layers_of, module_of
+from pipeal.core.options import DEFAULTS, Compile, EngineOptions
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.partition import balance
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import Tree, tensors
-from pipeal.engine.devices import Precision
 from pipeal.engine.pipeline import Pipeline
-from pipeal.engine.runner.compiling import Compile
-from pipeal.engine.runner.error_context import OnOom
 from pipeal.engine.schedule import Action
 from pipeal.engine.state.layer_state import layer_state
 from pipeal.engine.trace import Span, Window
@@ -38,12 +36,9 @@ WARM_UP = 2
 def measure(
     model: nn.Module | Iterable[TrainableLayer],
     batches: Sequence[Any],
+    options: EngineOptions = DEFAULTS,
     *,
     device: str = "cpu",
-    threads: int = 1,
-    precision: Precision = "fp32",
-    compile: Compile = "none",
-    on_oom: OnOom = "raise",
     rounds: int = 3,
 ) -> tuple[LayerCost, ...]:
     """What each layer costs per batch on a device, the layers run one after the other.
@@ -54,36 +49,23 @@ def measure(
     Args:
         model: The layers; copies of them are trained.
         batches: Real batches, as :meth:`Pipeline.run` takes; the first few only warm up.
+        options: How they will be run; on one thread where that is left open. A loss that is not finite ends no
+            measurement.
         device: Where to measure.
-        threads: Intra-op threads on a CPU.
-        precision: As for :class:`Pipeline`.
-        compile: As for :class:`Pipeline`.
-        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
         rounds: How often.
 
     Raises:
         PlacementError: Too few batches.
         OutOfMemoryError: They do not fit.
     """
-    return measure_in_turns(
-        [(model, batches)],
-        device=device,
-        threads=threads,
-        precision=precision,
-        compile=compile,
-        on_oom=on_oom,
-        rounds=rounds,
-    )[0]
+    return measure_in_turns([(model, batches)], options, device=device, rounds=rounds)[0]
 
 
 def measure_in_turns(
     cases: Sequence[tuple[nn.Module | Iterable[TrainableLayer], Sequence[Any]]],
+    options: EngineOptions = DEFAULTS,
     *,
     device: str = "cpu",
-    threads: int = 1,
-    precision: Precision = "fp32",
-    compile: Compile = "none",
-    on_oom: OnOom = "raise",
     rounds: int = 3,
 ) -> list[tuple[LayerCost, ...]]:
     """As :func:`measure`, of models, each with its batches, that are to be compared: in each round all come in turn."""
@@ -91,23 +73,13 @@ def measure_in_turns(
     spent: list[list[list[dict[Action, float]]]] = [[] for _ in cases]
     for _ in range(max(1, rounds)):
         for (model, batches), found in zip(cases, spent, strict=True):
-            found.append(
-                layer_costs(
-                    copies[id(model)],
-                    batches,
-                    device=device,
-                    threads=threads,
-                    precision=precision,
-                    compile=compile,
-                    on_oom=on_oom,
-                )
-            )
+            found.append(layer_costs(copies[id(model)], batches, options, device=device))
     costs = []
     for (model, batches), found in zip(cases, spent, strict=True):
         sizes = [_bytes_of(pair_of(batch)) for batch in batches]
         largest = batches[sizes.index(max(sizes))]
         mean = fmean(sizes[WARM_UP:]) / max(1, *sizes)
-        counted = count_bytes(copies[id(model)], largest, device, threads, precision, on_oom)
+        counted = count_bytes(copies[id(model)], largest, options, device)
         costs.append(tuple(_with_means(cost, mean, [own[n] for own in found]) for n, cost in enumerate(counted)))
     return costs
 
@@ -136,12 +108,9 @@ def uncollected() -> Iterator[None]:
 def layer_costs(
     model: nn.Module | Iterable[TrainableLayer],
     batches: Sequence[Any],
+    options: EngineOptions = DEFAULTS,
     *,
     device: str = "cpu",
-    threads: int = 1,
-    precision: Precision = "fp32",
-    compile: Compile = "none",
-    on_oom: OnOom = "raise",
     goes_on: Callable[[], bool] = lambda: True,
 ) -> list[dict[Action, float]]:
     """The seconds of each layer's forward, backward and update per batch, the layers run one after the other.
@@ -152,11 +121,9 @@ def layer_costs(
         model: The layers.
         batches: Batches as :meth:`Pipeline.run` takes; the first :data:`WARM_UP` are not counted. Layers that are
             compiled train on all of them once before that, to have seen every shape.
+        options: How they will be run; on one thread where that is left open. A loss that is not finite ends no
+            measurement.
         device: Where to measure.
-        threads: Intra-op threads on a CPU.
-        precision: As for :class:`Pipeline`.
-        compile: As for :class:`Pipeline`.
-        on_oom: As for :class:`Pipeline`. A loss that is not finite ends no measurement.
         goes_on: Asked after each batch that counts but the first whether to take another one.
 
     Raises:
@@ -175,19 +142,9 @@ def layer_costs(
             yield batch
 
     layers = layers_of(model)
-    before = before_the_clock(batches, compile)
+    before = before_the_clock(batches, options.compile)
     window = Window(len(before) + WARM_UP, counted)
-    with Pipeline(
-        layers,
-        [device],
-        "sequential",
-        threads=threads,
-        precision=precision,
-        compile=compile,
-        trace=window,
-        on_non_finite="ignore",
-        on_oom=on_oom,
-    ) as pipe:
+    with Pipeline(layers, [device], "sequential", trace=window, options=_measurable(options)) as pipe:
         pipe.run(before)
         pipe.run(bounded())
         spans = pipe.spans()
@@ -206,12 +163,9 @@ def balanced_sizes(
     model: nn.Module | Iterable[TrainableLayer],
     batches: Sequence[Any],
     stages: int,
+    options: EngineOptions = DEFAULTS,
     *,
     device: str = "cpu",
-    threads: int = 1,
-    precision: Precision = "fp32",
-    compile: Compile = "none",
-    on_oom: OnOom = "raise",
 ) -> list[int]:
     """The number of layers of each stage, balanced by what they cost; as even as can be where they do not fit together.
 
@@ -222,9 +176,7 @@ def balanced_sizes(
     """
     layers = layers_of(model)
     try:
-        costs = layer_costs(
-            layers, batches, device=device, threads=threads, precision=precision, compile=compile, on_oom=on_oom
-        )
+        costs = layer_costs(layers, batches, options, device=device)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -249,19 +201,12 @@ def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
 
 
 def count_bytes(
-    layers: Sequence[TrainableLayer], batch: Any, device: str, threads: int, precision: Precision, on_oom: OnOom
+    layers: Sequence[TrainableLayer], batch: Any, options: EngineOptions = DEFAULTS, device: str = "cpu"
 ) -> list[LayerCost]:
     """What each layer keeps and sends on one batch, without its seconds; the layers are trained on it."""
     with (
-        Pipeline(
-            layers,
-            [device],
-            "sequential",
-            threads=threads,
-            precision=precision,
-            on_non_finite="ignore",
-            on_oom=on_oom,
-        ) as pipe,
+        # Of compiled layers the hooks would see nothing.
+        Pipeline(layers, [device], "sequential", options=replace(_measurable(options), compile="none")) as pipe,
         _watching(layers) as watched,
     ):
         pipe.run([batch])
@@ -278,6 +223,10 @@ def count_bytes(
         optimizers = [each["state"] for each in state["optimizers"].values()]
         costs.append(LayerCost(0.0, 0.0, 0.0, sent, sum(weights.values()), _bytes_of(optimizers), activations))
     return costs
+
+
+def _measurable(options: EngineOptions) -> EngineOptions:
+    return replace(options, threads=options.threads or 1, on_non_finite="ignore")
 
 
 @dataclass

@@ -156,7 +156,7 @@ class CheckpointPolicy:
         """A snapshot whose states are finite; None where they could not be had, which is told and ends no training."""
         snapshot = pipe.snapshot()
         try:
-            self._check(snapshot, snapshot.wait(pipe.stall_timeout_s), position.step)
+            self._check(snapshot, snapshot.wait(pipe.options.stall_timeout_s), position.step)
         except Exception as error:
             if snapshot.ended or isinstance(error, NonFiniteError):
                 raise

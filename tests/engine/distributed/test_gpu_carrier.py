@@ -63,7 +63,7 @@ def test_what_is_sent_is_ready_before_the_receiver_is_asked(monkeypatch: pytest.
     still. Cause: streams that waited for what was not ready, in queues that they share with those that it waited for.
     """
     played, ready = Played(monkeypatch), SimpleNamespace()
-    played.carrier.send(1, "parcel", {}, (torch.ones(3), torch.ones(2)), ready)  # type: ignore[arg-type]
+    played.carrier.send(1, "packet", {}, (torch.ones(3), torch.ones(2)), ready)  # type: ignore[arg-type]
     sent = ["send", *["host asks"] * 3, "ended"]
     assert played.done == [
         *("stream waits", "mark", "host waits"),
@@ -76,7 +76,7 @@ def test_what_is_handed_on_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no stage's stream waits for another rank: what it waits for is on its own GPU."""
     played = Played(monkeypatch)
     layout = ["float32", [3], None, 3]
-    (first, second), ready = played.carrier.body(Message("parcel", {"on gpu": [layout, layout]}, 0))
+    (first, second), ready = played.carrier.body(Message("packet", {"on gpu": [layout, layout]}, 0))
     received = ["recv", *["host asks"] * 3, "ended"]
     assert played.done == ["says yes", *received, *received, "mark"]
     assert (first.shape, second.shape) == ((3,), (3,))

@@ -105,9 +105,9 @@ def test_a_message_whose_tree_cannot_be_dropped_fails_the_rank_and_not_the_threa
         raise DataError("a container that this process does not know")
 
     unclosed = {3}
-    heads: Any = Heads("parcel", "parcel", "close")
-    receive_all(heads, 3, {"parcel": lambda _: None}, failed.append, drop=refuse, unclosed=unclosed)
-    assert seen == ["parcel", "parcel", "close"]
+    heads: Any = Heads("packet", "packet", "close")
+    receive_all(heads, 3, {"packet": lambda _: None}, failed.append, drop=refuse, unclosed=unclosed)
+    assert seen == ["packet", "packet", "close"]
     assert [type(error) for error in failed] == [DataError] * 3
     assert not unclosed
 
