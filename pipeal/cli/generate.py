@@ -9,7 +9,6 @@ import click
 from pipeal.config import LanguageConfig, load_config
 from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CONFIG
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.core.methods import METHODS
 from pipeal.data import Alphabet
 from pipeal.data.text.characters import with_plain_ends
 from pipeal.engine.runner.precision import make_ready
@@ -28,7 +27,7 @@ from pipeal.training.checkpoint.store import CheckpointStore
 @click.option("--temperature", type=float, default=0.8, help="0 takes the likeliest always; 1 as learnt; default: 0.8.")
 @click.option("--top-k", type=click.IntRange(min=1), help="Draw from so many of the likeliest; default: all.")
 @click.option(
-    "--exit", "exit_at", type=click.IntRange(min=1), help="Of the AL form: layers to climb; default: all of them."
+    "--exit", "exit_at", type=click.IntRange(min=1), help="Layers to climb, of a form with exits; default: all of them."
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="The same writes the same; default: 0.")
 def command(
@@ -62,8 +61,8 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
         ConfigError: Its configuration is of something else.
     """
     if not CONFIG.at(folder).is_file():
-        forms = [folder / form for form in METHODS if CONFIG.at(folder / form).is_file()]
-        hint = f"it compares two; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
+        forms = sorted(path.parent for path in folder.glob(f"*/{CONFIG.name}"))
+        hint = f"it compares several; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
         raise DataError(f"{folder}: no run of one form; {hint}")
     # Of a comparison both forms read with the same alphabet, which lies above them.
     home = folder if ALPHABET.at(folder).is_file() else folder.resolve().parent

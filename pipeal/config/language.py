@@ -10,7 +10,7 @@ from pipeal.config.schema import Count, DataConfig, ModelConfig, RunConfig, Shar
 
 @dataclass(frozen=True)
 class LanguageModelConfig(ModelConfig):
-    """Which language model, and how wide; the last four are of the AL form alone.
+    """Which language model, and how wide; the last three are of the AL form alone.
 
     Attributes:
         name: ``charlm``.
@@ -19,7 +19,7 @@ class LanguageModelConfig(ModelConfig):
         heads: Attention heads.
         layers: Blocks.
         dropout: The share of activations that training drops.
-        per_layer: Blocks that share an AL layer.
+        per_layer: Blocks that share a layer with a local loss.
         code: The width of the label codes; None for four times as many as there are characters, and at most 512 or
             four times ``width``, whichever is more.
         labels: How label sides and associated losses are built: ``codes``, or as ``published``.

@@ -113,8 +113,11 @@ EXITS = Artifact(
     "accuracy and cost of every exit, and of the calibrated early exit",
     "run.turns",
     ("reporting.page.folder",),
+    "as summary.json",
 )
-EXITS_PICTURE = Artifact("exits.png", "accuracy over cost of each exit", "run.turns", ("reporting.page.page",))
+EXITS_PICTURE = Artifact(
+    "exits.png", "accuracy over cost of each exit", "run.turns", ("reporting.page.page",), "as summary.json"
+)
 BROKEN_BATCH = Artifact("non-finite-batch-*.pt", "a batch on which a loss was not finite", "training.kept_batch")
 STALL = Artifact("stall-*.txt", "the stacks of all threads when nothing moved", "engine.execution.watchdog")
 REPORT = Artifact("report.html", "the page of pipeal report", "cli.report", (), "the run went on since; ask again")

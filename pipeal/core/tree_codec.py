@@ -50,9 +50,14 @@ def put_together(form: Form, tensors: Sequence[Tensor], *, plain: bool = False) 
         plain: Refuse dataclasses, named tuples and registered containers: no code of theirs runs on a file's word.
 
     Raises:
-        DataError: It holds a class that is not known here, or with ``plain`` any, or no type of numbers.
+        DataError: It holds a class that is not known here, or with ``plain`` any, or no type of numbers; or it is of
+            another number of tensors.
     """
-    return _tree(form, iter(tensors), _no_class_named if plain else _class_named)
+    left = iter(tensors)
+    tree = _tree(form, left, _no_class_named if plain else _class_named)
+    if next(left, None) is not None:
+        raise DataError(f"found {len(tensors)} tensors, but the description is of fewer")
+    return tree
 
 
 def _form(tree: Any, found: list[Tensor]) -> Form:
@@ -97,7 +102,10 @@ def _tree(form: Form, tensors: Iterator[Tensor], class_named: Callable[[str], An
 
     what, *parts = form
     if what == "T":
-        return next(tensors)
+        found = next(tensors, None)
+        if found is None:
+            raise DataError("the description is of more tensors than there are")
+        return found
     for kind, letter in _BOXES.items():
         if what == letter:
             return kind(tree(part) for part in parts)

@@ -6,7 +6,7 @@
     pipeal.methods.<name>   its layers, and ``make_layers``, which makes them of a network
     pipeal.models           the networks
 
-A layer is any :class:`pipeal.core.packet.TrainableLayer`: it trains itself on what the one before hands on, and its
+A layer is any :class:`pipeal.core.protocols.TrainableLayer`: it trains itself on what the one before hands on, and its
 ``inference`` says how an answer goes up through it, turns there, and comes down.
 """
 

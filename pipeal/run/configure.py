@@ -64,7 +64,8 @@ def configure(
         raise ConfigError(
             f"that spelling of the model is its {DEFAULT.label} form, but --mode is {given['mode']}; ask for {name!r}"
         )
-    given["mode"] = given["mode"] or implied
+    if given["mode"] is None:
+        given["mode"] = implied
     values: dict[str, Any] = {"dataset": dataset, "model": {"name": name}}
     for option, value in given.items():
         if value is not None and value != ():

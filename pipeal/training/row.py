@@ -19,7 +19,7 @@ class EpochRow:
         epoch_time: Seconds of training in this epoch.
         samples_per_s: Training samples per second of ``epoch_time``.
         tokens_per_s: Tokens per second of ``epoch_time``, padding left out.
-        losses: Mean local losses by layer: ``(associated, autoencoder)`` of an AL layer, one of a BP model.
+        losses: Mean local losses by layer, as its method orders them: ``(associated, autoencoder)`` of an AL layer.
         train_loss: Of a language model, the estimated loss on what is trained on, in nats; its accuracies are of next
             characters. None for others.
         test_loss: The same of what is not trained on.

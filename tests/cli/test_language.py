@@ -116,9 +116,9 @@ def test_the_sample_is_of_one_shape(
     lengths: set[tuple[int, ...]] = set()
     infer = Stage.infer
 
-    def watch(stage: Stage, index: int, layer: Any, path: Any, x: torch.Tensor, **options: Any) -> Any:
+    def watch(stage: Stage, index: int, path: Any, x: torch.Tensor, **options: Any) -> Any:
         lengths.add(tuple(x.shape[:2]))
-        return infer(stage, index, layer, path, x, **options)
+        return infer(stage, index, path, x, **options)
 
     monkeypatch.setattr(Stage, "infer", watch)
     _, out = train(capsys, corpus, f"--devices={devices}")
@@ -158,13 +158,13 @@ def test_what_comes_after_the_last_epoch_ends_where_the_run_is_asked_to(
     before = 2 * 3 * 9 if shape == (4, 8) else 0  # the estimates of two epochs, of three parts of the text
     form = "--mode=al" if shape == (4, 8) else "--mode=bp"
 
-    def watch(stage: Stage, index: int, layer: Any, path: Any, x: torch.Tensor, **options: Any) -> Any:
+    def watch(stage: Stage, index: int, path: Any, x: torch.Tensor, **options: Any) -> Any:
         if index == 0:
             seen.append(tuple(x.shape[:2]))
         if not asked and seen.count(shape) > before:
             asked.append(len(seen))
             os.kill(os.getpid(), signal.SIGTERM)  # SIGINT is not heard in jobs that a shell runs in the background
-        return infer(stage, index, layer, path, x, **options)
+        return infer(stage, index, path, x, **options)
 
     def run() -> tuple[int, str]:
         arguments = ("text", "charlm", f"--text={corpus}", f"--out={corpus.parent / 'runs'}", *SMALL, form)
@@ -207,8 +207,8 @@ def test_a_model_that_has_no_answers_leaves_its_run_without_a_sample(
 ) -> None:
     infer = Stage.infer
 
-    def spoil(stage: Stage, index: int, layer: Any, path: Any, x: torch.Tensor, **options: Any) -> Any:
-        return infer(stage, index, layer, path, x, **options) * (torch.nan if len(x) == 1 else 1)
+    def spoil(stage: Stage, index: int, path: Any, x: torch.Tensor, **options: Any) -> Any:
+        return infer(stage, index, path, x, **options) * (torch.nan if len(x) == 1 else 1)
 
     monkeypatch.setattr(Stage, "infer", spoil)
     _, out = train(capsys, corpus, "--mode=bp")
@@ -234,7 +234,7 @@ def test_a_trained_model_writes_from_every_exit(corpus: Path, capsys: pytest.Cap
         ((folder / "al", "--prompt=ÄÖ"), "never seen, such as 'ÄÖ'"),
         ((folder / "al", "--prompt="), "the prompt is empty"),
         ((folder / "al", "--temperature=-1"), "temperature is -1"),
-        ((folder,), "it compares two; name .*al or .*bp"),
+        ((folder,), "it compares several; name .*al or .*bp"),
         ((folder.parent,), "no run of one form"),
     ):
         told_one_line(line, *writes(capsys, *map(str, arguments)))

@@ -99,6 +99,12 @@ def test_what_is_no_tensor_comes_back_with_its_type(tmp_path: Path) -> None:
     assert type(found["torch"][2]) is torch.Size
 
 
+def test_half_a_surrogate_pair_in_a_name_comes_back(tmp_path: Path) -> None:
+    """Symptom: a file that was written and counted as good, and that no reader could open."""
+    write_layer(tmp_path / "layer", {"\ud800": torch.ones(2)})
+    assert torch.equal(read_layer(tmp_path / "layer")["\ud800"], torch.ones(2))
+
+
 def test_other_readers_find_tensors_by_name_mapped_and_aligned(tmp_path: Path) -> None:
     state = {
         "module": {"f.weight": torch.randn(8, 16), "f.bias": torch.randn(3), "n": torch.tensor(7), "__metadata__": 1},
@@ -152,6 +158,7 @@ def test_a_file_that_names_a_class_is_refused(form: Any, tmp_path: Path) -> None
     [
         lambda told: told.update(format=3),
         lambda told: told["tensors"].clear(),
+        lambda told: told["tensors"].append(told["tensors"][0]),
         lambda told: told["tensors"][0].__setitem__(0, "another"),
         lambda told: told["tensors"][0].__setitem__(1, "float64"),
         lambda told: told["tensors"][0].__setitem__(2, 1),

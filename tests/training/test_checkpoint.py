@@ -261,6 +261,10 @@ def overwrite(path, **changes):
 
 DAMAGES = {
     r"layer-001\.safetensors is missing": lambda at: (at / "layer-001.safetensors").unlink(),
+    r"layer-001\.safetensors is a pipe": lambda at: (
+        (at / "layer-001.safetensors").unlink(),
+        os.mkfifo(at / "layer-001.safetensors"),
+    ),
     r"manifest\.json is missing": lambda at: (at / "manifest.json").unlink(),
     r"layer-000\.safetensors is truncated: 1,000 bytes found, 8\d,\d{3} wanted": lambda at: os.truncate(
         at / "layer-000.safetensors", 1000

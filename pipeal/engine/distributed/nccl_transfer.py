@@ -11,7 +11,7 @@ The head of a message, and what of its tree is on the CPU, goes over the wire fi
 same tensors in the same order. The receiver answers once it has a place and memory for them; only then they are sent: a
 send that waits would hold up the GPU it waits on. They travel as bytes, since NCCL does not know every type.
 
-The io_threads' threads wait on their hosts, and no stage does: before the head for what is sent, and at both ends for
+I/O threads wait on their hosts, and no stage does: before the head for what is sent, and at both ends for
 NCCL; until it has been sent a packet keeps its place, and its memory. No stream ever waits for another rank in their
 stead: a GPU has few queues for all streams, a wait at the head of one blocks whatever lies behind it, and where packets
 go both ways at once each rank could wait for what is blocked on the other.
@@ -121,7 +121,7 @@ class GpuCarrier:
             raise
 
     def _carry(self, operation: Callable[..., Any], row: Tensor, peer: int) -> None:
-        """Waits for an operation of NCCL, on an io_thread's thread."""
+        """Waits for an operation of NCCL, on an I/O thread."""
         if not row.numel():
             return
         try:

@@ -87,7 +87,7 @@ class Node:
         self.requests = Requests(self)
 
     def start(self, snapshot_came: Callable[[Snapshot], None]) -> None:
-        """Starts the worker and the io_threads between neighbours.
+        """Starts the worker and the I/O threads between neighbours.
 
         Args:
             snapshot_came: Told of a snapshot from another rank, before the stage gets it.
@@ -124,7 +124,7 @@ class Node:
         self.worker.start()
 
     def send(self, name: str, link: Link, carrier: Carrier, peer: int) -> None:
-        """Starts an io_thread that sends what comes to a link."""
+        """Starts an I/O thread that sends what comes to a link."""
 
         def has_failed() -> bool:
             return self.progress.failure is not None
@@ -141,19 +141,19 @@ class Node:
         drop: Callable[[Message], object] | None = None,
         closings: Iterable[int] = (),
     ) -> None:
-        """Starts an io_thread that receives what comes over a wire, of a peer, or of any until these have closed it."""
+        """Starts an I/O thread that receives what comes over a wire, of a peer, or of any until all have closed it."""
         failed, dropped = self.progress.fail, drop or wire.drop
         unclosed = self._unclosed[name] = set(closings) if peer is None else {peer}
         self.run(name, lambda: receive_all(wire, peer, handlers, failed, drop=dropped, unclosed=unclosed))
 
     def run(self, name: str, work: Callable[[], None]) -> None:
-        """Starts any io_thread."""
+        """Starts any I/O thread."""
         io_thread = IoThread(name, work, self.progress.fail)
         self._io_threads[name] = io_thread
         io_thread.start()
 
     def close(self) -> None:
-        """Ends the worker, and the io_threads once they have said so to their peers. A second time does nothing."""
+        """Ends the worker, and the I/O threads once they have said so to their peers. A second time does nothing."""
         if self.closed:
             return
         self.closed = True
@@ -172,7 +172,7 @@ class Node:
             self.close()
 
     def unclosed(self, *io_threads: str) -> list[int]:
-        """The ranks whose last words some io_threads still wait for."""
+        """The ranks whose last words some I/O threads still wait for."""
         return sorted({rank for io_thread in io_threads for rank in set(self._unclosed.get(io_thread, ()))})
 
     def join(self, timeout_s: float) -> list[str]:
@@ -194,7 +194,7 @@ class Node:
         self.results.send(0, kind, facts, tree)
 
     def has_ended(self, io_thread: str, timeout_s: float) -> bool:
-        """Whether an io_thread has ended, or does within that time, or was never there."""
+        """Whether an I/O thread has ended, or does within that time, or was never there."""
         found = self._io_threads.get(io_thread)
         if found is None:
             return True

@@ -199,6 +199,7 @@ class _Entries:
     def _entry(self, name: str, tensor: Tensor) -> str:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._names:
+            name = name.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair is no JSON for readers
             while name in self._found or name == "__metadata__":
                 name += "'"
             size = storage.nbytes()

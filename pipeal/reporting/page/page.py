@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _MOST_BYTES = 1_950_000
-"""What a page with pictures may come to: it can then be sent by mail."""
+"""What a page with pictures may come to, to be sent by mail: pictures are left out beyond it, text is not cut."""
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -117,6 +118,8 @@ class Checkpoint:
     def _check(self, name: str) -> None:
         wanted, crc32 = self.files[name]
         try:
+            if stat.S_ISFIFO(os.stat(self.path / name).st_mode):  # to open it would wait for a writer
+                raise _bad(self.path, f"{name} is a pipe")
             with (self.path / name).open("rb", buffering=0) as file:
                 found = os.fstat(file.fileno()).st_size
                 if found != wanted:
