@@ -76,6 +76,17 @@ def is_language_model(name: str) -> bool:
     return _plain(name) in LANGUAGE_MODELS
 
 
+def contradicts(implied: Mode | None, mode: str | None) -> bool:
+    """Whether a mode asks for another form than a spelling stands for.
+
+    The spellings of the BP form go with the mode ``al``, too: they are the published names of the models.
+
+    >>> contradicts("bp", "greedy"), contradicts("bp", "al"), contradicts("al", "bp"), contradicts("al", "compare")
+    (True, False, True, False)
+    """
+    return implied is not None and mode in METHODS and mode not in (implied, DEFAULT.name)
+
+
 def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
     """One line on the form that is trained, and how to have the other; None where both are.
 
@@ -213,8 +224,9 @@ def _form_of(name: str, mode: Mode | None, known: tuple[str, ...]) -> tuple[str,
     plain, implied = _canonical(name, known)
     if mode is not None and mode not in METHODS:
         raise ConfigError(unknown_name("mode", mode, tuple(METHODS)))
-    if mode is not None and implied == DEFAULT.name != mode:
-        raise ConfigError(f"model {name!r} is the {DEFAULT.label} form, but the mode is {mode!r}; ask for {plain!r}")
+    if implied is not None and contradicts(implied, mode):
+        label = METHODS[implied].label
+        raise ConfigError(f"model {name!r} is the {label} form, but the mode is {mode!r}; ask for {plain!r}")
     return plain, mode or implied or DEFAULT.name
 
 
