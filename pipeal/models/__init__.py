@@ -3,11 +3,9 @@
 from pipeal.methods.al.place_codes import UNLABELLED, TokenCrossEntropy
 from pipeal.models.causal import CausalAttention, CausalBlock, CharacterEmbedding
 from pipeal.models.charlm import CharDims, CharLM, CharLMAL
-from pipeal.models.convolution import BasicBlock, ConvBN, ResidualStage, VGGStage
-from pipeal.models.features import Blocks, Features, TokenEmbedding
+from pipeal.models.features import TokenEmbedding
 from pipeal.models.generation import generate, generate_each
 from pipeal.models.grouping import group_layers
-from pipeal.models.lstm import LSTMBlock
 from pipeal.models.registry import (
     LANGUAGE_MODELS,
     TEXT_MODELS,
@@ -22,7 +20,6 @@ from pipeal.models.registry import (
     is_language_model,
 )
 from pipeal.models.text import LSTM, LSTMAL, TextDims, Transformer, TransformerAL
-from pipeal.models.transformer import TransformerBlock
 from pipeal.models.vision import VGG, VGGAL, Resnet, ResnetAL, VisionDims
 
 __all__ = [
@@ -34,18 +31,12 @@ __all__ = [
     "VGG",
     "VGGAL",
     "VISION_MODELS",
-    "BasicBlock",
-    "Blocks",
     "CausalAttention",
     "CausalBlock",
     "CharDims",
     "CharLM",
     "CharLMAL",
     "CharacterEmbedding",
-    "ConvBN",
-    "Features",
-    "LSTMBlock",
-    "ResidualStage",
     "Resnet",
     "ResnetAL",
     "TextDims",
@@ -53,8 +44,6 @@ __all__ = [
     "TokenEmbedding",
     "Transformer",
     "TransformerAL",
-    "TransformerBlock",
-    "VGGStage",
     "VisionDims",
     "build_language",
     "build_text",

@@ -16,10 +16,10 @@ from torch import nn
 
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.methods import Network, Part
-from pipeal.methods.al import AE, ENC, ALPackage, LearningRates, OptimizerFactory, make_layers
+from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.place_codes import TokenCrossEntropy, code_width
 from pipeal.models.causal import CausalBlock, CharacterEmbedding, start_small
-from pipeal.models.features import Blocks
+from pipeal.models.forms import ALForm, Blocks
 from pipeal.models.nextchar import CODE_STYLES, CodeStyle, encoder_side, label_side
 
 BridgeKind: TypeAlias = Literal["linear", "block"]
@@ -78,31 +78,6 @@ class CharDims:
 LESSON = CharDims()
 
 
-class CharLMAL(ALPackage):
-    """The AL form: packets of ``(B, T)`` characters and, as labels, the ``(B, T)`` characters that come next.
-
-    A label below zero is none. :meth:`pipeal.ALPackage.infer` gives logits ``(B, T, characters)``, from any exit.
-
-    Args:
-        characters: How many there are.
-        dims: The sizes.
-        lr: One learning rate, or ``{"enc": …, "ae": …}``.
-        optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
-    """
-
-    draws_from_default = False
-
-    def __init__(
-        self,
-        characters: int,
-        *,
-        dims: CharDims = LESSON,
-        lr: LearningRates = 1e-3,
-        optimizer: OptimizerFactory | None = None,
-    ) -> None:
-        super().__init__(make_layers(CharLM.network(characters, dims=dims), lr, optimizer))
-
-
 class CharLM(Blocks):
     """The BP form: ``(B, T)`` characters to logits ``(B, T, characters)``.
 
@@ -139,6 +114,16 @@ class CharLM(Blocks):
             return enc, label_side(dims.labels, characters, code, onward=first > 0)
 
         return Network(parts, partial(cls, characters, dims=dims), characters, TokenCrossEntropy)
+
+
+class CharLMAL(ALForm):
+    """The AL form: packets of ``(B, T)`` characters and, as labels, the ``(B, T)`` characters that come next.
+
+    A label below zero is none. :meth:`pipeal.ALPackage.infer` gives logits ``(B, T, characters)``, from any exit.
+    """
+
+    draws_from_default = False
+    _bp = CharLM
 
 
 def _embedding(characters: int, dims: CharDims) -> CharacterEmbedding:

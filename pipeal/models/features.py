@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.modules import device_of
-from pipeal.core.tree import Tree, move
 from pipeal.methods.al import Dropout
 
 Features: TypeAlias = tuple[Tensor, Tensor]
@@ -80,22 +78,6 @@ class TokenEmbedding(nn.Module):
         scale = mask.unsqueeze(-1).to(vectors.dtype) * _SCALE
         mask[:, :1].fill_(True)
         return vectors * self.dropout(scale), mask
-
-
-class Blocks(nn.Sequential):
-    """Blocks in order, each on its own device: the BP form of a model.
-
-    :func:`pipeal.methods.al.set_device` places them; the forward moves activations between them.
-    """
-
-    draws_from_default = False
-    calls_in_order = True  # and does nothing else: see :meth:`pipeal.methods.al.BP.block_count`
-
-    def forward(self, x: Tree) -> Tree:
-        """Takes ``x`` through all blocks."""
-        for block in self:
-            x = block(move(x, device_of(block)))
-        return x
 
 
 def in_autocast_type(x: Tensor) -> Tensor:

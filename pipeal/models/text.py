@@ -11,7 +11,7 @@ vectors, an LSTM's start and end), this does not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
 from pipeal.methods import Network, Part
-from pipeal.methods.al import AE, ENC, ALPackage, LearningRates, OptimizerFactory, make_layers
-from pipeal.methods.al.bridges import MaskedMean, VectorBridge
+from pipeal.methods.al import AE, ENC
+from pipeal.methods.al.bridges import MaskedMean, bridge_for
 from pipeal.methods.al.codes import class_side, recode_side
-from pipeal.models.features import Blocks, TokenEmbedding
+from pipeal.models.features import TokenEmbedding
+from pipeal.models.forms import ALForm, Blocks
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.transformer import TransformerBlock
 
@@ -69,70 +70,6 @@ class TextDims:
 PUBLISHED = TextDims()
 
 
-@dataclass(frozen=True, slots=True)
-class _Architecture:
-    """The parts in which text models differ.
-
-    Attributes:
-        block: ``(dims, width of the input) -> block``.
-        width: The width of a block's features.
-    """
-
-    block: Callable[[TextDims, int], nn.Module]
-    width: Callable[[TextDims], int]
-
-    def blocks(self, dims: TextDims) -> Iterator[nn.Module]:
-        """The blocks above the embedding, in order."""
-        for number in range(dims.blocks):
-            yield self.block(dims, self.width(dims) if number else dims.embedding)
-
-
-_LSTM = _Architecture(
-    block=lambda dims, width: LSTMBlock(width, dims.hidden, dropout=dims.dropout),
-    width=lambda dims: 2 * dims.hidden,
-)
-_TRANSFORMER = _Architecture(
-    block=lambda dims, width: TransformerBlock(
-        width, dims.hidden, dims.heads, layers=dims.encoder_layers, dropout=dims.dropout
-    ),
-    width=lambda dims: dims.embedding,
-)
-
-
-class TextAL(ALPackage):
-    """The AL form of a text model: packets of ``(B, T)`` tokens, padded on the right, and ``(B,)`` classes.
-
-    Args:
-        vocab_size: How many tokens there are.
-        classes: How many classes there are.
-        dims: The sizes.
-        lr: One learning rate, or ``{"enc": …, "ae": …}``.
-        optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
-        pad_index: The token that pads.
-        pretrained: ``(vocab_size, dims.embedding)`` initial word vectors, trained on.
-
-    Raises:
-        ConfigError: Sizes do not fit each other.
-    """
-
-    draws_from_default = False
-    _form: type[TextBP]
-
-    def __init__(
-        self,
-        vocab_size: int,
-        classes: int,
-        *,
-        dims: TextDims = PUBLISHED,
-        lr: LearningRates = 1e-3,
-        optimizer: OptimizerFactory | None = None,
-        pad_index: int = 0,
-        pretrained: Vectors | None = None,
-    ) -> None:
-        network = self._form.network(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
-        super().__init__(make_layers(network, lr, optimizer))
-
-
 class TextBP(Blocks):
     """The BP form of a text model: ``(B, T)`` tokens, padded on the right, to logits ``(B, classes)``.
 
@@ -148,7 +85,6 @@ class TextBP(Blocks):
     """
 
     draws_from_default = False
-    _architecture: _Architecture
 
     def __init__(
         self,
@@ -159,9 +95,9 @@ class TextBP(Blocks):
         pad_index: int = 0,
         pretrained: Vectors | None = None,
     ) -> None:
-        head = nn.Sequential(MaskedMean(), nn.Linear(self._architecture.width(dims), classes))
+        head = nn.Sequential(MaskedMean(), nn.Linear(self._width(dims), classes))
         embedding = _embedding(vocab_size, dims, pad_index, pretrained)
-        super().__init__(embedding, *self._architecture.blocks(dims), head)
+        super().__init__(embedding, *self._blocks(dims), head)
 
     @classmethod
     def network(
@@ -177,12 +113,12 @@ class TextBP(Blocks):
 
         def parts() -> Iterator[Part]:
             yield part(_embedding(vocab_size, dims, pad_index, pretrained), dims.embedding, first=True)
-            for block in cls._architecture.blocks(dims):
-                yield part(block, cls._architecture.width(dims))
+            for block in cls._blocks(dims):
+                yield part(block, cls._width(dims))
 
         def part(f: nn.Module, width: int, *, first: bool = False) -> Part:
             def sides() -> tuple[ENC, AE]:
-                enc = ENC(f, VectorBridge(width, dims.code, pool=MaskedMean()))
+                enc = ENC(f, bridge_for(torch.empty(1, 1, width, device="meta"), dims.code))
                 return enc, class_side(classes, dims.code) if first else recode_side(dims.code, dims.code)
 
             return Part(f, width, MaskedMean(), sides)
@@ -190,33 +126,63 @@ class TextBP(Blocks):
         whole = partial(cls, vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
         return Network(parts, whole, classes)
 
+    @classmethod
+    def _blocks(cls, dims: TextDims) -> Iterator[nn.Module]:
+        """Those above the embedding, in order."""
+        for number in range(dims.blocks):
+            yield cls._block(dims, cls._width(dims) if number else dims.embedding)
+
+    @staticmethod
+    def _block(dims: TextDims, width: int) -> nn.Module:
+        """One of them; ``width`` is that of the features that it gets."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _width(dims: TextDims) -> int:
+        """Of the features that a block gives."""
+        raise NotImplementedError
+
 
 class LSTM(TextBP):
     """Bidirectional LSTMs in BP form; the arguments are those of :class:`TextBP`."""
 
     draws_from_default = False
-    _architecture = _LSTM
+
+    @staticmethod
+    def _block(dims: TextDims, width: int) -> nn.Module:
+        return LSTMBlock(width, dims.hidden, dropout=dims.dropout)
+
+    @staticmethod
+    def _width(dims: TextDims) -> int:
+        return 2 * dims.hidden
 
 
 class Transformer(TextBP):
     """Transformer encoders in BP form; the arguments are those of :class:`TextBP`."""
 
     draws_from_default = False
-    _architecture = _TRANSFORMER
+
+    @staticmethod
+    def _block(dims: TextDims, width: int) -> nn.Module:
+        return TransformerBlock(width, dims.hidden, dims.heads, layers=dims.encoder_layers, dropout=dims.dropout)
+
+    @staticmethod
+    def _width(dims: TextDims) -> int:
+        return dims.embedding
 
 
-class LSTMAL(TextAL):
-    """Bidirectional LSTMs in AL form; the arguments are those of :class:`TextAL`."""
+class LSTMAL(ALForm):
+    """Bidirectional LSTMs in AL form: packets of ``(B, T)`` tokens, padded on the right, and ``(B,)`` classes."""
 
     draws_from_default = False
-    _form = LSTM
+    _bp = LSTM
 
 
-class TransformerAL(TextAL):
-    """Transformer encoders in AL form; the arguments are those of :class:`TextAL`."""
+class TransformerAL(ALForm):
+    """Transformer encoders in AL form, with the packets of :class:`LSTMAL`."""
 
     draws_from_default = False
-    _form = Transformer
+    _bp = Transformer
 
 
 def _embedding(vocab_size: int, dims: TextDims, pad_index: int, pretrained: Vectors | None) -> TokenEmbedding:

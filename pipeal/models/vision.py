@@ -13,20 +13,21 @@ sides. See :class:`VisionDims`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
+import torch
 from torch import nn
 
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.methods import Network, Part
-from pipeal.methods.al import AE, ENC, ALPackage, LearningRates, OptimizerFactory, make_layers
-from pipeal.methods.al.bridges import BRIDGE_STYLES, BridgeStyle, CellMeans, FlatBridge, ImageBridge
-from pipeal.methods.al.codes import CODE_ACTIVATIONS, LABEL_STYLES, LabelStyle, class_side, recode_side
+from pipeal.methods.al import AE, ENC
+from pipeal.methods.al.bridges import BRIDGE_STYLES, BridgeStyle, CellMeans, bridge_for
+from pipeal.methods.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
 from pipeal.models.convolution import Activation, ConvBN, ResidualStage, VGGStage
-from pipeal.models.features import Blocks
+from pipeal.models.forms import ALForm, Blocks
 
 ActivationName: TypeAlias = Literal["relu", "leaky-relu"]
 
@@ -93,81 +94,6 @@ class _Block:
     side: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Architecture:
-    """The parts in which vision models differ.
-
-    Attributes:
-        blocks: Makes the blocks that learn features.
-        head: From the last block's output to logits.
-    """
-
-    blocks: Callable[[VisionDims], list[_Block]]
-    head: Callable[[VisionDims, int, int], nn.Module]
-
-
-def _resnet_blocks(dims: VisionDims) -> list[_Block]:
-    activation, side = _ACTIVATIONS[dims.activation], dims.size
-    before = dims.widened(64)
-    blocks = [_Block(ConvBN(dims.channels, before, activation), before, side)]
-    for number, channels in enumerate(map(dims.widened, (64, 128, 256, 512))):
-        stride = 2 if number else 1
-        side //= stride
-        blocks.append(_Block(ResidualStage(before, channels, activation, stride=stride), channels, side))
-        before = channels
-    return blocks
-
-
-def _resnet_head(dims: VisionDims, channels: int, classes: int) -> nn.Module:  # noqa: ARG001  as VGG's
-    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
-
-
-def _vgg_blocks(dims: VisionDims) -> list[_Block]:
-    before, side = dims.channels, dims.size
-    blocks = []
-    stages: Sequence[Sequence[int]] = ((128, 256), (256, 512), (512,), (512,))
-    for stage in stages:
-        channels = [dims.widened(count) for count in stage]
-        side //= 2
-        block = VGGStage(before, channels, _ACTIVATIONS[dims.activation])
-        before = channels[-1]
-        blocks.append(_Block(block, before, side))
-    return blocks
-
-
-def _vgg_head(dims: VisionDims, channels: int, classes: int) -> nn.Module:
-    flat = channels * (dims.size // 16) ** 2
-    return nn.Sequential(nn.Flatten(), nn.Linear(flat, _HEAD), nn.ReLU(), nn.Linear(_HEAD, classes))
-
-
-_RESNET = _Architecture(_resnet_blocks, _resnet_head)
-_VGG = _Architecture(_vgg_blocks, _vgg_head)
-
-
-class VisionAL(ALPackage):
-    """The AL form of a vision model: packets of ``(B, C, S, S)`` images and ``(B,)`` classes.
-
-    Args:
-        classes: How many classes there are.
-        dims: The sizes.
-        lr: One learning rate, or ``{"enc": …, "ae": …}``.
-        optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
-    """
-
-    draws_from_default = False
-    _form: type[VisionBP]
-
-    def __init__(
-        self,
-        classes: int,
-        *,
-        dims: VisionDims = PUBLISHED_VISION,
-        lr: LearningRates = 1e-3,
-        optimizer: OptimizerFactory | None = None,
-    ) -> None:
-        super().__init__(make_layers(self._form.network(classes, dims=dims), lr, optimizer))
-
-
 class VisionBP(Blocks):
     """The BP form of a vision model: ``(B, C, S, S)`` images to logits ``(B, classes)``.
 
@@ -177,11 +103,10 @@ class VisionBP(Blocks):
     """
 
     draws_from_default = False
-    _architecture: _Architecture
 
     def __init__(self, classes: int, *, dims: VisionDims = PUBLISHED_VISION) -> None:
-        blocks = self._architecture.blocks(dims)
-        super().__init__(*(block.f for block in blocks), self._architecture.head(dims, blocks[-1].channels, classes))
+        blocks = self._blocks(dims)
+        super().__init__(*(block.f for block in blocks), self._head(dims, blocks[-1].channels, classes))
 
     @classmethod
     def network(cls, classes: int, *, dims: VisionDims = PUBLISHED_VISION) -> Network:
@@ -192,43 +117,85 @@ class VisionBP(Blocks):
                 Part(
                     block.f, block.channels, nn.Sequential(CellMeans(1, 1), nn.Flatten()), partial(sides, number, block)
                 )
-                for number, block in enumerate(cls._architecture.blocks(dims))
+                for number, block in enumerate(cls._blocks(dims))
             ]
 
         def sides(number: int, block: _Block) -> tuple[ENC, AE]:
-            bridge = ImageBridge if dims.bridges == "pooled" else FlatBridge
-            size = block.channels, block.side, block.side
-            enc = ENC(block.f, bridge(*size, dims.code, dims.hidden, ending=CODE_ACTIVATIONS[dims.labels]))
+            out = torch.empty(1, block.channels, block.side, block.side, device="meta")
+            bridge = bridge_for(out, dims.code, hidden=dims.hidden, style=dims.bridges, labels=dims.labels)
+            enc = ENC(block.f, bridge)
             if number == 0:
                 return enc, class_side(classes, dims.code, style=dims.labels)
             return enc, recode_side(dims.code, dims.code, style=dims.labels)
 
         return Network(parts, partial(cls, classes, dims=dims), classes)
 
+    @staticmethod
+    def _blocks(dims: VisionDims) -> list[_Block]:
+        """Those that learn features, in order."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _head(dims: VisionDims, channels: int, classes: int) -> nn.Module:
+        """From the last block's output, of so many channels, to logits."""
+        raise NotImplementedError
+
 
 class VGG(VisionBP):
     """VGG in BP form; the arguments are those of :class:`VisionBP`."""
 
     draws_from_default = False
-    _architecture = _VGG
+
+    @staticmethod
+    def _blocks(dims: VisionDims) -> list[_Block]:
+        before, side = dims.channels, dims.size
+        blocks = []
+        stages: Sequence[Sequence[int]] = ((128, 256), (256, 512), (512,), (512,))
+        for stage in stages:
+            channels = [dims.widened(count) for count in stage]
+            side //= 2
+            block = VGGStage(before, channels, _ACTIVATIONS[dims.activation])
+            before = channels[-1]
+            blocks.append(_Block(block, before, side))
+        return blocks
+
+    @staticmethod
+    def _head(dims: VisionDims, channels: int, classes: int) -> nn.Module:
+        flat = channels * (dims.size // 16) ** 2
+        return nn.Sequential(nn.Flatten(), nn.Linear(flat, _HEAD), nn.ReLU(), nn.Linear(_HEAD, classes))
 
 
 class Resnet(VisionBP):
     """ResNet-18 in BP form; the arguments are those of :class:`VisionBP`."""
 
     draws_from_default = False
-    _architecture = _RESNET
+
+    @staticmethod
+    def _blocks(dims: VisionDims) -> list[_Block]:
+        activation, side = _ACTIVATIONS[dims.activation], dims.size
+        before = dims.widened(64)
+        blocks = [_Block(ConvBN(dims.channels, before, activation), before, side)]
+        for number, channels in enumerate(map(dims.widened, (64, 128, 256, 512))):
+            stride = 2 if number else 1
+            side //= stride
+            blocks.append(_Block(ResidualStage(before, channels, activation, stride=stride), channels, side))
+            before = channels
+        return blocks
+
+    @staticmethod
+    def _head(dims: VisionDims, channels: int, classes: int) -> nn.Module:  # noqa: ARG004  as VGG's
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
-class VGGAL(VisionAL):
-    """VGG in AL form; the arguments are those of :class:`VisionAL`."""
+class VGGAL(ALForm):
+    """VGG in AL form: packets of ``(B, C, S, S)`` images and ``(B,)`` classes."""
 
     draws_from_default = False
-    _form = VGG
+    _bp = VGG
 
 
-class ResnetAL(VisionAL):
-    """ResNet-18 in AL form; the arguments are those of :class:`VisionAL`."""
+class ResnetAL(ALForm):
+    """ResNet-18 in AL form, with the packets of :class:`VGGAL`."""
 
     draws_from_default = False
-    _form = Resnet
+    _bp = Resnet

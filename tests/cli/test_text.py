@@ -24,7 +24,7 @@ from pipeal.config import BatchingConfig, TextConfig, TextDataConfig, check_effe
 from pipeal.core.errors import ConfigError, DataError, PlacementError
 from pipeal.data import Grouped
 from pipeal.engine.devices import device_names
-from pipeal.methods.al.bridges import VectorBridge
+from pipeal.methods.al.bridges import MaskedMean
 from pipeal.reporting.batches import Batches
 from pipeal.run.build import hold_out
 from pipeal.run.build_batches import batch_sampler
@@ -525,14 +525,14 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_batch(
 def test_updates_that_meet_a_loss_that_is_not_finite_are_left_out_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = VectorBridge.forward
+    forward = MaskedMean.forward
     calls = []
 
-    def sometimes(self: VectorBridge, x: Any) -> torch.Tensor:
+    def sometimes(self: MaskedMean, x: Any) -> torch.Tensor:
         calls.append(self)
         return forward(self, x) * (torch.nan if self.training and len(calls) == 3 else 1.0)
 
-    monkeypatch.setattr(VectorBridge, "forward", sometimes)
+    monkeypatch.setattr(MaskedMean, "forward", sometimes)
     code, out, err = leaves(
         capsys, "agnews", "lstm", "--epochs", "1", "--devices", "cpu", "--data-root", str(varied(tmp_path / "data")),
         *SMALL, "--set=train.on_non_finite=skip", "--set=engine.threads=1", "--out", str(tmp_path),

@@ -21,7 +21,7 @@ from pipeal.core.tree import Tree
 from pipeal.engine import SCHEDULES
 from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
 from pipeal.engine.runner.compile_gate import GATE
-from pipeal.models.text import LSTMAL, TextAL, TextDims, TransformerAL
+from pipeal.models.text import LSTMAL, TextDims, TransformerAL
 from pipeal.planning.measure.virtual import VirtualLayer
 
 from .cases import Case, Layer, cases, cosine, cuts, predictions_by_hand, reference
@@ -91,7 +91,9 @@ def test_every_sample_leaves_at_the_first_exit_that_is_sure_and_with_its_answer(
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize("model", [LSTMAL, TransformerAL])
-def test_a_padded_text_has_its_own_answer_whoever_left_before(model: type[TextAL], stages: int) -> None:
+def test_a_padded_text_has_its_own_answer_whoever_left_before(
+    model: type[LSTMAL] | type[TransformerAL], stages: int
+) -> None:
     """Packets of features and a mask: every tensor of them follows the samples that climb on."""
     torch.manual_seed(0)
     package = model(30, 3, dims=TextDims(embedding=12, hidden=8, code=6, heads=2))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from pipeal import ConfigError
 from pipeal.core.rng import may_draw
-from pipeal.methods.al.bridges import CellMeans, ImageBridge, MaskedMean, bridge_for
+from pipeal.methods.al.bridges import CellMeans, MaskedMean, bridge_for
 from pipeal.methods.al.codes import CODE_ACTIVATIONS
 
 B = 3
@@ -51,12 +51,6 @@ def test_a_pooled_bridge_does_not_grow_with_the_image(size: int, wide: int) -> N
     assert bridge(torch.zeros(1, 3, size + 4, wide + 4)).shape == (1, 2)
 
 
-def test_an_image_bridge_divides_a_side_into_fewer_cells() -> None:
-    bridge = ImageBridge(3, 8, 8, 4, 6, cells=2)
-    assert [part.in_features for part in bridge if isinstance(part, nn.Linear)] == [12, 6]
-    assert bridge(torch.zeros(5, 3, 8, 8)).shape == (5, 4)
-
-
 SIDES = st.integers(1, 4)
 LAYOUTS = st.sampled_from([torch.contiguous_format, torch.channels_last])
 
@@ -77,7 +71,7 @@ def test_cells_are_averaged_as_pytorch_does(rows: int, columns: int, height: int
 
 
 def test_an_image_bridge_is_exported_for_images_of_any_size() -> None:
-    bridge = ImageBridge(3, 8, 8, 4).eval()
+    bridge = bridge_for(torch.zeros(2, 3, 8, 8), 4).eval()
     size = {2: torch.export.Dim("height", min=4, max=64), 3: torch.export.Dim("width", min=4, max=64)}
     exported = torch.export.export(bridge, (torch.randn(2, 3, 8, 8),), dynamic_shapes={"input": size}).module()
     image = torch.randn(2, 3, 24, 17)

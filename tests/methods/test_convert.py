@@ -19,7 +19,7 @@ from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, DataError, Pipeline,
 from pipeal.core.protocols import Path
 from pipeal.core.rng import may_draw
 from pipeal.core.tree import Tree
-from pipeal.methods.al.bridges import ImageBridge, VectorBridge
+from pipeal.methods.al.bridges import CellMeans
 from pipeal.methods.cutting.inplace import OnACopy
 
 
@@ -48,7 +48,7 @@ def train(package: ALPackage, batches: list[tuple[Tree, Tensor]], stages: int = 
 
 def test_blocks_fit_the_shapes_that_were_found() -> None:
     package = ALPackage.from_bp(cnn(), IMAGES, 5, split=["3", "6"], code=12, hidden=7)
-    assert [type(layer.enc.b) for layer in package] == [ImageBridge, ImageBridge, VectorBridge]
+    assert [type(layer.enc.b[0]) for layer in package] == [CellMeans, CellMeans, nn.Linear]
     assert [row.cells()[1:3] for row in package.summary().layers] == [
         ("(B, 6, 10, 10)", "(B, 12)"),
         ("(B, 8, 4, 4)", "(B, 12)"),

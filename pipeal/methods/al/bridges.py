@@ -13,8 +13,7 @@ pool is judged by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 from pipeal.core.errors import ConfigError, first_line, unknown_name
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.codes import CODE_ACTIVATIONS, LabelStyle
+from pipeal.methods.al.place_codes import padding_of
 from pipeal.methods.cutting.calling import what_is
 from pipeal.methods.cutting.probe import probing
 
@@ -31,10 +31,10 @@ BridgeStyle: TypeAlias = Literal["pooled", "flat"]
 Pool: TypeAlias = Callable[[Any], Tensor]
 """From what ``f`` gives to ``(B, D)``: a function or a module."""
 
-Activation: TypeAlias = Callable[[], nn.Module]
-"""Makes an activation."""
-
 BRIDGE_STYLES = ("pooled", "flat")
+
+_CELLS = 4
+"""The most that a side of an image is divided into, so that a pooled bridge does not grow with the image."""
 
 
 def bridge_for(
@@ -71,57 +71,33 @@ def bridge_for(
     for name, size in (("code", code), ("hidden", hidden)):
         if size is not None and size < 1:
             raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
-    inner = nn.ReLU if style == "pooled" else nn.Sigmoid
-    ending = CODE_ACTIVATIONS[labels]
-    vectors = partial(VectorBridge, code=code, hidden=hidden, activation=inner, ending=ending)
+    before, width = _to_vectors(output, style, pool)
+    activation = nn.ReLU if style == "pooled" else nn.Sigmoid
+    inner = [] if hidden is None else [nn.Linear(width, hidden), activation()]
+    return nn.Sequential(*before, *inner, nn.Linear(hidden or width, code), CODE_ACTIVATIONS[labels]())
+
+
+def _to_vectors(output: Tree, style: BridgeStyle, pool: Pool | None) -> tuple[list[nn.Module], int]:
+    """What takes an output to ``(B, D)``, and ``D``."""
     if pool is not None:
-        return vectors(_width_of(pool, output), pool=pool)
-    if isinstance(output, Tensor) and output.is_floating_point():
-        if output.dim() == 4:
-            image_bridge = ImageBridge if style == "pooled" else FlatBridge
-            channels, height, width = output.shape[1:]
-            return image_bridge(channels, height, width, code, hidden, ending=ending)
-        if output.dim() == 3:
-            return vectors(output.shape[-1], pool=MaskedMean())
-        if output.dim() == 2:
-            return vectors(output.shape[-1])
-    elif _is_masked_sequence(output):
-        return vectors(output[0].shape[-1], pool=MaskedMean())
+        module = as_module(pool)
+        return [module], tried("pool", module, output).shape[1]
+    features = output if padding_of(output) is None else output[0]
+    if isinstance(features, Tensor) and features.is_floating_point():
+        if features.dim() == 4:
+            channels, height, width = features.shape[1:]
+            if style == "flat":
+                return [nn.Flatten()], channels * height * width
+            rows, columns = min(height, _CELLS), min(width, _CELLS)
+            return [CellMeans(rows, columns), nn.Flatten()], channels * rows * columns
+        if features.dim() == 3:
+            return [MaskedMean()], features.shape[-1]
+        if features.dim() == 2:
+            return [], features.shape[-1]
     raise ConfigError(
         f"no bridge for an output of {describe(shapes_of(output))}: expected floats (B, C, H, W), (B, T, D), (B, D), "
         "or (B, T, D) with a mask (B, T); pass pool=…, a function from this output to (B, D)"
     )
-
-
-class ImageBridge(nn.Sequential):
-    """Images to codes: averages over a few cells, so that its size does not grow with the image.
-
-    Args:
-        channels: ``C`` of ``(B, C, H, W)``.
-        height: ``H``; an image of another size is averaged over the same number of cells.
-        width: ``W``.
-        code: The width of the code.
-        hidden: The width of a hidden layer; None for none.
-        cells: How many cells a side is divided into, at most.
-        ending: Makes the activation of the codes.
-    """
-
-    draws_from_default = False
-
-    def __init__(
-        self,
-        channels: int,
-        height: int,
-        width: int,
-        code: int,
-        hidden: int | None = None,
-        *,
-        cells: int = 4,
-        ending: Activation = nn.Tanh,
-    ) -> None:
-        rows, columns = min(height, cells), min(width, cells)
-        flat = channels * rows * columns
-        super().__init__(CellMeans(rows, columns), nn.Flatten(), *_to_code(flat, hidden, code, nn.ReLU, ending))
 
 
 class CellMeans(nn.Module):
@@ -153,62 +129,6 @@ class CellMeans(nn.Module):
     def extra_repr(self) -> str:
         """Shown by ``print(module)``."""
         return f"{self.rows}, {self.columns}"
-
-
-class VectorBridge(nn.Sequential):
-    """Vectors to codes, after a pool where the layer gives something else.
-
-    Args:
-        width: ``D`` of ``(B, D)``.
-        code: The width of the code.
-        hidden: The width of a hidden layer; None for none.
-        pool: What gives those vectors; None if the layer does.
-        activation: Makes the hidden layer's activation.
-        ending: Makes the activation of the codes.
-    """
-
-    draws_from_default = False
-
-    def __init__(
-        self,
-        width: int,
-        code: int,
-        hidden: int | None = None,
-        *,
-        pool: Pool | None = None,
-        activation: Activation = nn.ReLU,
-        ending: Activation = nn.Tanh,
-    ) -> None:
-        before = [] if pool is None else [pool if isinstance(pool, nn.Module) else Pooling(pool)]
-        super().__init__(*before, *_to_code(width, hidden, code, activation, ending))
-
-
-class FlatBridge(VectorBridge):
-    """The published bridge of images: every place of every channel, and a sigmoid after the hidden layer.
-
-    Args:
-        channels: ``C`` of ``(B, C, H, W)``.
-        height: ``H``; it is fixed.
-        width: ``W``; it is fixed.
-        code: The width of the code.
-        hidden: The width of the hidden layer; None for none.
-        ending: Makes the activation of the codes.
-    """
-
-    draws_from_default = False
-
-    def __init__(
-        self,
-        channels: int,
-        height: int,
-        width: int,
-        code: int,
-        hidden: int | None = None,
-        *,
-        ending: Activation = nn.Sigmoid,
-    ) -> None:
-        flat = channels * height * width
-        super().__init__(flat, code, hidden, pool=nn.Flatten(), activation=nn.Sigmoid, ending=ending)
 
 
 class MaskedMean(nn.Module):
@@ -244,26 +164,26 @@ class Pooling(nn.Module):
         return self.pool(x)
 
 
-def _to_code(width: int, hidden: int | None, code: int, activation: Activation, ending: Activation) -> list[nn.Module]:
-    """The end of every bridge: ``(B, width)`` to ``(B, code)``, by way of a hidden layer if there is one."""
-    inner = [] if hidden is None else [nn.Linear(width, hidden), activation()]
-    return [*inner, nn.Linear(hidden or width, code), ending()]
+def as_module(pool: Pool) -> nn.Module:
+    """A pool as a part of a bridge."""
+    return pool if isinstance(pool, nn.Module) else Pooling(pool)
 
 
-def _is_masked_sequence(output: Tree) -> bool:
-    if not (isinstance(output, tuple) and len(output) == 2 and all(isinstance(part, Tensor) for part in output)):
-        return False
-    features, mask = output
-    return features.dim() == 3 and features.is_floating_point() and mask.shape == features.shape[:2]
+def tried(what: str, block: nn.Module, x: Tree, wanted: Sequence[int] | None = None, *, dims: int | None = 2) -> Tensor:
+    """What a block of the user's, or a bridge, gives for ``x``: floats, of the shape wanted, or of so many dimensions.
 
-
-def _width_of(pool: Pool, output: Tree) -> int:
-    given = describe(shapes_of(output))
+    Raises:
+        ConfigError: It gives something else, or raises; the message calls it ``what``.
+    """
+    given = describe(shapes_of(x))
     try:
-        with probing(Pooling(pool)):
-            pooled: Any = pool(output)
-    except Exception as error:  # whatever a user's function raises
-        raise ConfigError(f"pool, given {given}, raises {first_line(error)}") from error
-    if not (isinstance(pooled, Tensor) and pooled.dim() == 2 and pooled.is_floating_point()):
-        raise ConfigError(f"pool, given {given}, gives {what_is(pooled)}; expected floats (B, D)")
-    return pooled.shape[1]
+        with probing(block):
+            out = block(x)
+    except Exception as error:  # whatever a user's block raises
+        raise ConfigError(f"{what}, given {given}, raises {first_line(error)}") from error
+    dims = dims if wanted is None else len(wanted)
+    fits = isinstance(out, Tensor) and out.is_floating_point() and dims in (None, out.dim())
+    if not fits or (wanted is not None and tuple(out.shape) != tuple(wanted)):
+        shape = f"floats {tuple(wanted)}" if wanted is not None else "floats (B, D)" if dims else "floats"
+        raise ConfigError(f"{what}, given {given}, gives {what_is(out)}; expected {shape}")
+    return out

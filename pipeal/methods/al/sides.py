@@ -6,57 +6,21 @@ Both are asked layer after layer, from the first; a block of the user's takes th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, first_line
+from pipeal.core.errors import ConfigError
 from pipeal.core.tree import Tree, describe, shapes_of
-from pipeal.methods.al.bridges import BridgeStyle, Pool, Pooling, bridge_for
+from pipeal.methods.al.bridges import BridgeStyle, Pool, as_module, bridge_for, tried
 from pipeal.methods.al.codes import LabelStyle, Task, recode_side, target_side
 from pipeal.methods.al.layers import AE, ENC
 from pipeal.methods.al.place_codes import ClassCodes, OnwardCodes, Resample, WhichCode, padding_of
-from pipeal.methods.cutting.calling import what_is
 from pipeal.methods.cutting.piece import Features
-from pipeal.methods.cutting.probe import probing
 
 Own = Mapping[str, nn.Module]
 """The user's blocks of a layer, by their letters."""
-
-
-class Sides(Protocol):
-    """What builds the blocks of a network's layers."""
-
-    below: Tensor
-    """What codes look like above the layer asked for last; at first, what targets do: ``(2, K)`` of a whole input,
-    ``(V, K)`` per place."""
-
-    def label_side(self, number: int, own: Own, place: Mapping[str, Any]) -> AE:
-        """``g`` and ``h`` of a layer.
-
-        Args:
-            number: Of the layer.
-            own: The user's blocks of it.
-            place: ``device`` and ``dtype``, as ``Tensor.to`` takes them.
-        """
-        ...
-
-    def encoder_side(
-        self, number: int, where: str, f: nn.Module, view: nn.Module | None, out: Tree, own: Own, pool: Pool | None
-    ) -> ENC:
-        """The encoder side of a layer whose label side is built.
-
-        Args:
-            number: The layer's.
-            where: It, for messages.
-            f: Its forward block.
-            view: What bridges see of what ``f`` gives; None for all of it.
-            out: That, for the sample.
-            own: The user's blocks.
-            pool: The user's, in front of a built bridge.
-        """
-        ...
 
 
 class WholeInput:
@@ -88,7 +52,13 @@ class WholeInput:
         self.below = torch.zeros(2, outputs)  # the target stands where later layers have the code of the one before
 
     def label_side(self, number: int, own: Own, place: Mapping[str, Any]) -> AE:
-        """See :class:`Sides`."""
+        """``g`` and ``h`` of a layer.
+
+        Args:
+            number: Of the layer.
+            own: The user's blocks of it.
+            place: ``device`` and ``dtype``, as ``Tensor.to`` takes them.
+        """
         below = self.below.to(**place)
         width = _width_of(number, own, below, self.code)
         if number == 0:
@@ -101,11 +71,21 @@ class WholeInput:
     def encoder_side(
         self, number: int, where: str, f: nn.Module, view: nn.Module | None, out: Tree, own: Own, pool: Pool | None
     ) -> ENC:
-        """See :class:`Sides`."""
+        """The encoder side of a layer whose label side is built.
+
+        Args:
+            number: The layer's.
+            where: It, for messages.
+            f: Its forward block.
+            view: What bridges see of what ``f`` gives; None for all of it.
+            out: That, for the sample.
+            own: The user's blocks.
+            pool: The user's, in front of a built bridge.
+        """
         wanted = (self.rows, self.below.shape[-1])
         bridge = own.get("b")
         if bridge is not None:
-            try_block(number, "b", bridge.to(self.below.device), out, wanted)
+            tried(f"b of layer {number}", bridge.to(self.below.device), out, wanted)
         else:
             try:
                 bridge = bridge_for(
@@ -115,7 +95,7 @@ class WholeInput:
                 raise ConfigError(f"{where}: {error}") from error
             bridge.to(device=self.below.device, dtype=self.below.dtype)
             if pool is not None:
-                try_block(number, "b, after the pool,", bridge, out, wanted)
+                tried(f"b, after the pool, of layer {number}", bridge, out, wanted)
         return ENC(f, bridge if view is None else nn.Sequential(view, bridge))
 
 
@@ -160,7 +140,7 @@ class EachPlace:
         self.below = torch.eye(outputs)  # codes of classes, of which each layer makes others
 
     def label_side(self, number: int, own: Own, place: Mapping[str, Any]) -> AE:
-        """See :class:`Sides`."""
+        """As that of :class:`WholeInput`."""
         if ("g" in own) != ("h" in own):
             raise ConfigError(
                 f"blocks of layer {number} has one of 'g' and 'h'; per place they are one weight, used both ways: pass "
@@ -179,17 +159,17 @@ class EachPlace:
     def encoder_side(
         self, number: int, where: str, f: nn.Module, view: nn.Module | None, out: Tree, own: Own, pool: Pool | None
     ) -> ENC:
-        """See :class:`Sides`."""
+        """As that of :class:`WholeInput`."""
         masked = padding_of(out) is not None
         mask_at = (view.mask_at if isinstance(view, Features) else 1) if masked else None
         before: list[nn.Module] = [] if view is None else [view]
         wanted = (self.rows, *self.places, self.below.shape[-1])
         if "b" in own:
-            try_block(number, "b", own["b"].to(self.below.device), out, wanted)
+            tried(f"b of layer {number}", own["b"].to(self.below.device), out, wanted)
             return WhichCode(f, nn.Sequential(*before, own["b"]), mask_at)
         if pool is not None:
-            before.append(pool if isinstance(pool, nn.Module) else Pooling(pool))
-            out = try_block(number, "pool", before[-1], out, dims=None)
+            before.append(as_module(pool))
+            out = tried(f"pool of layer {number}", before[-1], out, dims=None)
         elif masked:
             before.append(Features())
             out = out[0]
@@ -224,6 +204,11 @@ class EachPlace:
         return [*modules, answer, *resampled]
 
 
+Sides: TypeAlias = WholeInput | EachPlace
+"""Both have ``below``: what codes look like above the layer asked for last; at first, what targets do: ``(2, K)`` of a
+whole input, ``(V, K)`` per place."""
+
+
 class ChannelsLast(nn.Module):
     """Puts the features of each place last, as linear maps take them.
 
@@ -246,39 +231,17 @@ class ChannelsLast(nn.Module):
         return str(self.channels)
 
 
-def try_block(
-    number: int, letter: str, block: nn.Module, x: Tree, wanted: Sequence[int] | None = None, *, dims: int | None = 2
-) -> Tensor:
-    """What a bridge or a block of a label side gives for ``x``: floats, of the shape wanted, or of so many dimensions.
-
-    Raises:
-        ConfigError: It gives something else, or raises.
-    """
-    given = describe(shapes_of(x))
-    try:
-        with probing(block):
-            out = block(x)
-    except Exception as error:  # whatever a user's block raises
-        raise ConfigError(f"{letter} of layer {number}, given {given}, raises {first_line(error)}") from error
-    dims = dims if wanted is None else len(wanted)
-    fits = isinstance(out, Tensor) and out.is_floating_point() and dims in (None, out.dim())
-    if not fits or (wanted is not None and tuple(out.shape) != tuple(wanted)):
-        shape = f"floats {tuple(wanted)}" if wanted is not None else "floats (B, K)" if dims else "floats"
-        raise ConfigError(f"{letter} of layer {number}, given {given}, gives {what_is(out)}; expected {shape}")
-    return out
-
-
 def _width_of(number: int, own: Own, below: Tensor, code: int) -> int:
     """How wide the codes of a layer are."""
-    return try_block(number, "g", own["g"].to(below.device), below).shape[-1] if "g" in own else code
+    return tried(f"g of layer {number}", own["g"].to(below.device), below).shape[-1] if "g" in own else code
 
 
 def _with_own(number: int, side: AE, own: Own, below: Tensor) -> Tensor:
     """Puts the user's blocks into a label side, and gives what codes look like above it."""
     side.to(device=below.device, dtype=below.dtype)
     side.g, side.h = own.get("g", side.g), own.get("h", side.h).to(below.device)
-    above = try_block(number, "g", side.g, below)
-    try_block(number, "h", side.h, above, wanted=below.shape)
+    above = tried(f"g of layer {number}", side.g, below)
+    tried(f"h of layer {number}", side.h, above, wanted=below.shape)
     return above
 
 
