@@ -242,9 +242,10 @@ def _default_generator(device: torch.device) -> torch.Generator:
 def may_draw(module: nn.Module) -> bool:
     """Whether the forward of a module may draw from PyTorch's default generators.
 
-    Modules of ``torch.nn`` are known: those with a dropout above zero draw, the others do not. Of other classes
-    only those that say ``draws_from_default = False`` are trusted not to; a subclass says it for itself, since it
-    may override the forward. Hooks, and functions in the place of modules, are not trusted.
+    Modules of ``torch.nn`` are known: those with a dropout above zero draw, the others do not. Pipeal's own draw by
+    :func:`random_words` alone, unless they say ``draws_from_default = True``. Of other classes only those that say
+    ``draws_from_default = False`` are trusted not to; a subclass says it for itself, since it may override the forward.
+    Hooks, and functions in the place of modules, are not trusted.
     """
     return any(_itself_may_draw(part) for part in module.modules())
 
@@ -252,21 +253,26 @@ def may_draw(module: nn.Module) -> bool:
 def updates_may_draw(module: nn.Module) -> bool:
     """Whether the update of a layer may draw from PyTorch's default generators, as an optimizer that adds noise does.
 
-    The optimizers of ``torch.optim`` do not, nor do those whose class says ``draws_from_default = False``; of layers,
-    only those whose class is trusted are asked for theirs.
+    The optimizers of ``torch.optim`` do not, nor do pipeal's or those whose class says ``draws_from_default = False``;
+    of layers, only those whose class is trusted are asked for theirs.
     """
     kinds = [type(value) for value in vars(module).values() if isinstance(value, torch.optim.Optimizer)]
-    known = all(
-        kind.__module__.startswith("torch.optim.") or vars(kind).get("draws_from_default") is False for kind in kinds
-    )
+    known = all(kind.__module__.startswith("torch.optim.") or _declared(kind) is False for kind in kinds)
     return not known or _itself_may_draw(module)
+
+
+def _declared(kind: type) -> bool | None:
+    """What a class says of itself; None if nothing."""
+    default = False if kind.__module__.startswith("pipeal.") else None
+    declared: bool | None = vars(kind).get("draws_from_default", default)
+    return declared
 
 
 def _itself_may_draw(module: nn.Module) -> bool:
     patched = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
     if patched:
         return True
-    declared = vars(type(module)).get("draws_from_default")
+    declared = _declared(type(module))
     if declared is not None:
         # A plain function as a block or a criterion is code that declares nothing.
         return bool(declared) or any(inspect.isroutine(value) for value in vars(module).values())

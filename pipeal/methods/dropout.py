@@ -24,8 +24,6 @@ class Dropout(nn.Module):
         p: The probability of a zero, from 0 up to but not including 1.
     """
 
-    draws_from_default = False
-
     def __init__(self, p: float) -> None:
         super().__init__()
         if not 0 <= p < 1:

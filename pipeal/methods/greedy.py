@@ -34,8 +34,6 @@ class Greedy(LocalLayer):
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
     """
 
-    draws_from_default = False
-
     def __init__(
         self,
         f: nn.Module,

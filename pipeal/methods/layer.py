@@ -32,7 +32,6 @@ class LocalLayer(nn.Module):
         scaler: What scales the losses, in fp16; None otherwise.
     """
 
-    draws_from_default = False
     opt: torch.optim.Optimizer
 
     def __init__(self) -> None:

@@ -38,7 +38,6 @@ class LossScaler(nn.Module):
         ConfigError: One of them cannot leave an update out without asking the host.
     """
 
-    draws_from_default = False
     scale: Tensor
     good: Tensor
     left_out: Tensor

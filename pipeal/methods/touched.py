@@ -30,8 +30,6 @@ class TouchedAdam(torch.optim.Adam):
         eps: Added to the root of the second moment.
     """
 
-    draws_from_default = False
-
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:

@@ -1,8 +1,8 @@
 """The parts of a language model: causal attention, its block, and the embedding of characters in their places.
 
 Pre-norm blocks and the initialisation of GPT-2 (Radford et al., 2019): spread 0.02, biases of zero, and what is added
-to the residual path smaller by the square root of the number of additions. All classes here set
-``draws_from_default = False``: they draw through :class:`pipeal.methods.al.Dropout` alone.
+to the residual path smaller by the square root of the number of additions. They draw random
+numbers through :class:`pipeal.methods.al.Dropout` alone.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ class CausalAttention(nn.Module):
         dim: The width of the features.
         heads: The number of heads.
     """
-
-    draws_from_default = False
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -81,8 +79,6 @@ class CausalBlock(nn.Module):
         depth: How many blocks the whole network has; what this one adds is the smaller, the more there are.
     """
 
-    draws_from_default = False
-
     def __init__(self, dim: int, heads: int, *, dropout: float = 0.0, depth: int = 1) -> None:
         super().__init__()
         self.norm_attention = nn.LayerNorm(dim)
@@ -110,8 +106,6 @@ class CharacterEmbedding(nn.Module):
         block: The most places of a text.
         dropout: On the sum.
     """
-
-    draws_from_default = False
 
     def __init__(self, characters: int, dim: int, *, block: int, dropout: float = 0.0) -> None:
         super().__init__()

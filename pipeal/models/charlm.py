@@ -86,8 +86,6 @@ class CharLM(Blocks):
         dims: The sizes; there is no label code.
     """
 
-    draws_from_default = False
-
     def __init__(self, characters: int, *, dims: CharDims = LESSON) -> None:
         head = nn.Sequential(nn.LayerNorm(dims.width), nn.Linear(dims.width, characters))
         start_small(head)
@@ -122,7 +120,6 @@ class CharLMAL(ALForm):
     A label below zero is none. :meth:`pipeal.ALPackage.infer` gives logits ``(B, T, characters)``, from any exit.
     """
 
-    draws_from_default = False
     _bp = CharLM
 
 

@@ -1,6 +1,6 @@
 """Convolution blocks: what VGG and ResNet are made of.
 
-All classes here set ``draws_from_default = False``: none draws (see :func:`pipeal.core.rng.may_draw`).
+No class here draws random numbers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class SubsampledConv2d(nn.Conv2d):
         stride: ``s``.
     """
 
-    draws_from_default = False
-
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__(channels_in, channels_out, 1, stride, bias=False)
 
@@ -51,8 +49,6 @@ class ConvBN(nn.Sequential):
         stride: ``s``.
         kernel: 3, padded to keep the size, or 1.
     """
-
-    draws_from_default = False
 
     def __init__(
         self, channels_in: int, channels_out: int, activation: Activation | None, *, stride: int = 1, kernel: int = 3
@@ -76,8 +72,6 @@ class BasicBlock(nn.Module):
         activation: Makes the activations.
         stride: By which the first convolution shrinks the image; the shortcut is then a 1 × 1 convolution.
     """
-
-    draws_from_default = False
 
     def __init__(self, channels_in: int, channels_out: int, activation: Activation, *, stride: int = 1) -> None:
         super().__init__()
@@ -104,8 +98,6 @@ class ResidualStage(nn.Sequential):
         stride: Of the first.
     """
 
-    draws_from_default = False
-
     def __init__(
         self, channels_in: int, channels_out: int, activation: Activation, *, blocks: int = 2, stride: int = 1
     ) -> None:
@@ -121,8 +113,6 @@ class VGGStage(nn.Sequential):
         channels: Channels after each convolution.
         activation: Makes the activations.
     """
-
-    draws_from_default = False
 
     def __init__(self, channels_in: int, channels: Sequence[int], activation: Activation) -> None:
         steps = zip([channels_in, *channels[:-1]], channels, strict=True)

@@ -1,7 +1,6 @@
 """What text layers hand on, features with their mask, and the parts that every text model shares.
 
-All classes here set ``draws_from_default = False``: they draw random numbers through
-:class:`pipeal.methods.al.Dropout` alone (see :func:`pipeal.core.rng.may_draw`).
+They draw random numbers through :class:`pipeal.methods.al.Dropout` alone.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ class TokenEmbedding(nn.Module):
     Raises:
         ConfigError: ``pretrained`` has another shape.
     """
-
-    draws_from_default = False
 
     def __init__(
         self,

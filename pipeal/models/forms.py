@@ -18,7 +18,6 @@ class Blocks(nn.Sequential):
     :func:`pipeal.methods.al.set_device` places them; the forward moves activations between them.
     """
 
-    draws_from_default = False
     calls_in_order = True  # and does nothing else: see :meth:`pipeal.methods.al.BP.block_count`
 
     def forward(self, x: Tree) -> Tree:
@@ -43,7 +42,6 @@ class ALForm(ALPackage):
         options: As the BP form takes them.
     """
 
-    draws_from_default = False
     _bp: type[Blocks]
 
     def __init__(

@@ -25,8 +25,6 @@ class LSTMBlock(nn.Module):
         dropout: On what the block reads.
     """
 
-    draws_from_default = False
-
     def __init__(self, dim: int, hidden: int, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = Dropout(dropout)

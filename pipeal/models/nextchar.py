@@ -28,8 +28,6 @@ CODE_STYLES = ("codes", "published")
 class CodeError(nn.Module):
     """The associated loss of the style ``published``: the mean squared error over the labelled places."""
 
-    draws_from_default = False
-
     def forward(self, answer: Tensor, labels: Labels) -> Tensor:
         """``(B, T, K)`` of a bridge."""
         y, codes = labels
@@ -44,8 +42,6 @@ class PublishedCodes(AE):
         code: The width of its own.
         onward: Whether it is of a later layer.
     """
-
-    draws_from_default = False
 
     def __init__(self, wide: int, code: int, *, onward: bool) -> None:
         g, h = (InFloat32(nn.Linear(*ends), nn.Sigmoid()) for ends in ((wide, code), (code, wide)))
@@ -70,8 +66,6 @@ class InFloat32(nn.Sequential):
     other: those of 65 characters in a new fourth layer spread by 0.00005, and in bfloat16 by 0.00017, mostly rounding.
     (What is learnt hardly depends on it: the published form came to the same 3.866 in 2,000 steps.)
     """
-
-    draws_from_default = False
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` in any type of floating point."""

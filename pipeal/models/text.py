@@ -84,8 +84,6 @@ class TextBP(Blocks):
         ConfigError: Sizes do not fit each other.
     """
 
-    draws_from_default = False
-
     def __init__(
         self,
         vocab_size: int,
@@ -146,8 +144,6 @@ class TextBP(Blocks):
 class LSTM(TextBP):
     """Bidirectional LSTMs in BP form; the arguments are those of :class:`TextBP`."""
 
-    draws_from_default = False
-
     @staticmethod
     def _block(dims: TextDims, width: int) -> nn.Module:
         return LSTMBlock(width, dims.hidden, dropout=dims.dropout)
@@ -159,8 +155,6 @@ class LSTM(TextBP):
 
 class Transformer(TextBP):
     """Transformer encoders in BP form; the arguments are those of :class:`TextBP`."""
-
-    draws_from_default = False
 
     @staticmethod
     def _block(dims: TextDims, width: int) -> nn.Module:
@@ -174,14 +168,12 @@ class Transformer(TextBP):
 class LSTMAL(ALForm):
     """Bidirectional LSTMs in AL form: packets of ``(B, T)`` tokens, padded on the right, and ``(B,)`` classes."""
 
-    draws_from_default = False
     _bp = LSTM
 
 
 class TransformerAL(ALForm):
     """Transformer encoders in AL form, with the packets of :class:`LSTMAL`."""
 
-    draws_from_default = False
     _bp = Transformer
 
 

@@ -38,8 +38,6 @@ class SelfAttention(nn.Module):
         ConfigError: ``heads`` does not divide ``dim``.
     """
 
-    draws_from_default = False
-
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         if dim % heads:
@@ -93,8 +91,6 @@ class EncoderLayer(nn.Module):
         dropout: On what each sub-layer adds, and inside the feed-forward network.
     """
 
-    draws_from_default = False
-
     def __init__(self, dim: int, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(dim)
@@ -121,8 +117,6 @@ class TransformerBlock(nn.Module):
         layers: The number of encoder layers.
         dropout: See :class:`EncoderLayer`.
     """
-
-    draws_from_default = False
 
     def __init__(self, dim: int, hidden: int, heads: int, *, layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()

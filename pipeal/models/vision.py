@@ -102,8 +102,6 @@ class VisionBP(Blocks):
         dims: The sizes; there are no bridges and no label codes.
     """
 
-    draws_from_default = False
-
     def __init__(self, classes: int, *, dims: VisionDims = PUBLISHED_VISION) -> None:
         blocks = self._blocks(dims)
         super().__init__(*(block.f for block in blocks), self._head(dims, blocks[-1].channels, classes))
@@ -144,8 +142,6 @@ class VisionBP(Blocks):
 class VGG(VisionBP):
     """VGG in BP form; the arguments are those of :class:`VisionBP`."""
 
-    draws_from_default = False
-
     @staticmethod
     def _blocks(dims: VisionDims) -> list[_Block]:
         before, side = dims.channels, dims.size
@@ -168,8 +164,6 @@ class VGG(VisionBP):
 class Resnet(VisionBP):
     """ResNet-18 in BP form; the arguments are those of :class:`VisionBP`."""
 
-    draws_from_default = False
-
     @staticmethod
     def _blocks(dims: VisionDims) -> list[_Block]:
         activation, side = _ACTIVATIONS[dims.activation], dims.size
@@ -190,12 +184,10 @@ class Resnet(VisionBP):
 class VGGAL(ALForm):
     """VGG in AL form: packets of ``(B, C, S, S)`` images and ``(B,)`` classes."""
 
-    draws_from_default = False
     _bp = VGG
 
 
 class ResnetAL(ALForm):
     """ResNet-18 in AL form, with the packets of :class:`VGGAL`."""
 
-    draws_from_default = False
     _bp = Resnet

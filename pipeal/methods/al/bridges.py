@@ -7,8 +7,7 @@
     vector    (B, D)                  ────────────────────────────────────────────────┤
     anything  ──► the user's pool ────────────────────────────────────────────────────┘
 
-All classes here set ``draws_from_default = False``: none draws (see :func:`pipeal.core.rng.may_draw`). A user's own
-pool is judged by itself.
+None of these classes draws random numbers; a user's own pool is judged by itself (:func:`pipeal.core.rng.may_draw`).
 """
 
 from __future__ import annotations
@@ -113,8 +112,6 @@ class CellMeans(nn.Module):
         columns: Cells of a row.
     """
 
-    draws_from_default = False
-
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
         self.rows, self.columns = rows, columns
@@ -134,8 +131,6 @@ class CellMeans(nn.Module):
 class MaskedMean(nn.Module):
     """The mean over the words of a text: ``(B, T, D)`` with a ``(B, T)`` mask, or without one, to ``(B, D)``."""
 
-    draws_from_default = False
-
     def forward(self, x: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """Sums as a product with the mask: one pass over the features, in one fused operator."""
         if isinstance(x, Tensor):
@@ -149,11 +144,11 @@ class MaskedMean(nn.Module):
 class Pooling(nn.Module):
     """A user's function in the place of a module.
 
-    It declares nothing about random numbers, and holds a function: the engine keys whatever it may draw.
-
     Args:
         pool: From what ``f`` gives to ``(B, D)``.
     """
+
+    draws_from_default = True  # it may, for all that is known; so the engine keys whatever it draws
 
     def __init__(self, pool: Pool) -> None:
         super().__init__()

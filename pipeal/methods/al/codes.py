@@ -11,7 +11,7 @@ the bridges have nothing to tell apart until the autoencoders have learnt to, an
 targets of many classes hardly teaches them: answering zero everywhere is nearly as good. Near inverses tell the classes
 apart from the first step, on the way up and on the way down; cross entropy pulls as hard for 200 classes as for 2.
 
-All classes here set ``draws_from_default = False``: none draws (see :func:`pipeal.core.rng.may_draw`).
+No class here draws random numbers.
 """
 
 from __future__ import annotations
@@ -150,8 +150,6 @@ class TargetAE(AE):
         cri: ``(h(g(y)), y) -> scalar``; mean squared error if None.
     """
 
-    draws_from_default = False
-
     def __init__(self, g: nn.Module, h: nn.Module, outputs: int, cri: nn.Module | None = None) -> None:
         super().__init__(g, h, cri)
         self.outputs = outputs
@@ -175,8 +173,6 @@ class TargetAE(AE):
 
 class OneHotError(nn.Module):
     """Mean squared error against one-hot targets, which are given as class numbers or as they are."""
-
-    draws_from_default = False
 
     def forward(self, answer: Tensor, y: Tensor) -> Tensor:
         """``answer`` is ``(B, classes)``; ``y`` is ``(B,)`` class numbers or ``(B, classes)``."""

@@ -41,8 +41,6 @@ class ENC(nn.Module):
         cri: The associated loss, ``(b(f(x)), code) -> scalar``; mean squared error if None.
     """
 
-    draws_from_default = False
-
     def __init__(self, f: nn.Module, b: nn.Module, cri: nn.Module | None = None) -> None:
         super().__init__()
         _require_callable(self, f=f, b=b, cri=cri)
@@ -76,8 +74,6 @@ class AE(nn.Module):
         cri: The autoencoder loss, ``(h(g(y)), y) -> scalar``; mean squared error if None.
     """
 
-    draws_from_default = False
-
     def __init__(self, g: nn.Module, h: nn.Module, cri: nn.Module | None = None) -> None:
         super().__init__()
         _require_callable(self, g=g, h=h, cri=cri)
@@ -109,8 +105,6 @@ class LabelAE(AE):
         classes: The number of classes.
         cri: ``(logits, y) -> scalar``; cross entropy if None.
     """
-
-    draws_from_default = False
 
     def __init__(self, g: nn.Module, h: nn.Module, classes: int, cri: nn.Module | None = None) -> None:
         super().__init__(g, h, nn.CrossEntropyLoss() if cri is None else cri)
@@ -158,8 +152,6 @@ class AL(LocalLayer):
         ConfigError: ``lr`` is a mapping that lacks a side or names another one, or no number of 0 or more; or the
             ``optimizer`` makes none that a layer can use.
     """
-
-    draws_from_default = False
 
     def __init__(
         self,

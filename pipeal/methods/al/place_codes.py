@@ -60,8 +60,6 @@ def code_width(classes: int, width: int = 0) -> int:
 class TokenCrossEntropy(nn.Module):
     """The mean cross entropy in nats over the labelled places; zero where there are none."""
 
-    draws_from_default = False
-
     def forward(self, logits: Tensor, y: Tensor) -> Tensor:
         """``(B, T, V)`` logits and ``(B, T)`` classes.
 
@@ -86,8 +84,6 @@ class WhichCode(ENC):
         mask_at: Which item of the tuple that ``f`` gives is a mask ``(B, T)``, false where there is no label; None
             where there is none.
     """
-
-    draws_from_default = False
 
     def __init__(self, f: nn.Module, b: nn.Module, mask_at: int | None = None) -> None:
         super().__init__(f, b, TokenCrossEntropy())
@@ -156,8 +152,6 @@ class Resample(nn.Module):
         wanted: How many labels there are of that sample. Of an input of another size there are as many in proportion.
     """
 
-    draws_from_default = False
-
     def __init__(self, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         super().__init__()
         self.found, self.wanted = tuple(found), tuple(wanted)
@@ -186,8 +180,6 @@ class ClassCodes(AE):
         class_dim: Where ``h`` puts the classes: last, or after the batch.
         ignore_index: A label of places that have none, beside all below zero.
     """
-
-    draws_from_default = False
 
     def __init__(self, classes: int, code: int, *, class_dim: int = -1, ignore_index: int = UNLABELLED) -> None:
         h = _Readout(classes, code, class_dim)
@@ -221,8 +213,6 @@ class OnwardCodes(AE):
         code: The width of its own.
     """
 
-    draws_from_default = False
-
     def __init__(self, code_in: int, code: int) -> None:
         h = _Turn(code_in, code)
         super().__init__(_Transposed(h), h)
@@ -237,8 +227,6 @@ class OnwardCodes(AE):
 class _Readout(nn.Module):
     """``h`` of the first layer: ``(…, K)`` answers to ``(…, V)`` logits."""
 
-    draws_from_default = False
-
     def __init__(self, classes: int, code: int, class_dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(classes, code))
@@ -251,8 +239,6 @@ class _Readout(nn.Module):
 class _Turn(nn.Module):
     """``h`` of a later layer: ``(…, K)`` answers to those that the layer below would have given."""
 
-    draws_from_default = False
-
     def __init__(self, code_in: int, code: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(code_in, code)))
@@ -263,8 +249,6 @@ class _Turn(nn.Module):
 
 class _Transposed(nn.Module):
     """``g``: the transpose of ``h``, and no weights of its own."""
-
-    draws_from_default = False
 
     def __init__(self, h: _Readout | _Turn) -> None:
         super().__init__()

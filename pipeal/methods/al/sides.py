@@ -216,8 +216,6 @@ class ChannelsLast(nn.Module):
         channels: The dimension that they are found in.
     """
 
-    draws_from_default = False
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.channels = channels

@@ -38,8 +38,6 @@ class Called(nn.Module):
         masks: Which items of the input are masks.
     """
 
-    draws_from_default = False
-
     def __init__(
         self,
         model: nn.Module,
@@ -66,8 +64,6 @@ class Called(nn.Module):
 
 class Answer(nn.Module):
     """Takes the answer out of an output of several fields (:func:`answer_of`)."""
-
-    draws_from_default = False
 
     def forward(self, out: Tree) -> Tree:
         """``out`` is what a model returned."""

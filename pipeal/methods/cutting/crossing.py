@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.tree import Tree, batch_size, map_tensors
-from pipeal.methods.cutting.draws import may_draw_between
+from pipeal.methods.cutting.piece import may_draw_between
 from pipeal.methods.cutting.probe import probing
 from pipeal.methods.cutting.symbols import HELD
 from pipeal.methods.cutting.tracing import LIST_INSTEAD, Traced
@@ -84,29 +84,20 @@ def shared_by_all(traced: Traced, sample: Tree, nodes: Collection[fx.Node]) -> s
     if rows < 2 or not nodes:
         return set()
     graph_module = fx.GraphModule(traced.root, traced.graph)
-    fewer: dict[fx.Node, Any] = {}
-
-    class Noting(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            found = super().run_node(n)
-            if n in nodes:
-                fewer[n] = found
-            return found
+    whole = fx.Interpreter(graph_module, garbage_collect_values=False, graph=traced.graph)
 
     def without_last(tensor: Tensor) -> Tensor:
         return tensor[:-1] if tensor.dim() and tensor.shape[0] == rows else tensor
 
     try:
         with probing(graph_module):
-            Noting(graph_module, garbage_collect_values=False, graph=traced.graph).run(
-                map_tensors(without_last, sample)
-            )
+            whole.run(map_tensors(without_last, sample))
     except Exception:  # noqa: BLE001  batches of one size alone: then as many rows as the sample has are its samples
         return {node for node in nodes if _rows(traced.values.get(node)) not in (rows, None)}
     return {
         node
         for node in nodes
-        if (found := _rows(traced.values.get(node))) is not None and found == _rows(fewer.get(node))
+        if (found := _rows(traced.values.get(node))) is not None and found == _rows(whole.env.get(node))
     }
 
 

@@ -83,8 +83,6 @@ class EmbeddingPart(nn.Module):
         embedding: ``ids -> (B, T, D)``.
     """
 
-    draws_from_default = False
-
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
         self.embedding = embedding
@@ -105,8 +103,6 @@ class BlocksPart(nn.Module):
         head: See :class:`Encoder`.
         mask_as: See :class:`Encoder`.
     """
-
-    draws_from_default = False
 
     def __init__(self, blocks: Sequence[nn.Module], head: nn.Module | None, mask_as: MaskAs | None) -> None:
         super().__init__()

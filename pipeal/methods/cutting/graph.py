@@ -22,7 +22,7 @@ from pipeal.core.errors import ConfigError
 from pipeal.core.tree import Tree
 from pipeal.methods.cutting.crossing import Kind, answer_of, crossing_at, masks_of, reads_shape, shared_by_all
 from pipeal.methods.cutting.piece import Piece, TrainingFlag, for_each_sample, of_one_sample, shape_alone
-from pipeal.methods.cutting.symbols import FLAG, named
+from pipeal.methods.cutting.symbols import FLAG
 from pipeal.methods.cutting.tracing import parents, trace_model
 
 
@@ -171,7 +171,7 @@ def _assemble(part: fx.Graph, root: nn.Module) -> Piece:
     held: dict[str, Any] = {}
     for node in part.nodes:
         if node.op in ("call_module", "get_attr"):
-            found = TrainingFlag() if node.target == FLAG else named(root, node.target)
+            found = TrainingFlag() if node.target == FLAG else operator.attrgetter(node.target)(root)
             node.target = _own_name(node.target)
             held[node.target] = found
     piece = Piece(held, part)

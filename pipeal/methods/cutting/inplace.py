@@ -57,8 +57,6 @@ class OnACopy(nn.Module):
         module: The block.
     """
 
-    draws_from_default = False
-
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module

@@ -5,13 +5,26 @@ It knows of itself whether it may draw random numbers, and asks for its own mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 
 from pipeal.core.tree import Tree, batch_size
-from pipeal.methods.cutting.draws import draws_nothing, may_draw_between
+
+_HARMLESS: list[Callable[..., Any]] = [getattr, torch._assert]
+
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+
+def draws_nothing(function: Step) -> Step:
+    """Says of a function that it draws no random numbers."""
+    _HARMLESS.append(function)
+    return function
 
 
 class Piece(fx.GraphModule):
@@ -38,8 +51,6 @@ class Piece(fx.GraphModule):
 class TrainingFlag(nn.Module):
     """Whether the part it belongs to is in training mode."""
 
-    draws_from_default = False
-
     def forward(self) -> bool:
         """Its own flag, which ``train()`` and ``eval()`` set as for any module."""
         return self.training
@@ -51,8 +62,6 @@ class Features(nn.Module):
     Args:
         mask_at: The place of the mask; None where there is none.
     """
-
-    draws_from_default = False
 
     def __init__(self, mask_at: int | None = None) -> None:
         super().__init__()
@@ -79,3 +88,28 @@ def for_each_sample(value: Any, samples: Tree) -> Any:
 def of_one_sample(value: Any) -> Any:
     """What :func:`for_each_sample` was given."""
     return value[0] if isinstance(value, Tensor) else value
+
+
+def may_draw_between(node: fx.Node) -> bool:
+    """Whether a step between submodules may draw; the submodules are judged by :func:`pipeal.core.rng.may_draw`.
+
+    PyTorch tags its operators that do. A function that is no such operator is not trusted.
+    """
+    target = node.target
+    if node.op == "call_method":
+        return not _operator_draws_not(str(target))
+    if node.op != "call_function" or target in _HARMLESS:
+        return False
+    name = getattr(target, "__name__", "")
+    if target is getattr(operator, name, None) or target is getattr(math, name, None):
+        return False
+    if target is getattr(torch, name, None) or target is getattr(F, name, None):
+        return not _operator_draws_not(name)
+    return True
+
+
+def _operator_draws_not(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None or name.startswith("fractional"):  # the operator does not, its function in F does
+        return False
+    return all(torch.Tag.nondeterministic_seeded not in getattr(packet, kind).tags for kind in packet.overloads())

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from types import TracebackType
 from typing import Any
 
@@ -119,7 +120,7 @@ class _Tracer(fx.Tracer):
             return
 
         def value(one: fx.Node) -> Any:
-            return self.values[one] if one in self.values else named(self.root, str(one.target))
+            return self.values[one] if one in self.values else attrgetter(str(one.target))(self.root)
 
         self._computing = True  # parameters are asked for, too
         try:
@@ -127,7 +128,7 @@ class _Tracer(fx.Tracer):
             if node.op == "placeholder":
                 self.values[node] = self._sample
             elif node.op == "call_module":
-                self.values[node] = named(self.root, str(node.target))(*args, **kwargs)
+                self.values[node] = attrgetter(str(node.target))(self.root)(*args, **kwargs)
             elif node.op == "call_method":
                 self.values[node] = getattr(args[0], str(node.target))(*args[1:], **kwargs)
             elif node.op == "call_function":
@@ -159,14 +160,6 @@ class _Symbol(fx.Proxy):
     def _value(self) -> Any:
         values = getattr(object.__getattribute__(self, "tracer"), "values", {})
         return values.get(object.__getattribute__(self, "node"))
-
-
-def named(root: nn.Module, target: str) -> Any:
-    """An attribute of an attribute and so on."""
-    found: Any = root
-    for name in target.split("."):
-        found = getattr(found, name)
-    return found
 
 
 def _outermost_function(at: TracebackType | None) -> Place | None:

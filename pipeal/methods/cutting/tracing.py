@@ -26,7 +26,7 @@ from pipeal.core.tree import Tree
 from pipeal.methods.cutting.calling import Called, called, why_not
 from pipeal.methods.cutting.piece import TrainingFlag
 from pipeal.methods.cutting.probe import probing
-from pipeal.methods.cutting.symbols import FLAG, Values, named, trace
+from pipeal.methods.cutting.symbols import FLAG, Values, trace
 
 LIST_INSTEAD = (
     "or pass a list of modules instead, each taking what the one before returns: "
@@ -136,5 +136,5 @@ def _same_target(node: fx.Node, other: fx.Node, root: nn.Module) -> bool:
     if node.target == other.target:
         return True
     # Tensors made in the forward are constants to fx, with new numbers each time.
-    mine, theirs = (named(root, str(n.target)) if n.op == "get_attr" else None for n in (node, other))
+    mine, theirs = (operator.attrgetter(str(n.target))(root) if n.op == "get_attr" else None for n in (node, other))
     return isinstance(mine, Tensor) and isinstance(theirs, Tensor) and torch.equal(mine, theirs)
