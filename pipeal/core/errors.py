@@ -170,6 +170,17 @@ def check_named(kind: str, found: object, known: Iterable[str | None]) -> None:
         raise ConfigError(unknown_name(kind, str(found), filter(None, names)))
 
 
+def check_sizes(**sizes: int | None) -> None:
+    """Refuses sizes below 1, by their names; None is no size.
+
+    Raises:
+        ConfigError: One is.
+    """
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
+
+
 def first_line(error: BaseException) -> str:
     """An exception in one line.
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError, check_named, check_sizes
 from pipeal.methods import Network, Part
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.place_codes import TokenCrossEntropy, code_width
@@ -64,15 +64,12 @@ class CharDims:
     bridges: BridgeKind = "linear"
 
     def __post_init__(self) -> None:
-        for name in ("block", "width", "heads", "layers", "per_layer", "code"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
+        check_sizes(block=self.block, width=self.width, heads=self.heads)
+        check_sizes(layers=self.layers, per_layer=self.per_layer, code=self.code)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
-        for kind, style, known in (("label codes", self.labels, CODE_STYLES), ("bridge", self.bridges, BRIDGE_KINDS)):
-            if style not in known:
-                raise ConfigError(unknown_name(f"style of {kind}", style, known))
+        check_named("style of label codes", self.labels, CODE_STYLES)
+        check_named("style of bridge", self.bridges, BRIDGE_KINDS)
 
 
 LESSON = CharDims()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import ConfigError, DataError, check_sizes
 from pipeal.core.modules import device_of
 
 _FILLING = 0
@@ -83,9 +83,7 @@ def generate_each(
         raise ConfigError("the prompt is empty; give at least one character to go on from")
     if not 0 <= temperature < inf:
         raise ConfigError(f"temperature is {temperature}; expected a number, at least 0")
-    for name, count in (("length", length), ("top_k", top_k), ("block", block)):
-        if count is not None and count < 1:
-            raise ConfigError(f"{name} is {count}; expected a whole number, at least 1")
+    check_sizes(length=length, top_k=top_k, block=block)
     draws = torch.Generator().manual_seed(seed)
     return _written(model, prompt.cpu(), length, block, lambda logits: _draw(logits, temperature, top_k, draws))
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, check_sizes
 from pipeal.methods import Network, Part
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.bridges import MaskedMean, bridge_for
@@ -60,9 +60,8 @@ class TextDims:
     dropout: float = 0.3
 
     def __post_init__(self) -> None:
-        for name in ("embedding", "hidden", "code", "heads", "encoder_layers", "blocks"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a whole number, at least 1")
+        check_sizes(embedding=self.embedding, hidden=self.hidden, code=self.code)
+        check_sizes(heads=self.heads, encoder_layers=self.encoder_layers, blocks=self.blocks)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
 

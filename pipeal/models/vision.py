@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 
-from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.errors import ConfigError, check_named, check_sizes
 from pipeal.methods import Network, Part
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.bridges import BRIDGE_STYLES, BridgeStyle, CellMeans, bridge_for
@@ -65,17 +65,14 @@ class VisionDims:
     labels: LabelStyle = "inverse"
 
     def __post_init__(self) -> None:
-        for name in ("channels", "hidden", "code"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected a whole number, at least 1")
+        check_sizes(channels=self.channels, hidden=self.hidden, code=self.code)
         if self.size < 16 or self.size % 16:
             raise ConfigError(f"size is {self.size}; expected a multiple of 16 pixels: images are halved four times")
         if not 0 < self.width <= 64:
             raise ConfigError(f"width is {self.width}; expected a number above 0 and at most 64")
-        known = {"activation": tuple(_ACTIVATIONS), "bridges": BRIDGE_STYLES, "labels": LABEL_STYLES}
-        for name, names in known.items():
-            if getattr(self, name) not in names:
-                raise ConfigError(unknown_name(name, getattr(self, name), names))
+        check_named("activation", self.activation, _ACTIVATIONS)
+        check_named("bridges", self.bridges, BRIDGE_STYLES)
+        check_named("labels", self.labels, LABEL_STYLES)
 
     def widened(self, channels: int) -> int:
         """A published number of channels in these widths; at least 1."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.core.errors import ConfigError, first_line, unknown_name
+from pipeal.core.errors import ConfigError, check_named, check_sizes, first_line
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.codes import CODE_ACTIVATIONS, LabelStyle
 from pipeal.methods.al.place_codes import padding_of
@@ -65,11 +65,8 @@ def bridge_for(
         ConfigError: The style is unknown, or a size is below 1; ``output`` is of no such shape and there is no
             ``pool``; or ``pool`` gives no ``(B, D)``.
     """
-    if style not in BRIDGE_STYLES:
-        raise ConfigError(unknown_name("style of bridges", style, BRIDGE_STYLES))
-    for name, size in (("code", code), ("hidden", hidden)):
-        if size is not None and size < 1:
-            raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
+    check_named("style of bridges", style, BRIDGE_STYLES)
+    check_sizes(code=code, hidden=hidden)
     before, width = _to_vectors(output, style, pool)
     activation = nn.ReLU if style == "pooled" else nn.Sigmoid
     inner = [] if hidden is None else [nn.Linear(width, hidden), activation()]

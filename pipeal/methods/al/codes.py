@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, DataError, unknown_name
+from pipeal.core.errors import DataError, check_named, check_sizes
 from pipeal.core.modules import dtype_of
 from pipeal.core.tree import describe, shapes_of
 from pipeal.methods.al.layers import AE, LabelAE
@@ -69,11 +69,11 @@ def target_side(task: Task, outputs: int, code: int, *, style: LabelStyle = "inv
     Raises:
         ConfigError: The task or style is unknown, or a size is below 1.
     """
-    if task not in TASKS:
-        raise ConfigError(unknown_name("task", task, TASKS))
+    check_named("task", task, TASKS)
     if task == "classification":
         return class_side(outputs, code, style=style)
-    _check(style, outputs=outputs, code=code)
+    check_named("style of label sides", style, LABEL_STYLES)
+    check_sizes(outputs=outputs, code=code)
     if style == "published":
         return TargetAE(*_published(outputs, code), outputs)
     encode, decode = nn.Linear(outputs, code), nn.Linear(code, outputs)
@@ -103,7 +103,8 @@ def class_side(classes: int, code: int, *, style: LabelStyle = "inverse") -> Lab
     Raises:
         ConfigError: The style is unknown, or a size is below 1.
     """
-    _check(style, classes=classes, code=code)
+    check_named("style of label sides", style, LABEL_STYLES)
+    check_sizes(classes=classes, code=code)
     if style == "published":
         return LabelAE(*_published(classes, code), classes, OneHotError())
     encode, decode = nn.Linear(classes, code), nn.Linear(code, classes)
@@ -129,7 +130,8 @@ def recode_side(code_in: int, code_out: int, *, style: LabelStyle = "inverse") -
     Raises:
         ConfigError: The style is unknown, or a size is below 1.
     """
-    _check(style, code_in=code_in, code_out=code_out)
+    check_named("style of label sides", style, LABEL_STYLES)
+    check_sizes(code_in=code_in, code_out=code_out)
     if style == "published":
         return AE(*_published(code_in, code_out))
     encode, decode = nn.Linear(code_in, code_out), nn.Linear(code_out, code_in)
@@ -195,11 +197,3 @@ def _from_zero_bias(encode: nn.Linear, decode: nn.Linear) -> tuple[nn.Module, nn
 def _published(wide: int, code: int) -> tuple[nn.Module, nn.Module]:
     encode, decode = nn.Linear(wide, code), nn.Linear(code, wide)
     return nn.Sequential(encode, nn.Sigmoid()), nn.Sequential(decode, nn.Sigmoid())
-
-
-def _check(style: str, **sizes: int) -> None:
-    if style not in LABEL_STYLES:
-        raise ConfigError(unknown_name("style of label sides", style, LABEL_STYLES))
-    for name, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from pipeal.core.errors import ConfigError, first_line, unknown_name
+from pipeal.core.errors import ConfigError, check_named, first_line
 from pipeal.core.modules import device_of
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, move, shapes_of, tensors
 from pipeal.methods.al.bridges import BridgeStyle, Pool
@@ -80,8 +80,7 @@ class Conversion:
             if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
                 none = "" if name == "outputs" else ", or None"
                 raise ConfigError(f"{name} is {size!r}; expected a whole number, at least 1{none}")
-        if self.task not in (*TASKS, "per-place"):
-            raise ConfigError(unknown_name("task", self.task, (*TASKS, "per-place")))
+        check_named("task", self.task, (*TASKS, "per-place"))
         if self.task in ("classification", "per-place") and self.outputs == 1:
             raise ConfigError("outputs is 1; expected two classes or more (for one label, pass task='multilabel')")
         if self.class_dim not in (None, 1, -1):

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, check_sizes
 from pipeal.core.tree import Tree
 
 MaskAs: TypeAlias = Callable[[Tensor, Tensor], Any]
@@ -47,8 +47,7 @@ class Encoder:
     def __post_init__(self) -> None:
         if not len(self.blocks):
             raise ConfigError("the encoder has no blocks; expected at least one")
-        if self.per_layer < 1:
-            raise ConfigError(f"per_layer is {self.per_layer}; expected a whole number, at least 1")
+        check_sizes(per_layer=self.per_layer)
 
     def parts(self) -> list[tuple[str, nn.Module]]:
         """The forward blocks of its AL layers, by name."""
