@@ -15,8 +15,9 @@ from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
 from pipeal.core.tree import Tree, move
 from pipeal.methods.al.bridges import BridgeStyle
 from pipeal.methods.al.codes import LabelStyle, Task
-from pipeal.methods.al.convert import Conversion, Network, OwnBlocks, PerPlace, Pools
+from pipeal.methods.al.convert import Network, convert
 from pipeal.methods.al.layers import AL
+from pipeal.methods.al.sides import Conversion, OwnBlocks, PerPlace, Pools
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
@@ -143,7 +144,7 @@ class ALPackage(nn.Module):
                 other numbers than the network, which writes in place between the cuts; two layers would share a
                 parameter; or an argument is out of range.
         """
-        conversion = Conversion(
+        how = Conversion(
             outputs=outputs,
             task=task,
             code=code,
@@ -157,7 +158,7 @@ class ALPackage(nn.Module):
             lr=lr,
             optimizer=optimizer,
         )
-        layers, shapes = conversion.layers(model, sample, split)
+        layers, shapes = convert(model, sample, how, split)
         package = cls(layers)
         package._shapes = shapes
         return package

@@ -1,196 +1,273 @@
-"""The blocks that a conversion builds around each ``f``: for one target of a whole input, or one of each place.
+"""How a conversion builds the blocks around each ``f``: what is asked for, and the two ways to it, for one target of a
+whole input, or one of each place.
 
 Both are asked layer after layer, from the first; a block of the user's takes the place of a built one.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, check_named
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.bridges import BridgeStyle, Pool, as_module, bridge_for, tried
-from pipeal.methods.al.codes import LabelStyle, Task, recode_side, target_side
+from pipeal.methods.al.codes import TASKS, LabelStyle, Task, recode_side, target_side
 from pipeal.methods.al.layers import AE, ENC
-from pipeal.methods.al.place_codes import ClassCodes, OnwardCodes, Resample, WhichCode, padding_of
+from pipeal.methods.al.place_codes import ClassCodes, OnwardCodes, Resample, WhichCode, code_width, padding_of
 from pipeal.methods.cutting.piece import Features
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
-Own = Mapping[str, nn.Module]
-"""The user's blocks of a layer, by their letters."""
+OwnBlocks: TypeAlias = Mapping[int, Mapping[str, nn.Module]]
+"""By the number of a layer, from 0, and the letter of a block: ``{2: {"b": my_bridge}}``."""
+Pools: TypeAlias = Pool | Mapping[int, Pool]
+"""For all layers, or by their number; each layer gets a copy of a module."""
+
+PerPlace: TypeAlias = Literal["per-place"]
+
+_POOLED_CODE = 128
+_IGNORED = -100
+"""The label of places that have none, as PyTorch and ``transformers`` have it."""
 
 
-class WholeInput:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """How the blocks that a network lacks are built; the attributes are arguments of ``ALPackage.from_bp``.
+
+    Raises:
+        ConfigError: A size is no whole number above 0.
+    """
+
+    outputs: int
+    task: Task | PerPlace = "classification"
+    code: int | None = None
+    hidden: int | None = None
+    labels: LabelStyle = "inverse"
+    bridges: BridgeStyle = "pooled"
+    class_dim: int | None = None
+    ignore_index: int | None = None
+    pool: Pools | None = None
+    blocks: OwnBlocks | None = None
+    lr: LearningRates = 1e-3
+    optimizer: OptimizerFactory | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("outputs", "code", "hidden"):
+            size = getattr(self, name)
+            if name != "outputs" and size is None:
+                continue
+            if not isinstance(size, Integral) or isinstance(size, bool) or size < 1:
+                none = "" if name == "outputs" else ", or None"
+                raise ConfigError(f"{name} is {size!r}; expected a whole number, at least 1{none}")
+        check_named("task", self.task, (*TASKS, "per-place"))
+        if self.task in ("classification", "per-place") and self.outputs == 1:
+            raise ConfigError("outputs is 1; expected two classes or more (for one label, pass task='multilabel')")
+        if self.class_dim not in (None, 1, -1):
+            raise ConfigError(f"class_dim is {self.class_dim!r}; expected 1, -1, or None to find it")
+        if not isinstance(self.ignore_index, Integral | None):
+            raise ConfigError(f"ignore_index is {self.ignore_index!r}; expected a whole number")
+        per_place = {"class_dim": None, "ignore_index": None}
+        whole = {"labels": "inverse", "bridges": "pooled"}
+        for name, default in (whole if self.task == "per-place" else per_place).items():
+            if getattr(self, name) != default:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}, which does nothing with task={self.task!r}; leave it out"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The forward block of a layer, as the sample found it, and what the user gave to stand around it.
+
+    Attributes:
+        number: The layer's.
+        name: Where it begins in the network.
+        f: The block.
+        view: What picks from what ``f`` gives what bridges see; None if they see all of it.
+        out: What bridges see, for the sample.
+        own: The user's blocks, by their letters.
+        pool: The user's, in front of a built bridge.
+        device: That of built blocks.
+        dtype: Theirs.
+    """
+
+    number: int
+    name: str
+    f: nn.Module
+    view: nn.Module | None
+    out: Tree
+    own: Mapping[str, nn.Module]
+    pool: Pool | None
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def where(self) -> str:
+        """The layer, for messages."""
+        return f"layer {self.number} ({self.name!r})"
+
+
+class Sides(ABC):
+    """What builds the blocks of a network's layers.
+
+    Args:
+        how: What is asked for.
+        rows: Of the sample.
+        code: The width of codes.
+        below: What codes look like above the layer asked for last; at first, what targets do: ``(2, K)`` of a whole
+            input, ``(V, K)`` per place.
+    """
+
+    def __init__(self, how: Conversion, rows: int, code: int, below: Tensor) -> None:
+        self.how, self.rows, self.code, self.below = how, rows, code, below
+
+    def label_side(self, layer: Forward) -> AE:
+        """``g`` and ``h`` of a layer; to be asked for before its encoder side."""
+        number, own = layer.number, layer.own
+        below = self.below.to(device=layer.device, dtype=layer.dtype)
+        code = tried(f"g of layer {number}", own["g"].to(below.device), below).shape[-1] if "g" in own else self.code
+        side = self._onward(below.shape[-1], code) if number else self._first(code)
+        side.to(device=below.device, dtype=below.dtype)
+        side.g, side.h = own.get("g", side.g), own.get("h", side.h).to(below.device)
+        self.below = tried(f"g of layer {number}", side.g, below)
+        tried(f"h of layer {number}", side.h, self.below, wanted=below.shape)
+        return side
+
+    @abstractmethod
+    def encoder_side(self, layer: Forward) -> ENC:
+        """The encoder side of a layer."""
+
+    @abstractmethod
+    def _first(self, code: int) -> AE:
+        """The label side of the first layer."""
+
+    @abstractmethod
+    def _onward(self, code_in: int, code: int) -> AE:
+        """That of a later one."""
+
+
+class WholeInput(Sides):
     """One target of each input: bridges average over places (:mod:`pipeal.methods.al.bridges`).
 
     Args:
-        task: See :func:`pipeal.methods.al.codes.target_side`.
-        outputs: How many classes, labels or numbers there are.
-        code: The width of the codes.
-        hidden: The width of a hidden layer in the bridges; None for none.
-        labels: The style of label sides.
-        bridges: The style of bridges.
+        how: What is asked for.
         rows: Of the sample.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        outputs: int,
-        code: int,
-        *,
-        hidden: int | None,
-        labels: LabelStyle,
-        bridges: BridgeStyle,
-        rows: int,
-    ) -> None:
-        self.task, self.outputs, self.code = task, outputs, code
-        self.hidden, self.labels, self.bridges, self.rows = hidden, labels, bridges, rows
-        self.below = torch.zeros(2, outputs)  # the target stands where later layers have the code of the one before
+    def __init__(self, how: Conversion, rows: int) -> None:
+        # The target stands where later layers have the code of the one before.
+        super().__init__(how, rows, how.code or _POOLED_CODE, torch.zeros(2, how.outputs))
 
-    def label_side(self, number: int, own: Own, place: Mapping[str, Any]) -> AE:
-        """``g`` and ``h`` of a layer.
-
-        Args:
-            number: Of the layer.
-            own: The user's blocks of it.
-            place: ``device`` and ``dtype``, as ``Tensor.to`` takes them.
-        """
-        below = self.below.to(**place)
-        width = _width_of(number, own, below, self.code)
-        if number == 0:
-            side = target_side(self.task, self.outputs, width, style=self.labels)
-        else:
-            side = recode_side(below.shape[-1], width, style=self.labels)
-        self.below = _with_own(number, side, own, below)
-        return side
-
-    def encoder_side(
-        self, number: int, where: str, f: nn.Module, view: nn.Module | None, out: Tree, own: Own, pool: Pool | None
-    ) -> ENC:
-        """The encoder side of a layer whose label side is built.
-
-        Args:
-            number: The layer's.
-            where: It, for messages.
-            f: Its forward block.
-            view: What bridges see of what ``f`` gives; None for all of it.
-            out: That, for the sample.
-            own: The user's blocks.
-            pool: The user's, in front of a built bridge.
-        """
-        wanted = (self.rows, self.below.shape[-1])
-        bridge = own.get("b")
+    def encoder_side(self, layer: Forward) -> ENC:
+        """``f`` and a bridge to vectors."""
+        how, wanted = self.how, (self.rows, self.below.shape[-1])
+        bridge = layer.own.get("b")
         if bridge is not None:
-            tried(f"b of layer {number}", bridge.to(self.below.device), out, wanted)
+            tried(f"b of layer {layer.number}", bridge.to(layer.device), layer.out, wanted)
         else:
             try:
                 bridge = bridge_for(
-                    out, wanted[1], hidden=self.hidden, style=self.bridges, labels=self.labels, pool=pool
+                    layer.out, wanted[1], hidden=how.hidden, style=how.bridges, labels=how.labels, pool=layer.pool
                 )
             except ConfigError as error:
-                raise ConfigError(f"{where}: {error}") from error
-            bridge.to(device=self.below.device, dtype=self.below.dtype)
-            if pool is not None:
-                tried(f"b, after the pool, of layer {number}", bridge, out, wanted)
-        return ENC(f, bridge if view is None else nn.Sequential(view, bridge))
+                raise ConfigError(f"{layer.where}: {error}") from error
+            bridge.to(device=layer.device, dtype=layer.dtype)
+            if layer.pool is not None:
+                tried(f"b, after the pool, of layer {layer.number}", bridge, layer.out, wanted)
+        return ENC(layer.f, bridge if layer.view is None else nn.Sequential(layer.view, bridge))
+
+    def _first(self, code: int) -> AE:
+        return target_side(self.how.task, self.how.outputs, code, style=self.how.labels)  # type: ignore[arg-type]
+
+    def _onward(self, code_in: int, code: int) -> AE:
+        return recode_side(code_in, code, style=self.how.labels)
 
 
-class EachPlace:
+class EachPlace(Sides):
     """A target of each place, of one dimension or more (:mod:`pipeal.methods.al.place_codes`).
 
     Args:
-        outputs: How many classes there are.
-        code: The width of the codes.
-        hidden: The width of a hidden layer in the bridges; None for none.
+        how: What is asked for.
         answer: What the network gives for the sample: ``(B, T, C)`` or ``(B, C, H, W)``.
-        class_dim: Which of its dimensions is that of the classes, 1 or -1; None to find it.
-        ignore_index: The label of places that have none.
         layers: How many there are.
 
     Raises:
         ConfigError: The answer has no places, or its dimension of classes cannot be told.
     """
 
-    def __init__(
-        self,
-        outputs: int,
-        code: int,
-        *,
-        hidden: int | None,
-        answer: Tree,
-        class_dim: int | None,
-        ignore_index: int,
-        layers: int,
-    ) -> None:
-        answer = _features(answer)
+    def __init__(self, how: Conversion, answer: Tree, layers: int) -> None:
+        answer = answer if padding_of(answer) is None else answer[0]
         if not isinstance(answer, Tensor) or answer.dim() < 3 or not answer.is_floating_point():
             raise ConfigError(
                 f"the model gives {describe(shapes_of(answer))}; expected an answer for each place, floats (B, T, C) "
                 "or (B, C, H, W), for task='per-place'"
             )
-        self.outputs, self.code, self.hidden, self.layers = outputs, code, hidden, layers
-        self.ignore_index = ignore_index
-        self.class_dim = _class_dim(answer, outputs) if class_dim is None else class_dim
+        # From codes of classes each layer makes others.
+        super().__init__(how, len(answer), how.code or code_width(how.outputs), torch.eye(how.outputs))
+        self.layers = layers
+        self.class_dim = _class_dim(answer, how.outputs) if how.class_dim is None else how.class_dim
         self.places = tuple(answer.movedim(self.class_dim, -1).shape[1:-1])
-        self.rows = len(answer)
-        self.below = torch.eye(outputs)  # codes of classes, of which each layer makes others
 
-    def label_side(self, number: int, own: Own, place: Mapping[str, Any]) -> AE:
-        """As that of :class:`WholeInput`."""
-        if ("g" in own) != ("h" in own):
+    def label_side(self, layer: Forward) -> AE:
+        """``g`` and ``h`` of a layer, which are one weight.
+
+        Raises:
+            ConfigError: The user gives one of them alone.
+        """
+        if ("g" in layer.own) != ("h" in layer.own):
             raise ConfigError(
-                f"blocks of layer {number} has one of 'g' and 'h'; per place they are one weight, used both ways: pass "
-                "both or neither"
+                f"blocks of layer {layer.number} has one of 'g' and 'h'; per place they are one weight, used both "
+                "ways: pass both or neither"
             )
-        below = self.below.to(**place)
-        width = _width_of(number, own, below, self.code)
-        side: AE
-        if number == 0:
-            side = ClassCodes(self.outputs, width, class_dim=self.class_dim, ignore_index=self.ignore_index)
-        else:
-            side = OnwardCodes(below.shape[-1], width)
-        self.below = _with_own(number, side, own, below)
-        return side
+        return super().label_side(layer)
 
-    def encoder_side(
-        self, number: int, where: str, f: nn.Module, view: nn.Module | None, out: Tree, own: Own, pool: Pool | None
-    ) -> ENC:
-        """As that of :class:`WholeInput`."""
+    def encoder_side(self, layer: Forward) -> ENC:
+        """``f`` and a bridge to each place."""
+        view, out, own = layer.view, layer.out, layer.own
         masked = padding_of(out) is not None
         mask_at = (view.mask_at if isinstance(view, Features) else 1) if masked else None
         before: list[nn.Module] = [] if view is None else [view]
         wanted = (self.rows, *self.places, self.below.shape[-1])
         if "b" in own:
-            tried(f"b of layer {number}", own["b"].to(self.below.device), out, wanted)
-            return WhichCode(f, nn.Sequential(*before, own["b"]), mask_at)
-        if pool is not None:
-            before.append(as_module(pool))
-            out = tried(f"pool of layer {number}", before[-1], out, dims=None)
+            tried(f"b of layer {layer.number}", own["b"].to(layer.device), out, wanted)
+            return WhichCode(layer.f, nn.Sequential(*before, own["b"]), mask_at)
+        if layer.pool is not None:
+            before.append(as_module(layer.pool))
+            out = tried(f"pool of layer {layer.number}", before[-1], out, dims=None)
         elif masked:
             before.append(Features())
             out = out[0]
-        bridge = nn.Sequential(*before, *self._bridge(number, where, out))
-        bridge.to(device=self.below.device, dtype=self.below.dtype)
-        return WhichCode(f, bridge, mask_at)
+        bridge = nn.Sequential(*before, *self._bridge(layer, out))
+        bridge.to(device=layer.device, dtype=layer.dtype)
+        return WhichCode(layer.f, bridge, mask_at)
 
-    def _bridge(self, number: int, where: str, features: Tree) -> list[nn.Module]:
+    def _first(self, code: int) -> AE:
+        ignored = _IGNORED if self.how.ignore_index is None else self.how.ignore_index
+        return ClassCodes(self.how.outputs, code, class_dim=self.class_dim, ignore_index=ignored)
+
+    def _onward(self, code_in: int, code: int) -> AE:
+        return OnwardCodes(code_in, code)
+
+    def _bridge(self, layer: Forward, features: Tree) -> list[nn.Module]:
         """From features to codes at all places."""
         dims = len(self.places) + 2
         if not isinstance(features, Tensor) or features.dim() != dims or not features.is_floating_point():
             layout = "(B, T, D)" if dims == 3 else "(B, D, h, w), places as the model's answers have them"
             raise ConfigError(
-                f"{where}: no bridge per place for an output of {describe(shapes_of(features))}: expected floats "
+                f"{layer.where}: no bridge per place for an output of {describe(shapes_of(features))}: expected floats "
                 f"{layout}; pass pool=…, a function from this output to such"
             )
         channels = _channel_dim(features, self.places, self.class_dim)
         found = features.movedim(channels, -1).shape
         width = found[-1]
-        answer = nn.Linear(self.hidden or width, self.below.shape[-1])
-        answers = number == self.layers - 1 and width == self.outputs and self.hidden is None
+        answer = nn.Linear(self.how.hidden or width, self.below.shape[-1])
+        answers = layer.number == self.layers - 1 and width == self.how.outputs and self.how.hidden is None
         modules: list[nn.Module] = [] if channels == -1 else [ChannelsLast(channels)]
         if answers:  # the network's own: at first, the way down says the same
             with torch.no_grad():
@@ -198,15 +275,10 @@ class EachPlace:
                 answer.bias.zero_()
         else:
             modules.append(nn.LayerNorm(width))
-        if self.hidden is not None:
-            modules += [nn.Linear(width, self.hidden), nn.ReLU()]
+        if self.how.hidden is not None:
+            modules += [nn.Linear(width, self.how.hidden), nn.ReLU()]
         resampled = [] if tuple(found[1:-1]) == self.places else [Resample(tuple(found[1:-1]), self.places)]
         return [*modules, answer, *resampled]
-
-
-Sides: TypeAlias = WholeInput | EachPlace
-"""Both have ``below``: what codes look like above the layer asked for last; at first, what targets do: ``(2, K)`` of a
-whole input, ``(V, K)`` per place."""
 
 
 class ChannelsLast(nn.Module):
@@ -227,24 +299,6 @@ class ChannelsLast(nn.Module):
     def extra_repr(self) -> str:
         """Shown by ``print(module)``."""
         return str(self.channels)
-
-
-def _width_of(number: int, own: Own, below: Tensor, code: int) -> int:
-    """How wide the codes of a layer are."""
-    return tried(f"g of layer {number}", own["g"].to(below.device), below).shape[-1] if "g" in own else code
-
-
-def _with_own(number: int, side: AE, own: Own, below: Tensor) -> Tensor:
-    """Puts the user's blocks into a label side, and gives what codes look like above it."""
-    side.to(device=below.device, dtype=below.dtype)
-    side.g, side.h = own.get("g", side.g), own.get("h", side.h).to(below.device)
-    above = tried(f"g of layer {number}", side.g, below)
-    tried(f"h of layer {number}", side.h, above, wanted=below.shape)
-    return above
-
-
-def _features(out: Tree) -> Tree:
-    return out if padding_of(out) is None else out[0]
 
 
 def _class_dim(answer: Tensor, outputs: int) -> int:
