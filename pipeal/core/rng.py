@@ -171,7 +171,7 @@ class KeyedDefault(TorchDispatchMode):
         """Calls an operator; if it draws, it draws from that generator."""
         if func is torch.ops.aten.native_dropout.default:
             return _native_dropout(own, *args, **kwargs)
-        overload = func if _takes_generator(func) else _generator_overload(func)
+        overload = _generator_overload(func)
         if overload is not None:
             kwargs["generator"] = own
             return overload(*args, **kwargs)
@@ -205,16 +205,11 @@ def _native_dropout(own: torch.Generator, x: Tensor, p: float, train: bool | Non
     return x * keep * (1 / (1 - p) if p < 1 else 0.0), keep
 
 
-def _takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
-
-
 def _generator_overload(func: Any) -> Any | None:
     """The overload of the same operator that takes a generator and otherwise the same arguments, if any."""
-    wanted = [argument.name for argument in func._schema.arguments]
+    wanted = [argument.name for argument in func._schema.arguments if argument.name != "generator"]
     packet = func.overloadpacket
-    for name in packet.overloads():
-        overload = getattr(packet, name)
+    for overload in (func, *(getattr(packet, name) for name in packet.overloads())):
         names = [argument.name for argument in overload._schema.arguments]
         if "generator" in names and [name for name in names if name != "generator"] == wanted:
             return overload

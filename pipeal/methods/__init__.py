@@ -3,6 +3,7 @@
 ::
 
     pipeal.core.methods     a line per method: its name, its label, the names of its losses, whether it has exits
+    pipeal.methods.layer    what the layers of all methods share: their losses, backward and update
     pipeal.methods.<name>   its layers, and ``make_layers``, which makes them of a network
     pipeal.models           the networks
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from pipeal.core.errors import ConfigError, check_named, unknown_name
+from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import BASELINE, COMPARED, DEFAULT, METHODS
 from pipeal.methods import Network, make_layers
 from pipeal.methods.al import ALPackage, LearningRates, OptimizerFactory
@@ -222,7 +222,8 @@ def _plain(name: str) -> str:
 def _form_of(name: str, mode: Mode | None, known: tuple[str, ...]) -> tuple[str, Mode]:
     """The canonical name, and the form that name and mode together ask for."""
     plain, implied = _canonical(name, known)
-    check_named("mode", mode, (None, *METHODS))
+    if mode is not None and mode not in METHODS:
+        raise ConfigError(unknown_name("mode", mode, tuple(METHODS)))
     if implied is not None and contradicts(implied, mode):
         label = METHODS[implied].label
         raise ConfigError(f"model {name!r} is the {label} form, but the mode is {mode!r}; ask for {plain!r}")

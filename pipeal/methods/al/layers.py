@@ -201,8 +201,11 @@ class AL(LocalLayer):
         Not while a pipeline is at work on the layer: drain it first, or let the change travel with the batches
         (``lr_scale`` of :meth:`pipeal.Pipeline.run`), which also takes the place of PyTorch's schedulers.
         """
+        optimizers = {"enc": self.enc_opt, "ae": self.ae_opt}
         for side in [which] if isinstance(which, str) else which:
-            for group in self._optimizer_of(side).param_groups:
+            if side not in optimizers:
+                raise ConfigError(f"unknown side {side!r} of an AL layer; expected 'enc' or 'ae'")
+            for group in optimizers[side].param_groups:
                 group["lr"] = group["initial_lr"] = lr
 
     def blocks(self) -> dict[str, nn.Module]:
@@ -213,11 +216,6 @@ class AL(LocalLayer):
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
         """One per side."""
         return (self.ae_opt, self.enc_opt)
-
-    def _optimizer_of(self, side: str) -> torch.optim.Optimizer:
-        if side not in SIDES:
-            raise ConfigError(f"unknown side {side!r} of an AL layer; expected 'enc' or 'ae'")
-        return self.enc_opt if side == "enc" else self.ae_opt
 
 
 def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> list[AL]:

@@ -8,7 +8,7 @@ activations three times, weights seven times, as Adam does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -73,10 +73,8 @@ def names_for(model: nn.Module, count: int, sample: Tree) -> list[str]:
         raise ConfigError(
             f"split is {count}, but there are only {len(costs)} parts that a layer can be made of: {found}"
         )
-    ends = [0]
-    for size in balance([cost for _, cost in costs], count):
-        ends.append(ends[-1] + size)
-    return [costs[start][0] for start in ends[1:-1]]
+    *starts, _ = accumulate(balance([cost for _, cost in costs], count))
+    return [costs[start][0] for start in starts]
 
 
 def grouped(modules: Sequence[nn.Module], count: int, sample: Tree) -> list[int]:
@@ -141,12 +139,9 @@ def _costs(model: nn.Module, around: Iterable[str], sample: Tree) -> list[tuple[
 def _cost(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], weights: Sequence[Tensor]) -> tuple[float, Any]:
     with counting() as counter:
         out = run(*args, **kwargs)
-    moved = _ACTIVATIONS * _bytes(tensors(out) if _is_tree(out) else []) + _WEIGHTS * _bytes(weights)
+    made = tensors(out) if isinstance(out, Tensor | tuple | list | dict) else []
+    moved = _ACTIVATIONS * _bytes(made) + _WEIGHTS * _bytes(weights)
     return _FORWARDS * counter.get_total_flops() + _FLOPS_PER_BYTE * moved, out
-
-
-def _is_tree(out: Any) -> bool:
-    return isinstance(out, Tensor | tuple | list | dict)
 
 
 def _bytes(found: Iterable[Tensor]) -> int:
