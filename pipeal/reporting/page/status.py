@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeal.core.artifacts import LOCK
-from pipeal.data.loading.lock import lock_is_held
+from pipeal.core.lock import lock_is_held
 
 State = Literal["running", "finished", "interrupted", "failed", "died", "unknown"]
 

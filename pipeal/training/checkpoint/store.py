@@ -31,7 +31,7 @@ from typing import Any
 
 from pipeal.core.atomic import sync_folder
 from pipeal.core.errors import DataError, UntidyError
-from pipeal.data.loading.lock import FileLock
+from pipeal.core.lock import FileLock
 from pipeal.engine.state.layer_file import require_plain, write_layer
 from pipeal.training.checkpoint.manifest import EPOCH, Checkpoint, read_manifest, write_manifest
 from pipeal.training.checkpoint.rank_files import KeptLayer, clear_parts, layer_name
