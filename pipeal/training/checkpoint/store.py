@@ -15,7 +15,7 @@
         .step-000000000.gone      is being removed
         .parts/                   what other ranks have written, on its way into a checkpoint
 
-Checkpoints of the first format (:mod:`pipeal.training.checkpoint.format_1`) lie among them and are read as well.
+Checkpoints of the first format (:mod:`pipeal.training.checkpoint.manifest`) lie among them and are read as well.
 """
 
 from __future__ import annotations
