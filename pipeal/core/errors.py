@@ -13,6 +13,10 @@ class PipealError(Exception):
     for a full disk, which is no mistake of the user and exit code 1.
     """
 
+    def __str__(self) -> str:
+        # The message alone: some keep more in ``args``, with which they are pickled.
+        return str(self.args[0]) if self.args else ""
+
 
 class ConfigError(PipealError, ValueError):
     """A configuration value is unknown, ill-typed or out of range; the message holds its dotted path."""
@@ -66,9 +70,6 @@ class NonFiniteError(PipealError, ArithmeticError):
         self.losses = losses
         self.is_to_blame = is_to_blame
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class OutOfMemoryError(PipealError, MemoryError):
     """A stage's memory does not suffice for a batch; commands exit with 1.
@@ -87,9 +88,6 @@ class OutOfMemoryError(PipealError, MemoryError):
         self.stage = stage
         self.layer = layer
         self.batch = batch
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class UntidyError(DataError):
@@ -126,9 +124,6 @@ class PeerLostError(PipealError, RuntimeError):
         super().__init__(message, rank, code)
         self.rank = rank
         self.code = code
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def exit_code(error: BaseException) -> int:

@@ -27,7 +27,8 @@ _MOST_LAYERS = 32
 
 T = TypeVar("T")
 Rows = Sequence[EpochRow]
-Value = Callable[[EpochRow], float]
+Value = Callable[[EpochRow], Any]
+"""A figure of a row; it may be None in rows that are left out."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def measure_panels(rows_by_run: Mapping[str, Rows], measure: Measure) -> list[Pa
     """Accuracy, or loss, of test, training and held-out samples, over epochs and over training time."""
     kinds: list[tuple[str, Style, Value]] = [(measure.unseen, "-", measure.test), ("train", "--", measure.train)]
     if any(held_rows(rows, measure) for rows in rows_by_run.values()):
-        kinds.append(("held-out", ":", measure.held_value))
+        kinds.append(("held-out", ":", measure.held))
     runs = [(run, COLOURS[place % len(COLOURS)], rows) for place, (run, rows) in enumerate(rows_by_run.items())]
     keys = [Line(run, colour, "-") for run, colour, _ in runs if run]
     keys += [Line(kind, "#555555" if keys else runs[0][1], style) for kind, style, _ in kinds if runs]

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeal.core.errors import ConfigError
+from pipeal.reporting.recorders import Recorder
 from pipeal.training.row import EpochRow
 
 if TYPE_CHECKING:
@@ -20,38 +20,30 @@ if TYPE_CHECKING:
 _PARTS = {1: ("",), 2: ("/associated", "/autoencoder")}
 
 
-class TensorBoardRecorder:
-    """Writes the scalars of each epoch; each turn is a run of its own, ``turn-1`` and so on.
+class TensorBoardRecorder(Recorder):
+    """Writes the scalars of each epoch: accuracies, times and rates, and the losses of each layer.
+
+    Each turn is a run of its own, ``turn-1`` and so on. Event files that an earlier recorder left in the folder are
+    removed with the first row, and those that cannot be with a later one. Where the system refuses to write, or to
+    remove a file, that is an OSError.
 
     Args:
-        folder: What TensorBoard is pointed at; event files that an earlier recorder left there are removed with the
-            first row.
+        path: What TensorBoard is pointed at.
 
     Raises:
         ConfigError: TensorBoard is not installed.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, path: str | Path) -> None:
         require_tensorboard()
-        self.path = Path(folder)
-        self._rows: list[EpochRow] = []
+        super().__init__(path)
         self._begin()
-
-    def write(self, row: EpochRow) -> None:
-        """Adds the scalars of an epoch: accuracies, times and rates, and the losses of each layer.
-
-        Raises:
-            OSError: The system refused to write, or to remove an older file; what is missing comes with the next epoch.
-        """
-        self._rows.append(row)
-        self._put()
 
     def rewrite(self, rows: Iterable[EpochRow]) -> None:
-        """Writes these epochs and no others; raises as :meth:`write`."""
+        """Writes these epochs and no others, into new files."""
         self.close()
         self._begin()
-        self._rows = list(rows)
-        self._put()
+        super().rewrite(rows)
 
     def close(self) -> None:
         """Ends the writers, whose threads have nothing to do between two rows."""
@@ -101,14 +93,6 @@ class TensorBoardRecorder:
 
     def _ours(self) -> list[Path]:
         return list(self.path.glob(f"turn-*/*{self._suffix}"))
-
-    def __enter__(self) -> TensorBoardRecorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def require_tensorboard() -> None:

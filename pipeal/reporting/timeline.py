@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from pipeal.engine.trace import Span
 from pipeal.reporting.figures import new_figure, save
 
 if TYPE_CHECKING:
@@ -26,21 +27,6 @@ _IDLE = "#efefef"
 
 Stretch = tuple[float, float]
 """Begin and end, in seconds."""
-
-
-class Span(Protocol):
-    """One action as it happened; ``begin`` and ``end`` in seconds of one clock."""
-
-    @property
-    def stage(self) -> int: ...  # noqa: D102
-    @property
-    def action(self) -> str: ...  # noqa: D102
-    @property
-    def batch(self) -> int: ...  # noqa: D102
-    @property
-    def begin(self) -> float: ...  # noqa: D102
-    @property
-    def end(self) -> float: ...  # noqa: D102
 
 
 def steady(spans: Iterable[Span]) -> Stretch:
