@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class PipealError(Exception):
@@ -124,6 +125,27 @@ class PeerLostError(PipealError, RuntimeError):
         super().__init__(message, rank, code)
         self.rank = rank
         self.code = code
+
+
+@contextmanager
+def refusals_told(what: str, advice: str = "", kind: type[DataError] = DataError) -> Iterator[None]:
+    """Raises a DataError for an OSError in its block: what was tried, what the system said, and what to do.
+
+    >>> with refusals_told("cannot read words.txt", "; name another file"):
+    ...     raise FileNotFoundError(2, "No such file or directory")
+    Traceback (most recent call last):
+      ...
+    pipeal.core.errors.DataError: cannot read words.txt: No such file or directory; name another file
+
+    Args:
+        what: What was tried.
+        advice: What to do, after a semicolon.
+        kind: The error to raise.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{advice}") from error
 
 
 def exit_code(error: BaseException) -> int:

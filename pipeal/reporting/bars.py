@@ -19,6 +19,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+_BEGUN = ""
+"""The name of what was only begun."""
+
 
 class Bars:
     """One bar per thing, on standard error.
@@ -34,7 +37,6 @@ class Bars:
         self.verb = verb
         self._bars = Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=Console(stderr=True))
         self._tasks: dict[str, TaskID] = {}
-        self._begun: TaskID | None = None
 
     def __enter__(self) -> Bars:
         return self
@@ -48,18 +50,17 @@ class Bars:
         """In a terminal, shows that something is being done of which nothing is known; the first bar replaces it."""
         if self._bars.console.is_terminal:
             self._bars.start()
-            self._begun = self._bars.add_task(what, total=None)
+            self._tasks[_BEGUN] = self._bars.add_task(what, total=None)
 
     def close(self) -> None:
         """Leaves the terminal to others."""
-        if self._begun is not None or self._tasks:
+        if self._tasks:
             self._forget_begun()
             self._bars.stop()
 
     def _forget_begun(self) -> None:
-        if self._begun is not None:
-            self._bars.remove_task(self._begun)
-            self._begun = None
+        if _BEGUN in self._tasks:
+            self._bars.remove_task(self._tasks.pop(_BEGUN))
 
     def __call__(self, name: str, done: int, total: int | None) -> None:
         """Moves the bar of ``name``; ``total`` is None where nobody knows it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeal.core.errors import ConfigError
-from pipeal.reporting.peak_memory import peak_memory_bytes
+from pipeal.reporting.environment import peak_memory_bytes
 from pipeal.reporting.recorders import JsonLinesRecorder
 from pipeal.reporting.tensorboard import TensorBoardRecorder
 from tests.training.run_folders import rows
