@@ -63,7 +63,7 @@ class Bars:
             self._bars.remove_task(self._tasks.pop(_BEGUN))
 
     def __call__(self, name: str, done: int, total: int | None) -> None:
-        """Moves the bar of ``name``; ``total`` is None where nobody knows it."""
+        """Moves the bar of ``name``; ``total`` is None where it is not known."""
         self._forget_begun()
         if not self._tasks:
             self._bars.start()

@@ -19,7 +19,7 @@ _COLOURS = {"F": "rail_response", "B": "rail_idle", "U": "rail_load"}
 
 
 def write_chrome_trace(spans: Iterable[Span], path: str | Path, devices: Sequence[str]) -> None:
-    """Writes spans as a trace file; whoever reads it sees the old file or the new one, never a part.
+    """Writes spans as a trace file; a reader sees the old file or the new one, never a part.
 
     Args:
         spans: What was recorded, in any order; times become microseconds since the first of them.

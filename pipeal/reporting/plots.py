@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -29,6 +30,7 @@ T = TypeVar("T")
 Rows = Sequence[EpochRow]
 Value = Callable[[EpochRow], Any]
 """A figure of a row; it may be None in rows that are left out."""
+_EPOCH, _SECONDS = attrgetter("epoch"), attrgetter("train_time")
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def measure_panels(rows_by_run: Mapping[str, Rows], measure: Measure) -> list[Pa
     keys = [Line(run, colour, "-") for run, colour, _ in runs if run]
     keys += [Line(kind, "#555555" if keys else runs[0][1], style) for kind, style, _ in kinds if runs]
     panels = []
-    for x, words, over in ((_epoch, "epoch", "epochs"), (_seconds, "seconds of training", "training time")):
+    for x, words, over in ((_EPOCH, "epoch", "epochs"), (_SECONDS, "seconds of training", "training time")):
         lines = [
             Line(run, colour, style, _means(held_rows(rows, measure) if style == ":" else rows, x, value))
             for run, colour, rows in runs
@@ -176,7 +178,7 @@ def loss_panels(rows_by_run: Mapping[str, Rows], titles: Sequence[str]) -> list[
                 name, colour = f"layer {layer + 1}", to_hex(colormaps["viridis"](0.9 * layer / max(1, layers - 1)))
                 if layers == 1 and all(len(row.losses[0]) == 1 for row in having):
                     name, colour = _WHOLE, "#222222"
-                lines.append(Line(f"{run} {name}".strip(), colour, style, _means(having, _epoch, _loss(layer, part))))
+                lines.append(Line(f"{run} {name}".strip(), colour, style, _means(having, _EPOCH, _loss(layer, part))))
         drawn = _drawn(lines)
         whole = bool(drawn) and all(line.label.endswith(_WHOLE) for line in drawn)
         panels.append(Panel(f"loss, {_WHOLE}" if whole else title, "epoch", drawn, drawn))
@@ -218,14 +220,6 @@ def even_sample(items: Sequence[T], most: int) -> Sequence[T]:
 
 def _drawn(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if line.points]
-
-
-def _epoch(row: EpochRow) -> float:
-    return row.epoch
-
-
-def _seconds(row: EpochRow) -> float:
-    return row.train_time
 
 
 def _loss(layer: int, part: int) -> Value:

@@ -149,7 +149,7 @@ class Position:
     def go_back_to(self, earlier: Position) -> None:
         """Becomes an earlier position of the same training; what is left out stays so.
 
-        ``rows`` and ``totals`` stay the objects they are, for whoever looks at them.
+        ``rows`` and ``totals`` stay the objects they are, for those who look at them.
         """
         earlier, rows, totals = copy.deepcopy(earlier), self.rows, self.totals
         earlier.totals.left_out |= totals.left_out

@@ -120,7 +120,7 @@ class _Turn:
         if done > len(self.batches):
             raise DataError(
                 f"the training stands behind batch {done} of epoch {position.epoch + 1}, which has "
-                f"{len(self.batches)}; go on from another checkpoint, or begin anew"
+                f"{len(self.batches)}; go on from another checkpoint, or start over"
             )
         self.watcher.begin_epoch(position.epoch + 1, batches=len(self.batches) - done, turn=position.turn)
         before_s = part.seconds
@@ -142,7 +142,7 @@ class _Turn:
                 self.saves.before_evaluation(self.pipe, self.position)
             return self.scores(self.pipe)
         except Leave:
-            assert self.saves is not None  # nobody else makes anyone leave
+            assert self.saves is not None  # nothing else ends an evaluation
             self.saves.leave(self.pipe, self.position)
 
     def row(self, scores: Scores) -> EpochRow:

@@ -98,7 +98,7 @@ class Run:
 
     @property
     def epochs(self) -> tuple[int, int | None]:
-        """Epochs done and asked for, of all turns together; None where nobody knows."""
+        """Epochs done and asked for, of all turns together; None where that is not known."""
         return len(self.rows), _asked(self.config)
 
     @property
@@ -340,7 +340,7 @@ def _inferred_status(*, done: int, asked: int | None, summarised: bool) -> Statu
 
     Args:
         done: Epochs in its rows, of all turns.
-        asked: Epochs that were asked for; None where nobody knows.
+        asked: Epochs that were asked for; None where that is not known.
         summarised: Whether it wrote a summary, which it does when it ends, however it ends.
     """
     if summarised:

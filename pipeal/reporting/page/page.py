@@ -16,7 +16,6 @@ from pipeal.core.artifacts import BATCHES, EXITS_PICTURE, ROWS, TIMELINE, TRACE
 from pipeal.core.atomic import write_whole
 from pipeal.reporting.exits import EXIT_COLUMNS
 from pipeal.reporting.page import facts
-from pipeal.reporting.page.comparison import compared_figures
 from pipeal.reporting.page.folder import Run, are_forms
 from pipeal.reporting.page.idle import stage_shares, stage_table
 from pipeal.reporting.page.settings import against_default, differences
@@ -107,9 +106,9 @@ def compared_curves(runs: Mapping[str, Run]) -> list[Panel]:
 
 
 _CALLED = (
-    *(facts.headline, facts.figures, facts.batch_facts, facts.exit_rows, facts.memory_facts, facts.circumstances),
-    *(facts.whole_at, run_curves, stage_shares, stage_table, against_default),
-    *(compared_curves, compared_figures, differences),
+    *(facts.headline, facts.named_figures, facts.batch_facts, facts.exit_rows, facts.memory_facts, facts.whole_at),
+    *(facts.circumstances, run_curves, stage_shares, stage_table, against_default),
+    *(facts.compared_figures, compared_curves, differences),
 )
 """What templates call, by name."""
 

@@ -157,19 +157,16 @@ def read_manifest(path: Path) -> Checkpoint:
             raise _bad(path, f"its format version {body['format']!r} is unknown; this version of pipeal reads {known}")
         if _hash_of(body) != whole["sha256"]:
             raise _bad(path, f"the hash of {_MANIFEST} differs from the one in it")
+        found = checked(_CHECKPOINT, {**body, "path": path})
     except DataError:
         raise
     except FileNotFoundError:
         raise _bad(path, f"{_MANIFEST} is missing") from None
     except OSError as error:
         raise _bad(path, f"{_MANIFEST} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(path, f"{_MANIFEST} is not JSON ({error})") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _bad(path, f"{_MANIFEST} is not the one of a checkpoint") from error
-    try:
-        found = checked(_CHECKPOINT, {**body, "path": path})
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(path, f"{_MANIFEST} is not the one of a checkpoint ({error})") from error
     layer, also = _LAYERS[body["format"]], {EPOCH} if body["format"] == FORMAT else set()
     if strange := [name for name in found.files if not layer.fullmatch(name) and name not in also]:

@@ -36,7 +36,7 @@ class CheckpointPolicy:
             which the pipeline is waited for.
         way_back: What goes on with a training that was asked to end, in words.
         begun: The position's ``batches`` as the training goes on; then those behind which it was last seen.
-        config: Of the run; kept likewise, for whoever finds a checkpoint elsewhere.
+        config: Of the run; kept likewise, for a checkpoint that is found elsewhere.
     """
 
     writer: CheckpointWriter

@@ -182,7 +182,7 @@ class CheckpointStore:
             try:
                 return Checkpoint.open(one.path)
             except DataError as error:
-                if one.path.exists():  # or whoever saves here has just removed it
+                if one.path.exists():  # or the process that saves here has just removed it
                     self._bad.add(one.number)
                     on_bad(f"{error}; it is skipped")
         return None

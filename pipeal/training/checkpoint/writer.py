@@ -64,7 +64,7 @@ PATIENCE_S = 300.0
 """How long the end of a training waits for its last checkpoint."""
 
 HURRY_S = 2.0
-"""How long it does when nobody wants it any more."""
+"""How long it does when it is not wanted any more."""
 
 
 class CheckpointWriter:
@@ -203,7 +203,7 @@ class CheckpointWriter:
         try:
             while self._step():
                 pass
-        except BaseException as crash:  # noqa: BLE001  raised in whoever calls next
+        except BaseException as crash:  # noqa: BLE001  raised in the next call
             with self._changed:
                 self._crash, self._closed = crash, True
                 self._drop_waiting()
