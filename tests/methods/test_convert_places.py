@@ -16,6 +16,7 @@ from pipeal import AE, ALPackage, ConfigError, DataError, Encoder, Pipeline
 from pipeal.core.tree import Tree
 from pipeal.engine import SCHEDULES
 from pipeal.methods.al.place_codes import Resample
+from pipeal.methods.cutting.graph import cut_graph
 from pipeal.models import generate_each
 
 CLASSES, BLOCK = 11, 8
@@ -611,6 +612,35 @@ def test_bridges_of_a_classifier_average_over_words_alone() -> None:
     package = ALPackage.from_bp(whole, sample, 5, split=["bert.encoder.layer.1"], code=16).eval()
     for exit_at in (1, 2):
         torch.testing.assert_close(package.infer(longer(sample), exit_at), package.infer(sample, exit_at))
+
+
+@torch.no_grad()
+def shown(mask: Tensor) -> Tensor:
+    return mask if mask.sum() > 0 else torch.ones_like(mask)
+
+
+class ShowsByTable(nn.Module):
+    """Its mask comes from a decorated function, which finds the one with the branch in a table, as in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x) * tabled(x > 0))
+
+
+@torch.no_grad()
+def tabled(mask: Tensor) -> Tensor:
+    return {"shown": shown}["shown"](mask)
+
+
+def test_a_decorated_function_with_a_branch_stays_whole() -> None:
+    """transformers 5.24 decorates what makes its masks: the wrapper was taken for the function, and BERT refused."""
+    model, x = ShowsByTable(), torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    pieces = [piece for _, piece in cut_graph(model, ["second"], x)]
+    assert len(pieces) == 2
+    torch.testing.assert_close(pieces[1](pieces[0](x)), model(x))
 
 
 def masked_texts() -> tuple[dict[str, Tensor], Tensor]:

@@ -172,11 +172,17 @@ def named(root: nn.Module, target: str) -> Any:
 def _outermost_function(at: TracebackType | None) -> Place | None:
     """The function, known by its name where it is called, that is called first on the way to an error."""
     while at is not None and at.tb_next is not None:
-        caller, code = at.tb_frame, at.tb_next.tb_frame.f_code
-        found = caller.f_globals.get(code.co_name)
-        library = str(caller.f_globals.get("__name__")).startswith(("torch.", "pipeal."))
-        if not library and inspect.isfunction(found) and code in (found.__code__, inspect.unwrap(found).__code__):
-            return caller.f_globals, code.co_name
+        names, entered = at.tb_frame.f_globals, at.tb_next.tb_frame.f_code
+        if not str(names.get("__name__")).startswith(("torch.", "pipeal.")):
+            inner: TracebackType | None = at.tb_next
+            while inner is not None:  # a decorated function is entered by its wrapper, and has its name further in
+                code = inner.tb_frame.f_code
+                found = names.get(code.co_name)
+                if inspect.isfunction(found):
+                    own = (found.__code__, inspect.unwrap(found).__code__)
+                    if entered in own and code in own:
+                        return names, code.co_name
+                inner = inner.tb_next
         at = at.tb_next
     return None
 
