@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -51,9 +50,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._leave_terminal()
 
     def begin_epoch(self, epoch: int, *, batches: int, turn: int = 1) -> None:

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from pipeal.core.atomic import write_whole
@@ -59,9 +58,7 @@ class Recorder(ABC):
     def __enter__(self: R) -> R:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 

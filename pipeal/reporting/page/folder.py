@@ -189,7 +189,21 @@ def read_runs(folder: Path) -> list[Run]:
         DataError: The folder is no run, or cannot be read.
     """
     with refusals_told(f"{folder}: cannot be read"):  # no permission, or a name that is too long
-        return _read_forms(folder)
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; name a run's folder, such as runs/agnews-transformer-al-001")
+        if not is_run(folder):
+            within = runs_in(folder)
+            hint = f"it holds {len(within)}, such as {within[0]}" if within else "name a folder with one"
+            raise DataError(f"{folder}: no run: it has no {', '.join(_MARKS[:-1])} or {_MARKS[-1]}; {hint}")
+        absolute = folder.resolve()
+        whole = _read_status(absolute)
+        forms = _forms_in(absolute)
+        if forms:
+            found = [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
+            return found if all(map(_has_ended, found)) else [_apart(run) for run in found]
+        if _FORM.fullmatch(absolute.name) and is_run(absolute.parent):
+            return [run for run in read_runs(absolute.parent) if run.folder == absolute]
+        return [_read(absolute, absolute.name, whole)]
 
 
 def _is_listed(folder: Path) -> bool:
@@ -216,24 +230,6 @@ def _forms_in(folder: Path) -> list[str]:
 
 def _is_marked(folder: Path) -> bool:
     return any((folder / mark).is_file() for mark in _MARKS)
-
-
-def _read_forms(folder: Path) -> list[Run]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; name a run's folder, such as runs/agnews-transformer-al-001")
-    if not is_run(folder):
-        within = runs_in(folder)
-        hint = f"it holds {len(within)}, such as {within[0]}" if within else "name a folder with one"
-        raise DataError(f"{folder}: no run: it has no {', '.join(_MARKS[:-1])} or {_MARKS[-1]}; {hint}")
-    absolute = folder.resolve()
-    whole = _read_status(absolute)
-    forms = _forms_in(absolute)
-    if forms:
-        found = [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
-        return found if all(map(_has_ended, found)) else [_apart(run) for run in found]
-    if _FORM.fullmatch(absolute.name) and is_run(absolute.parent):
-        return [run for run in _read_forms(absolute.parent) if run.folder == absolute]
-    return [_read(absolute, absolute.name, whole)]
 
 
 def _apart(run: Run) -> Run:

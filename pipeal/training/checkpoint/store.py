@@ -26,7 +26,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pipeal.core.atomic import sync_folder
@@ -65,9 +64,7 @@ class CheckpointStore:
         self.claim()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def claim(self) -> None:
