@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fnmatch import fnmatch
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from pipeal.cli import text
 from pipeal.core import artifacts
+from pipeal.reporting.recorders import Recorder
 from tests.cli.running import run_command
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +34,11 @@ def test_the_modules_that_write_and_read_a_file_name_it(name: str) -> None:
         source = Path(spec.origin).read_text(encoding="utf-8")
         # A recorder or a store is given its path by the run, and its own docstring says what it keeps.
         assert name in source or stem in source or "path" in source
+
+
+@pytest.mark.parametrize("found", [found for found in NAMES.values() if found.recorder], ids=lambda found: found.name)
+def test_a_recorder_is_found_by_its_entry_alone(found: artifacts.Artifact) -> None:
+    assert issubclass(getattr(import_module(f"pipeal.{found.writer}"), found.recorder), Recorder)
 
 
 def test_every_file_of_a_run_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

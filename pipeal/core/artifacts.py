@@ -1,6 +1,6 @@
 """The files of a run folder: what each holds, who writes and reads it, and when it is stale.
 
-A new file is one entry here; the table in ``docs/run-folder.md`` is made of these.
+A new file is one entry here, and so is a new recorder; the table in ``docs/run-folder.md`` is made of these.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class Artifact:
         writer: The module that writes it, without ``pipeal.``.
         readers: Likewise those that read it; none where it is for people or other programs.
         stale: When it no longer tells the truth.
+        recorder: The class in its writer that is given every epoch's row, where it is made of these.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Artifact:
     writer: str
     readers: tuple[str, ...] = ()
     stale: str = "never"
+    recorder: str = ""
 
     def at(self, folder: Path) -> Path:
         """Where it lies."""
@@ -34,7 +36,7 @@ class Artifact:
 
 
 LOCK = Artifact(
-    "run.lock", "nothing; locked by the process that writes in the folder", "run.find_run", ("reporting.page.status",)
+    "run.lock", "nothing; locked by the process that writes in the folder", "run.find_run", ("reporting.page.folder",)
 )
 ASKED = Artifact(
     "asked.yaml",
@@ -74,11 +76,21 @@ ROWS = Artifact(
     "reporting.recorders",
     ("reporting.page.folder",),
     "never: rows of epochs that come again are dropped when a run is resumed",
+    recorder="CsvRecorder",
 )
 ROWS_JSON = Artifact(
-    "epochs.jsonl", "the same rows, one JSON object a line", "reporting.recorders", (), "never: as epochs.csv"
+    "epochs.jsonl",
+    "the same rows, one JSON object a line",
+    "reporting.recorders",
+    stale="never: as epochs.csv",
+    recorder="JsonLinesRecorder",
 )
-TENSORBOARD = Artifact("tensorboard", "the same rows for TensorBoard, with train.tensorboard", "reporting.tensorboard")
+TENSORBOARD = Artifact(
+    "tensorboard",
+    "the same rows for TensorBoard, with train.tensorboard",
+    "reporting.tensorboard",
+    recorder="TensorBoardRecorder",
+)
 SUMMARY = Artifact(
     "summary.json",
     "results, costs, and the circumstances of every figure",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class PipealError(Exception):
@@ -12,6 +13,10 @@ class PipealError(Exception):
     Commands print it in one line and exit with 2, a user's mistake, but for those of its kinds that say otherwise and
     for a full disk, which is no mistake of the user and exit code 1.
     """
+
+    def __str__(self) -> str:
+        # The message alone: some keep more in ``args``, with which they are pickled.
+        return str(self.args[0]) if self.args else ""
 
 
 class ConfigError(PipealError, ValueError):
@@ -66,9 +71,6 @@ class NonFiniteError(PipealError, ArithmeticError):
         self.losses = losses
         self.is_to_blame = is_to_blame
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
 
 class OutOfMemoryError(PipealError, MemoryError):
     """A stage's memory does not suffice for a batch; commands exit with 1.
@@ -87,9 +89,6 @@ class OutOfMemoryError(PipealError, MemoryError):
         self.stage = stage
         self.layer = layer
         self.batch = batch
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class UntidyError(DataError):
@@ -127,8 +126,26 @@ class PeerLostError(PipealError, RuntimeError):
         self.rank = rank
         self.code = code
 
-    def __str__(self) -> str:
-        return str(self.args[0])
+
+@contextmanager
+def refusals_told(what: str, advice: str = "", kind: type[DataError] = DataError) -> Iterator[None]:
+    """Raises a DataError for an OSError in its block: what was tried, what the system said, and what to do.
+
+    >>> with refusals_told("cannot read words.txt", "; name another file"):
+    ...     raise FileNotFoundError(2, "No such file or directory")
+    Traceback (most recent call last):
+      ...
+    pipeal.core.errors.DataError: cannot read words.txt: No such file or directory; name another file
+
+    Args:
+        what: What was tried.
+        advice: What to do, after a semicolon.
+        kind: The error to raise.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{advice}") from error
 
 
 def exit_code(error: BaseException) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -18,6 +16,9 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+
+_BEGUN = ""
+"""The name of what was only begun."""
 
 
 class Bars:
@@ -34,35 +35,31 @@ class Bars:
         self.verb = verb
         self._bars = Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=Console(stderr=True))
         self._tasks: dict[str, TaskID] = {}
-        self._begun: TaskID | None = None
 
     def __enter__(self) -> Bars:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def begin(self, what: str) -> None:
         """In a terminal, shows that something is being done of which nothing is known; the first bar replaces it."""
         if self._bars.console.is_terminal:
             self._bars.start()
-            self._begun = self._bars.add_task(what, total=None)
+            self._tasks[_BEGUN] = self._bars.add_task(what, total=None)
 
     def close(self) -> None:
         """Leaves the terminal to others."""
-        if self._begun is not None or self._tasks:
+        if self._tasks:
             self._forget_begun()
             self._bars.stop()
 
     def _forget_begun(self) -> None:
-        if self._begun is not None:
-            self._bars.remove_task(self._begun)
-            self._begun = None
+        if _BEGUN in self._tasks:
+            self._bars.remove_task(self._tasks.pop(_BEGUN))
 
     def __call__(self, name: str, done: int, total: int | None) -> None:
-        """Moves the bar of ``name``; ``total`` is None where nobody knows it."""
+        """Moves the bar of ``name``; ``total`` is None where it is not known."""
         self._forget_begun()
         if not self._tasks:
             self._bars.start()
@@ -104,9 +101,7 @@ class Steps:
             self._task = self._bars.add_task(self._what, total=None)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._task is not None:
             self._bars.stop()
 

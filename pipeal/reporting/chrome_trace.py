@@ -12,15 +12,14 @@ from typing import Any
 
 from pipeal.core.atomic import write_whole
 from pipeal.engine.trace import Span
-
-_NAMES = {"F": "forward", "B": "backward", "U": "update"}
+from pipeal.reporting.timeline import ACTIONS
 
 # Reserved colour names of the format, near the timeline's: blue, orange, green.
 _COLOURS = {"F": "rail_response", "B": "rail_idle", "U": "rail_load"}
 
 
 def write_chrome_trace(spans: Iterable[Span], path: str | Path, devices: Sequence[str]) -> None:
-    """Writes spans as a trace file; whoever reads it sees the old file or the new one, never a part.
+    """Writes spans as a trace file; a reader sees the old file or the new one, never a part.
 
     Args:
         spans: What was recorded, in any order; times become microseconds since the first of them.
@@ -54,10 +53,11 @@ def _actions(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
     origin = spans[0].begin if spans else 0.0
     for span in spans:
         action = span.action.value
+        name, _ = ACTIONS[action]
         yield {
             # Perfetto colours by the name without its number: all forwards alike.
-            "name": f"{_NAMES[action]} {span.batch}",
-            "cat": _NAMES[action],
+            "name": f"{name} {span.batch}",
+            "cat": name,
             "ph": "X",
             "ts": round((span.begin - origin) * 1e6, 3),
             "dur": round(max(0.0, span.end - span.begin) * 1e6, 3),

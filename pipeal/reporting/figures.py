@@ -29,7 +29,7 @@ _UNWANTED = re.compile(
 )
 
 
-def new_figure(width: float, height: float, title: str = "", *, dpi: int = 130, packed: bool = True) -> Figure:
+def new_figure(width: float, height: float, title: str = "", *, dpi: int = 130) -> Figure:
     """An empty figure, which no other thread and no user's pyplot knows of.
 
     Args:
@@ -37,11 +37,10 @@ def new_figure(width: float, height: float, title: str = "", *, dpi: int = 130, 
         height: See there.
         title: Stands above all panels.
         dpi: Pixels per inch.
-        packed: Whether matplotlib arranges the panels.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white", layout="constrained" if packed else None)
+    figure = Figure(figsize=(width, height), dpi=dpi, facecolor="white", layout="constrained")
     if title:
         figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", parse_math=False)
     return figure

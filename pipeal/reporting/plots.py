@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from math import ceil
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from pipeal.core.methods import DEFAULT
 from pipeal.reporting.figures import COLOURS, LEGEND, finish, new_figure, save, to_svg
-from pipeal.training.metric import Measure, held_rows, measure_of
+from pipeal.training.metric import Measure, best_rows, held_rows, measure_of
 from pipeal.training.row import EpochRow
 
 if TYPE_CHECKING:
@@ -23,11 +23,14 @@ _STYLES: tuple[Style, ...] = ("-", "--", ":", "-.")
 _WHOLE = "end to end"
 _MARKED = 15
 """Points of a line up to which each has a dot."""
-_MOST_POINTS = 200
-"""Points of a line in a page; a file has all of them."""
+_MOST_LAYERS = 32
+"""Layers of one run in a picture: the colours of more could not be told apart."""
 
+T = TypeVar("T")
 Rows = Sequence[EpochRow]
-Value = Callable[[EpochRow], float]
+Value = Callable[[EpochRow], Any]
+"""A figure of a row; it may be None in rows that are left out."""
+_EPOCH, _SECONDS = attrgetter("epoch"), attrgetter("train_time")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Panel:
 
         Args:
             axes: Where.
-            tips: Whether it is for a page, in which dots tell their values and a long line is thinned.
+            tips: Whether it is for a page, in which dots tell their values.
         """
         from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
@@ -80,7 +83,7 @@ class Panel:
             axes.set(xticks=[], yticks=[])
             return
         for line in self.lines:
-            xs, ys, low, high = zip(*(_thinned(line.points) if tips else line.points), strict=True)
+            xs, ys, low, high = zip(*line.points, strict=True)
             look: dict[str, Any] = {
                 "color": line.colour,
                 "markersize": 3.6,
@@ -145,12 +148,12 @@ def measure_panels(rows_by_run: Mapping[str, Rows], measure: Measure) -> list[Pa
     """Accuracy, or loss, of test, training and held-out samples, over epochs and over training time."""
     kinds: list[tuple[str, Style, Value]] = [(measure.unseen, "-", measure.test), ("train", "--", measure.train)]
     if any(held_rows(rows, measure) for rows in rows_by_run.values()):
-        kinds.append(("held-out", ":", measure.held_value))
+        kinds.append(("held-out", ":", measure.held))
     runs = [(run, COLOURS[place % len(COLOURS)], rows) for place, (run, rows) in enumerate(rows_by_run.items())]
     keys = [Line(run, colour, "-") for run, colour, _ in runs if run]
     keys += [Line(kind, "#555555" if keys else runs[0][1], style) for kind, style, _ in kinds if runs]
     panels = []
-    for x, words, over in ((_epoch, "epoch", "epochs"), (_seconds, "seconds of training", "training time")):
+    for x, words, over in ((_EPOCH, "epoch", "epochs"), (_SECONDS, "seconds of training", "training time")):
         lines = [
             Line(run, colour, style, _means(held_rows(rows, measure) if style == ":" else rows, x, value))
             for run, colour, rows in runs
@@ -161,7 +164,7 @@ def measure_panels(rows_by_run: Mapping[str, Rows], measure: Measure) -> list[Pa
 
 
 def loss_panels(rows_by_run: Mapping[str, Rows], titles: Sequence[str]) -> list[Panel]:
-    """The losses of each layer, deeper layers lighter: a panel for each title."""
+    """The losses of each layer, or of an even sample of many, deeper layers lighter: a panel for each title."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -170,12 +173,12 @@ def loss_panels(rows_by_run: Mapping[str, Rows], titles: Sequence[str]) -> list[
         lines = []
         for (run, rows), style in zip(rows_by_run.items(), cycle(_STYLES), strict=False):
             layers = max((len(row.losses) for row in rows), default=0)
-            for layer in range(layers):
+            for layer in even_sample(range(layers), _MOST_LAYERS):
                 having = [row for row in rows if len(row.losses) > layer and len(row.losses[layer]) > part]
                 name, colour = f"layer {layer + 1}", to_hex(colormaps["viridis"](0.9 * layer / max(1, layers - 1)))
                 if layers == 1 and all(len(row.losses[0]) == 1 for row in having):
                     name, colour = _WHOLE, "#222222"
-                lines.append(Line(f"{run} {name}".strip(), colour, style, _means(having, _epoch, _loss(layer, part))))
+                lines.append(Line(f"{run} {name}".strip(), colour, style, _means(having, _EPOCH, _loss(layer, part))))
         drawn = _drawn(lines)
         whole = bool(drawn) and all(line.label.endswith(_WHOLE) for line in drawn)
         panels.append(Panel(f"loss, {_WHOLE}" if whole else title, "epoch", drawn, drawn))
@@ -184,31 +187,39 @@ def loss_panels(rows_by_run: Mapping[str, Rows], titles: Sequence[str]) -> list[
 
 def _means(rows: Rows, x: Value, y: Value) -> list[tuple[float, float, float, float]]:
     """The points of a line, epoch by epoch, without those that no picture has room for."""
-    epochs = [[row for row in rows if row.epoch == epoch] for epoch in sorted({row.epoch for row in rows})]
+    epochs: dict[int, list[EpochRow]] = {}
+    for row in rows:
+        epochs.setdefault(row.epoch, []).append(row)
     points = []
-    for turns in epochs:
+    for turns in epochs.values():
         xs, ys = [x(row) for row in turns], [y(row) for row in turns]
         if all(abs(value) < 1e90 for value in (*xs, *ys)):  # so that differences are finite; a NaN is not below
             points.append((fmean(xs), fmean(ys), min(ys), max(ys)))
     return sorted(points)
 
 
+def drawn_rows(rows: Rows, most: int) -> Rows:
+    """The rows of at most so many epochs: the first, the last, the best of each turn, and an even sample of the others.
+
+    All turns have the same ones, so that their mean is that of the same trainings everywhere.
+    """
+    best = dict.fromkeys(row.epoch for row in best_rows(rows)[: most // 2])
+    chosen = {*even_sample(sorted({row.epoch for row in rows}), most - len(best)), *best}
+    return [row for row in rows if row.epoch in chosen]
+
+
+def even_sample(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most so many of some things, evenly over all of them: the first, the last, and those between.
+
+    >>> even_sample(range(10), 4), even_sample("abc", 4)
+    ([0, 3, 6, 9], 'abc')
+    """
+    steps = most - 1
+    return items if len(items) <= most else [items[step * (len(items) - 1) // steps] for step in range(most)]
+
+
 def _drawn(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if line.points]
-
-
-def _thinned(points: Sequence[tuple[float, ...]]) -> Sequence[tuple[float, ...]]:
-    """As many points as can be told apart in a page, the last among them."""
-    step = ceil(len(points) / _MOST_POINTS)
-    return points if step <= 1 else [*points[:-1:step], points[-1]]
-
-
-def _epoch(row: EpochRow) -> float:
-    return row.epoch
-
-
-def _seconds(row: EpochRow) -> float:
-    return row.train_time
 
 
 def _loss(layer: int, part: int) -> Value:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.live import Live
@@ -19,17 +19,18 @@ from pipeal.training.row import EpochRow
 _DRAWN_PER_S = 4
 
 
+@dataclass(kw_only=True, eq=False)
 class Progress:
     """Shows a run's epochs on standard error. Used with ``with``, which gives the terminal back as it was.
 
     The live line is there from the beginning of an epoch to its end: between two, the terminal is another's, such as
     another form's whose epochs come in turns with these.
 
-    Args:
+    Attributes:
         epochs: How many there will be in a turn.
         turns: How many trainings there will be.
         label: Begins each line, such as ``al``.
-        console: Where to show it; standard error if None.
+        console: Where to show it; by default, standard error.
         clock: Seconds that only grow.
 
     >>> with Progress(epochs=1) as progress:  # doctest: +SKIP
@@ -38,37 +39,23 @@ class Progress:
     ...     progress.end_epoch(row)
     """
 
-    def __init__(
-        self,
-        *,
-        epochs: int,
-        turns: int = 1,
-        label: str = "",
-        console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.epochs = epochs
-        self.turns = turns
-        self.label = label
-        self.console = console or Console(stderr=True, highlight=False)
-        self.clock = clock
-        self._turn, self._epoch, self._batches = 1, 1, 0
-        self._done, self._samples, self._tokens = 0, 0, 0
-        self._last = ""
-        self._began = clock()
-        self._live: Live | None = None
+    epochs: int
+    turns: int = 1
+    label: str = ""
+    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
+    clock: Callable[[], float] = time.monotonic
+    _last: str = field(default="", init=False)
+    _live: Live | None = field(default=None, init=False)
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._leave_terminal()
 
     def begin_epoch(self, epoch: int, *, batches: int, turn: int = 1) -> None:
         """Starts the line of an epoch (from 1) of a turn (from 1)."""
-        self._turn, self._epoch, self._batches = turn, epoch, batches
+        self._where, self._batches = self._place(turn, epoch), batches
         self._done, self._samples, self._tokens = 0, 0, 0
         self._began = self.clock()
         self._take_terminal()
@@ -124,7 +111,7 @@ class Progress:
         """The live line, its parts dropped from the right until it fits."""
         elapsed = max(self.clock() - self._began, 1e-9)
         parts = [
-            self._place(self._turn, self._epoch),
+            self._where,
             _bar(self._done, self._batches),
             f"{self._done}/{self._batches}",
             _minutes(elapsed),

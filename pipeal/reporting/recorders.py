@@ -5,112 +5,79 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pipeal.core.atomic import write_whole
 from pipeal.core.methods import Loss
 from pipeal.training.row import EpochRow
 
 
-class Recorder(Protocol):
+class Recorder(ABC):
     """Where the rows of a run go: :class:`CsvRecorder`, :class:`JsonLinesRecorder` and
-    :class:`pipeal.reporting.tensorboard.TensorBoardRecorder` are three.
+    :class:`pipeal.reporting.tensorboard.TensorBoardRecorder` are three. Used with ``with``, or closed.
 
-    What an earlier recorder left at the same place is lost: a run that goes on writes its rows again. A row whose
-    writing failed is written with the next one.
-
-    Attributes:
-        path: The file or folder.
-    """
-
-    path: Path
-
-    def write(self, row: EpochRow) -> None:
-        """Keeps a row; it is on the disk when the call returns."""
-        ...
-
-    def rewrite(self, rows: Iterable[EpochRow]) -> None:
-        """Keeps these rows and no others."""
-        ...
-
-    def close(self) -> None:
-        """Ends the recording; a second time does nothing."""
-        ...
-
-
-class _RowFile(ABC):
-    """A file of whole rows: whatever happens, it holds those up to one epoch or those up to the next.
+    What an earlier recorder left at the same place is lost with the first row: a run that goes on writes its rows
+    again. A row whose writing failed is written with the next one.
 
     Args:
-        path: The file; what it held is lost with the first row. Its folder is made if need be.
+        path: The file or folder. It is made if need be, as its own folder is.
+
+        losses: Of the method that trains, whose names their columns bear. Empty: they are numbered.
+
+    Attributes:
+        path: As given.
+        losses: Likewise.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, losses: Sequence[Loss] = ()) -> None:
         self.path = Path(path)
+        self.losses = losses
         self._rows: list[EpochRow] = []
 
     def write(self, row: EpochRow) -> None:
-        """Adds a row.
+        """Keeps a row; it is on the disk when the call returns.
 
         Raises:
-            DataError: The system refused to write; the file is as it was, and the row comes with the next one.
+            DataError: The system refused to write; what is there are the rows before, and this one comes with the next.
         """
         self._rows.append(row)
         self._put()
 
     def rewrite(self, rows: Iterable[EpochRow]) -> None:
-        """Replaces all rows; raises as :meth:`write`."""
+        """Keeps these rows and no others; raises as :meth:`write`."""
         self._rows = list(rows)
         self._put()
 
-    def _put(self) -> None:
-        # Not appended: a full disk takes a part of a row, and a power cut may leave a part of one.
-        lines = "".join(f"{line}\n" for line in self._lines(self._rows))
-        write_whole(self.path, lines)
-
     @abstractmethod
-    def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
-        """The rows as the file has them."""
+    def _put(self) -> None:
+        """Has all rows on the disk when it returns."""
 
-    def close(self) -> None:  # noqa: B027  what others do, it need not
-        """Nothing is open between two rows."""
+    def close(self) -> None:  # noqa: B027  what some do, others need not
+        """Ends the recording; a second time does nothing."""
 
-    def __enter__(self: _File) -> _File:
+    def __enter__(self: R) -> R:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
-_File = TypeVar("_File", bound=_RowFile)
+R = TypeVar("R", bound=Recorder)
 
 
-class CsvRecorder(_RowFile):
+class CsvRecorder(Recorder):
     """Writes one row per epoch, the published columns first.
 
-    The header comes with the first row, which knows the layers. Each row is on the disk when :meth:`write`
-    returns.
-
-    Args:
-        path: The file; what it held is lost with the first row. Its folder is made if need be.
-        losses: Of the method that trains: its layers' columns end with their names. Empty for numbers instead.
+    The header comes with the first row, which knows the layers.
     """
 
-    def __init__(self, path: str | Path, losses: Sequence[Loss] = ()) -> None:
-        super().__init__(path)
-        self._endings = [loss.column for loss in losses]
-
     def write(self, row: EpochRow) -> None:
-        """Adds a row.
+        """Adds a row; raises as :meth:`Recorder.write`.
 
         Raises:
-            DataError: The system refused to write; the file is as it was, and the row comes with the next one.
             ValueError: The row has other losses than the first one had, or than the method has.
         """
         if self._rows and list(self._cells(row)) != list(self._cells(self._rows[0])):
@@ -118,15 +85,14 @@ class CsvRecorder(_RowFile):
             raise ValueError(f"the row has columns {', '.join(self._cells(row))}, but the file {wanted}")
         super().write(row)
 
-    def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
+    def _put(self) -> None:
         # Last, and blank where a run of an older version was taken up, whose rows have none.
-        held = [name for name in ("held_acc", "held_loss") if any(getattr(row, name) is not None for row in rows)]
-        for row in rows[:1]:
-            yield ",".join([*self._cells(row), *held])
-        for row in rows:
-            found = [getattr(row, name) for name in held]
-            cells = map(repr, self._cells(row).values())
-            yield ",".join([*cells, *("" if one is None else repr(one) for one in found)])
+        held = [name for name in ("held_acc", "held_loss") if any(getattr(row, name) is not None for row in self._rows)]
+        lines = [",".join([*self._cells(row), *held]) for row in self._rows[:1]]
+        for row in self._rows:
+            found = [*self._cells(row).values(), *(getattr(row, name) for name in held)]
+            lines.append(",".join("" if one is None else repr(one) for one in found))
+        _write_lines(self.path, lines)
 
     def _cells(self, row: EpochRow) -> dict[str, float]:
         names = ("turn", "train_acc", "test_acc", "train_time", "epoch", "epoch_time", "samples_per_s", "tokens_per_s")
@@ -134,22 +100,23 @@ class CsvRecorder(_RowFile):
         for name in ("train_loss", "test_loss"):
             if (loss := getattr(row, name)) is not None:
                 cells[name] = loss
-        return cells | named_losses(row, "loss_", "_", self._endings)
+        return cells | named_losses(row, "loss_", "_", [loss.column for loss in self.losses])
 
 
-class JsonLinesRecorder(_RowFile):
+class JsonLinesRecorder(Recorder):
     """Writes one JSON object per epoch and line: the fields of :class:`EpochRow` by name.
 
-    JSON knows no NaN and no infinity; both become ``null``. Each row is on the disk when :meth:`write` returns.
-
-    Args:
-        path: The file; what it held is lost with the first row. Its folder is made if need be.
+    JSON knows no NaN and no infinity; both become ``null``.
     """
 
-    def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
-        for row in rows:
-            fields = {name: _json_value(value) for name, value in asdict(row).items()}
-            yield json.dumps(fields, allow_nan=False)
+    def _put(self) -> None:
+        rows = [{name: _json_value(value) for name, value in asdict(row).items()} for row in self._rows]
+        _write_lines(self.path, [json.dumps(row, allow_nan=False) for row in rows])
+
+
+def _write_lines(path: Path, lines: Iterable[str]) -> None:
+    # Not appended: a full disk takes a part of a row, and a power cut may leave a part of one.
+    write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def write_json(path: str | Path, mapping: Mapping[str, Any]) -> None:

@@ -19,8 +19,14 @@ Cell = str | float | int | None
 A column of numbers, or of texts such as ``1,380``, ``2.05×`` and ``0.91 ± 0.02``, stands to the right.
 """
 
+_NUMBER = re.compile(
+    r"[-+−]?\d[\d.,]*(?:e[-+]?\d+)?\s?(?:%|×|[KMGT]iB|bytes|of \d+)?(?: ± [\d.,]+(?: %)?)?|[-–]|-?inf|nan"
+)
 
-_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?\s?[%×]?(?: ± [\d.,]+)?|-|-?inf|nan")
+
+def is_number(cell: str) -> bool:
+    """Whether a cell stands to the right, in a terminal as on a page: a number, also with its unit or deviation."""
+    return _NUMBER.fullmatch(cell) is not None
 
 
 def print_table(
@@ -41,7 +47,7 @@ def print_table(
     """
     console = console or Console()
     cells = [_shown(column) for column in _columns(columns, rows)]
-    right = [bool(column) and all(map(_NUMBER.fullmatch, column)) for column in cells]
+    right = [bool(column) and all(map(is_number, column)) for column in cells]
     console.print(Text(title, style="bold"), soft_wrap=True)
     if not console.is_terminal:
         for line in _markdown(columns, cells, right):

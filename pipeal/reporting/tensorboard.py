@@ -8,52 +8,42 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import Loss
-from pipeal.reporting.recorders import named_losses
+from pipeal.reporting.recorders import Recorder, named_losses
 from pipeal.training.row import EpochRow
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class TensorBoardRecorder:
-    """Writes the scalars of each epoch; each turn is a run of its own, ``turn-1`` and so on.
+class TensorBoardRecorder(Recorder):
+    """Writes the scalars of each epoch: accuracies, times and rates, and the losses of each layer.
+
+    Each turn is a run of its own, ``turn-1`` and so on. Event files that an earlier recorder left in the folder are
+    removed with the first row, and those that cannot be with a later one. Where the system refuses to write, or to
+    remove a file, that is an OSError.
 
     Args:
-        folder: What TensorBoard is pointed at; event files that an earlier recorder left there are removed with the
-            first row.
+        path: What TensorBoard is pointed at.
         losses: Of the method that trains; empty where they have no names.
 
     Raises:
         ConfigError: TensorBoard is not installed.
     """
 
-    def __init__(self, folder: str | Path, losses: Sequence[Loss] = ()) -> None:
+    def __init__(self, path: str | Path, losses: Sequence[Loss] = ()) -> None:
         require_tensorboard()
-        self._tags = [loss.tag for loss in losses]
-        self.path = Path(folder)
-        self._rows: list[EpochRow] = []
+        super().__init__(path, losses)
         self._begin()
-
-    def write(self, row: EpochRow) -> None:
-        """Adds the scalars of an epoch: accuracies, times and rates, and the losses of each layer.
-
-        Raises:
-            OSError: The system refused to write, or to remove an older file; what is missing comes with the next epoch.
-        """
-        self._rows.append(row)
-        self._put()
 
     def rewrite(self, rows: Iterable[EpochRow]) -> None:
-        """Writes these epochs and no others; raises as :meth:`write`."""
+        """Writes these epochs and no others, into new files."""
         self.close()
         self._begin()
-        self._rows = list(rows)
-        self._put()
+        super().rewrite(rows)
 
     def close(self) -> None:
         """Ends the writers, whose threads have nothing to do between two rows."""
@@ -90,7 +80,9 @@ class TensorBoardRecorder:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writers[row.turn] = SummaryWriter(self.path / f"turn-{row.turn}", filename_suffix=self._suffix)
-        for tag, value in (_scalars(row) | named_losses(row, "loss/layer_", "/", self._tags)).items():
+        for tag, value in (
+            _scalars(row) | named_losses(row, "loss/layer_", "/", [loss.tag for loss in self.losses])
+        ).items():
             self._writers[row.turn].add_scalar(tag, value, row.epoch)
 
     def _give_up(self) -> None:
@@ -103,14 +95,6 @@ class TensorBoardRecorder:
 
     def _ours(self) -> list[Path]:
         return list(self.path.glob(f"turn-*/*{self._suffix}"))
-
-    def __enter__(self) -> TensorBoardRecorder:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def require_tensorboard() -> None:

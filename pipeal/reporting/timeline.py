@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from pipeal.engine.trace import Span
 from pipeal.reporting.figures import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ACTIONS = {"F": ("forward", "#0072B2"), "B": ("backward", "#E69F00"), "U": ("update", "#33B58C")}
 """The name and the colour of each, also in a page."""
@@ -26,21 +26,6 @@ _IDLE = "#efefef"
 
 Stretch = tuple[float, float]
 """Begin and end, in seconds."""
-
-
-class Span(Protocol):
-    """One action as it happened; ``begin`` and ``end`` in seconds of one clock."""
-
-    @property
-    def stage(self) -> int: ...  # noqa: D102
-    @property
-    def action(self) -> str: ...  # noqa: D102
-    @property
-    def batch(self) -> int: ...  # noqa: D102
-    @property
-    def begin(self) -> float: ...  # noqa: D102
-    @property
-    def end(self) -> float: ...  # noqa: D102
 
 
 def steady(spans: Iterable[Span]) -> Stretch:
@@ -80,82 +65,61 @@ def draw_timeline(spans: Sequence[Span], path: str | Path, *, title: str, device
         title: Stands above the chart.
         devices: The device of each stage; there are as many rows.
     """
-    stages = len(devices)
-    batches = len({span.batch for span in spans})
-    rows = [f"stage {stage} · {device}" for stage, device in enumerate(devices)]
-    left, right, top, bottom = 0.4 + 0.075 * max(map(len, rows), default=0), 1.35, 0.95, 0.6  # inches around
-    width = min(13.0, max(9.0, 2.0 + 0.3 * batches))
-    height = stages * max(0.34, 0.62 - 0.02 * stages)
-    figure = new_figure(left + width + right, top + height + bottom, dpi=150, packed=False)
-    total_w, total_h = figure.get_size_inches()
-    axes = figure.add_axes((left / total_w, bottom / total_h, width / total_w, height / total_h))
+    from matplotlib.patches import Patch
 
+    stages, window = len(devices), steady(spans)
+    width = min(15.0, max(11.0, 4.0 + 0.3 * len({span.batch for span in spans})))
+    figure = new_figure(width, 1.6 + stages * max(0.34, 0.62 - 0.02 * stages), title, dpi=150)
+    axes = figure.subplots()
     origin = min((span.begin for span in spans), default=0.0)
     length = max((span.end for span in spans), default=origin) - origin or 1e-3
     axes.set_xlim(0, length * 1e3)
     axes.set_ylim(stages - 0.5, -0.5)
     for stage in range(stages):
         axes.axhspan(stage - 0.41, stage + 0.41, color=_IDLE, linewidth=0, zorder=0)
-    _draw_bars(axes, spans, origin, inches_per_s=width / length)
-
-    window = steady(spans)
-    _draw_shares(axes, busy_shares(spans, window), stages)
-    trimmed = 0 < window[1] - window[0] < 0.995 * length
-    if trimmed:
+    for stage, own in _by_stage(spans).items():
+        _draw_bars(axes, stage, own, origin)
+    note = "numbers: batches" if spans else "nothing recorded"
+    if 0 < window[1] - window[0] < 0.995 * length:
+        note += "; shares: between the dashed lines"
         for edge in window:
             axes.axvline((edge - origin) * 1e3, color=_GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=3)
 
-    axes.set_yticks(range(stages), rows, fontsize=9)
-    axes.tick_params(axis="y", length=0, pad=8)
+    busy = busy_shares(spans, window)
+    shares = [f"busy {busy.get(stage, 0.0):.0%}, idle {1 - busy.get(stage, 0.0):.0%}" for stage in range(stages)]
+    axes.set_yticks(range(stages), [f"stage {stage} · {device}" for stage, device in enumerate(devices)])
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(range(stages), shares)
+    for each in (axes, right):
+        each.tick_params(axis="y", length=0, pad=8, labelsize=9)
+        each.spines[:].set_visible(False)
+    axes.spines["bottom"].set_visible(True)
     axes.tick_params(axis="x", labelsize=9, colors="#333333")
     axes.set_xlabel("time in ms", fontsize=9.5)
-    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes.set_title(note, loc="left", fontsize=9, color=_GREY)
+    kinds = [*ACTIONS.values(), ("idle", _IDLE)]
+    handles = [Patch(color=colour, label=name) for name, colour in kinds]
+    figure.legend(handles=handles, loc="outside upper right", ncols=4, frameon=False, fontsize=9, handlelength=1.2)
 
-    note = "numbers: batches; shares: between the dashed lines" if trimmed else "numbers: batches"
-    _draw_head(figure, title, note if spans else "nothing recorded", left=left, right=left + width)
+    figure.draw_without_rendering()  # before it, the layout is not known: how wide a bar is, and which numbers fit
+    inches_per_s = axes.get_window_extent().width / figure.dpi / length
+    for own in _by_stage(spans).values():
+        for run in _runs(own):
+            _draw_number(axes, run, origin, inches_per_s)
     save(figure, path)
 
 
-def _draw_head(figure: Figure, title: str, note: str, *, left: float, right: float) -> None:
-    """Prints title, note and legend above a chart that lies between ``left`` and ``right``, in inches."""
-    from matplotlib.patches import Patch
-
-    width, height = figure.get_size_inches()
-    x = left / width
-    figure.text(x, 1 - 0.42 / height, title, fontsize=13, fontweight="bold", va="center", parse_math=False)
-    figure.text(x, 1 - 0.72 / height, note, fontsize=9, color=_GREY, va="center")
-    figure.legend(
-        handles=[
-            *(Patch(color=colour, label=name) for name, colour in ACTIONS.values()),
-            Patch(color=_IDLE, label="idle"),
-        ],
-        loc="center right",
-        bbox_to_anchor=(right / width, 1 - 0.68 / height),
-        ncols=4,
-        frameon=False,
-        fontsize=9,
-        handlelength=1.2,
-        handleheight=1.0,
-        borderaxespad=0,
-        borderpad=0,
-        columnspacing=1.4,
-    )
-
-
-def _draw_bars(axes: Axes, spans: Iterable[Span], origin: float, *, inches_per_s: float) -> None:
-    for stage, own in _by_stage(spans).items():
-        for action, (_, colour) in ACTIONS.items():
-            axes.broken_barh(
-                [((span.begin - origin) * 1e3, (span.end - span.begin) * 1e3) for span in own if span.action == action],
-                (stage - 0.41, 0.82),
-                facecolor=colour,
-                # An update is often thinner than the line that sets equal neighbours apart.
-                edgecolor="none" if action == "U" else "white",
-                linewidth=0.3,
-                zorder=2.5 if action == "U" else 2,
-            )
-        for run in _runs(own):
-            _draw_number(axes, run, origin, inches_per_s=inches_per_s)
+def _draw_bars(axes: Axes, stage: int, own: Sequence[Span], origin: float) -> None:
+    for action, (_, colour) in ACTIONS.items():
+        axes.broken_barh(
+            [((span.begin - origin) * 1e3, (span.end - span.begin) * 1e3) for span in own if span.action == action],
+            (stage - 0.41, 0.82),
+            facecolor=colour,
+            # An update is often thinner than the line that sets equal neighbours apart.
+            edgecolor="none" if action == "U" else "white",
+            linewidth=0.3,
+            zorder=2.5 if action == "U" else 2,
+        )
 
 
 def _runs(stage: Iterable[Span]) -> Iterator[list[Span]]:
@@ -165,7 +129,7 @@ def _runs(stage: Iterable[Span]) -> Iterator[list[Span]]:
         yield list(run)
 
 
-def _draw_number(axes: Axes, run: Sequence[Span], origin: float, *, inches_per_s: float) -> None:
+def _draw_number(axes: Axes, run: Sequence[Span], origin: float, inches_per_s: float) -> None:
     """Prints the batch in the first bar of a run, or else across the run, or else not at all."""
     number = str(run[0].batch)
     for begin, end in ((run[0].begin, run[0].end), (run[0].begin, run[-1].end)):
@@ -183,24 +147,6 @@ def _draw_number(axes: Axes, run: Sequence[Span], origin: float, *, inches_per_s
                 zorder=4,
             )
             return
-
-
-def _draw_shares(axes: Axes, shares: dict[int, float], stages: int) -> None:
-    """Prints the shares at the right margin, in two columns."""
-    inch = 1 / axes.get_window_extent().width * axes.figure.dpi
-    for offset, head, colour in ((0.55, "busy", "#222222"), (1.1, "idle", _GREY)):
-        x = 1 + offset * inch
-        axes.annotate(
-            head, (x, 1), xytext=(0, 4), xycoords="axes fraction", textcoords="offset points",
-            ha="right", va="bottom", fontsize=9, color=colour,
-        )  # fmt: skip
-        for stage in range(stages):
-            busy = shares.get(stage, 0.0)
-            share = busy if head == "busy" else 1 - busy
-            axes.annotate(
-                f"{share:.0%}".replace("%", " %"), (x, stage), xycoords=("axes fraction", "data"),
-                ha="right", va="center", fontsize=9, color=colour, annotation_clip=False,
-            )  # fmt: skip
 
 
 def _by_stage(spans: Iterable[Span]) -> dict[int, list[Span]]:

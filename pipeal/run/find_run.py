@@ -18,7 +18,7 @@ from pipeal.config import RunConfig, document, load_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import sync_folder
 from pipeal.core.errors import ConfigError, DataError, first_line
-from pipeal.data.loading.lock import FileLock, lock_is_held
+from pipeal.core.lock import FileLock, lock_is_held
 from pipeal.run.decisive import decisive
 from pipeal.run.run_folder import RunFolder, last_told, write_asked
 from pipeal.run.say import Say

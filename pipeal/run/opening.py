@@ -13,8 +13,8 @@ from pipeal.engine import Pipeline, Window
 from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage
 from pipeal.run.build import Models
+from pipeal.training.learning_rate import Course
 from pipeal.training.position import Position
-from pipeal.training.trainer import Course
 
 TRACE_FROM = 10
 """The batch from which the timeline is recorded: the pipeline is full by then."""

@@ -16,9 +16,8 @@ from pipeal.core.artifacts import BATCHES, CURVES, EXITS_PICTURE, SUMMARY, TIMEL
 from pipeal.core.methods import BASELINE, METHODS
 from pipeal.reporting.attempts import Attempts
 from pipeal.reporting.batches import Batches
-from pipeal.reporting.environment import environment
+from pipeal.reporting.environment import environment, peak_memory_bytes
 from pipeal.reporting.exits import print_exits
-from pipeal.reporting.peak_memory import peak_memory_bytes
 from pipeal.reporting.plots import draw_curves
 from pipeal.reporting.recorders import write_json
 from pipeal.reporting.tables import Cell, print_table

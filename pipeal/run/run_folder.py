@@ -24,7 +24,7 @@ from pipeal.config import RunConfig, dump_config
 from pipeal.core.artifacts import ASKED, STATUS
 from pipeal.core.atomic import write_whole
 from pipeal.core.errors import DataError, Interrupted, PipealError, first_line
-from pipeal.data.loading.lock import FileLock
+from pipeal.core.lock import FileLock
 from pipeal.reporting.recorders import write_json
 from pipeal.training.checkpoint.manifest import Checkpoint, read_manifest
 

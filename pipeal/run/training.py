@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pipeal.config import RunConfig
-from pipeal.core.artifacts import CHECKPOINTS, ROWS, ROWS_JSON, TENSORBOARD
+from pipeal.core.artifacts import CHECKPOINTS, TENSORBOARD, artifacts
 from pipeal.core.errors import DataError, Interrupted, UntidyError, first_line
 from pipeal.core.methods import METHODS
 from pipeal.core.outofmemory import is_out_of_memory
@@ -17,8 +18,7 @@ from pipeal.engine import Pipeline
 from pipeal.engine.runner.error_context import add_note
 from pipeal.reporting.attempts import Attempts
 from pipeal.reporting.progress import Progress
-from pipeal.reporting.recorders import CsvRecorder, JsonLinesRecorder, Recorder
-from pipeal.reporting.tensorboard import TensorBoardRecorder
+from pipeal.reporting.recorders import Recorder
 from pipeal.run.build import Experiment
 from pipeal.run.form_costs import FormCosts, form_costs
 from pipeal.run.forms import Form
@@ -178,11 +178,11 @@ def _newest(store: CheckpointStore, label: str, say: Say) -> Checkpoint | None:
 
 
 def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
-    losses = METHODS[config.train.mode].losses
-    yield CsvRecorder(ROWS.at(folder), losses)
-    yield JsonLinesRecorder(ROWS_JSON.at(folder))
-    if config.train.tensorboard:
-        yield TensorBoardRecorder(TENSORBOARD.at(folder), losses)
+    for artifact in artifacts():
+        if artifact.recorder and (artifact is not TENSORBOARD or config.train.tensorboard):
+            # By its name: the table of files lies below the recorders.
+            recorder: type[Recorder] = getattr(import_module(f"pipeal.{artifact.writer}"), artifact.recorder)
+            yield recorder(artifact.at(folder), METHODS[config.train.mode].losses)
 
 
 def require_same_data(experiment: Experiment, folder: Path) -> None:

@@ -26,11 +26,7 @@ def accuracy(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None = None)
         batches: What to predict, as :meth:`pipeal.Pipeline.run` takes it, with class numbers as targets.
         exit_at: The exit to take; None for the full path.
     """
-    targets: deque[Tensor] = deque()
-    right = []
-    for logits in pipe.predict_each(inputs_of(batches, targets), exit_at):
-        predicted = logits.argmax(-1)
-        right.append(predicted == targets.popleft().to(predicted.device, non_blocking=True))
+    right = [logits.argmax(-1) == wanted for logits, wanted in _answers(pipe, batches, exit_at)]
     return float(torch.cat(right).double().mean()) if right else 0.0
 
 
@@ -45,13 +41,19 @@ def accuracy_and_loss(
         criterion: The loss of a batch, from its logits and its targets.
         exit_at: The exit to take; None for the full path.
     """
-    targets: deque[Tensor] = deque()
-    found = []
-    for logits in pipe.predict_each(inputs_of(batches, targets), exit_at):
-        wanted = targets.popleft().to(logits.device, non_blocking=True)
-        found.append(torch.stack((logits.argmax(-1).eq(wanted).double().mean(), criterion(logits, wanted).double())))
+    found = [
+        torch.stack((logits.argmax(-1).eq(wanted).double().mean(), criterion(logits, wanted).double()))
+        for logits, wanted in _answers(pipe, batches, exit_at)
+    ]
     right, loss = torch.stack(found).mean(0).tolist() if found else (0.0, math.nan)
     return right, loss
+
+
+def _answers(pipe: Pipeline, batches: Iterable[Any], exit_at: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields logits and targets, on the device of the logits."""
+    targets: deque[Tensor] = deque()
+    for logits in pipe.predict_each(inputs_of(batches, targets), exit_at):
+        yield logits, targets.popleft().to(logits.device, non_blocking=True)
 
 
 def inputs_of(batches: Iterable[Any], targets: MutableSequence[Tensor]) -> Iterator[Tree]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from pipeal.config.schema import USUAL_RATE
@@ -23,6 +24,27 @@ WARM_UP_SHARE = 5
 
 WARM_UP_MOST = 50
 """... until there are so many of them."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How long to train, and with what learning rates.
+
+    Attributes:
+        epochs: Passes over the training batches.
+        decay: The course of the learning rate.
+        per: When it changes.
+        end_over_base: The last learning rate over the first.
+        warmup: Batches over which the learning rate rises from nothing.
+        accumulate: Batches that one update learns from; those that an epoch ends with may be fewer.
+    """
+
+    epochs: int
+    decay: Decay = "none"
+    per: Per = "batch"
+    end_over_base: float = 0.0
+    warmup: int = 0
+    accumulate: int = 1
 
 
 class UsualCourse(NamedTuple):
@@ -57,35 +79,21 @@ def cosine(base: float, end: float, share: float) -> float:
     return base * q + end * (1 - q)
 
 
-def epoch_scale(
-    decay: Decay,
-    per: Per,
-    *,
-    end_over_base: float,
-    warmup: int = 0,
-    epoch: int,
-    epochs: int,
-    batches: int,
-    first_batch: int,
-) -> Callable[[int], float]:
+def epoch_scale(course: Course, epoch: int, batches: int, first_batch: int) -> Callable[[int], float]:
     """The factor for each batch of an epoch, as a function of the batch number.
 
     Args:
-        decay: ``none`` or ``cosine``.
-        per: Whether the factor changes with every batch or with every epoch.
-        end_over_base: The last learning rate over the first.
-        warmup: The number of batches over which the factor rises to its course from nothing.
+        course: That of the training.
         epoch: This epoch, from 0.
-        epochs: How many there are.
         batches: How many batches this epoch has.
         first_batch: The number of this epoch's first batch.
     """
 
     def scale(batch: int) -> float:
-        risen = min(1.0, (batch + 1) / warmup) if warmup else 1.0
-        if decay == "none":
+        risen = min(1.0, (batch + 1) / course.warmup) if course.warmup else 1.0
+        if course.decay == "none":
             return risen
-        within = (batch - first_batch) / batches if per == "batch" else 0.0
-        return risen * cosine(1.0, end_over_base, (epoch + within) / epochs)
+        within = (batch - first_batch) / batches if course.per == "batch" else 0.0
+        return risen * cosine(1.0, course.end_over_base, (epoch + within) / course.epochs)
 
     return scale

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from operator import attrgetter
 from statistics import fmean, stdev
 
 from pipeal.training.row import EpochRow
@@ -59,12 +60,8 @@ class Measure:
 
     Attributes:
         name: ``accuracy`` or ``loss``.
-        test_name: What it is called on samples that were not trained on, nor chosen by.
-        held_name: The same on the samples held out to choose by.
-        unseen: What the first of these samples are called alone.
-        short: Their measure, for the head of a column.
-        key: The same in ``summary.json``.
-        held_key: That of the held-out samples there.
+        unseen: What samples are called that were not trained on, nor chosen by.
+        short: Its name on these, for the head of a column.
         is_share: Whether it is one, which people like to read in percent.
         test: Its value on samples that were not trained on, nor chosen by.
         train: Its value on samples that were trained on.
@@ -72,22 +69,32 @@ class Measure:
     """
 
     name: str
-    test_name: str
-    held_name: str
     unseen: str
     short: str
-    key: str
-    held_key: str
     is_share: bool
     test: Callable[[EpochRow], float]
     train: Callable[[EpochRow], float]
-    held: Callable[[EpochRow], float | None]
+    held: Callable[[EpochRow], float | None]  # see :func:`held_rows`
 
-    def held_value(self, row: EpochRow) -> float:
-        """Its value on the samples to choose by, of a row that has one; see :func:`held_rows`."""
-        value = self.held(row)
-        assert value is not None
-        return value
+    @property
+    def test_name(self) -> str:
+        """What it is called on the unseen samples."""
+        return f"{self.unseen} {self.name}"
+
+    @property
+    def held_name(self) -> str:
+        """What it is called on the samples held out to choose by."""
+        return f"held-out {self.name}"
+
+    @property
+    def key(self) -> str:
+        """:attr:`test_name` in ``summary.json``."""
+        return f"{self.unseen}_{self.name}"
+
+    @property
+    def held_key(self) -> str:
+        """:attr:`held_name` there."""
+        return f"held_out_{self.name}"
 
     def at_best(self, rows: Sequence[EpochRow]) -> MeanSd | None:
         """The test figure of each turn's best epoch by its held-out samples; None where no epoch can be chosen."""
@@ -120,41 +127,19 @@ def last_rows(rows: Sequence[EpochRow]) -> list[EpochRow]:
     return sorted((row for row in rows if row.epoch == epochs), key=lambda row: row.turn)
 
 
-def _test_loss(row: EpochRow) -> float:
-    assert row.test_loss is not None
-    return row.test_loss
-
-
-def _train_loss(row: EpochRow) -> float:
-    assert row.train_loss is not None
-    return row.train_loss
-
-
 ACCURACY = Measure(
-    "accuracy",
-    "test accuracy",
-    "held-out accuracy",
-    "test",
-    "test acc",
-    "test_accuracy",
-    "held_out_accuracy",
+    *("accuracy", "test", "test acc"),
     is_share=True,
-    test=lambda row: row.test_acc,
-    train=lambda row: row.train_acc,
-    held=lambda row: row.held_acc,
+    test=attrgetter("test_acc"),
+    train=attrgetter("train_acc"),
+    held=attrgetter("held_acc"),
 )
 LOSS = Measure(
-    "loss",
-    "validation loss",
-    "held-out loss",
-    "validation",
-    "val loss",
-    "validation_loss",
-    "held_out_loss",
+    *("loss", "validation", "val loss"),
     is_share=False,
-    test=_test_loss,
-    train=_train_loss,
-    held=lambda row: row.held_loss,
+    test=attrgetter("test_loss"),
+    train=attrgetter("train_loss"),
+    held=attrgetter("held_loss"),
 )
 
 

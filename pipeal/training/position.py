@@ -7,7 +7,7 @@ import math
 import reprlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeAlias
 
 import torch
@@ -57,12 +57,8 @@ class Part:
 
     def add(self, other: Part) -> None:
         """Counts another part as well."""
-        self.seconds += other.seconds
-        self.batches += other.batches
-        self.samples += other.samples
-        self.tokens += other.tokens
-        self.padded += other.padded
-        self.shapes += other.shapes
+        for each in fields(Part):  # a Totals has more, which do not come with a part
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
 @dataclass
@@ -153,7 +149,7 @@ class Position:
     def go_back_to(self, earlier: Position) -> None:
         """Becomes an earlier position of the same training; what is left out stays so.
 
-        ``rows`` and ``totals`` stay the objects they are, for whoever looks at them.
+        ``rows`` and ``totals`` stay the objects they are, for those who look at them.
         """
         earlier, rows, totals = copy.deepcopy(earlier), self.rows, self.totals
         earlier.totals.left_out |= totals.left_out

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn, Protocol
 from pipeal.core.errors import DataError
 from pipeal.data import Batch, EpochBatches
 from pipeal.engine import Pipeline
-from pipeal.training.learning_rate import Decay, Per, epoch_scale
+from pipeal.training.learning_rate import Course, epoch_scale
 from pipeal.training.position import Part, Position, joined
 from pipeal.training.row import EpochRow
 
@@ -40,27 +40,6 @@ class Watcher(Protocol):
     def end_epoch(self, row: EpochRow) -> None:
         """An epoch was trained and evaluated."""
         ...
-
-
-@dataclass(frozen=True)
-class Course:
-    """How long to train, and with what learning rates.
-
-    Attributes:
-        epochs: Passes over the training batches.
-        decay: The course of the learning rate.
-        per: When it changes.
-        end_over_base: The last learning rate over the first.
-        warmup: Batches over which the learning rate rises from nothing.
-        accumulate: Batches that one update learns from; those that an epoch ends with may be fewer.
-    """
-
-    epochs: int
-    decay: Decay = "none"
-    per: Per = "batch"
-    end_over_base: float = 0.0
-    warmup: int = 0
-    accumulate: int = 1
 
 
 class Saves(Protocol):
@@ -141,7 +120,7 @@ class _Turn:
         if done > len(self.batches):
             raise DataError(
                 f"the training stands behind batch {done} of epoch {position.epoch + 1}, which has "
-                f"{len(self.batches)}; go on from another checkpoint, or begin anew"
+                f"{len(self.batches)}; go on from another checkpoint, or start over"
             )
         self.watcher.begin_epoch(position.epoch + 1, batches=len(self.batches) - done, turn=position.turn)
         before_s = part.seconds
@@ -163,7 +142,7 @@ class _Turn:
                 self.saves.before_evaluation(self.pipe, self.position)
             return self.scores(self.pipe)
         except Leave:
-            assert self.saves is not None  # nobody else makes anyone leave
+            assert self.saves is not None  # nothing else ends an evaluation
             self.saves.leave(self.pipe, self.position)
 
     def row(self, scores: Scores) -> EpochRow:
@@ -194,16 +173,8 @@ class _Turn:
         self.watcher.end_epoch(row)
 
     def _scale(self) -> Callable[[int], float]:
-        return epoch_scale(
-            self.course.decay,
-            self.course.per,
-            end_over_base=self.course.end_over_base,
-            warmup=self.course.warmup,
-            epoch=self.position.epoch,
-            epochs=self.course.epochs,
-            batches=len(self.batches),
-            first_batch=self.position.batches - self.position.part.batches,
-        )
+        first_batch = self.position.batches - self.position.part.batches
+        return epoch_scale(self.course, self.position.epoch, len(self.batches), first_batch)
 
     def _updates(self) -> bool:
         """Whether the batch that the training stands before, or one left out before it, is the last of its update."""

@@ -63,16 +63,7 @@ def trained(experiment: LanguageExperiment, seed: int) -> dict[str, Any]:
         begun, seconds = time.process_time(), 0.0
         for epoch in range(course.epochs):
             batches.set_epoch(epoch)
-            scale = epoch_scale(
-                course.decay,
-                course.per,
-                end_over_base=course.end_over_base,
-                warmup=course.warmup,
-                epoch=epoch,
-                epochs=course.epochs,
-                batches=len(batches),
-                first_batch=epoch * len(batches),
-            )
+            scale = epoch_scale(course, epoch, len(batches), epoch * len(batches))
             seconds += pipe.run(batches, lr_scale=scale).seconds
         begun = time.process_time() - begun
         estimates = [

@@ -35,7 +35,7 @@ from pipeal.models.registry import Mode
 from pipeal.reporting.environment import environment
 from pipeal.reporting.tables import print_table
 from pipeal.training.evaluation import accuracy
-from pipeal.training.learning_rate import epoch_scale
+from pipeal.training.learning_rate import Course, epoch_scale
 
 
 @dataclass(frozen=True)
@@ -85,18 +85,10 @@ def train(settings: Settings, model: str, data: ImageDataset, epochs: int, seed:
     exits, seconds = [], []
     precision = fastest_precision("cpu")
     with Pipeline(package, ["cpu"], "sequential", threads=cores(), precision=precision, seed=seed) as pipe:
+        course = Course(epochs, "cosine", "epoch", settings.end / settings.base, settings.warmup)
         for epoch in range(epochs):
             samples.set_epoch(epoch)
-            scale = epoch_scale(
-                "cosine",
-                "epoch",
-                end_over_base=settings.end / settings.base,
-                warmup=settings.warmup,
-                epoch=epoch,
-                epochs=epochs,
-                batches=len(samples),
-                first_batch=pipe.next_batch,
-            )
+            scale = epoch_scale(course, epoch, len(samples), pipe.next_batch)
             seconds.append(pipe.run(samples, lr_scale=scale).seconds)
             exits.append([accuracy(pipe, test, depth) for depth in range(1, len(package) + 1)])
             print(

@@ -72,9 +72,6 @@ def test_a_rate_decays_from_its_base_to_its_end(end: float | None, share: float)
     lr = {"base": 0.2, "end": end, "decay": "cosine", "per": "batch", "warmup": 0}
     values = {"dataset": "toynews", "model": {"name": "lstm"}, "train": {"lr": lr, "epochs": 3}}
     course = course_of(load_config(TextConfig, values=values))
-    scale = epoch_scale(
-        course.decay, course.per, end_over_base=course.end_over_base, warmup=course.warmup,
-        epoch=2, epochs=course.epochs, batches=10, first_batch=20,
-    )  # fmt: skip
+    scale = epoch_scale(course, epoch=2, batches=10, first_batch=20)
     assert scale(30) == pytest.approx(share), "after the last batch"
     assert scale(20) > scale(29) > share

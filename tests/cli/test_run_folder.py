@@ -16,7 +16,7 @@ import pytest
 
 from pipeal.config import TextConfig
 from pipeal.core.errors import ConfigError, DataError, Interrupted
-from pipeal.data.loading.lock import FileLock
+from pipeal.core.lock import FileLock
 from pipeal.reporting.page import runs_in
 from pipeal.run.find_run import find_run, new_run
 from pipeal.training.checkpoint.store import CheckpointStore

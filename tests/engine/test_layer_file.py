@@ -53,6 +53,14 @@ def test_tensors_come_back_with_their_bits_and_strides(tmp_path: Path) -> None:
         assert bits(one) == bits(wanted), name
 
 
+def test_one_that_repeats_its_memory_very_often_is_kept_whole(tmp_path: Path) -> None:
+    """A file that says so of a few bytes is refused: its copy took the memory of the machine, with a traceback."""
+    wanted = torch.randn(3).expand(2**17, 3)
+    found = there_and_back(tmp_path, {"w": wanted})["w"]
+    assert torch.equal(found, wanted)
+    assert found.is_contiguous()
+
+
 def test_conjugated_and_negated_ones_have_their_values(tmp_path: Path) -> None:
     z = torch.randn(4, dtype=torch.complex64)
     found = there_and_back(tmp_path, {"conjugated": z.conj(), "negated": z.conj().imag})
@@ -166,6 +174,10 @@ def test_a_file_that_names_a_class_is_refused(form: Any, tmp_path: Path) -> None
         lambda told: told["tensors"][0].__setitem__(3, [3]),
         lambda told: told["tensors"][0].__setitem__(4, [2]),
         lambda told: told.pop("tree"),
+        lambda told: told["tensors"][0].__setitem__(1, "qint8"),
+        lambda told: told["tensors"][0].__setitem__(1, "bits16"),
+        lambda told: told["tensors"][0].__setitem__(slice(3, 5), [[10**12], [0]]),
+        lambda told: told["tensors"][0].__setitem__(slice(3, 5), [[2, 10**6], [1, 0]]),
     ],
 )
 def test_a_description_that_does_not_fit_is_refused(change: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from pipeal import ALPackage, Pipeline
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.runner.precision import _cpu_has_fp16
-from pipeal.training.learning_rate import epoch_scale
+from pipeal.training.learning_rate import Course, epoch_scale
 
 NEEDS_FP16 = pytest.mark.skipif(not _cpu_has_fp16(), reason="this CPU has no arithmetic in fp16")
 STAGES = pytest.mark.parametrize("stages", [(1, 3), pytest.param((2, 4), marks=pytest.mark.slow)], ids=str)
@@ -21,9 +21,8 @@ def left_behind(
     package: ALPackage, data: Batches, schedule: str, stages: int, depth: int = 2, precision: str = "fp32"
 ) -> list[Tensor]:
     """Weights, buffers, optimizer states, losses and all predictions, after a warm-up and a falling learning rate."""
-    scale = epoch_scale(
-        "cosine", "batch", end_over_base=0.1, warmup=2, epoch=0, epochs=1, batches=len(data), first_batch=0
-    )
+    course = Course(1, "cosine", "batch", 0.1, warmup=2)
+    scale = epoch_scale(course, epoch=0, batches=len(data), first_batch=0)
     with Pipeline(
         package,
         ["cpu"] * stages,

@@ -18,11 +18,11 @@ import pipeal.engine.pipeline
 import pipeal.engine.runner.nonfinite
 import pipeal.engine.stage
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
-from pipeal.training.learning_rate import epoch_scale
+from pipeal.training.learning_rate import Course, epoch_scale
 
 from .blind import CLASSES, MODELS, BlindDevice, batches, build, uploads_refused
 
-WARM_UP = epoch_scale("cosine", "batch", end_over_base=0.1, warmup=2, epoch=0, epochs=1, batches=3, first_batch=0)
+WARM_UP = epoch_scale(Course(1, "cosine", "batch", 0.1, warmup=2), epoch=0, batches=3, first_batch=0)
 EVERY_MODEL = pytest.mark.parametrize(("name", "form"), MODELS)
 
 

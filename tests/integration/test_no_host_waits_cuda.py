@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pipeal import Pipeline, Window
-from pipeal.training.learning_rate import epoch_scale
+from pipeal.training.learning_rate import Course, epoch_scale
 
 from .blind import MODELS, Batches, batches, build
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cuda
 COUNT = 40
 """Forwards of a stage: more than have their losses looked at together."""
 
-WARM_UP = epoch_scale("cosine", "batch", end_over_base=0.1, warmup=3, epoch=0, epochs=1, batches=COUNT, first_batch=0)
+WARM_UP = epoch_scale(Course(1, "cosine", "batch", 0.1, warmup=3), epoch=0, batches=COUNT, first_batch=0)
 EVERY_MODEL = pytest.mark.parametrize(("name", "form"), MODELS)
 
 

@@ -259,6 +259,7 @@ def overwrite(path, **changes):
     path.write_text(json.dumps({"sha256": digest, "manifest": body}))
 
 
+FILE = {"bytes": 1, "crc32": 0}
 DAMAGES = {
     r"layer-001\.safetensors is missing": lambda at: (at / "layer-001.safetensors").unlink(),
     r"layer-001\.safetensors is a pipe": lambda at: (
@@ -296,10 +297,14 @@ DAMAGES = {
         at / "manifest.json", format=99
     ),
     r"names 'layer-000.pt', wanted files of layers": lambda at: overwrite(
-        at / "manifest.json", files={"layer-000.pt": {"bytes": 1, "crc32": 0}}
+        at / "manifest.json", files={"layer-000.pt": FILE}
+    ),
+    # A second file of layer 0, which silently took the place of the first.
+    r"names 'layer-0000\.safetensors', wanted files of layers, such as layer-000": lambda at: overwrite(
+        at / "manifest.json", files=dict.fromkeys(["layer-000.safetensors", "layer-0000.safetensors"], FILE)
     ),
     r"names '\.\./secret', wanted files of layers": lambda at: overwrite(
-        at / "manifest.json", files={"../secret": {"bytes": 1, "crc32": 0}}
+        at / "manifest.json", files={"../secret": FILE}
     ),
 }
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.training.learning_rate import Decay, Per, cosine, epoch_scale, usual_course
+from pipeal.training.learning_rate import Course, Decay, Per, cosine, epoch_scale, usual_course
 
 
 def scales(
@@ -23,16 +23,7 @@ def scales(
     found = []
     for epoch in range(epochs):
         first = begun + batches * epoch
-        scale = epoch_scale(
-            decay,
-            per,
-            end_over_base=end,
-            warmup=warmup,
-            epoch=epoch,
-            epochs=epochs,
-            batches=batches,
-            first_batch=first,
-        )
+        scale = epoch_scale(Course(epochs, decay, per, end, warmup), epoch, batches, first)
         found += [scale(batch) for batch in range(first, first + batches)]
     return found
 
@@ -42,7 +33,7 @@ def test_without_a_decay_the_rate_stays() -> None:
 
 
 def test_a_warm_up_rises_from_its_first_batch_on_which_learns_too() -> None:
-    scale = epoch_scale("none", "batch", end_over_base=0.0, warmup=4, epoch=0, epochs=1, batches=9, first_batch=0)
+    scale = epoch_scale(Course(epochs=1, warmup=4), epoch=0, batches=9, first_batch=0)
     assert [scale(batch) for batch in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -19,7 +24,8 @@ from pipeal.reporting.page import read_runs, write_report
 from pipeal.reporting.page.idle import stage_shares
 from pipeal.reporting.page.page import environment
 from pipeal.reporting.page.rows import read_rows
-from pipeal.reporting.plots import measure_panels
+from pipeal.reporting.plots import drawn_rows, measure_panels
+from pipeal.reporting.recorders import CsvRecorder
 from pipeal.training.metric import ACCURACY, LOSS
 from pipeal.training.row import EpochRow
 from tests.training.run_folders import SUMMARY, held, make_run, rows, tell, write_rows
@@ -302,6 +308,41 @@ def test_many_runs_with_large_pictures_stay_below_two_megabytes(tmp_path):
     assert "run-4" in page.text
 
 
+def test_of_many_epochs_the_first_the_last_the_best_and_a_sample_are_drawn(tmp_path):
+    """Symptom: 20 s for the page of 10,000 epochs. Cause: each of them was looked for in all rows, for each line."""
+    many = [replace(row, held_acc=0.7 if row.epoch == 5001 else 0.6) for row in rows(epochs=10_000)]
+    drawn = drawn_rows(many, 200)
+    epochs = [row.epoch for row in drawn]
+    assert len(epochs) == 200
+    assert {1, 5001, 10_000} <= set(epochs)
+    assert max(after - before for before, after in pairwise(epochs)) < 60
+    assert drawn_rows(rows(epochs=7, turns=2), 200) == rows(epochs=7, turns=2)
+    folder = make_run(tmp_path / "run", done=0)
+    CsvRecorder(folder / "epochs.csv").rewrite(many)
+    began = perf_counter()
+    page = report(folder)
+    assert perf_counter() - began < 15  # it takes one or two where nothing else runs
+    assert "Drawn are 200 of 10,000 epochs" in page.text
+    assert str(folder / "epochs.csv") in page.text
+
+
+def test_a_page_stays_small_whatever_lies_in_the_folder(tmp_path):
+    """Pictures alone were left out: names, exits, stages and settings of a strange run made it as large as they are."""
+    layers = 3000
+    deep = make_run(tmp_path / "deep", done=0)
+    write_rows(deep, rows(epochs=1, layers=layers))
+    (deep / "exits.json").write_text(json.dumps({"rows": [{"name": f"exit {n}"} for n in range(layers)]}))
+    (deep / "summary.json").write_text(json.dumps({**SUMMARY, "stages": SUMMARY["stages"] * layers}))
+    (deep / "config.yaml").write_text(json.dumps({"model": {f"option{n}": n for n in range(layers)}}))
+    wordy = make_run(tmp_path / "wordy", done=1)
+    tell(wordy, "failed", "word " * 10**6)
+    page = report(deep, wordy)
+    assert (tmp_path / "page.html").stat().st_size < 2_000_000
+    for told in ("200 of 3000 rows", "200 of 6000 rows", "exit 2999", "layer 3000", "200 of 3000 values"):
+        assert told in page.text
+    assert "wordy is left out to keep this page small" in page.text
+
+
 def test_nothing_on_the_page_asks_for_a_network(tmp_path):
     make_run(tmp_path / "run")
     report(tmp_path / "run")
@@ -319,6 +360,12 @@ def test_a_column_of_numbers_stands_to_the_right_and_one_of_words_to_the_left():
     kinds = [words["class"] for name, words in page.tags if name == "td"]
     assert kinds == ["words", "number", "number"] * 2
     assert Page(table(["run"], [])).text == "run"
+
+
+def test_a_command_that_reads_runs_needs_no_pillow():
+    """It was loaded with all data sets, for the lock of a run's folder."""
+    code = "import sys, pipeal.reporting.page; sys.exit('PIL' in sys.modules or 'pipeal.data' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_what_is_no_run_is_said_in_one_line(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
-from pipeal.reporting.peak_memory import peak_memory_bytes
+from pipeal.reporting.environment import peak_memory_bytes
 from pipeal.reporting.recorders import JsonLinesRecorder
 from pipeal.reporting.tensorboard import TensorBoardRecorder
 from tests.training.run_folders import rows

@@ -15,9 +15,10 @@ from pipeal.core.errors import DataError, Interrupted
 from pipeal.data import BatchLoader, Corpus, FixedBatchSampler, Vocab
 from pipeal.engine import RunReport
 from pipeal.training.evaluation import accuracy
+from pipeal.training.learning_rate import Course
 from pipeal.training.position import Part, Position
 from pipeal.training.row import EpochRow
-from pipeal.training.trainer import Course, Scores, fit
+from pipeal.training.trainer import Scores, fit
 
 
 class Silent:

@@ -37,6 +37,9 @@ FORMAT = 2
 
 _ALIGNED = 64  # bytes: as allocators align, so that operators run the same way on mapped memory
 _CHUNK = 1 << 20
+_MOST_REPEATED = 1 << 20
+"""Bytes up to which a tensor may repeat its memory, as an expanded one does. A copy of it takes all of them: a file of
+a few bytes could ask for any amount."""
 _KEY = "pipeal"
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _TYPES = {
@@ -182,6 +185,8 @@ class _Entries:
             raise DataError(f"{name} is a tensor that is quantized or without data, which no file keeps")
         if tensor.layout is torch.strided:
             tensor = tensor.resolve_conj().resolve_neg()
+            if tensor.nbytes > max(tensor.untyped_storage().nbytes(), _MOST_REPEATED):
+                tensor = tensor.contiguous()
             dtype = str(tensor.dtype).removeprefix("torch.")
             return [self._entry(name, tensor), dtype, tensor.storage_offset(), [*tensor.shape], [*tensor.stride()]]
         if tensor.layout is torch.sparse_coo:
@@ -222,11 +227,15 @@ def _tensor_from(where: Any, entries: Mapping[str, torch.UntypedStorage]) -> Ten
         compressed, plain, values = parts
         return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=True)
     entry, name, offset, shape, strides = where
+    if name.startswith(("q", "bits")):  # quint8 and the like: no operator copies one that was made from its bits
+        raise DataError(f"a tensor of {name} lies in {entry!r}, which no file keeps")
     made = torch.empty(0, dtype=put_together(["y", name], []))
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     needed = (last + 1) * made.element_size() if math.prod(shape) else 0
     if min(offset, *shape, *strides, 0) < 0 or needed > entries[entry].nbytes():  # set_() would make the memory larger
         raise DataError(f"a tensor lies outside of {entry!r}")
+    if (size := math.prod(shape) * made.element_size()) > max(entries[entry].nbytes(), _MOST_REPEATED):
+        raise DataError(f"a tensor makes {size:,} bytes of the {entries[entry].nbytes():,} in {entry!r}")
     return made.set_(entries[entry], offset, shape, strides)
 
 

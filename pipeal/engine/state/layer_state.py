@@ -41,6 +41,8 @@ CopyTensor: TypeAlias = Callable[[Tensor], Tensor]
 
 _PARTS = ("module", "versions", "gradients", "optimizers", "others")
 _MISSING, _LAZY = "missing", "of any shape"
+_SHAPED = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum")
+"""What fused optimizers keep for each number of a parameter, and write without a look at its size."""
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:
@@ -238,6 +240,14 @@ def _refuse_misfit(layer: TrainableLayer, state: State) -> None:
     for name, gradient in state["gradients"].items():
         key = f"the gradient of {name!r}"
         found[key], own[key] = describe(shapes_of(gradient)), own.get(f"{name!r}", _MISSING)
+    for title, optimizer in state["optimizers"].items():
+        names = dict(enumerate(name for group in optimizer["parameters"] for name in group))
+        for index, values in optimizer["state"]["state"].items():
+            weight = state["module"].get(names.get(index))
+            for kind in _SHAPED if isinstance(weight, Tensor) and isinstance(values, dict) else ():
+                if isinstance(value := values.get(kind), Tensor):
+                    key = f"{kind!r} of {names[index]!r} in optimizer {title!r}"
+                    found[key], own[key] = str(tuple(value.shape)), str(tuple(weight.shape))
     differing = [
         key
         for key in dict.fromkeys((*own, *found))

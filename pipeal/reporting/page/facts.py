@@ -1,13 +1,25 @@
-"""What the page says of one run: names and values, which its templates lay out."""
+"""What the page says of a run, and of several beside each other: names and values, which its templates lay out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from statistics import fmean
 
 from pipeal.reporting.page.folder import Run, number_at, value_at
+from pipeal.reporting.page.idle import stage_shares
 from pipeal.reporting.page.shown import number, percent, size
 from pipeal.training.metric import MeanSd
+
+_AT_BEST, _LAST = "test at best held-out", "last test"
+_NAMES = {
+    "s/epoch": "seconds per epoch",
+    "samples/s": "samples per second",
+    "tokens/s": "tokens per second",
+    "training MFLOPs": "training, MFLOPs per sample",
+    "inference MFLOPs": "inference, MFLOPs per sample",
+}
+"""What a run's own section calls the figures whose heads in a table are short."""
 
 _MISHAPS = {
     "batches left out, after going back": "batches_left_out",
@@ -49,22 +61,51 @@ def seconds(value: MeanSd | None) -> str:
 
 
 def figures(run: Run) -> dict[str, object]:
-    """The figures that are looked for first."""
-    found: dict[str, object] = {
-        f"{run.measure.test_name} of the best epoch by {run.measure.held_name}": measured(run, run.at_best),
-        f"last {run.measure.test_name}": measured(run, run.last),
-        "seconds per epoch": seconds(run.epoch_s),
-        "samples per second": number_at(run.summary, "samples_per_s"),
+    """The figures that are looked for first, by their heads in a table of runs; None where they are not told."""
+    tokens = number_at(run.summary, "tokens_per_s")
+    trained, inferring = (None if weights is None else number(weights, 0) for weights in run.parameters)
+    return {
+        _AT_BEST: measured(run, run.at_best),
+        _LAST: measured(run, run.last),
+        "s/epoch": seconds(run.epoch_s),
+        "samples/s": number_at(run.summary, "samples_per_s"),
+        "tokens/s": tokens or None,
+        "padding": percent(number_at(run.summary, "padding_share")) if tokens else None,
+        "parameters": trained,
+        "at inference": inferring,
+        "training MFLOPs": _mega(run, "training_flops_per_sample"),
+        "inference MFLOPs": _mega(run, "inference_flops_per_sample"),
     }
-    if tokens := number_at(run.summary, "tokens_per_s"):
-        found |= {"tokens per second": tokens, "padding": percent(number_at(run.summary, "padding_share"))}
-    for name, weights in zip(("parameters", "at inference"), run.parameters, strict=True):
-        if weights is not None:
-            found[name] = f"{weights / 1e6:,.1f} M" if weights >= 1e7 else int(weights)
-    for kind in ("training", "inference"):
-        if (flops := number_at(run.summary, f"{kind}_flops_per_sample")) is not None:
-            found[f"{kind}, MFLOPs per sample"] = number(flops / 1e6, 2)
-    return found
+
+
+def named_figures(run: Run) -> dict[str, object]:
+    """The same under their whole names, for the run's own section."""
+    measure = run.measure
+    names = _NAMES | {
+        _AT_BEST: f"{measure.test_name} of the best epoch by {measure.held_name}",
+        _LAST: f"last {measure.test_name}",
+    }
+    return {names.get(head, head): value for head, value in figures(run).items() if value is not None}
+
+
+def compared_figures(runs: Mapping[str, Run]) -> tuple[list[str], list[list[object]]]:
+    """Heads and rows of the table that compares runs, by what the page calls each; without columns that are empty."""
+    found: list[dict[str, object]] = []
+    for name, run in runs.items():
+        stages = stage_shares(run)
+        found.append(
+            {
+                "run": name,
+                "": run.status,
+                "epochs": epochs(run),
+                "stages": len(stages) or None,
+                **figures(run),
+                "memory": size(number_at(run.summary, "counted_memory_bytes.all")),
+                "mean busy": percent(fmean(stage.busy for stage in stages)) if stages else None,
+            }
+        )
+    heads = [head for head in found[0] if any(one[head] not in (None, "–") for one in found)]
+    return heads, [[one[head] for head in heads] for one in found]
 
 
 def batch_facts(run: Run) -> dict[str, object]:
@@ -130,6 +171,11 @@ def whole_at(mapping: object, path: str) -> float | int | None:
     """As :func:`number_at`; a whole number without decimals."""
     value = number_at(mapping, path)
     return int(value) if value is not None and value.is_integer() else value
+
+
+def _mega(run: Run, key: str) -> str | None:
+    found = number_at(run.summary, key)
+    return None if found is None else number(found / 1e6, 2)
 
 
 def _spread(told: object) -> str:

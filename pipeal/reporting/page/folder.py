@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeal.config import document
-from pipeal.core.artifacts import ASKED, CONFIG, EXITS, ROWS, STATUS, SUMMARY
-from pipeal.core.errors import DataError
+from pipeal.core.artifacts import ASKED, CONFIG, EXITS, LOCK, ROWS, STATUS, SUMMARY
+from pipeal.core.errors import DataError, refusals_told
+from pipeal.core.lock import lock_is_held
 from pipeal.core.methods import DEFAULT, METHODS
 from pipeal.reporting.page.rows import read_rows, require_file
-from pipeal.reporting.page.status import Status, inferred_status, told_status
 from pipeal.training.metric import ACCURACY, LOSS, MeanSd, Measure, measure_of
 from pipeal.training.row import EpochRow
 
@@ -27,6 +26,29 @@ _MARKS = tuple(mark.name for mark in (CONFIG, ASKED, STATUS, SUMMARY, ROWS))
 
 _FORM = re.compile(rf"({'|'.join(METHODS)})(-.+)?")
 """The folder of a form within that of a comparison."""
+
+
+State = Literal["running", "finished", "interrupted", "failed", "died", "unknown"]
+
+_TOLD: tuple[State, ...] = ("running", "finished", "interrupted", "failed")
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run stands.
+
+    Attributes:
+        state: ``died`` is a run that says it is running, but whose process is gone. ``unknown`` is one that says
+            nothing and has not come to its end.
+        message: What the run said last; empty if nothing.
+        started: When it began, in ISO 8601; empty where it did not say.
+        updated: When it spoke last, in ISO 8601.
+    """
+
+    state: State
+    message: str = ""
+    started: str = ""
+    updated: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +98,7 @@ class Run:
 
     @property
     def epochs(self) -> tuple[int, int | None]:
-        """Epochs done and asked for, of all turns together; None where nobody knows."""
+        """Epochs done and asked for, of all turns together; None where that is not known."""
         return len(self.rows), _asked(self.config)
 
     @property
@@ -154,7 +176,7 @@ def runs_in(folder: Path) -> list[Path]:
     Raises:
         DataError: There is no such folder, or it cannot be read.
     """
-    with _told_as_data(folder):
+    with refusals_told(f"{folder}: cannot be read"):  # no permission, or a name that is too long
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; name the one that training was told as --out (default: runs)")
         return [folder] if is_run(folder) else sorted(child for child in folder.iterdir() if _is_listed(child))
@@ -166,8 +188,22 @@ def read_runs(folder: Path) -> list[Run]:
     Raises:
         DataError: The folder is no run, or cannot be read.
     """
-    with _told_as_data(folder):
-        return _read_forms(folder)
+    with refusals_told(f"{folder}: cannot be read"):  # no permission, or a name that is too long
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; name a run's folder, such as runs/agnews-transformer-al-001")
+        if not is_run(folder):
+            within = runs_in(folder)
+            hint = f"it holds {len(within)}, such as {within[0]}" if within else "name a folder with one"
+            raise DataError(f"{folder}: no run: it has no {', '.join(_MARKS[:-1])} or {_MARKS[-1]}; {hint}")
+        absolute = folder.resolve()
+        whole = _read_status(absolute)
+        forms = _forms_in(absolute)
+        if forms:
+            found = [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
+            return found if all(map(_has_ended, found)) else [_apart(run) for run in found]
+        if _FORM.fullmatch(absolute.name) and is_run(absolute.parent):
+            return [run for run in read_runs(absolute.parent) if run.folder == absolute]
+        return [_read(absolute, absolute.name, whole)]
 
 
 def _is_listed(folder: Path) -> bool:
@@ -194,32 +230,6 @@ def _forms_in(folder: Path) -> list[str]:
 
 def _is_marked(folder: Path) -> bool:
     return any((folder / mark).is_file() for mark in _MARKS)
-
-
-@contextmanager
-def _told_as_data(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # no permission, or a name that is too long
-        raise DataError(f"{folder}: cannot be read: {error.strerror or error}") from error
-
-
-def _read_forms(folder: Path) -> list[Run]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; name a run's folder, such as runs/agnews-transformer-al-001")
-    if not is_run(folder):
-        within = runs_in(folder)
-        hint = f"it holds {len(within)}, such as {within[0]}" if within else "name a folder with one"
-        raise DataError(f"{folder}: no run: it has no {', '.join(_MARKS[:-1])} or {_MARKS[-1]}; {hint}")
-    absolute = folder.resolve()
-    whole = _read_status(absolute)
-    forms = _forms_in(absolute)
-    if forms:
-        found = [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
-        return found if all(map(_has_ended, found)) else [_apart(run) for run in found]
-    if _FORM.fullmatch(absolute.name) and is_run(absolute.parent):
-        return [run for run in _read_forms(absolute.parent) if run.folder == absolute]
-    return [_read(absolute, absolute.name, whole)]
 
 
 def _apart(run: Run) -> Run:
@@ -260,58 +270,78 @@ def _read(folder: Path, name: str, whole: Status | None) -> Run:
     """Reads one form; ``whole`` is the status of the run that it is a part of, or None."""
     missing: list[str] = []
     begun = CONFIG.at(folder).exists() or not ASKED.at(folder).exists()
-    config = _config((CONFIG if begun else ASKED).at(folder), missing)
-    summary = _json(SUMMARY.at(folder), missing, "a run writes it when it ends")
-    exits = _json(EXITS.at(folder), missing, "") if EXITS.at(folder).exists() else {}
+    config = _mapping((CONFIG if begun else ASKED).at(folder), missing, "a run writes it when it begins")
+    summary = _mapping(SUMMARY.at(folder), missing, "a run writes it when it ends")
+    exits = _mapping(EXITS.at(folder), missing) if EXITS.at(folder).exists() else {}
     rows: list[EpochRow] = []
-    try:
+    with _noted(ROWS.name, missing, "a run adds a row after each epoch"):
         rows, broken = read_rows(ROWS.at(folder))
         if broken:
-            missing.append(f"epochs.csv: {broken} of {broken + len(rows)} lines cannot be read")
-    except FileNotFoundError:
-        missing.append("epochs.csv: not there; a run adds a row after each epoch")
-    except OSError as error:
-        missing.append(f"epochs.csv: {error.strerror or error}")
+            missing.append(f"{ROWS.name}: {broken} of {broken + len(rows)} lines cannot be read")
     if whole is None:
-        whole = inferred_status(done=len(rows), asked=_asked(config), summarised=bool(summary))
+        whole = _inferred_status(done=len(rows), asked=_asked(config), summarised=bool(summary))
     return Run(folder, name, whole, config, summary, rows, exits, tuple(missing))
 
 
 def _read_status(folder: Path) -> Status | None:
     """The status that a folder tells; None if it tells none."""
-    if not STATUS.at(folder).exists():
-        return None
-    told = _json(STATUS.at(folder), [], "")
-    return told_status(told, folder)
+    path = STATUS.at(folder)
+    return _told_status(_mapping(path, []), folder) if path.exists() else None
 
 
-def _config(path: Path, missing: list[str]) -> Mapping[str, Any]:
-    parse = partial(document.parse, source=path.name)
-    return _mapping(path, parse, missing, "a run writes it when it begins")
-
-
-def _json(path: Path, missing: list[str], why: str) -> Mapping[str, Any]:
-    return _mapping(path, json.loads, missing, why)
-
-
-def _mapping(path: Path, parse: Callable[[str], Any], missing: list[str], why: str) -> Mapping[str, Any]:
-    """What a file holds; nothing, and a word about it, where it is not there or not as it should be."""
-    try:
+def _mapping(path: Path, missing: list[str], why: str = "") -> Mapping[str, Any]:
+    """What a YAML or JSON file holds; nothing, and a word about it, where it is not there or not as it should be."""
+    with _noted(path.name, missing, why):
         require_file(path)
-        found = parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        missing.append(f"{path.name}: not there; {why}")
-        return {}
-    except OSError as error:
-        missing.append(f"{path.name}: {error.strerror or error}")
-        return {}
-    except (ValueError, RecursionError) as error:  # a ConfigError and text that is no UTF-8 are such
-        missing.append(f"{path.name}: cannot be read: {error}")
-        return {}
-    if not isinstance(found, Mapping):
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else document.parse(text, source=path.name)
+        if isinstance(found, Mapping):
+            return found
         missing.append(f"{path.name}: found no mapping in it")
-        return {}
-    return found
+    return {}
+
+
+@contextmanager
+def _noted(name: str, missing: list[str], why: str) -> Iterator[None]:
+    """Goes on where a file cannot be read in its block, with a word about it in ``missing``."""
+    try:
+        yield
+    except FileNotFoundError:
+        missing.append(f"{name}: not there; {why}")
+    except OSError as error:
+        missing.append(f"{name}: {error.strerror or error}")
+    except (ValueError, RecursionError) as error:  # a ConfigError and text that is no UTF-8 are such
+        missing.append(f"{name}: cannot be read: {error}")
+
+
+def _told_status(told: Mapping[str, Any], folder: Path) -> Status:
+    """The status that a run wrote into its ``status.json``, held against its lock.
+
+    Args:
+        told: The content of ``status.json``.
+        folder: The run's folder, in which ``run.lock`` is held for as long as its process lives.
+    """
+    state: State = next((known for known in _TOLD if known == told.get("status")), "unknown")
+    if state == "running":
+        held = lock_is_held(LOCK.at(folder))
+        state = "unknown" if held is None else "running" if held else "died"
+    words = {name: str(told.get(name) or "") for name in ("message", "started", "updated")}
+    if state == "died":
+        words["message"] = words["message"] or "its process is gone without a word, as after a kill or a power cut"
+    return Status(state, **words)
+
+
+def _inferred_status(*, done: int, asked: int | None, summarised: bool) -> Status:
+    """The status of a run that left no ``status.json``.
+
+    Args:
+        done: Epochs in its rows, of all turns.
+        asked: Epochs that were asked for; None where that is not known.
+        summarised: Whether it wrote a summary, which it does when it ends, however it ends.
+    """
+    if summarised:
+        return Status("interrupted" if asked is not None and 0 < done < asked else "finished")
+    return Status("unknown")
 
 
 def _asked(config: Mapping[str, Any]) -> int | None:

@@ -24,7 +24,7 @@ class StageShares:
     """How one stage spent the time of training, as shares of it.
 
     Attributes:
-        device: Where it ran; empty if nobody knows.
+        device: Where it ran; empty if that is not known.
         busy: At work.
         actions: By action, ``F``, ``B`` and ``U``.
         waiting: By reason, ``input``, ``space``, ``join``, ``saving``; and ``rest``, what is neither work nor a wait.

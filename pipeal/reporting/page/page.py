@@ -8,26 +8,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeal.core.artifacts import BATCHES, EXITS_PICTURE, TIMELINE, TRACE
+from pipeal.core.artifacts import BATCHES, EXITS_PICTURE, ROWS, TIMELINE, TRACE
 from pipeal.core.atomic import write_whole
 from pipeal.reporting.exits import EXIT_COLUMNS
 from pipeal.reporting.page import facts
-from pipeal.reporting.page.comparison import compared_figures
 from pipeal.reporting.page.folder import Run, are_forms
 from pipeal.reporting.page.idle import stage_shares, stage_table
 from pipeal.reporting.page.settings import against_default, differences
 from pipeal.reporting.page.shown import alignments, percent, shown
-from pipeal.reporting.plots import Panel, loss_panels, measure_panels
+from pipeal.reporting.plots import Panel, drawn_rows, even_sample, loss_panels, measure_panels
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _MOST_BYTES = 1_950_000
-"""What a page with pictures may come to, to be sent by mail: pictures are left out beyond it, text is not cut."""
+"""What a page may come to, to be sent by mail: beyond it, pictures are left out first, then charts, then whole runs."""
+
+_MOST_RUNS = 100
+"""Runs that one page tells of."""
+
+_MOST_ROWS = 200
+"""Rows of a table and epochs of a chart, of which more could not be told apart."""
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> None:
@@ -45,20 +50,21 @@ def write_report(runs: Sequence[Run], path: str | Path) -> None:
 
 def page(runs: Sequence[Run]) -> str:
     """The page about runs, as HTML."""
-    from pipeal.reporting.page.pictures import Album  # with Pillow, which only a page needs
+    from pipeal.reporting.page.room import Room  # with Pillow, which only a page needs
 
-    album = Album()
-    html = (
+    room = Room(_MOST_BYTES)
+    made = (
         environment()
         .get_template("page.html")
         .render(
             title=_title(runs),
             made=f"{datetime.now().astimezone():%Y-%m-%d %H:%M}",
-            runs=dict(zip(_names(runs), runs, strict=True)),
-            picture=album.picture,
+            runs=dict(list(zip(_names(runs), runs, strict=True))[:_MOST_RUNS]),
+            more=len(runs) - _MOST_RUNS,
+            room=room,
         )
     )
-    return album.fill(html, _MOST_BYTES)
+    return room.fill(made)
 
 
 @cache
@@ -73,31 +79,36 @@ def environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    found.filters.update(alignments=alignments, percent=percent)
+    found.filters.update(alignments=alignments, percent=percent, sample=partial(even_sample, most=_MOST_ROWS))
     found.globals.update({call.__name__: call for call in _CALLED}, exit_columns=EXIT_COLUMNS)
-    found.globals.update(TIMELINE=TIMELINE, TRACE=TRACE, BATCHES=BATCHES, EXITS_PICTURE=EXITS_PICTURE)
+    found.globals.update(TIMELINE=TIMELINE, TRACE=TRACE, BATCHES=BATCHES, EXITS_PICTURE=EXITS_PICTURE, ROWS=ROWS)
+    found.globals.update(most_rows=_MOST_ROWS)
     return found
 
 
 def run_curves(run: Run) -> list[Panel]:
     """The charts of one run; those of a second loss of each layer only where there are some."""
-    first, *others = loss_panels({"": run.rows}, run.loss_titles)
-    return [*measure_panels({"": run.rows}, run.measure), first, *(panel for panel in others if panel.lines)]
+    rows = {"": drawn_rows(run.rows, _MOST_ROWS)}
+    first, *others = loss_panels(rows, run.loss_titles)
+    return [*measure_panels(rows, run.measure), first, *(panel for panel in others if panel.lines)]
 
 
 def compared_curves(runs: Mapping[str, Run]) -> list[Panel]:
     """Accuracy, or loss, of several runs in one chart over epochs, and in one over time."""
+    epochs = max(20, _MOST_ROWS // len(runs))
     return [
         panel
         for measure in dict.fromkeys(run.measure for run in runs.values())
-        for panel in measure_panels({name: run.rows for name, run in runs.items() if run.measure is measure}, measure)
+        for panel in measure_panels(
+            {name: drawn_rows(run.rows, epochs) for name, run in runs.items() if run.measure is measure}, measure
+        )
     ]
 
 
 _CALLED = (
-    *(facts.headline, facts.figures, facts.batch_facts, facts.exit_rows, facts.memory_facts, facts.circumstances),
-    *(facts.whole_at, run_curves, stage_shares, stage_table, against_default),
-    *(compared_curves, compared_figures, differences),
+    *(facts.headline, facts.named_figures, facts.batch_facts, facts.exit_rows, facts.memory_facts, facts.whole_at),
+    *(facts.circumstances, run_curves, stage_shares, stage_table, against_default),
+    *(facts.compared_figures, compared_curves, differences),
 )
 """What templates call, by name."""
 

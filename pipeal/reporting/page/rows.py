@@ -8,6 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 from pipeal.training.row import EpochRow
@@ -57,22 +58,12 @@ def _row(line: Mapping[str, str]) -> EpochRow:
     for column, value in line.items():
         if match := _LOSS.fullmatch(column):
             losses.setdefault(int(match[1]), []).append(float(value))
-    return EpochRow(
-        turn=int(line["turn"]),
-        epoch=int(line["epoch"]),
-        train_acc=float(line["train_acc"]),
-        test_acc=float(line["test_acc"]),
-        train_time=float(line["train_time"]),
-        epoch_time=float(line["epoch_time"]),
-        samples_per_s=float(line["samples_per_s"]),
-        tokens_per_s=float(line["tokens_per_s"]),
-        losses=tuple(tuple(losses[layer]) for layer in sorted(losses)),
-        train_loss=_if_there(line, "train_loss"),
-        test_loss=_if_there(line, "test_loss"),
-        held_acc=_if_there(line, "held_acc"),
-        held_loss=_if_there(line, "held_loss"),
-    )
-
-
-def _if_there(line: Mapping[str, str], column: str) -> float | None:
-    return None if line.get(column, "") == "" else float(line[column])
+    # Those without a default are in every file. A blank cell is of an older run, a missing one of a line that was cut.
+    figures = {
+        field.name: float(line[field.name])
+        for field in fields(EpochRow)
+        if field.name not in ("turn", "epoch", "losses")
+        and (field.default is MISSING or line.get(field.name, "") != "")
+    }
+    by_layer = tuple(tuple(losses[layer]) for layer in sorted(losses))
+    return EpochRow(turn=int(line["turn"]), epoch=int(line["epoch"]), losses=by_layer, **figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -20,7 +21,7 @@ def settings(run: Run) -> dict[str, str]:
 
 
 def default_settings(run: Run) -> dict[str, str]:
-    """The values that a run of the same data set and model has if nothing is asked for; empty if nobody knows."""
+    """The values that a run of the same data set and model has if nothing is asked for; empty if they are not known."""
     schema: type[RunConfig] = VisionConfig
     for marking, other in (("data.batching", TextConfig), ("data.estimate_batches", LanguageConfig)):
         if value_at(run.config, marking) is not None:
@@ -66,10 +67,6 @@ def _shown(value: Any) -> str:
     """
     if isinstance(value, (list, tuple)):
         words = ", ".join(map(_shown, value[:64])) if len(value) < 64 else f"{len(value)} values"
-    elif isinstance(value, str):
-        words = value
-    elif value is None or isinstance(value, bool):
-        words = {None: "null", True: "true", False: "false"}[value]
     else:
-        words = str(value)
+        words = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
     return words if len(words) <= _WIDEST else f"{words[:_WIDEST]}…"

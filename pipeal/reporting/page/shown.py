@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Sequence
 
-_NUMBER = re.compile(r"[-+−]?\d[\d.,]*(?:e[-+]?\d+)?\s?(?:%|×|[kMGT]?i?B|of \d+)?|–")
+from pipeal.core.outofmemory import in_units
+from pipeal.reporting.tables import is_number
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
@@ -20,7 +22,7 @@ def shown(value: object) -> object:
 def alignments(rows: Sequence[Sequence[object]]) -> list[str]:
     """The class of each column of a table: ``number``, which stands to the right, or ``words``."""
     columns = zip(*rows, strict=True)
-    return ["number" if all(_NUMBER.fullmatch(str(shown(cell))) for cell in column) else "words" for column in columns]
+    return ["number" if all(is_number(str(shown(cell))) for cell in column) else "words" for column in columns]
 
 
 def number(value: float | int | None, decimals: int | None = None) -> str:
@@ -53,13 +55,7 @@ def percent(share: float | None) -> str:
 def size(count_bytes: float | None) -> str:
     """Bytes for people.
 
-    >>> size(512), size(1536), size(3 * 2**30)
-    ('512 B', '1.5 KiB', '3.0 GiB')
+    >>> size(512), size(1536), size(None)
+    ('512 bytes', '1.50 KiB', '–')
     """
-    if count_bytes is None or not math.isfinite(count_bytes):
-        return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count_bytes) < 1024:
-            return f"{count_bytes:.0f} B" if unit == "B" else f"{count_bytes:.1f} {unit}"
-        count_bytes /= 1024
-    return f"{count_bytes:.1f} TiB"
+    return "–" if count_bytes is None or not math.isfinite(count_bytes) else in_units(int(count_bytes))

@@ -1,4 +1,8 @@
-"""What a checkpoint is: where its run stood, its files, and the sums that each of them is held against."""
+"""What a checkpoint is: where its run stood, its files, and the sums that each of them is held against.
+
+Checkpoints of the first format are read and no longer written. A layer's file was a ``torch.save`` of plain values,
+``{"state": …}``; that of the first layer also had what is counted of the epoch, ``"losses"`` and ``"splits"``.
+"""
 
 from __future__ import annotations
 
@@ -14,50 +18,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
+import torch
 from pydantic import Field, TypeAdapter
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import DataError, first_line
 from pipeal.engine.state.layer_file import FORMAT, read_layer
 from pipeal.training.checkpoint.checked import checked
-from pipeal.training.checkpoint.format_1 import epoch_of, state_of
 
 EPOCH = "epoch.safetensors"
 """The file of what is counted of the epoch under way."""
 
 _MANIFEST = "manifest.json"
-_LAYERS = {1: re.compile(r"layer-(\d{3,})\.pt"), FORMAT: re.compile(r"layer-(\d{3,})\.safetensors")}
+_NUMBER = r"(\d{3}|[1-9]\d{3,})"  # one name for each number: layer-0000 would be another file of layer 0
+_LAYERS = {1: re.compile(rf"layer-{_NUMBER}\.pt"), FORMAT: re.compile(rf"layer-{_NUMBER}\.safetensors")}
 """The names of layers' files, by the versions of the format that are read."""
 
 _CHUNK = 1 << 20
-
 
 _Whole: TypeAlias = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
-class _File:
+class Sums:
+    """How many bytes a file has, and their CRC-32."""
+
     bytes: _Whole
     crc32: _Whole
 
 
 @dataclass(frozen=True)
-class _Body:
-    """What a manifest holds, beside the version of its format."""
-
-    number: _Whole
-    step: _Whole
-    best: Annotated[bool, Field(strict=True)]
-    position: dict[str, Any]
-    state: dict[str, Any]
-    files: dict[str, _File]
-
-
-_BODY = TypeAdapter(_Body)
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the disk.
+    """A checkpoint on the disk: what its manifest holds.
 
     Attributes:
         path: Its folder.
@@ -66,18 +57,18 @@ class Checkpoint:
         best: Whether it was the best so far.
         position: Where the run stood, as given to :meth:`CheckpointStore.save`.
         state: The rest of what was given.
-        files: Its files, with bytes and CRC-32.
+        files: Its files.
         format: The version of their format.
     """
 
     path: Path
-    number: int
-    step: int
-    best: bool
+    number: _Whole
+    step: _Whole
+    best: Annotated[bool, Field(strict=True)]
     position: dict[str, Any]
     state: dict[str, Any]
-    files: dict[str, tuple[int, int]]
-    format: int = FORMAT
+    files: dict[str, Sums]
+    format: int
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -97,18 +88,17 @@ class Checkpoint:
         Raises:
             DataError: A file is gone, or holds something else than tensors, numbers, texts and collections of them.
         """
-        read = read_layer if self.format == FORMAT else state_of
-        return {number: read(self.path / name) for number, name in self._layers().items()}
+        paths = {number: self.path / name for number, name in self._layers().items()}
+        if self.format == FORMAT:
+            return {number: read_layer(path) for number, path in paths.items()}
+        return {number: _read_format_1(path)["state"] for number, path in paths.items()}
 
     def epoch(self) -> dict[str, Any]:
-        """What is counted of the epoch under way, on the CPU; empty where nothing was given. Raises as :meth:`layers`.
-
-        In the first format, it lay in the file of the first layer.
-        """
+        """What is counted of the epoch under way, on the CPU; empty if nothing was given. Raises as :meth:`layers`."""
         if self.format == FORMAT:
             return read_layer(self.path / EPOCH) if EPOCH in self.files else {}
-        first, *_ = [*self._layers().values(), None]
-        return epoch_of(self.path / first) if first else {}
+        content = next((_read_format_1(self.path / name) for name in self._layers().values()), {})
+        return {name: content[name] for name in ("losses", "splits") if name in content}
 
     def _layers(self) -> dict[int, str]:
         """The names of the layers' files, by number."""
@@ -116,24 +106,26 @@ class Checkpoint:
         return dict(sorted((int(match[1]), name) for match, name in found if match))
 
     def _check(self, name: str) -> None:
-        wanted, crc32 = self.files[name]
+        wanted = self.files[name]
         try:
             if stat.S_ISFIFO(os.stat(self.path / name).st_mode):  # to open it would wait for a writer
                 raise _bad(self.path, f"{name} is a pipe")
             with (self.path / name).open("rb", buffering=0) as file:
                 found = os.fstat(file.fileno()).st_size
-                if found != wanted:
-                    what = "truncated" if found < wanted else "too long"
-                    raise _bad(self.path, f"{name} is {what}: {found:,} bytes found, {wanted:,} wanted")
+                if found != wanted.bytes:
+                    what = "truncated" if found < wanted.bytes else "too long"
+                    raise _bad(self.path, f"{name} is {what}: {found:,} bytes found, {wanted.bytes:,} wanted")
                 read = _crc32_of(file)
         except FileNotFoundError:
             raise _bad(self.path, f"{name} is missing") from None
         except OSError as error:
             raise _bad(self.path, f"{name} cannot be read: {error.strerror or error}") from error
-        if read != crc32:
-            raise _bad(
-                self.path, f"{name} has other bytes than were written: CRC-32 {read:08x} found, {crc32:08x} wanted"
-            )
+        if read != wanted.crc32:
+            sums = f"CRC-32 {read:08x} found, {wanted.crc32:08x} wanted"
+            raise _bad(self.path, f"{name} has other bytes than were written: {sums}")
+
+
+_CHECKPOINT = TypeAdapter(Checkpoint)
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
@@ -165,25 +157,35 @@ def read_manifest(path: Path) -> Checkpoint:
             raise _bad(path, f"its format version {body['format']!r} is unknown; this version of pipeal reads {known}")
         if _hash_of(body) != whole["sha256"]:
             raise _bad(path, f"the hash of {_MANIFEST} differs from the one in it")
+        found = checked(_CHECKPOINT, {**body, "path": path})
     except DataError:
         raise
     except FileNotFoundError:
         raise _bad(path, f"{_MANIFEST} is missing") from None
     except OSError as error:
         raise _bad(path, f"{_MANIFEST} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad(path, f"{_MANIFEST} is not JSON ({error})") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _bad(path, f"{_MANIFEST} is not the one of a checkpoint") from error
-    try:
-        found = checked(_BODY, body)
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(path, f"{_MANIFEST} is not the one of a checkpoint ({error})") from error
     layer, also = _LAYERS[body["format"]], {EPOCH} if body["format"] == FORMAT else set()
     if strange := [name for name in found.files if not layer.fullmatch(name) and name not in also]:
-        raise _bad(path, f"{_MANIFEST} names {strange[0]!r}, wanted files of layers")
-    files = {name: (file.bytes, file.crc32) for name, file in found.files.items()}
-    return Checkpoint(path, found.number, found.step, found.best, found.position, found.state, files, body["format"])
+        raise _bad(path, f"{_MANIFEST} names {strange[0]!r}, wanted files of layers, such as layer-000")
+    return found
+
+
+def _read_format_1(path: Path) -> dict[str, Any]:
+    """The content of a layer's file of the first format, on the CPU; nothing in it is run."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise DataError(
+            f"{path} is refused: it does not load as tensors, numbers, texts and collections of them "
+            f"({first_line(error)}); nothing in it was run; take another checkpoint"
+        ) from error
+    if not (isinstance(content, dict) and isinstance(content.get("state"), dict)):
+        raise DataError(f"{path} holds no state of a layer; take another checkpoint")
+    return content
 
 
 def _crc32_of(file: io.FileIO) -> int:

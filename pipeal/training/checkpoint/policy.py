@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NoReturn
 
 from pipeal.core.errors import Interrupted, NonFiniteError, first_line
@@ -16,13 +17,14 @@ QUIET_S = 3.0
 """How long the last checkpoint may take before it is spoken of."""
 
 
+@dataclass(eq=False)
 class CheckpointPolicy:
     """Saves a training through a :class:`CheckpointWriter`, which writes while training goes on.
 
     What a layer has learnt is looked at before it is written: states that are not finite are no checkpoint. They end
     the training as soon as that is known, or with ``ends_on_broken=False`` are told of by the writer.
 
-    Args:
+    Attributes:
         writer: Writes the checkpoints.
         every: Batches between two of them, to which those up to the next update may come; None saves after epochs
             alone.
@@ -33,36 +35,24 @@ class CheckpointPolicy:
         look_until: As long as the position's ``batches`` are no more, they are looked at after each update, for
             which the pipeline is waited for.
         way_back: What goes on with a training that was asked to end, in words.
-        begun: The position's ``batches`` as the training goes on.
-        config: Of the run; kept likewise, for whoever finds a checkpoint elsewhere.
+        begun: The position's ``batches`` as the training goes on; then those behind which it was last seen.
+        config: Of the run; kept likewise, for a checkpoint that is found elsewhere.
     """
 
-    def __init__(
-        self,
-        writer: CheckpointWriter,
-        every: int | None,
-        asked_to_end: Callable[[], int | None],
-        facts: Mapping[str, Any],
-        *,
-        ends_on_broken: bool = True,
-        look_until: int = 0,
-        way_back: str = "the same command",
-        begun: int = 0,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.writer = writer
-        self.every = every
-        self.asked_to_end = asked_to_end
-        self.facts = facts
-        self.config = config
-        self.ends_on_broken = ends_on_broken
-        self.look_until = look_until
-        self.way_back = way_back
-        self._behind = begun
-        self._check = FiniteCheck()
-        self._asked: list[Outcome] = []  # of the checkpoints that are under way, and of those that were broken
-        self._looked_at: Snapshot | None = None
-        self._sees = True  # whether the states could be had when last looked at
+    writer: CheckpointWriter
+    every: int | None
+    asked_to_end: Callable[[], int | None]
+    facts: Mapping[str, Any]
+    _: KW_ONLY
+    ends_on_broken: bool = True
+    look_until: int = 0
+    way_back: str = "the same command"
+    begun: int = 0
+    config: Mapping[str, Any] | None = None
+    _check: FiniteCheck = field(default_factory=FiniteCheck, init=False)
+    _asked: list[Outcome] = field(default_factory=list, init=False)  # under way, and those that were broken
+    _looked_at: Snapshot | None = field(default=None, init=False)
+    _sees: bool = field(default=True, init=False)  # whether the states could be had when last looked at
 
     def after_batch(self, pipe: Pipeline, position: Position) -> bool:
         """Saves where it is due; true when the training is asked to end.
@@ -77,9 +67,9 @@ class CheckpointPolicy:
             raise broken
         if position.batches <= self.look_until:
             self._looked_at = self._look(pipe, position)
-        if self.every is not None and position.batches // self.every > self._behind // self.every:
+        if self.every is not None and position.batches // self.every > self.begun // self.every:
             self._save(pipe, position)
-        self._behind = position.batches
+        self.begun = position.batches
         return False
 
     def before_evaluation(self, pipe: Pipeline, position: Position) -> None:
@@ -88,7 +78,7 @@ class CheckpointPolicy:
             self._looked_at = self._look(pipe, position)
 
     def after_epoch(self, pipe: Pipeline, position: Position) -> None:
-        """Saves, and marks the best epoch so far."""
+        """Saves when an epoch was trained, evaluated and counted, and marks the best so far."""
         self._save(pipe, position)
 
     def leave(self, pipe: Pipeline, position: Position) -> NoReturn:
@@ -98,32 +88,25 @@ class CheckpointPolicy:
             Interrupted: The training ends here because it was asked to.
             Exception: A stage failed before all had come by, and the training would have ended by that anyway.
         """
+        after, from_last = f"interrupted after {position.where}", f"{self.way_back} goes on from the last checkpoint"
+        code = self.asked_to_end() or 1
         if pipe.gathers:  # no more batches were to be had in the middle of an update
-            after = f"{position.where}, in the middle of an update"
-            raise Interrupted(
-                f"interrupted after {after}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1
-            )
+            raise Interrupted(f"{after}, in the middle of an update; {from_last}", code)
         if position.rows and not position.batches and self._written() and not self.writer.failing:
             # The checkpoint at the end of the turn before says as much; in its place, it would be the best no more.
-            before = f"interrupted before turn {position.turn}"
-            raise Interrupted(f"{before}; {self.way_back} goes on from the last checkpoint", self.asked_to_end() or 1)
+            raise Interrupted(f"interrupted before turn {position.turn}; {from_last}", code)
         failures = self.writer.failures
         snapshot, outcome = self._save(pipe, position)
-        where = position.where
-        code = self.asked_to_end() or 1
         if not self._written():
             self.writer.give_up()
-            raise Interrupted(
-                f"interrupted after {where}, which was not saved within {PATIENCE_S:g} s; {self.way_back} goes on "
-                "from the checkpoint before it",
-                code,
-            )
+            late = f"{after}, which was not saved within {PATIENCE_S:g} s"
+            raise Interrupted(f"{late}; {self.way_back} goes on from the checkpoint before it", code)
         if outcome.written:
-            raise Interrupted(f"interrupted after {where}, and saved; {self.way_back} goes on from there", code)
+            raise Interrupted(f"{after}, and saved; {self.way_back} goes on from there", code)
         if snapshot.ended:
-            snapshot.wait()  # raises what ended it; nobody else would, since nothing more is submitted
+            snapshot.wait()  # raises what ended it; nothing else would, since nothing more is submitted
         why = self._broken() if self.writer.failures == failures else self.writer.last_failure
-        raise Interrupted(f"interrupted after {where}, which could not be saved: {why}", code)
+        raise Interrupted(f"{after}, which could not be saved: {why}", code)
 
     def _written(self) -> bool:
         """Waits for the last checkpoint, and says so if that takes its time."""

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import refusals_told
 from pipeal.engine.state.layer_file import require_plain, write_layer
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.training.checkpoint.finite import not_finite_in
+
+ELSEWHERE = "; make room there or make it writable, or choose another folder"
+"""What to do where the system refuses to write."""
 
 _PARTS = ".parts"
 
@@ -70,18 +73,13 @@ class RankFiles:
         """
         where = self._folder / f"{self._pipeline}-{snapshot.number}"
         files, not_finite = {}, {}
-        try:
+        with refusals_told(f"cannot write a layer's file below {where}", ELSEWHERE):
             where.mkdir(parents=True, exist_ok=True)
             for layer, found in states.items():
                 require_plain(found.state, f"layer {layer}")
                 path = where / layer_name(layer)
                 files[str(layer)] = [str(path), *write_layer(path, found.state)]
                 not_finite[str(layer)] = not_finite_in(found.state)
-        except OSError as error:
-            raise DataError(
-                f"cannot write a layer's file below {where}: {error.strerror or error}; make room there or make it "
-                "writable, or choose another folder"
-            ) from error
         return {"files": files, "not_finite": not_finite}
 
 

@@ -15,7 +15,7 @@
         .step-000000000.gone      is being removed
         .parts/                   what other ranks have written, on its way into a checkpoint
 
-Checkpoints of the first format (:mod:`pipeal.training.checkpoint.format_1`) lie among them and are read as well.
+Checkpoints of the first format (:mod:`pipeal.training.checkpoint.manifest`) lie among them and are read as well.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from pipeal.core.atomic import sync_folder
-from pipeal.core.errors import DataError, UntidyError
-from pipeal.data.loading.lock import FileLock
+from pipeal.core.errors import DataError, UntidyError, refusals_told
+from pipeal.core.lock import FileLock
 from pipeal.engine.state.layer_file import require_plain, write_layer
 from pipeal.training.checkpoint.manifest import EPOCH, Checkpoint, read_manifest, write_manifest
-from pipeal.training.checkpoint.rank_files import KeptLayer, clear_parts, layer_name
+from pipeal.training.checkpoint.rank_files import ELSEWHERE, KeptLayer, clear_parts, layer_name
 
 __all__ = ["Checkpoint", "CheckpointStore"]
 
@@ -65,9 +64,7 @@ class CheckpointStore:
         self.claim()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def claim(self) -> None:
@@ -78,7 +75,7 @@ class CheckpointStore:
         """
         if self._lock is not None:
             return
-        with _told(f"cannot keep checkpoints in {self.folder}"):
+        with refusals_told(f"cannot keep checkpoints in {self.folder}", ELSEWHERE):
             self.folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
             lock = FileLock.take(self.folder / ".lock")
@@ -139,7 +136,7 @@ class CheckpointStore:
         aside = _hidden(path, "aside")
         body = {"number": self._number + 1, "step": step, "best": best, "position": position, "state": state}
         try:
-            with _told(f"cannot write the checkpoint {path}"):
+            with refusals_told(f"cannot write the checkpoint {path}", ELSEWHERE):
                 self._sweep(path.name)  # alone: what else cannot be removed is not in the way
                 aside.mkdir()
                 files = {}
@@ -158,7 +155,8 @@ class CheckpointStore:
                 self._sweep()
             raise
         self._number += 1
-        with _told(f"the checkpoint {path} is written, but an older one cannot be removed", UntidyError):
+        stays = f"the checkpoint {path} is written, but an older one cannot be removed"
+        with refusals_told(stays, ELSEWHERE, UntidyError):
             self._rotate()
             self._sweep()
             for layer in layers.values():
@@ -181,7 +179,7 @@ class CheckpointStore:
             try:
                 return Checkpoint.open(one.path)
             except DataError as error:
-                if one.path.exists():  # or whoever saves here has just removed it
+                if one.path.exists():  # or the process that saves here has just removed it
                     self._bad.add(one.number)
                     on_bad(f"{error}; it is skipped")
         return None
@@ -197,12 +195,9 @@ class CheckpointStore:
 
     def _readable(self, on_bad: Callable[[str], None] = lambda _: None) -> Iterator[Checkpoint]:
         """The checkpoints whose manifests are right; their files are not looked at."""
-        try:
+        paths: list[Path] = []
+        with refusals_told(f"cannot read the checkpoints in {self.folder}"), suppress(FileNotFoundError):
             paths = sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise DataError(f"cannot read the checkpoints in {self.folder}: {error.strerror or error}") from error
         for path in paths:
             try:
                 yield read_manifest(path)
@@ -263,13 +258,3 @@ def _remove_whatever(path: Path) -> None:
 
 def _hidden(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{kind}")
-
-
-@contextmanager
-def _told(what: str, kind: type[DataError] = DataError) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise kind(
-            f"{what}: {error.strerror or error}; make room there or make it writable, or choose another folder"
-        ) from error

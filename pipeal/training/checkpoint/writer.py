@@ -64,7 +64,7 @@ PATIENCE_S = 300.0
 """How long the end of a training waits for its last checkpoint."""
 
 HURRY_S = 2.0
-"""How long it does when nobody wants it any more."""
+"""How long it does when it is not wanted any more."""
 
 
 class CheckpointWriter:
@@ -203,7 +203,7 @@ class CheckpointWriter:
         try:
             while self._step():
                 pass
-        except BaseException as crash:  # noqa: BLE001  raised in whoever calls next
+        except BaseException as crash:  # noqa: BLE001  raised in the next call
             with self._changed:
                 self._crash, self._closed = crash, True
                 self._drop_waiting()
@@ -226,9 +226,14 @@ class CheckpointWriter:
         return True
 
     def _carry_out(self, job: Job, outcome: Outcome) -> None:
+        untidy: UntidyError | None = None
         try:
             passed = job.snapshot.wait()
             job.check(job.snapshot, passed, job.step)
+            layers = {number: _content(number, found) for number, found in passed.items()}
+            self._store.save(job.step, layers, job.position, job.state, job.best, _counted(job, passed))
+        except UntidyError as error:
+            untidy = error
         except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
             if job.snapshot.ended:
                 return  # why is raised where the training runs
@@ -237,18 +242,10 @@ class CheckpointWriter:
             else:
                 self._failed(job.step, error)
             return
-        try:
-            layers = {number: _content(number, found) for number, found in passed.items()}
-            self._store.save(job.step, layers, job.position, job.state, job.best, _counted(job, passed))
-        except UntidyError as error:
-            self._written(job, outcome)
-            self._untidy += 1
-            self._warn(str(error), self._untidy)
-        except Exception as error:  # noqa: BLE001  told, counted, and the training goes on
-            self._failed(job.step, error)
-        else:
-            self._written(job, outcome)
-            self._untidy = 0
+        self._written(job, outcome)
+        self._untidy = 0 if untidy is None else self._untidy + 1
+        if untidy is not None:
+            self._warn(str(untidy), self._untidy)
 
     def _written(self, job: Job, outcome: Outcome) -> None:
         outcome.written = True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeal.data.loading.lock import FileLock, lock_is_held
+from pipeal.core.lock import FileLock, lock_is_held
 from tests.training.run_folders import held
 
 
