@@ -261,7 +261,7 @@ def test_backpropagation_has_no_more_samples_in_its_micro_batches_than_in_its_ba
 def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was once measured for minutes, and then told to measure anew with --share-cores."""
+    """It was once measured for minutes, and then told to measure again with --share-cores."""
     monkeypatch.setattr("pipeal.run.plan_costs.measure_in_turns", None)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
     own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=4", "model.layers=1"]

@@ -14,9 +14,8 @@ from pipeal.planning import placement as costs
 from pipeal.planning.measure import gpus
 from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.placement import Placement, place
-from pipeal.planning.pure.candidates import Setup
 from pipeal.planning.pure.forecast import Model, best_forecast
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import Layout, PlannedStage
 

@@ -31,7 +31,7 @@ from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.sizes import check_sizes, layers_of_stages
 from pipeal.planning.measure.layers import WARM_UP, counted_of
-from pipeal.planning.pure.simulate import Contention
+from pipeal.planning.pure.hardware import Contention
 
 PATIENCE_S = 600.0
 """How long one crowd may take."""
