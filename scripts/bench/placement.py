@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from held import predict
 from torch import nn
+from virtual import VirtualLayer
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
 from pipeal.core.modules import layers_of
@@ -34,7 +35,6 @@ from pipeal.engine import balance
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.planning.measure.contention import measure_contention
 from pipeal.planning.measure.layers import measure
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import best_layout

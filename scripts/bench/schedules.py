@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from virtual import VirtualLayer
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
 from pipeal.engine import SCHEDULES, Action, balance
@@ -33,7 +34,6 @@ from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.devices.cpus import cores
 from pipeal.models import build_text
 from pipeal.planning import simulate
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.placement import Placement, place
 from pipeal.reporting.environment import environment
 

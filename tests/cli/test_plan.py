@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 
 from pipeal.cli import plan
 from pipeal.core.options import EngineOptions
 from pipeal.engine.pipeline import Pipeline
 from pipeal.planning.measure.layers import measure_in_turns
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, save_costs
 from tests.cli.running import run_command, told_one_line
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 
 from pipeal.config import EngineConfig, LanguageConfig, TextConfig, load_config
 from pipeal.core.errors import PlacementError
 from pipeal.engine.distributed.world import World
 from pipeal.engine.pipeline import Pipeline
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.run import team
 from pipeal.run.followers import with_own_data
 from pipeal.run.team import Team, require_devices

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline, PlacementError
@@ -19,7 +20,6 @@ from pipeal.engine.runner.split import SplitWarning
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.planning import simulate
 from pipeal.planning.measure.layers import WARM_UP, layer_costs
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.placement import Placement, _in_the_long_run, fit, place
 
 
@@ -34,7 +34,7 @@ def no_omp(monkeypatch: pytest.MonkeyPatch) -> None:
 def counted_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that take time set the clock, and nothing else does: a busy machine does not show."""
     now = [0.0]
-    monkeypatch.setattr("pipeal.planning.measure.virtual.sleep", lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr("bench.virtual.sleep", lambda seconds: now.append(now.pop() + seconds))
     monkeypatch.setattr("pipeal.engine.devices.base.time.perf_counter", lambda: now[0])
 
 

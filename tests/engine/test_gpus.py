@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 
 from pipeal import PlacementError
 from pipeal.core.options import EngineOptions
 from pipeal.engine.schedule import SCHEDULES
 from pipeal.planning import placement as costs
 from pipeal.planning.measure import gpus
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.placement import Placement, place
 from pipeal.planning.pure.forecast import Model, best_forecast
 from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup

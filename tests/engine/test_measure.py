@@ -8,6 +8,7 @@ from threading import Thread
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
@@ -15,7 +16,6 @@ from pipeal.core.errors import OutOfMemoryError
 from pipeal.core.options import EngineOptions
 from pipeal.planning.measure.contention import contention_of, crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, balanced_sizes, layer_costs, measure, measure_in_turns, uncollected
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.placement import place
 
 
