@@ -34,7 +34,8 @@ from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.devices.cpus import cores
 from pipeal.models import build_text
 from pipeal.planning import simulate
-from pipeal.planning.placement import Placement, place
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import place
 from pipeal.reporting.environment import environment
 
 FORWARD_S, BACKWARD_S = 0.005, 0.010

@@ -31,7 +31,7 @@ from pipeal.engine.runner.compile_gate import Abandoned, CompileGate
 from pipeal.engine.runner.compiling import _check_compiler, _numerics
 from pipeal.engine.runner.regions import CompileWarning, Region, compiler_settings, installed, regions
 from pipeal.planning.measure.layers import WARM_UP, layer_costs
-from pipeal.planning.placement import place
+from pipeal.planning.planner import place
 
 from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
 from .test_failures import notes_of

@@ -15,8 +15,8 @@ from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
 from pipeal.core.errors import OutOfMemoryError
 from pipeal.core.options import EngineOptions
 from pipeal.planning.measure.contention import contention_of, crowds, measure_contention
-from pipeal.planning.measure.layers import WARM_UP, balanced_sizes, layer_costs, measure, measure_in_turns, uncollected
-from pipeal.planning.placement import place
+from pipeal.planning.measure.layers import WARM_UP, layer_costs, measure, measure_in_turns, uncollected
+from pipeal.planning.planner import fit, place
 
 
 def package() -> ALPackage:
@@ -118,15 +118,9 @@ def test_a_loss_that_is_not_finite_ends_no_measurement() -> None:
     assert measure_contention(package(), broken, [2], rounds=1)[2] > 0
 
 
-def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_balanced_by_what_layers_cost() -> None:
     layers = [VirtualLayer(0.0, 0.0), VirtualLayer(0.0, 0.0), VirtualLayer(0.1, 0.2), VirtualLayer(0.1, 0.2)]
-    assert balanced_sizes(layers, [(None, None)] * 4, 2) == [3, 1]
-
-    def too_large(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("all of them on one device")
-
-    monkeypatch.setattr("pipeal.planning.measure.layers.layer_costs", too_large)
-    assert balanced_sizes(layers, [(None, None)] * 4, 2) == [2, 2]
+    assert fit(layers, [(None, None)] * 4, "pipelined", ["cpu"] * 2, EngineOptions(threads=1)).sizes == [3, 1]
 
 
 def test_layers_that_only_wait_do_not_crowd_each_other() -> None:
