@@ -159,7 +159,7 @@ def test_every_crowd_of_some_stages_is_measured(monkeypatch: pytest.MonkeyPatch)
     """Of 2 cores 2, 3 and 4 at once: what 3 take is no mean of what 2 and 4 do."""
     monkeypatch.setattr("pipeal.planning.measure.contention.cores", lambda: 2)
     assert (crowds(9), crowds(3), crowds(1)) == ([2, 3, 4], [2, 3], [])
-    found = measure_contention([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 6, rounds=1)
+    found = measure_contention([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 6, crowds(4), rounds=1)
     assert set(found) == {2, 3, 4}
     assert all(times > 0 for times in found.values())
     monkeypatch.setattr("pipeal.planning.measure.contention.cores", lambda: 24)

@@ -121,18 +121,17 @@ def best_layout(
     used = setup.share() if devices is None else devices
     averaging = averaging or Averaging(alone=setup.crowding is not None)
     problem = _Problem(costs, setup, used, schedule, averaging, graphs, updates)
-    found = problem.attempt(inf)
-    if found.path is None:
+    best, _ = problem.attempt(inf)
+    if not best:
         raise PlacementError(problem.why_nothing_fits())
-    best, high = found.path, problem.slowest(found.path)
-    low = problem.least_s()
+    low, high = problem.least_s(), problem.slowest(best)
     while low < high:
         middle = min((low + high) / 2, _NEAR * low)
-        found = problem.attempt(middle if low < middle < high else low)
-        if found.path is None:
-            low = found.next_s
+        found, next_s = problem.attempt(middle if low < middle < high else low)
+        if found:
+            best, high = found, problem.slowest(found)
         else:
-            best, high = found.path, problem.slowest(found.path)
+            low = next_s
     return problem.layout(best)
 
 
@@ -144,14 +143,6 @@ class _Step:
     end: int
     group: Group
     state: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """The stages that take no longer than was asked, if there are any; else the least time that may suffice."""
-
-    path: list[_Step] | None
-    next_s: float
 
 
 class _Problem:
@@ -187,8 +178,11 @@ class _Problem:
         }
         self._seconds = {group: alike[replace(group, held=1)] for group in self.groups}
 
-    def attempt(self, limit_s: float) -> _Attempt:
-        """How far each set of devices gets, set by set."""
+    def attempt(self, limit_s: float) -> tuple[list[_Step], float]:
+        """The stages that take no longer, none if there are no such; and the least time at which more may be possible.
+
+        It is found how far each set of devices gets, set by set.
+        """
         furthest = [-1] * len(self.sets.moves)
         furthest[0] = 0
         before: list[tuple[int, Group | None] | None] = [None] * len(self.sets.moves)
@@ -215,7 +209,7 @@ class _Problem:
                     before[after] = (state, group)
         full = [state for state, end in enumerate(furthest) if end == self.layers]
         if not full:
-            return _Attempt(None, next_s)
+            return [], next_s
         path: list[_Step] = []
         state = min(full, key=self.sets.used.__getitem__)
         while (step := before[state]) is not None:
@@ -223,7 +217,7 @@ class _Problem:
             if group is not None:
                 path.append(_Step(furthest[earlier], furthest[state], group, earlier))
             state = earlier
-        return _Attempt(path[::-1], next_s)
+        return path[::-1], next_s
 
     def _furthest(self, start: int, group: Group, limit_s: float) -> tuple[int, float]:
         """The last layer's end that a stage may have, and the least time that would move it."""
