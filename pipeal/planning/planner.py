@@ -252,7 +252,8 @@ def _thread_counts(usable: Sequence[str], schedule: Schedule, options: EngineOpt
     """The numbers of threads that are tried for one stage, in order."""
     if usable[0] != "cpu" or options.threads is not None:
         return [threads_each(usable[:1], schedule, options.threads)]
-    counts = _halves(min(cores(), omp_threads() or cores()))
+    most = min(cores(), omp_threads() or cores())
+    counts = [most >> times for times in range(most.bit_length())]  # 12, 6, 3, 1
     # On a busy machine, threads that wait for one that is not at work may take fifty times as long as a single one.
     return counts[::-1] if is_busy() else counts
 
@@ -260,15 +261,6 @@ def _thread_counts(usable: Sequence[str], schedule: Schedule, options: EngineOpt
 def _kind(device: str) -> str:
     found = parse_device(device)
     return torch.cuda.get_device_name(found) if found.type == "cuda" else found.type
-
-
-def _halves(most: int) -> list[int]:
-    """A number, half of it, and so on.
-
-    >>> _halves(12)
-    [12, 6, 3, 1]
-    """
-    return [most] if most == 1 else [most, *_halves(most // 2)]
 
 
 def _usable(wanted: Sequence[str] | None) -> list[str]:

@@ -194,11 +194,6 @@ def test_al_holds_one_graph_per_stage(schedule: Schedule, costs: list[Durations]
     assert simulate(schedule, costs, batches).held == [1] * len(costs)
 
 
-def test_spans_are_left_out_where_nobody_wants_them() -> None:
-    found = simulate(SCHEDULES["pipelined"], [costs_of(1, 2)] * 3, 5, keep_spans=False)
-    assert (found.spans, found.makespan_s) == ([], makespan("pipelined", [costs_of(1, 2)] * 3, 5))
-
-
 def test_rules_that_wait_in_a_circle_are_found_out() -> None:
     class Circular(Schedule):
         def after(self, task: Task, stages: int) -> tuple[Task, ...]:

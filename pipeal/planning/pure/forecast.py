@@ -150,7 +150,6 @@ def forecast(
             hops=hops,
             crowding=crowding,
             at_work=[len(stage.devices) for stage in layout.stages],
-            keep_spans=False,
         )
 
     simulated, seen, pace_s = _steady(schedule, setup, run)
