@@ -58,8 +58,8 @@ def plan(
         batches: Pairs ``(x, y)``, or objects with attributes ``x`` and ``y``. The first :data:`TRIAL_BATCHES` are
             drawn, which are gone from an iterator; fewer are gone through several times.
         schedule: The schedule it is for.
-        devices: Which may be used: ``"cpu"``, or GPUs such as ``"cuda:0,cuda:1"``; None for all GPUs, or the CPU
-            without any.
+        devices: Which may be used: ``"cpu"``, or GPUs such as ``"cuda:0,cuda:1"``; None, or ``"auto"``, for all
+            GPUs, or the CPU without any.
         on_trial: Called with each candidate and its time.
         options: Give the pipeline the same. Where they leave ``threads`` open, several numbers are tried.
         keywords: As for :class:`pipeal.Pipeline`.
@@ -80,7 +80,7 @@ def plan(
         list(islice(cycle(few), TRIAL_BATCHES)),
         schedule,
         with_keywords(options, keywords),
-        devices=None if devices is None else device_names(devices),
+        devices=None if devices in (None, "auto") else device_names(devices),
         **({} if on_trial is None else {"on_trial": on_trial}),
     )
 

@@ -43,7 +43,7 @@ _MANY = 64
 
 
 def _unheard(*_: object) -> None:
-    """Nobody listens."""
+    """For callers that want no news."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +177,13 @@ class Search:
                 pipe.run(self.batches[1:WARM_UP])
                 warmed += WARM_UP - 1
             timed = cycle(self.batches[WARM_UP:])
-            look = pipe.run(islice(timed, LOOK_AFTER)).seconds * _in_the_long_run(self.schedule, stages, LOOK_AFTER)
+
+            def timed_s(count: int) -> float:
+                return pipe.run(islice(timed, count)).seconds * _in_the_long_run(self.schedule, stages, count)
+
+            look = timed_s(LOOK_AFTER)
             count = more(look / LOOK_AFTER)
-            rest = 0.0
-            if count:
-                rest = pipe.run(islice(timed, count)).seconds * _in_the_long_run(self.schedule, stages, count)
+            rest = timed_s(count) if count else 0.0
             if self.costs is None and len(candidate.devices) == 1:
                 self.costs = seconds_by_layer(
                     (span for span in pipe.spans() if span.batch >= warmed), len(self.layers), LOOK_AFTER + count

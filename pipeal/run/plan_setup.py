@@ -25,14 +25,14 @@ def setup_of(by_kind: Mapping[str, Costs], given: Mapping[str, Any]) -> Setup:
     Raises:
         ConfigError: An option is out of range, or asks for what these costs do not say.
     """
-    crowding = None
+    contention = None
     if given["share_cores"]:
         costs = next(iter(by_kind.values()))
         if len(by_kind) > 1 or not costs.crowding:
             raise ConfigError(
                 "--share-cores: these costs say nothing of stages that share cores; measure again with it"
             )
-        crowding = contention_of(costs.crowding)
+        contention = contention_of(costs.crowding)
     devices = devices_of(given["devices"], given["device_speed"], given["memory"], list(by_kind))
     if len(devices) * given["stage_replicas"] > _MOST_GROUPS:
         raise ConfigError(
@@ -46,7 +46,7 @@ def setup_of(by_kind: Mapping[str, Costs], given: Mapping[str, Any]) -> Setup:
         stage_replicas=given["stage_replicas"],
         batches=given["batches"],
         queue_depth=given["queue_depth"] or QUEUE_DEPTH,
-        crowding=crowding,
+        contention=contention,
     )
 
 

@@ -129,14 +129,11 @@ def layer_costs(
         OutOfMemoryError: They do not fit.
     """
     counted = counted_of(batches)
-    taken = 0
 
     def bounded() -> Iterator[Any]:
-        nonlocal taken
-        for batch in batches:
-            if taken > WARM_UP and not goes_on():
+        for number, batch in enumerate(batches):
+            if number > WARM_UP and not goes_on():
                 return
-            taken += 1
             yield batch
 
     layers = layers_of(model)
@@ -144,9 +141,8 @@ def layer_costs(
     window = Window(len(before) + WARM_UP, counted)
     with Pipeline(layers, [device], "sequential", trace=window, options=_measurable(options)) as pipe:
         pipe.run(before)
-        pipe.run(bounded())
-        spans = pipe.spans()
-    return seconds_by_layer(spans, len(layers), taken - WARM_UP)
+        taken = pipe.run(bounded()).batches
+        return seconds_by_layer(pipe.spans(), len(layers), taken - WARM_UP)
 
 
 def seconds_by_layer(spans: Iterable[Span], layers: int, batches: int) -> list[dict[Action, float]]:

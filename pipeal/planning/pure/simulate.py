@@ -86,7 +86,7 @@ def simulate(
     *,
     queue_depth: int = 2,
     hops: Sequence[Hop] | None = None,
-    crowding: Contention | None = None,
+    contention: Contention | None = None,
     at_work: Sequence[int] | None = None,
 ) -> Simulation:
     """Runs a schedule on a clock that is only counted.
@@ -98,8 +98,8 @@ def simulate(
         queue_depth: How many packets may wait before a stage, or be on their way to it; a stage that finds no space
             keeps its packet, and does not go on, until there is some.
         hops: The link behind each stage but the last; None for packets that are there at once.
-        crowding: For stages that share cores; None for stages with a device each.
-        at_work: For the crowding, how many cores each stage works on at once; None for one each.
+        contention: How much stages slow each other that share cores; None for stages with a device each.
+        at_work: For the contention, how many cores each stage works on at once; None for one each.
 
     >>> from pipeal.engine.schedule import SCHEDULES
     >>> stage = {Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.0}
@@ -108,10 +108,10 @@ def simulate(
     >>> simulate(SCHEDULES["sequential"], [stage] * 4, batches=10).makespan_s
     120.0
     >>> two_cores = lambda at_once: max(1.0, at_once / 2)
-    >>> simulate(SCHEDULES["pipelined"], [stage] * 4, batches=10, crowding=two_cores).makespan_s
+    >>> simulate(SCHEDULES["pipelined"], [stage] * 4, batches=10, contention=two_cores).makespan_s
     61.0
     """
-    pace_of = cache(crowding or (lambda _: 1.0))
+    pace_of = cache(contention or (lambda _: 1.0))
     return _Clock(schedule, costs, batches, queue_depth, hops, pace_of, at_work or [1] * len(costs)).run()
 
 
