@@ -125,7 +125,7 @@ def place(
     usable = _usable(devices)
     counts = _thread_counts(usable, schedule, options)
     choices = _candidate_devices(len(layers), usable)
-    if len(choices) == len(counts) == 1 and _are_alike(usable):
+    if len(choices) == len(counts) == len({_kind(device) for device in usable}) == 1:
         return Placement(choices[0], [len(layers)], counts[0])
     counted_of(batches)
     search = Search(layers, batches, schedule, options, TrialOptions(**search_options))
@@ -260,7 +260,7 @@ def _thread_counts(usable: Sequence[str], schedule: Schedule, options: EngineOpt
 
 def _kind(device: str) -> str:
     found = parse_device(device)
-    return torch.cuda.get_device_name(found) if found.type == "cuda" else found.type
+    return torch.cuda.get_device_name(device) if found.type == "cuda" else found.type
 
 
 def _usable(wanted: Sequence[str] | None) -> list[str]:
@@ -271,10 +271,6 @@ def _usable(wanted: Sequence[str] | None) -> list[str]:
     if not names or (len(names) > 1 and "cpu" in names):
         raise PlacementError(f"found the devices {names} to choose among; expected 'cpu', or one or more GPUs")
     return names
-
-
-def _are_alike(devices: Sequence[str]) -> bool:
-    return len(devices) == 1 or len({torch.cuda.get_device_name(device) for device in devices}) == 1
 
 
 def _candidate_devices(layers: int, usable: list[str]) -> list[list[str]]:

@@ -17,7 +17,6 @@ from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.trace import Window
 from pipeal.planning.measure.layers import (
     WARM_UP,
-    before_the_clock,
     layer_costs,
     seconds_by_layer,
     uncollected,
@@ -139,14 +138,13 @@ class Search:
         if self._too_large is not None and not self.trials.times:
             raise self._too_large
         self.trials.repeat()
-        best = self.trials.best
         tried = {
             id(times): replace(times.candidate, seconds_per_batch=times.seconds, stage_s=self._alone(times.candidate))
             for times in self.trials.times
         }
         for placement in sorted(tried.values(), key=lambda each: (len(each.devices), -each.threads)):
             self._how.on_trial(placement)
-        return tried[id(best)]
+        return tried[id(self.trials.best)]
 
     def _alone(self, candidate: Placement) -> tuple[float, ...] | None:
         """What the layers of each stage took per batch in the trial of one stage, unless that is known better."""
@@ -167,7 +165,7 @@ class Search:
             trace=Window(0, _ALL),
             options=replace(self.options, threads=candidate.threads, on_non_finite="ignore"),
         ) as pipe:
-            before = before_the_clock(self.batches, self.options.compile)
+            before = [] if self.options.compile == "none" else self.batches  # nothing is left to compile on the clock
             pipe.run(before)
             warmed = len(before) + 1
             warming_s = pipe.run(self.batches[:1]).seconds

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeal.core.errors import ConfigError
+from pipeal.core.options import DEFAULTS
 from pipeal.planning.measure.contention import contention_of
 from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import Costs, LayerCost
-
-QUEUE_DEPTH = 2
-"""Where no configuration says otherwise."""
 
 _MOST_DEVICES = 65_536
 
@@ -45,7 +43,7 @@ def setup_of(by_kind: Mapping[str, Costs], given: Mapping[str, Any]) -> Setup:
         replicas=given["replicas"],
         stage_replicas=given["stage_replicas"],
         batches=given["batches"],
-        queue_depth=given["queue_depth"] or QUEUE_DEPTH,
+        queue_depth=given["queue_depth"] or DEFAULTS.queue_depth,
         contention=contention,
     )
 
