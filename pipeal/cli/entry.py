@@ -15,8 +15,7 @@ import io
 import logging
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 import click
@@ -32,6 +31,7 @@ from pipeal.core.errors import (
     StallError,
     WorkerError,
 )
+from pipeal.core.messages import logged_to
 from pipeal.core.outofmemory import bytes_asked, in_units, is_out_of_memory
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -117,22 +117,10 @@ class _Messages(logging.Handler):
         print(self.format(record), file=sys.stderr)
 
 
-@contextmanager
-def _messages_shown() -> Iterator[None]:
+def _messages_shown() -> AbstractContextManager[object]:
     """Shows what pipeal logs within the ``with`` block; of several processes rank 0 speaks for all."""
     launch = own_launch()
-    if launch is not None and launch.rank:
-        yield
-        return
-    logger, messages = logging.getLogger("pipeal"), _Messages()
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(messages)
-    try:
-        yield
-    finally:
-        logger.removeHandler(messages)
-        logger.setLevel(level)
+    return logged_to(_Messages()) if launch is None or launch.rank == 0 else nullcontext()
 
 
 def _with_notes(error: BaseException) -> str:

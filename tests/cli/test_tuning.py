@@ -17,12 +17,13 @@ from pipeal.cli.text import command
 from pipeal.config import LrConfig, TextConfig, TuneConfig, load_config
 from pipeal.core.errors import ConfigError, DataError, Interrupted
 from pipeal.models import TokenCrossEntropy
+from pipeal.reporting.attempts import Attempts
 from pipeal.run import tuning
 from pipeal.run.build_text import TextExperiment, text_experiment
 from pipeal.run.duration import at_its_length, at_length
-from pipeal.run.forms import Form
+from pipeal.run.forms import Form, Run
 from pipeal.run.grid import Value, parse_grid, with_setting
-from pipeal.run.opening import open_pipeline
+from pipeal.run.site import ONE_PROCESS
 from pipeal.run.stopping import StopRequest
 from pipeal.run.tuning import Trial, tune, widen
 from tests.cli.running import run_command, told_one_line
@@ -58,9 +59,9 @@ def forms_of(experiment: TextExperiment) -> list[Form]:
 
 
 def tuned(experiment: TextExperiment, folder: Path, stop: StopRequest | None = None) -> tuple[list[Form], list[str]]:
-    run: Any = SimpleNamespace(path=folder, way_back="the same command")
+    kept: Any = SimpleNamespace(path=folder, way_back="the same command")
     with messages() as said:
-        return tune(experiment, forms_of(experiment), run, stop or StopRequest(), open_pipeline), said
+        return tune(Run(experiment, kept, stop or StopRequest(), Attempts(), ONE_PROCESS), forms_of(experiment)), said
 
 
 def test_trials_look_at_held_out_samples_alone_and_are_not_run_again(
@@ -190,7 +191,8 @@ def test_a_range_does_not_grow_by_what_the_model_cannot_be_made_with(edge: int, 
     asked = config(agnews(tmp_path / "data"), "model.n_heads=5,8")
     model = replace(asked.model, name="transformer", embedding_dim=40, n_heads=5)
     experiment = text_experiment(replace(asked, model=model))
-    fits = partial(tuning._fits, experiment, forms_of(experiment))
+    run: Any = SimpleNamespace(experiment=experiment)
+    fits = tuning._Search(run, forms_of(experiment), {}, []).fits
     grid: dict[str, tuple[Value, ...]] = {"model.n_heads": (5, 8)}
     assert fits(grid)
     assert widen(grid, [[{"model.n_heads": edge}]], fits, Counter())[1] == [
