@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
@@ -71,16 +72,18 @@ class Stoppable:
     Args:
         batches: What is trained on.
         stop: Asked when a batch cannot be had.
+        at_once: Whether none comes after the request; else it is up to who trains on them.
     """
 
-    def __init__(self, batches: EpochBatches, stop: StopRequest) -> None:
+    def __init__(self, batches: EpochBatches, stop: StopRequest, *, at_once: bool = False) -> None:
         self._batches = batches
         self._stop = stop
+        self._at_once = at_once
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches; raises :class:`Leave` where they fail after the request."""
         try:
-            yield from self._batches
+            yield from Unless(self._stop, self._batches) if self._at_once else self._batches
         except Exception as error:
             if self._stop.signal is None:
                 raise
@@ -98,16 +101,16 @@ class Stoppable:
         self._batches.close()
 
 
+@dataclass(frozen=True)
 class Unless:
     """Batches to predict, or other steps; where the run is to end, :class:`Leave` is raised before the next one."""
 
-    def __init__(self, stop: StopRequest, batches: Iterable[Any]) -> None:
-        self._stop = stop
-        self._batches = batches
+    stop: StopRequest
+    batches: Iterable[Any]
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._batches:
-            if self._stop.signal is not None:
+        for batch in self.batches:
+            if self.stop.signal is not None:
                 raise Leave
             yield batch
 

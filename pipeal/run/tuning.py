@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import NoReturn
 
 from pydantic import TypeAdapter
 
@@ -40,13 +39,13 @@ from pipeal.run.grid import (
     with_setting,
 )
 from pipeal.run.opening import course_of, new_package
-from pipeal.run.stopping import Stoppable, StopRequest, worker_failures
+from pipeal.run.stopping import Stoppable, worker_failures
 from pipeal.run.turns import measured
 from pipeal.training.checkpoint.checked import checked
 from pipeal.training.metric import best_rows
 from pipeal.training.position import Position
 from pipeal.training.row import EpochRow
-from pipeal.training.trainer import Scores, fit
+from pipeal.training.trainer import Leave, Scores, fit
 
 _log = logging.getLogger(__name__)
 
@@ -275,35 +274,12 @@ class _TrialProgress(Progress):
         return told, told
 
 
-class _Unsaved:
-    """Ends a trial where the run is asked to end; trials have no checkpoints."""
-
-    def __init__(self, stop: StopRequest, way_back: str) -> None:
-        self._stop = stop
-        self._way_back = way_back
-
-    def after_batch(self, pipe: Pipeline, position: Position) -> bool:  # noqa: ARG002
-        return self._stop.signal is not None
-
-    def before_evaluation(self, pipe: Pipeline, position: Position) -> None:
-        pass
-
-    def after_epoch(self, pipe: Pipeline, position: Position) -> None:
-        pass
-
-    def leave(self, pipe: Pipeline, position: Position) -> NoReturn:  # noqa: ARG002
-        raise Interrupted(
-            f"interrupted in a trial of --tune; {self._way_back} goes on with it, the trials before it are kept",
-            self._stop.code() or 1,
-        )
-
-
 def _tried(run: Run, form: Form, setting: dict[str, Value], label: str) -> Trial:
     """Trains a form with a setting."""
     config = at_its_length(run.experiment, _trial_config(form, setting), quiet=True)
     seed, epochs = config.train.seed, config.train.epochs
     tried, stop, way_back = run.experiment.under(config), run.stop, run.folder.way_back
-    held, position, saves = tried.held_out(), Position(), _Unsaved(stop, way_back)
+    held, position = tried.held_out(), Position()
     assert held is not None  # else the grid would have been refused
 
     def evaluate(pipe: Pipeline) -> Scores:
@@ -320,8 +296,16 @@ def _tried(run: Run, form: Form, setting: dict[str, Value], label: str) -> Trial
         try:
             package = new_package(tried, config, 1)
             with run.site.open_pipeline(package, config, seed, 0, None, run.folder.path) as pipe:
-                for _ in fit(pipe, Stoppable(batches, stop), evaluate, course_of(config), progress, position, saves):
-                    pass
+                # A trial has no checkpoint to come to: it ends before the next batch.
+                wanted = Stoppable(batches, stop, at_once=True)
+                try:
+                    for _ in fit(pipe, wanted, evaluate, course_of(config), progress, position):
+                        pass
+                except Leave as leave:
+                    raise Interrupted(
+                        f"interrupted in a trial of --tune; {way_back} goes on with it, the trials before it are kept",
+                        stop.code() or 1,
+                    ) from leave
         except NonFiniteError as error:
             failed = f"diverged, {first_line(error)}"
         except (MemoryError, RuntimeError) as error:

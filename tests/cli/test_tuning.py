@@ -156,6 +156,24 @@ def test_a_range_is_widened_twice_and_then_that_is_said(tmp_path: Path, monkeypa
     assert json.loads((tmp_path / "tune.json").read_text())["notes"] == bounds
 
 
+@pytest.mark.parametrize("when", ["advance", "begin_epoch"])
+def test_a_trial_under_way_ends_at_its_next_batch(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no checkpoint: what it did is not kept, what was done before is."""
+    experiment = text_experiment(config(agnews(tmp_path / "data", count=10), "train.lr.base=0.001,0.01"))
+    stop, calls = StopRequest(), []
+
+    def then_stop(*_: Any, **__: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            stop.signal = signal.SIGTERM
+
+    monkeypatch.setattr(tuning._TrialProgress, when, then_stop)
+    with pytest.raises(Interrupted, match="in a trial of --tune; the same command goes on with it") as ended:
+        tuned(experiment, tmp_path, stop)
+    assert ended.value.code == 143
+    assert len(calls) == 2
+
+
 def test_what_is_no_range_of_numbers_is_not_widened() -> None:
     words = {"model.embedding_updates": ("dense", "touched"), "train.lr.base": (1e-3,)}
     best = [{"model.embedding_updates": "touched", "train.lr.base": 1e-3}]
