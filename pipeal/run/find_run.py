@@ -5,17 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import re
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from time import time
-from typing import Any
 from uuid import uuid4
 
-from pipeal.config import RunConfig, document, load_config
+from pipeal.config import RunConfig, all_values, document, load_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import sync_folder
 from pipeal.core.errors import ConfigError, DataError, first_line
@@ -179,8 +177,9 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
             f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
         )
     asked = load_config(type(config), ASKED.at(path))
-    for (key, before), (_, now) in zip(_flat(asdict(asked)), _flat(asdict(config)), strict=True):
-        if before != now and not is_in(key, _FREE):  # it decides the weights
+    now_asked = all_values(config)
+    for key, before in all_values(asked).items():
+        if (now := now_asked[key]) != before and not is_in(key, _FREE):  # it decides the weights
             raise ConfigError(
                 f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
             )
@@ -191,15 +190,6 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
     if lock is None:
         raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
     return RunFolder(path, config, asked=asked, lock=lock)
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of a configuration, dotted, with its value."""
-    if not isinstance(value, dict):
-        yield path, value
-        return
-    for key, inner in value.items():
-        yield from _flat(inner, f"{path}.{key}" if path else key)
 
 
 def run_of(path: Path) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -19,11 +19,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Listens to both signals within its ``with`` block; outside of it they do what they did before.
+    """Listens to both signals within its ``with`` block, until the first; then they do again what they did before.
 
     Used from the main thread; in any other it hears nothing. Nor does it hear a signal that is ignored (SIGINT is in
     what a script starts in the background), or one for which code in another language has a handler of its own, which
     could not be given back.
+
+    Args:
+        heard: Called with the first signal, in its handler.
 
     Attributes:
         signal: The signal that came first; None while none has come.
@@ -32,7 +35,8 @@ class StopRequest:
 
     any_heard: ClassVar[bool] = False
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[int], None] | None = None) -> None:
+        self._on_first = heard
         self.signal: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -59,6 +63,8 @@ class StopRequest:
     def _heard(self, number: int, _: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number)
         StopRequest.any_heard = True
+        if self._on_first is not None:
+            self._on_first(number)
         self._give_back()
 
     def _give_back(self) -> None:
