@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -26,18 +26,7 @@ from pipeal.reporting.tables import Cell, table_text
 from pipeal.run.build import Experiment
 from pipeal.run.duration import at_its_length
 from pipeal.run.forms import Form, Run
-from pipeal.run.grid import (
-    MOST_WIDENINGS,
-    Grid,
-    Setting,
-    Value,
-    beyond,
-    is_inner,
-    numbers,
-    parse_grid,
-    settings_of,
-    with_setting,
-)
+from pipeal.run.grid import Grid, Setting, Value, is_inner, parse_grid, settings_of, widen, with_setting
 from pipeal.run.opening import course_of, new_package
 from pipeal.run.stopping import Stoppable, worker_failures
 from pipeal.run.turns import measured
@@ -231,39 +220,6 @@ class _Search:
 def tuned(config: RunConfig, setting: Setting) -> RunConfig:
     """The configuration of a form with what was chosen for it, and nothing left to try."""
     return replace(with_setting(config, setting), tune=TuneConfig())
-
-
-def widen(
-    grid: Grid, best: Sequence[Sequence[Setting]], fits: Callable[[Grid], bool], widened: Counter[tuple[str, bool]]
-) -> tuple[Grid, list[str]]:
-    """The grid with a further value at every edge where one of the best is, and why it has none where it has not.
-
-    Args:
-        grid: What was tried.
-        best: For each form the best setting, and those that are as good: a range grows where all of them are at its
-            edge.
-        fits: Whether all settings of a grid can be trained with.
-        widened: How often, by key and whether below; counted up.
-    """
-    wider, notes = dict(grid), list[str]()
-    for key, values in grid.items():
-        ordered = numbers(values)
-        if ordered is None or len(ordered) < 2:
-            continue
-        for below in (True, False):
-            edge = ordered[0] if below else ordered[-1]
-            if not any(all(setting[key] == edge for setting in equals) for equals in best):
-                continue
-            if widened[key, below] == MOST_WIDENINGS:
-                notes.append(f"the best {key} is still at the edge of what was tried, {edge:g}: widened twice, no more")
-                continue
-            new = beyond(values, below=below)
-            if new is None or not fits({**wider, key: (new,)}):
-                notes.append(f"the best {key} is at the edge of what was tried, {edge:g}: there is no further value")
-                continue
-            widened[key, below] += 1
-            wider[key] = (new, *wider[key]) if below else (*wider[key], new)
-    return wider, notes
 
 
 class _TrialProgress(Progress):

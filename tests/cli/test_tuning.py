@@ -22,10 +22,10 @@ from pipeal.run import tuning
 from pipeal.run.build_text import TextExperiment, text_experiment
 from pipeal.run.duration import at_its_length, at_length
 from pipeal.run.forms import Form, Run
-from pipeal.run.grid import Value, parse_grid, with_setting
+from pipeal.run.grid import Value, parse_grid, widen, with_setting
 from pipeal.run.site import ONE_PROCESS
 from pipeal.run.stopping import StopRequest
-from pipeal.run.tuning import Trial, tune, widen
+from pipeal.run.tuning import Trial, tune
 from tests.cli.running import run_command, told_one_line
 from tests.cli.test_text import agnews
 from tests.messages import messages
