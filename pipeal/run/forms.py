@@ -1,4 +1,6 @@
-"""The forms of a model that a run compares, and their epochs in turns: what slows the machine slows all of them.
+"""A run under way, the forms of a model that it compares, and their epochs in turns.
+
+What slows the machine slows all forms:
 
 ::
 

@@ -144,7 +144,7 @@ class Turns:
                     if decision.why:
                         add_note(error, decision.why)
                     raise
-                if (code := run.stop.code()) is not None:
+                if (code := saves.asked_to_end()) is not None:
                     raise Interrupted(f"interrupted: {decision.why}; {way_back} goes back", code) from error
                 return error, decision.why
         return None
