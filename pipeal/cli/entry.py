@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 import click
 
-from pipeal.cli.ending import at_once, spoken
+from pipeal.cli.ending import at_once, own_launch, spoken
 from pipeal.core.errors import (
     Interrupted,
     NonFiniteError,
@@ -29,6 +31,7 @@ from pipeal.core.errors import (
     StallError,
     WorkerError,
 )
+from pipeal.core.messages import logged_to
 from pipeal.core.outofmemory import bytes_asked, in_units, is_out_of_memory
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -64,7 +67,8 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, nor terminals know every letter
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        command.main(arguments, standalone_mode=False)
+        with _messages_shown():
+            command.main(arguments, standalone_mode=False)
     except click.UsageError as error:
         _leave(f"{error.format_message()} (see --help)", 2)
     except click.ClickException as error:
@@ -102,6 +106,21 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
             raise
         _leave(f"{error.filename or 'output'}: {error.strerror}; make room or choose another --out", 1)
     sys.exit(0)
+
+
+class _Messages(logging.Handler):
+    """Prints what pipeal logs on standard error, as it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints a message; a closed pipe is raised, and ends the command."""
+        # The stream is looked up each time: progress bars put their own in its place, which prints above them.
+        print(self.format(record), file=sys.stderr)
+
+
+def _messages_shown() -> AbstractContextManager[object]:
+    """Shows what pipeal logs within the ``with`` block; of several processes rank 0 speaks for all."""
+    launch = own_launch()
+    return logged_to(_Messages()) if launch is None or launch.rank == 0 else nullcontext()
 
 
 def _with_notes(error: BaseException) -> str:

@@ -14,7 +14,6 @@ from pipeal.planning.pure.layer_cost import save_costs
 from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
 from pipeal.run.plan_forecasts import Plan
 from pipeal.run.plan_setup import check_numbers, setup_of
-from pipeal.run.say import say
 
 _count = click.IntRange(min=1, max=10**9)
 _few = click.IntRange(min=1, max=2_000)
@@ -86,7 +85,7 @@ def command(
     else:
         check_numbers(given)
         wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
-        costs, configured = measure_model(wanted, micro_batches, say)
+        costs, configured = measure_model(wanted, micro_batches)
         given["queue_depth"] = given["queue_depth"] or configured.engine.queue_depth
         folder.mkdir(parents=True, exist_ok=True)
         save_costs(costs, folder / "costs.json")

@@ -2,7 +2,7 @@
 
 from pipeal.config.effects import check_effects
 from pipeal.config.language import LanguageConfig, LanguageDataConfig, LanguageModelConfig
-from pipeal.config.load import dump_config, find_config, given_keys, is_left_over, load_config, value_at
+from pipeal.config.load import all_values, dump_config, find_config, given_keys, is_left_over, load_config, value_at
 from pipeal.config.schema import (
     CheckpointConfig,
     DataConfig,
@@ -36,6 +36,7 @@ __all__ = [
     "TuneConfig",
     "VisionConfig",
     "VisionModelConfig",
+    "all_values",
     "check_effects",
     "dump_config",
     "find_config",

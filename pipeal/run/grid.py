@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import product
 from typing import TypeAlias, TypeVar
@@ -52,7 +53,7 @@ def parse_grid(config: RunConfig) -> Grid:
             with_setting(config, {key: value})
             if value in values[:place]:
                 raise ConfigError(f"--tune {key}: found {words[place]} twice; expected each value once")
-        if not _is_in(key, _TUNABLE) or _is_in(key, _FIXED):
+        if not is_in(key, _TUNABLE) or is_in(key, _FIXED):
             raise ConfigError(
                 f"--tune {key}: it says which data is read, or how the run is carried out; expected a key of "
                 f"{', '.join(_TUNABLE)}"
@@ -91,6 +92,39 @@ def with_setting(config: Config, setting: Setting) -> Config:
         raise ConfigError(str(error).replace("--set ", "--tune ", 1)) from None
 
 
+def widen(
+    grid: Grid, best: Sequence[Sequence[Setting]], fits: Callable[[Grid], bool], widened: Counter[tuple[str, bool]]
+) -> tuple[Grid, list[str]]:
+    """The grid with a further value at every edge where one of the best is, and why it has none where it has not.
+
+    Args:
+        grid: What was tried.
+        best: For each form the best setting, and those that are as good: a range grows where all of them are at its
+            edge.
+        fits: Whether all settings of a grid can be trained with.
+        widened: How often, by key and whether below; counted up.
+    """
+    wider, notes = dict(grid), list[str]()
+    for key, values in grid.items():
+        ordered = numbers(values)
+        if len(ordered) < 2:
+            continue
+        for below in (True, False):
+            edge = ordered[0] if below else ordered[-1]
+            if not any(all(setting[key] == edge for setting in equals) for equals in best):
+                continue
+            if widened[key, below] == MOST_WIDENINGS:
+                notes.append(f"the best {key} is still at the edge of what was tried, {edge:g}: widened twice, no more")
+                continue
+            new = beyond(values, below=below)
+            if new is None or not fits({**wider, key: (new,)}):
+                notes.append(f"the best {key} is at the edge of what was tried, {edge:g}: there is no further value")
+                continue
+            widened[key, below] += 1
+            wider[key] = (new, *wider[key]) if below else (*wider[key], new)
+    return wider, notes
+
+
 def beyond(values: Sequence[Value], *, below: bool) -> float | int | None:
     """The value that comes before the least, or after the greatest, at the ratio of the two outermost.
 
@@ -103,7 +137,7 @@ def beyond(values: Sequence[Value], *, below: bool) -> float | int | None:
         None where there is none: of fewer than two values, of what is no range of numbers, next to a 0 or below 1.
     """
     ordered = numbers(values)
-    if ordered is None or len(ordered) < 2:
+    if len(ordered) < 2:
         return None
     edge, inner = ordered[:2] if below else ordered[-1:-3:-1]
     if min(edge, inner) <= 0:
@@ -115,10 +149,10 @@ def beyond(values: Sequence[Value], *, below: bool) -> float | int | None:
     return float(f"{found:.3g}")
 
 
-def numbers(values: Sequence[Value]) -> list[float | int] | None:
-    """The values in rising order; None where one is no number."""
+def numbers(values: Sequence[Value]) -> list[float | int]:
+    """The values in rising order; none where one is no number."""
     found = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
-    return sorted(found) if len(found) == len(values) else None
+    return sorted(found) if len(found) == len(values) else []
 
 
 def is_inner(value: Value, values: Sequence[Value]) -> bool:
@@ -128,8 +162,13 @@ def is_inner(value: Value, values: Sequence[Value]) -> bool:
     (True, False, False)
     """
     ordered = numbers(values)
-    return ordered is not None and value not in (ordered[0], ordered[-1])
+    return value in ordered[1:-1]
 
 
-def _is_in(key: str, sections: Sequence[str]) -> bool:
+def is_in(key: str, sections: Sequence[str]) -> bool:
+    """Whether a dotted key is one of some, or below one.
+
+    >>> is_in("train.lr.base", ["train.lr"]), is_in("train.lr2", ["train.lr"])
+    (True, False)
+    """
     return any(key == section or key.startswith(f"{section}.") for section in sections)
