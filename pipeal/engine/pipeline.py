@@ -23,7 +23,6 @@ from pipeal.core.tree import Tree, batch_size
 from pipeal.engine.checks import refuse_shared, refuse_untrainable
 from pipeal.engine.devices import Device, DeviceRow, open_device, ready_now
 from pipeal.engine.devices.assignment import Devices, assign
-from pipeal.engine.execution.delivery import Delivery
 from pipeal.engine.execution.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.inference.predictor import Predictor
@@ -145,7 +144,7 @@ class Pipeline:
         self.next_batch = first_batch
         self.left_behind = self.gathers = self._uneven = False
         self._sequence = 0
-        self._delivery = Delivery()
+        self._delivery = _Delivery()
         self._executor: Executor | None = None
         self._predictor = Predictor(self.stages, self.options, serial=self.schedule.serial, rest=self._rest)
         self._begin: float | None = None
@@ -472,3 +471,19 @@ class Pipeline:
                 if failure is None:
                     raise
                 add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
+
+
+class _Delivery:
+    """Within it, what the engine raises goes to the caller; the end of the ``with`` shall not raise it again.
+
+    Attributes:
+        failure: What the last such call raised; None where it went well.
+    """
+
+    failure: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.failure = error

@@ -15,7 +15,7 @@ from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import Path, TrainableLayer
 from pipeal.core.tree import Tree, shapes_of
-from pipeal.engine.devices import Device, DeviceRow
+from pipeal.engine.devices import Device
 from pipeal.engine.runner.averaging import Together
 from pipeal.engine.runner.build import LayerRunner, Shared, build_runner
 from pipeal.engine.runner.compile_gate import Abandoned
@@ -26,7 +26,7 @@ from pipeal.engine.runner.precision import autocast, settings
 from pipeal.engine.schedule import Action
 from pipeal.engine.state.layer_state import layer_state
 from pipeal.engine.state.snapshot import LayerState, Snapshot
-from pipeal.engine.trace import RowClock, StageClock, Window
+from pipeal.engine.trace import StageClock, Window
 
 
 class Stage:
@@ -58,15 +58,12 @@ class Stage:
         self.layers = list(layers)
         self.device = device
         self.options = options
-        self.clock: StageClock | RowClock
-        self.clock = (
-            RowClock(device, number, window) if isinstance(device, DeviceRow) else StageClock(device, number, window)
-        )
+        self.clock = StageClock(device, number, window)
         self.seeds = Seeds(seed)
         self.finite = FiniteWatch(device, options.on_non_finite)
         self._errors = ErrorContext(number, self.layers, device, options.on_oom)
         shared = Shared(device, options, self.clock, self._errors, self.finite, self.seeds)
-        self.losses, self._abandoned = shared.losses, shared.abandoned
+        self.losses, self._splits, self._abandoned = shared.losses, shared.splits, shared.abandoned
         self._in_hand: Packet | None = None
         self._batch = -1
         self.runners: dict[int, LayerRunner] = {}
@@ -87,6 +84,7 @@ class Stage:
         self.finite.forget()
         for runner in self.runners.values():
             runner.forget()
+        self._splits.clear()
         self.losses.take()
         self.clock.forget()
 
@@ -97,11 +95,11 @@ class Stage:
         """
         midway, self._in_hand = self._in_hand is not None, None
         for runner in self.runners.values():
-            runner.drop_unlearnt(midway=midway)
+            runner.gathered.forget(midway=midway)
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""
-        return {index: runner.take_splits() for index, runner in self.runners.items()}
+        return {index: self._splits.pop(index, 0) for index in self.runners}
 
     def overflows(self) -> dict[int, int]:
         """By layer, how many updates fp16 has left out, as far as its state knows; waits for a GPU."""
@@ -144,7 +142,8 @@ class Stage:
                 self._errors.explain(error, Action.FORWARD, None, packet.batch, shapes)
                 raise
             for runner in self.runners.values():
-                x, y = runner.forward(packet, x, y)
+                self._errors.had[runner.index] = shapes_of((x, y))
+                x, y = runner.forward(packet, x, y).onward
             return replace(packet, x=x, y=y, ready=self.device.mark_ready((x, y)))
 
     def save(self, snapshot: Snapshot, moved: Callable[[], None]) -> None:
@@ -173,7 +172,7 @@ class Stage:
                     begin = self.device.stamp()
                     state = layer_state(runner.layer, copied)
                     losses = self.losses.so_far(index)
-                    found = LayerState(state, None if losses is None else copied(losses), runner.splits)
+                    found = LayerState(state, None if losses is None else copied(losses), self._splits[index])
                     snapshot.add(index, found, self.device.mark(), sources)
                     self.clock.add_saving(begin)
             except Abandoned:
@@ -189,8 +188,15 @@ class Stage:
             moved()
 
     def infer(self, index: int, path: Path, x: Tree, *, compiled: bool, abandoned: threading.Event | None) -> Tree:
-        """Passes ``x`` through one block of a layer, as :meth:`LayerRunner.infer`."""
-        return self.runners[index].infer(path, x, compiled=compiled, abandoned=abandoned)
+        """Passes ``x`` through one block of a layer, compiled if that is wanted and the layer is compiled at all.
+
+        Raises:
+            Abandoned: The event was set during a wait for the compiler.
+        """
+        runner = self.runners[index]
+        if runner.compiled is None:
+            return runner.layer.inference(x, path)
+        return runner.compiled.inference(x, path, abandoned, compiled=compiled)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forwards, whatever the caller's is."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from pipeal.core.tree import Tree, map_tensors, tensors
 from pipeal.engine.devices.copies import carried
 from pipeal.engine.devices.pinned import to_pinned
+from pipeal.engine.schedule import Action
 
 Stamp: TypeAlias = Any
 """A moment on a device: seconds on the host's clock, or a CUDA event that will know them."""
@@ -24,6 +26,22 @@ RUN_AHEAD = 3
 """Batches of work that may lie before a GPU: enough that it never waits for the host to speak, and no more."""
 
 _NOTHING = nullcontext()
+
+
+class Stretch(NamedTuple):
+    """Work of one part of a device, from stamp to stamp.
+
+    Attributes:
+        part: Its number.
+        begin: The first stamp.
+        end: The second.
+        share: Where between them the part's own work begins and ends.
+    """
+
+    part: int
+    begin: Stamp
+    end: Stamp
+    share: tuple[float, float] = (0.0, 1.0)
 
 
 class Device:
@@ -42,14 +60,19 @@ class Device:
         self._fetching: dict[torch.device, torch.cuda.Stream] = {}
 
     @property
-    def types(self) -> tuple[str, ...]:
-        """The kind of device, ``cpu`` or ``cuda``; all kinds where there are several."""
-        return (self.device.type,)
+    def parts(self) -> Sequence[Device]:
+        """The single devices that it consists of: itself, unless it is a row of them."""
+        return (self,)
+
+    @property
+    def types(self) -> list[str]:
+        """The kinds of its parts, ``cpu`` or ``cuda``."""
+        return sorted({part.device.type for part in self.parts})
 
     @property
     def names(self) -> list[str]:
-        """What to call it; one name for each where it is several."""
-        return [str(self)]
+        """What to call its parts."""
+        return [str(part) for part in self.parts]
 
     def take(self, layer: nn.Module) -> None:
         """Brings a layer here."""
@@ -111,6 +134,10 @@ class Device:
     def stamp(self) -> Stamp:
         """Now, as this device's work goes."""
         return time.perf_counter()
+
+    def stretches(self, action: Action | None, begin: Stamp) -> Iterable[Stretch]:  # noqa: ARG002
+        """The work of an action that began at a stamp and ends now, on each part; None for what is no action."""
+        return (Stretch(0, begin, self.stamp()),)
 
     def seconds(self, stamp: Stamp) -> float | None:
         """A stamp on the host's clock; None while the device has not come to it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Protocol
@@ -70,7 +70,7 @@ class InlineExecutor:
         self.drain()
         try:
             for stage in self.stages:
-                stage.save(snapshot, _nothing)
+                stage.save(snapshot, lambda: None)  # no watchdog over the caller's own thread
         except BaseException as error:
             snapshot.give_up(error, ended=True)
             raise
@@ -150,7 +150,7 @@ class ThreadedExecutor:
         finally:
             torch.set_num_threads(self._threads_before)
 
-    def _wait(self, attempt: Attempt) -> None:
+    def _wait(self, attempt: Callable[[], bool]) -> None:
         """Tries until it succeeds, a stage has failed, or nothing has moved for too long."""
         waiting_since = perf_counter()
         with suppress(Stopped):
@@ -164,15 +164,3 @@ class ThreadedExecutor:
             return
         assert self.progress.failure is not None  # else nobody would have stopped us
         raise self.progress.failure
-
-
-def _nothing() -> None:
-    """Nobody watches who works in the caller's own thread."""
-
-
-class Attempt(Protocol):
-    """Something that may have to be tried again."""
-
-    def __call__(self) -> bool:
-        """Whether it succeeded."""
-        ...

@@ -12,7 +12,7 @@ Every wait in this module ends: by what it waits for, or because :meth:`SharedPr
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sized
 from contextlib import AbstractContextManager
 from time import perf_counter
 
@@ -26,7 +26,7 @@ from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
 
-ACTIONS = (Action.FORWARD, Action.BACKWARD, Action.UPDATE)
+ACTIONS = tuple(Action)
 
 TICK_S = 0.2
 """How often one who waits for threads looks whether they still move."""
@@ -74,15 +74,7 @@ class SharedProgress:
         Raises:
             Stopped: :meth:`stop` was called.
         """
-        with self._changed:
-            self._waiters += 1
-            try:
-                there = self._changed.wait_for(lambda: self._stopped or self.has_ended(tasks), timeout_s)
-            finally:
-                self._waiters -= 1
-            if self._stopped:
-                raise Stopped
-            return there
+        return self._wait(lambda: self.has_ended(tasks), timeout_s)
 
     @property
     def stopped(self) -> bool:
@@ -106,15 +98,12 @@ class SharedProgress:
         with self._changed:
             self._passed[stage] += 1
             self.changed_at = perf_counter()
-            self._changed.notify_all()
+            if self._waiters:
+                self._changed.notify_all()
 
     def wait_for_snapshots(self, count: int, timeout_s: float) -> bool:
         """Waits until every stage has done with ``count`` snapshots; otherwise as :meth:`wait`."""
-        with self._changed:
-            there = self._changed.wait_for(lambda: self._stopped or min(self._passed) >= count, timeout_s)
-            if self._stopped:
-                raise Stopped
-            return there
+        return self._wait(lambda: min(self._passed) >= count, timeout_s)
 
     def __str__(self) -> str:
         """How far each stage is, for a person who looks for why nothing moves."""
@@ -125,6 +114,17 @@ class SharedProgress:
             lines.append(f"stage {stage} has ended {ended} batches, and passed {self._passed[stage]} snapshots")
         lines.append(f"told to stop: {self._stopped}; waiting for tasks: {self._waiters}; failure: {self.failure!r}")
         return "\n".join(lines)
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        with self._changed:
+            self._waiters += 1
+            try:
+                there = self._changed.wait_for(lambda: self._stopped or ready(), timeout_s)
+            finally:
+                self._waiters -= 1
+            if self._stopped:
+                raise Stopped
+            return there
 
     def _why(self, snapshot: Snapshot) -> BaseException:
         return self.failure or ScheduleError(f"the pipeline was stopped before every stage had come by the {snapshot}")
@@ -147,7 +147,26 @@ class SharedProgress:
             link.close()
 
 
-class Worker(threading.Thread):
+class StageThread(threading.Thread):
+    """A thread that works on one stage. A daemon: a stage that hangs in foreign code must not keep the process alive.
+
+    Args:
+        kind: Of its name.
+        stage: The stage.
+        inbox: What waits for it.
+
+    Attributes:
+        doing: What it does, and since when: for whoever waits for it.
+    """
+
+    def __init__(self, kind: str, stage: Stage, inbox: Sized) -> None:
+        super().__init__(name=f"pipeal-{kind}-{stage.number}", daemon=True)
+        self.stage = stage
+        self.inbox = inbox
+        self.doing: tuple[str, float] = ("starting", perf_counter())
+
+
+class Worker(StageThread):
     """Carries out one stage's tasks, in their order, each as soon as the schedule allows.
 
     Args:
@@ -168,15 +187,12 @@ class Worker(threading.Thread):
         outbox: Link | None,
         options: EngineOptions,
     ) -> None:
-        # A daemon: a stage that hangs in foreign code must not keep the process alive.
-        super().__init__(name=f"pipeal-stage-{stage.number}", daemon=True)
-        self.stage = stage
+        super().__init__("stage", stage, inbox)
         self.schedule = schedule
         self.progress = progress
-        self.inbox = inbox
+        self.inbox: Link = inbox
         self.outbox = outbox
         self.threads = options.threads
-        self.doing: tuple[str, float] = ("starting", perf_counter())
 
     def run(self) -> None:
         """Works until told to stop. The first exception of any worker goes to the caller."""

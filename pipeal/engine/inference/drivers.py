@@ -27,7 +27,7 @@ from pipeal.engine.devices.threads import set_intra_op_threads
 from pipeal.engine.execution.channel import Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.watchdog import stall_report, wait_for_end
-from pipeal.engine.execution.worker import TICK_S
+from pipeal.engine.execution.worker import TICK_S, StageThread
 from pipeal.engine.inference.trips import Arrived, Trip, Visit, make
 from pipeal.engine.runner.compile_gate import GATE, Abandoned
 from pipeal.engine.runner.error_context import add_note
@@ -157,17 +157,14 @@ class Drivers:
                 driver.called.notify_all()
 
 
-class _Driver(threading.Thread):
+class _Driver(StageThread):
     """Makes the visits to one stage."""
 
     def __init__(self, stage: Stage, drivers: Drivers) -> None:
-        # A daemon: a stage that hangs in foreign code must not keep the process alive.
-        super().__init__(name=f"pipeal-inference-{stage.number}", daemon=True)
-        self.stage = stage
+        self.inbox: list[tuple[int, Trip, Visit]] = []
+        super().__init__("inference", stage, self.inbox)
         self.drivers = drivers
         self.called = threading.Condition(drivers._lock)
-        self.inbox: list[tuple[int, Trip, Visit]] = []
-        self.doing: tuple[str, float] = ("starting", perf_counter())
 
     def run(self) -> None:
         """Works until the drivers are stopped. The first exception of any thread goes to the caller."""

@@ -100,18 +100,17 @@ class Journey:
     every: bool = False
     policy: ExitPolicy | None = None
 
-    def trip(self, traveller: Traveller, x: Tree, ready: Ready) -> Trip:
-        """The trip of one batch."""
-        if self.every:
-            return traveller.to_every_exit(x, ready)
+    @property
+    def turns(self) -> Sequence[int]:
+        """The exits that are computed, from 1."""
         if self.policy is not None:
-            return traveller.until_sure(x, ready, policy=self.policy)
-        return traveller.to_exit(x, ready, depth=self.depth)
+            return self.policy.tried
+        return range(1, self.depth + 1) if self.every else [self.depth]
 
 
 @dataclass(frozen=True)
 class Traveller:
-    """Plans the trips of one batch.
+    """Plans the trip of one batch.
 
     Attributes:
         stages: All stages of the model.
@@ -123,30 +122,25 @@ class Traveller:
     batch: int | None = None
     abandoned: threading.Event | None = None
 
-    def to_exit(self, x: Tree, ready: Ready, *, depth: int) -> Trip:
-        """Climbs ``depth`` layers, crosses the bridge there and comes down with the logits."""
-        x, ready = yield from self._climb(x, ready, 0, depth)
-        return (yield from self._descend(x, ready, depth))
+    def trip(self, journey: Journey, x: Tree, ready: Ready) -> Trip:
+        """Climbs each layer once, and at each turn comes down with the logits of that exit.
 
-    def to_every_exit(self, x: Tree, ready: Ready) -> Trip:
-        """Climbs each layer once and comes down from every one, with a list of the logits of each exit."""
-        found = []
-        for depth in range(1, self._layers + 1):
-            x, ready = yield from self._climb(x, ready, depth - 1, depth)
-            logits, done = yield from self._descend(x, ready, depth)
-            found.append(logits)
-        return found, done  # made on one stage, one after the other: the last mark is good for all
-
-    def until_sure(self, x: Tree, ready: Ready, *, policy: ExitPolicy) -> Trip:
-        """Lets each sample go where it is sure enough; only the others climb on. Brings :class:`EarlyExits`."""
+        Brings the logits; with ``every`` a list of them; with a policy, under which only those samples climb on that
+        are not sure enough, :class:`EarlyExits`.
+        """
+        found: list[Any] = []
         answers: Tree = None
         climbed = 0
         whole = True
-        for depth in policy.tried:
+        for depth in journey.turns:
             x, ready = yield from self._climb(x, ready, climbed, depth, whole=whole)
             logits, done = yield from self._descend(x, ready, depth, whole=whole)
-            threshold = policy.thresholds[depth - 1] if depth < self._layers else -inf
-            weigh = partial(decide, depth, threshold, policy.temperatures[depth - 1])
+            climbed = depth
+            if journey.policy is None:
+                found.append(logits)
+                continue
+            threshold = journey.policy.thresholds[depth - 1] if depth < journey.depth else -inf
+            weigh = partial(decide, depth, threshold, journey.policy.temperatures[depth - 1])
             visit = Visit(self.stages[0], weigh, (logits, answers), done, self._named(f"decision at exit {depth}"))
             (answers, staying), done = yield visit
             if not len(staying):
@@ -156,12 +150,10 @@ class Traveller:
                 # What tells who stays was computed from x: its mark is good for both.
                 x, ready = yield Visit(here, select, (x, staying), done, self._named(f"choice at exit {depth}"))
                 whole = False
-            climbed = depth
-        return EarlyExits(*answers[:2]), done
-
-    @property
-    def _layers(self) -> int:
-        return self.stages[-1].layers[-1][0] + 1
+        if journey.policy is not None:
+            return EarlyExits(*answers[:2]), done
+        # All logits were made on one stage, one after the other: the last mark is good for all.
+        return found if journey.every else found[0], done
 
     def _climb(self, x: Tree, ready: Ready, climbed: int, depth: int, *, whole: bool = True) -> Trip:
         """From the output of layer ``climbed`` (counted from 1) to that of layer ``depth``.
@@ -170,7 +162,7 @@ class Traveller:
         """
         for stage, layers in self._between(climbed, depth):
             steps: list[Step] = [(UP, *numbered) for numbered in layers]
-            x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("climb"))
+            x, ready = yield Visit(stage, self._work(stage, steps, whole), x, ready, self._named("climb"))
         return x, ready
 
     def _descend(self, x: Tree, ready: Ready, depth: int, *, whole: bool = True) -> Trip:
@@ -179,7 +171,7 @@ class Traveller:
         for stage, layers in reversed(self._between(0, depth)):
             steps = [] if steps else [(TURN, *layers[-1])]
             steps += [(DOWN, *numbered) for numbered in reversed(layers)]
-            x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("descent"))
+            x, ready = yield Visit(stage, self._work(stage, steps, whole), x, ready, self._named("descent"))
         return x, ready
 
     def _between(self, climbed: int, depth: int) -> list[tuple[Stage, list[Numbered]]]:
@@ -190,7 +182,7 @@ class Traveller:
     def _named(self, what: str) -> str:
         return f"inference ({what})" if self.batch is None else f"inference ({what}), batch {self.batch}"
 
-    def _walk(self, stage: Stage, steps: Sequence[Step], whole: bool) -> Callable[[Tree], Tree]:
+    def _work(self, stage: Stage, steps: Sequence[Step], whole: bool) -> Callable[[Tree], Tree]:
         return partial(walk, stage, steps, whole=whole, batch=self.batch, abandoned=self.abandoned)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PeerLostError, PipealError, first_line
 from pipeal.core.modules import dtype_of, module_of
@@ -10,9 +12,9 @@ from pipeal.core.options import OnOom
 from pipeal.core.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import Shapes, Tree, describe
+from pipeal.core.tree import Shapes, describe
 from pipeal.engine.devices import Device
-from pipeal.engine.runner.layer import Passed, Runner
+from pipeal.engine.runner.layer import Around
 from pipeal.engine.schedule import Action
 
 _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
@@ -40,8 +42,10 @@ class ErrorContext:
         self._device = device
         self._on_oom = on_oom
 
-    def explain_rest(self, error: Exception, action: Action, index: int, batch: int) -> None:
+    def explain_rest(self, error: BaseException, action: Action, index: int, batch: int) -> None:
         """For what goes wrong around an action: what goes wrong within it has been explained already."""
+        if not isinstance(error, MemoryError | RuntimeError | NonFiniteError):
+            return
         late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
         known = late or isinstance(error, OutOfMemoryError | PeerLostError) or getattr(error, "__notes__", None)
         if not known:
@@ -74,43 +78,35 @@ class ErrorContext:
         return f"; the layer's weights are {str(own).removeprefix('torch.')}: convert what differs, as x.to({own}) does"
 
 
-class Explained:
+@dataclass(eq=False)
+class Explained(Around):
     """Says of whatever goes wrong in a layer where it was.
 
-    Args:
-        inner: What is run.
+    Attributes:
         index: The layer's number.
-        errors: That of its stage.
+        explain: A method of the stage's :class:`ErrorContext`, given the error, the action, the layer and the batch.
     """
 
-    def __init__(self, inner: Runner, index: int, errors: ErrorContext) -> None:
-        self._inner = inner
-        self._index = index
-        self._errors = errors
+    index: int
+    explain: Callable[[BaseException, Action, int, int], None]
 
-    def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
-        """As :meth:`Runner.forward`."""
-        try:
-            return self._inner.forward(packet, x, y, rows)
-        except BaseException as error:
-            self._errors.explain(error, Action.FORWARD, self._index, packet.batch)
-            raise
+    def around(self, action: Action, packet: Packet, rows: range | None) -> _OnError:  # noqa: ARG002
+        """Has an error that leaves it explained."""
+        return _OnError(lambda error: self.explain(error, action, self.index, packet.batch))
 
-    def backward(self, packet: Packet, rows: range | None = None) -> None:
-        """As :meth:`Runner.backward`."""
-        try:
-            self._inner.backward(packet, rows)
-        except BaseException as error:
-            self._errors.explain(error, Action.BACKWARD, self._index, packet.batch)
-            raise
 
-    def update(self, packet: Packet) -> None:
-        """As :meth:`Runner.update`."""
-        try:
-            self._inner.update(packet)
-        except BaseException as error:
-            self._errors.explain(error, Action.UPDATE, self._index, packet.batch)
-            raise
+class _OnError:
+    """Not a generator, which would end up in a cycle with the error: that shall free its tensors at once."""
+
+    def __init__(self, explain: Callable[[BaseException], None]) -> None:
+        self._explain = explain
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self._explain(error)
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -174,21 +174,19 @@ class FiniteWatch:
             self._failure = found.first_error()
 
 
-class Watched:
+@dataclass(eq=False)
+class Watched(Runner):
     """Has the watch look at the losses of each forward.
 
-    Args:
-        inner: What is run.
+    Attributes:
         index: The layer's number.
         module: The layer.
         watch: That of its stage.
     """
 
-    def __init__(self, inner: Runner, index: int, module: nn.Module, watch: FiniteWatch) -> None:
-        self._inner = inner
-        self._index = index
-        self._module = module
-        self._watch = watch
+    index: int
+    module: nn.Module
+    watch: FiniteWatch
 
     def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
         """As :meth:`Runner.forward`.
@@ -196,18 +194,10 @@ class Watched:
         Raises:
             NonFiniteError: As :meth:`FiniteWatch.look`.
         """
-        passed = self._inner.forward(packet, x, y, rows)
+        passed = self.inner.forward(packet, x, y, rows)
         if passed.losses is not None:
-            self._watch.look(self._index, packet.batch, passed.losses, partial(cause_of, x, y, self._module))
+            self.watch.look(self.index, packet.batch, passed.losses, partial(cause_of, x, y, self.module))
         return passed
-
-    def backward(self, packet: Packet, rows: range | None = None) -> None:
-        """As :meth:`Runner.backward`."""
-        self._inner.backward(packet, rows)
-
-    def update(self, packet: Packet) -> None:
-        """As :meth:`Runner.update`."""
-        self._inner.update(packet)
 
 
 def raise_first(found: Iterable[NonFiniteError | None]) -> None:

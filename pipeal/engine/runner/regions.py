@@ -23,7 +23,7 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -74,7 +74,8 @@ class Region:
         """Calls the function. Whatever it raises comes as its own type."""
         if self._parts is not None:
             return self._function(*args, **kwargs)
-        with self._as_it_was():
+        # The compiler looks at the module, and must not meet this region in the place of its own forward.
+        with _forwards([] if self.module is None else [(self.module, self._own_forward)]):
             try:
                 return self._graphs()(*args, **kwargs)
             except _refusals() as found:
@@ -99,18 +100,6 @@ class Region:
         else:
             for part in self._parts:
                 yield from part.in_force()
-
-    @contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        """Within it, the module has its own forward: the compiler looks at it, and must not meet this region."""
-        if self.module is None:
-            yield
-            return
-        before = _put_forward(self.module, self._own_forward)
-        try:
-            yield
-        finally:
-            _put_forward(self.module, before)
 
     def _graphs(self) -> Callable[..., Any]:
         threads = torch.get_num_threads()
@@ -163,14 +152,18 @@ def _detached(tree: Tree) -> Tree:
     return tuple(map(_detached, tree)) if type(tree) is tuple else tree
 
 
-@contextmanager
-def installed(parts: Iterable[Region]) -> Iterator[None]:
+def installed(parts: Iterable[Region]) -> AbstractContextManager[None]:
     """Within it, the modules of these regions run compiled; afterwards they are as they were."""
+    return _forwards((part.module, part) for part in parts if part.module is not None)
+
+
+@contextmanager
+def _forwards(wanted: Iterable[tuple[nn.Module, Any]]) -> Iterator[None]:
+    """Within it, each of these modules has that forward of its own; or, with None, that of its class."""
     before: list[tuple[nn.Module, Any]] = []
     try:
-        for part in parts:
-            if part.module is not None:
-                before.append((part.module, _put_forward(part.module, part)))
+        for module, forward in wanted:
+            before.append((module, _put_forward(module, forward)))
         yield
     finally:
         for module, forward in reversed(before):
