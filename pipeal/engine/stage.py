@@ -61,7 +61,7 @@ class Stage:
         self.clock = StageClock(device, number, window)
         self.seeds = Seeds(seed)
         self.finite = FiniteWatch(device, options.on_non_finite)
-        self._errors = ErrorContext(number, self.layers, device, options.on_oom)
+        self._errors = ErrorContext(number, dict(self.layers), device, options.on_oom)
         shared = Shared(device, options, self.clock, self._errors, self.finite, self.seeds)
         self.losses, self._splits, self._abandoned = shared.losses, shared.splits, shared.abandoned
         self._in_hand: Packet | None = None
@@ -117,7 +117,7 @@ class Stage:
             return self._forward(packet)
         held = self._in_hand
         assert held is not None  # the executors keep the order F, B, U
-        with self.device.active(), self._settings(action):
+        with self.device.active(), settings(action, self.device, self.options.precision):
             for runner in self.runners.values():
                 if action is Action.BACKWARD:
                     runner.backward(held)
@@ -134,7 +134,7 @@ class Stage:
         self._in_hand = replace(packet, x=None, y=None, ready=None)
         self._errors.had.clear()
         self.device.limit_run_ahead()
-        with self.device.active(), self._settings(Action.FORWARD):
+        with self.device.active(), settings(Action.FORWARD, self.device, self.options.precision):
             try:
                 x, y = self.device.receive((packet.x, packet.y), packet.ready)
             except BaseException as error:
@@ -201,9 +201,6 @@ class Stage:
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forwards, whatever the caller's is."""
         return autocast(self.device, self.options.precision)
-
-    def _settings(self, action: Action) -> AbstractContextManager[Any]:
-        return settings(action, self.device, self.options.precision)
 
 
 def bring_to_rest(stages: Sequence[Stage]) -> None:

@@ -6,14 +6,14 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pipeal.core.tree import Tree, map_tensors, tensors
-from pipeal.engine.devices.copies import carried
-from pipeal.engine.devices.pinned import to_pinned
+from pipeal.engine.devices.copies import carried, to_pinned
 from pipeal.engine.schedule import Action
 
 Stamp: TypeAlias = Any
@@ -57,14 +57,14 @@ class Device:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._fetching: dict[torch.device, torch.cuda.Stream] = {}
+        self._far_streams: dict[torch.device, torch.cuda.Stream] = {}
 
     @property
     def parts(self) -> Sequence[Device]:
         """The single devices that it consists of: itself, unless it is a row of them."""
         return (self,)
 
-    @property
+    @cached_property  # asked for by every action
     def types(self) -> list[str]:
         """The kinds of its parts, ``cpu`` or ``cuda``."""
         return sorted({part.device.type for part in self.parts})
@@ -107,17 +107,20 @@ class Device:
     def _fetch(self, tree: Tree, source: torch.device, ready: Ready) -> Tree:
         """Copies what lies on a GPU, on a stream of this stage's own. The host waits for it: a CPU has no stream that
         would on its behalf."""
-        if source not in self._fetching:
-            self._fetching[source] = torch.cuda.Stream(source)
-        stream = self._fetching[source]
+        stream = self._stream_on(source)
         if ready is not None:
             stream.wait_event(ready)
         with torch.cuda.stream(stream):
             arrived = map_tensors(lambda one: carried(one, to_pinned) if one.device == source else one, tree)
-            done = torch.cuda.Event(blocking=True)
-            done.record(stream)
+            done = stream.record_event(torch.cuda.Event(blocking=True))
         done.synchronize()  # so that the source may go as well
         return arrived
+
+    def _stream_on(self, source: torch.device) -> torch.cuda.Stream:
+        """This stage's own stream on the GPU where a packet comes from."""
+        if source not in self._far_streams:
+            self._far_streams[source] = torch.cuda.Stream(source)
+        return self._far_streams[source]
 
     def follow_caller(self) -> None:
         """Lets later work here wait for what the calling thread has given to its own stream, such as new weights."""
@@ -162,3 +165,21 @@ class Device:
 
     def __str__(self) -> str:
         return str(self.device)
+
+
+class RemoteDevice(Device):
+    """A device that another process works on.
+
+    Args:
+        name: What it is called there, for messages.
+        device: Where this process keeps what belongs to it: ``meta`` for nowhere.
+    """
+
+    far = True
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        super().__init__(device)
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name

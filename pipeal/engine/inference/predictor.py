@@ -96,7 +96,9 @@ class Predictor:
                         yield take_over(*arrived)
                 else:
                     with Drivers(way, self.options) as drivers:
-                        for arrived in drivers.drive(trips(drivers.stopped), self.options.queue_depth * len(way)):
+                        for arrived in drivers.drive(
+                            trips(drivers.progress.ending), self.options.queue_depth * len(way)
+                        ):
                             yield take_over(*arrived)
         finally:
             self._under_way = False

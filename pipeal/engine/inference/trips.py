@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from math import inf
 from typing import Any, TypeAlias
 
@@ -82,7 +83,6 @@ def drive(trip: Trip) -> Arrived:
             return end.value
 
 
-Numbered: TypeAlias = tuple[int, TrainableLayer]
 Step: TypeAlias = tuple[Path, int, TrainableLayer]
 
 
@@ -108,7 +108,7 @@ class Journey:
         return range(1, self.depth + 1) if self.every else [self.depth]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Traveller:
     """Plans the trip of one batch.
 
@@ -121,6 +121,10 @@ class Traveller:
     stages: Sequence[Stage]
     batch: int | None = None
     abandoned: threading.Event | None = None
+
+    def __post_init__(self) -> None:
+        self._layers = [numbered for stage in self.stages for numbered in stage.layers]
+        self._stage_of = {number: stage for stage in self.stages for number, _ in stage.layers}
 
     def trip(self, journey: Journey, x: Tree, ready: Ready) -> Trip:
         """Climbs each layer once, and at each turn comes down with the logits of that exit.
@@ -146,44 +150,36 @@ class Traveller:
             if not len(staying):
                 break
             if len(staying) < len(logits):
-                here = next(stage for stage in self.stages if stage.layers[-1][0] >= depth - 1)
+                here, does = self._stage_of[depth - 1], self._named(f"choice at exit {depth}")
                 # What tells who stays was computed from x: its mark is good for both.
-                x, ready = yield Visit(here, select, (x, staying), done, self._named(f"choice at exit {depth}"))
+                x, ready = yield Visit(here, select, (x, staying), done, does)
                 whole = False
         if journey.policy is not None:
             return EarlyExits(*answers[:2]), done
         # All logits were made on one stage, one after the other: the last mark is good for all.
         return found if journey.every else found[0], done
 
-    def _climb(self, x: Tree, ready: Ready, climbed: int, depth: int, *, whole: bool = True) -> Trip:
+    def _climb(self, x: Tree, ready: Ready, climbed: int, depth: int, *, whole: bool) -> Trip:
         """From the output of layer ``climbed`` (counted from 1) to that of layer ``depth``.
 
         What is left of a batch is not ``whole``, and of any size: no size to compile anything for.
         """
-        for stage, layers in self._between(climbed, depth):
-            steps: list[Step] = [(UP, *numbered) for numbered in layers]
-            x, ready = yield Visit(stage, self._work(stage, steps, whole), x, ready, self._named("climb"))
-        return x, ready
+        return self._go([(UP, *layer) for layer in self._layers[climbed:depth]], x, ready, "climb", whole=whole)
 
-    def _descend(self, x: Tree, ready: Ready, depth: int, *, whole: bool = True) -> Trip:
+    def _descend(self, x: Tree, ready: Ready, depth: int, *, whole: bool) -> Trip:
         """From the output of layer ``depth`` over its bridge to the logits."""
-        steps: list[Step] = []
-        for stage, layers in reversed(self._between(0, depth)):
-            steps = [] if steps else [(TURN, *layers[-1])]
-            steps += [(DOWN, *numbered) for numbered in reversed(layers)]
-            x, ready = yield Visit(stage, self._work(stage, steps, whole), x, ready, self._named("descent"))
-        return x, ready
+        down: list[Step] = [(DOWN, *layer) for layer in reversed(self._layers[:depth])]
+        return self._go([(TURN, *self._layers[depth - 1]), *down], x, ready, "descent", whole=whole)
 
-    def _between(self, climbed: int, depth: int) -> list[tuple[Stage, list[Numbered]]]:
-        """The layers after the first ``climbed`` up to ``depth``, by stage."""
-        parts = [(stage, [one for one in stage.layers if climbed <= one[0] < depth]) for stage in self.stages]
-        return [(stage, layers) for stage, layers in parts if layers]
+    def _go(self, steps: Sequence[Step], tree: Tree, ready: Ready, what: str, *, whole: bool) -> Trip:
+        """One visit for all the steps in a row that are of one stage."""
+        for stage, own in groupby(steps, key=lambda step: self._stage_of[step[1]]):
+            work = partial(walk, stage, list(own), whole=whole, batch=self.batch, abandoned=self.abandoned)
+            tree, ready = yield Visit(stage, work, tree, ready, self._named(what))
+        return tree, ready
 
     def _named(self, what: str) -> str:
         return f"inference ({what})" if self.batch is None else f"inference ({what}), batch {self.batch}"
-
-    def _work(self, stage: Stage, steps: Sequence[Step], whole: bool) -> Callable[[Tree], Tree]:
-        return partial(walk, stage, steps, whole=whole, batch=self.batch, abandoned=self.abandoned)
 
 
 def walk(

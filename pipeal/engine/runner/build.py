@@ -13,6 +13,11 @@
                     Keyed     all randomness from (seed, layer, batch, action, rows)
                       Plain   the layer itself
 
+A new wrapper is a file beside this one, with a subclass of :class:`~pipeal.engine.runner.layer.Runner` that overrides
+what it changes; a line in :func:`build_runner`, which says when it is there and where; and a field of
+:class:`~pipeal.core.options.EngineOptions`, whose ``check_layout`` says what it excludes. What the wrappers of several
+layers of a stage have in common is an attribute of :class:`Shared`.
+
 Outside of Timed, waiting for the compiler takes none of the layer's time; inside of Split, an error has become one of
 memory that ran out before it is caught.
 """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PeerLostError, PipealError, first_line
@@ -17,30 +17,34 @@ from pipeal.engine.devices import Device
 from pipeal.engine.runner.layer import Around
 from pipeal.engine.schedule import Action
 
+_SMALLER = (
+    "give it smaller batches (batch_size, budget_tokens, max_samples), place fewer layers on the device (more stages), "
+    "use bf16"
+)
+_ADVICE: dict[OnOom, str] = {
+    "split": _SMALLER,
+    "raise": f"{_SMALLER}, or have such batches learnt from in parts (on_oom='split', without replicas)",
+}
 _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
 
 
+@dataclass
 class ErrorContext:
     """Says of errors in a stage where they happened.
 
-    Args:
+    Attributes:
         number: The stage's number.
         layers: Its layers, by their number in the whole model.
         device: Its device.
         on_oom: What happens on a batch that does not fit into memory.
-
-    Attributes:
         had: The shapes of the input of each layer that the batch in hand has come to.
     """
 
-    def __init__(
-        self, number: int, layers: Sequence[tuple[int, TrainableLayer]], device: Device, on_oom: OnOom
-    ) -> None:
-        self.had: dict[int, Shapes] = {}
-        self._number = number
-        self._layers = layers
-        self._device = device
-        self._on_oom = on_oom
+    number: int
+    layers: dict[int, TrainableLayer]
+    device: Device
+    on_oom: OnOom
+    had: dict[int, Shapes] = field(default_factory=dict)
 
     def explain_rest(self, error: BaseException, action: Action, index: int, batch: int) -> None:
         """For what goes wrong around an action: what goes wrong within it has been explained already."""
@@ -59,20 +63,29 @@ class ErrorContext:
         Raises:
             OutOfMemoryError: It was one of those.
         """
-        kind = "" if index is None else f", layer {index} ({type(dict(self._layers)[index]).__name__})"
-        where = f"in the {_NAMES[action]} of stage {self._number}{kind}, batch {batch}, device {self._device}"
+        kind = "" if index is None else f", layer {index} ({type(self.layers[index]).__name__})"
+        where = f"in the {_NAMES[action]} of stage {self.number}{kind}, batch {batch}, device {self.device}"
         shapes = describe((had or []) if index is None else self.had[index])
         if is_out_of_memory(error) and not isinstance(error, PipealError):
-            place = self._number, index, batch
-            raise does_not_fit(error, where, shapes, self._device, self._on_oom, place) from error
+            message = f"out of memory {where}: {self._amounts(error)}, the input is {shapes}; {_ADVICE[self.on_oom]}"
+            raise OutOfMemoryError(message, self.number, index, batch) from error
         add_note(error, f"{where}; input {shapes}{self._on_types(error, index)}")
+
+    def _amounts(self, error: BaseException) -> str:
+        """How much memory was asked for and how much was free, as far as that is known."""
+        asked, free = bytes_asked(error), bytes_free(error)
+        if free is None:
+            free = self.device.free_bytes()
+        amounts = [f"{in_units(asked)} were asked for"] if asked is not None else []
+        amounts += [f"{in_units(free)} were free"] if free is not None else []
+        return " and ".join(amounts) or first_line(error)
 
     def _on_types(self, error: BaseException, index: int | None) -> str:
         """What to do where operators refuse the types of the input."""
         said = str(error)
         if index is None or not isinstance(error, RuntimeError) or not ("dtype" in said or "scalar type" in said):
             return ""
-        own = dtype_of(module_of(dict(self._layers)[index]))
+        own = dtype_of(module_of(self.layers[index]))
         if all(dtype == own for _, dtype in self.had[index]):
             return ""
         return f"; the layer's weights are {str(own).removeprefix('torch.')}: convert what differs, as x.to({own}) does"
@@ -115,32 +128,3 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
     else:
         error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
-
-
-def does_not_fit(
-    error: BaseException, where: str, had: str, device: Device, policy: OnOom, place: tuple[int, int | None, int]
-) -> OutOfMemoryError:
-    """What a person needs to know of memory that ran out.
-
-    Args:
-        error: What the device or the layer said.
-        where: The action, stage, layer, batch and device, in words.
-        had: The input, in words.
-        device: The stage's device.
-        policy: What happens then.
-        place: The numbers of the stage, the layer and the batch.
-    """
-    asked, free = bytes_asked(error), bytes_free(error)
-    if free is None:
-        free = device.free_bytes()
-    amounts = [f"{in_units(asked)} were asked for"] if asked is not None else []
-    amounts += [f"{in_units(free)} were free"] if free is not None else []
-    else_ = (
-        "" if policy == "split" else ", or have such batches learnt from in parts (on_oom='split', without replicas)"
-    )
-    return OutOfMemoryError(
-        f"out of memory {where}: {' and '.join(amounts) or first_line(error)}, the input is {had}; give it smaller "
-        "batches (batch_size, budget_tokens, max_samples), place fewer layers on the device (more stages), use "
-        f"bf16{else_}",
-        *place,
-    )

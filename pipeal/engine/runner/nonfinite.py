@@ -101,8 +101,12 @@ class FiniteWatch:
         if self._device.lags:
             if self.policy == "skip":
                 self._left_out[layer] = self._send([(layer, batch, losses)])
-            else:
-                self._look_later(layer, batch, losses)
+                return
+            self._unseen.append((layer, batch, losses))
+            if len(self._unseen) == LOOK_EVERY:
+                self._send_unseen()
+            self._read(wait=False)
+            raise_first([self._failure])
             return
         values = tuple(_number(loss) for loss in losses)
         if not _all_finite(values):
@@ -125,11 +129,8 @@ class FiniteWatch:
 
     def settle(self) -> NonFiniteError | None:
         """Looks at all that has not been seen, and waits for it; the first failure, if any."""
+        self._send_unseen()
         self._read(wait=True)
-        if self._unseen:
-            with self._device.active():
-                self._send_unseen()
-            self._read(wait=True)
         return self._failure
 
     def unsettled(self) -> list[Arriving]:
@@ -138,24 +139,16 @@ class FiniteWatch:
         Raises:
             NonFiniteError: There is a failure among what has arrived.
         """
-        if self._unseen:
-            with self._device.active():
-                self._send_unseen()
+        self._send_unseen()
         self._read(wait=False)
         raise_first([self._failure])
         return list(self._arriving)
 
-    def _look_later(self, layer: int, batch: int, losses: list[Tensor]) -> None:
-        self._unseen.append((layer, batch, losses))
-        if len(self._unseen) == LOOK_EVERY:
-            self._send_unseen()
-        self._read(wait=False)
-        if self._failure is not None:
-            raise self._failure
-
     def _send_unseen(self) -> None:
-        self._arriving.append(self._send(self._unseen))
-        self._unseen = []
+        if self._unseen:
+            with self._device.active():
+                self._arriving.append(self._send(self._unseen))
+            self._unseen = []
 
     def _send(self, rows: list[tuple[int, int, list[Tensor]]]) -> Arriving:
         """Has losses copied to the host; call it where the device is active."""

@@ -24,6 +24,7 @@ import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -41,10 +42,11 @@ class CompileWarning(UserWarning):
     """A part of a model runs uncompiled, although compilation was asked for."""
 
 
+@dataclass(eq=False)
 class Region:
     """A function that runs as one compiled graph per set of shapes; or its parts do; or it runs as it is.
 
-    Args:
+    Attributes:
         name: For messages.
         function: What is compiled: a module's forward, or a path of an inference.
         dynamic: Whether sizes are symbols in the graph.
@@ -52,28 +54,22 @@ class Region:
         within: Whether it is a part of another region, which says for both what is not compiled.
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        *,
-        dynamic: bool,
-        module: nn.Module | None = None,
-        within: bool = False,
-    ) -> None:
-        self.name = name
-        self.within = within
-        self.module = module
-        self._own_forward = None if module is None else vars(module).get("forward")  # a user may have set one
-        self._dynamic = dynamic
-        self._function = function
+    name: str
+    function: Callable[..., Any]
+    _: KW_ONLY
+    dynamic: bool
+    module: nn.Module | None = None
+    within: bool = False
+
+    def __post_init__(self) -> None:
+        self._own_forward = None if self.module is None else vars(self.module).get("forward")  # a user may have set one
         self._compiled: dict[int, Callable[..., Any]] = {}  # by the number of intra-op threads
         self._parts: list[Region] | None = None  # None: it is compiled as a whole
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function. Whatever it raises comes as its own type."""
         if self._parts is not None:
-            return self._function(*args, **kwargs)
+            return self.function(*args, **kwargs)
         # The compiler looks at the module, and must not meet this region in the place of its own forward.
         with _forwards([] if self.module is None else [(self.module, self._own_forward)]):
             try:
@@ -84,9 +80,9 @@ class Region:
             # wrong shape, shows again here, as itself, and leaves the region as it is.
             parts: list[Region] = []
             if self.module is not None:
-                parts += regions(self.module, self.name, dynamic=self._dynamic, within=True)
+                parts += regions(self.module, self.name, dynamic=self.dynamic, within=True)
             with installed(parts):
-                result = self._function(*args, **kwargs)
+                result = self.function(*args, **kwargs)
         self._parts = parts
         self._compiled.clear()
         if not self.within:
@@ -104,7 +100,7 @@ class Region:
     def _graphs(self) -> Callable[..., Any]:
         threads = torch.get_num_threads()
         if threads not in self._compiled:
-            self._compiled[threads] = compiled(self._function, threads, dynamic=self._dynamic)
+            self._compiled[threads] = compiled(self.function, threads, dynamic=self.dynamic)
         return self._compiled[threads]
 
     def uncompiled(self) -> Iterator[str]:
