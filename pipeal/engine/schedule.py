@@ -132,7 +132,7 @@ def schedule_named(name: str | Schedule) -> Schedule:
     """The schedule of that name.
 
     Raises:
-        ConfigError: Nobody knows it.
+        ConfigError: There is none.
     """
     if isinstance(name, Schedule):
         return name

@@ -29,7 +29,7 @@ from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.engine.trace import StageClock, Window
 
 
-class Stage:
+class Stage(Shared):
     """Runs the layers of one stage. Knows nothing of threads or of other stages.
 
     Args:
@@ -54,22 +54,22 @@ class Stage:
         seed: int,
         window: Window,
     ) -> None:
+        super().__init__(
+            device,
+            options,
+            StageClock(device, number, window),
+            ErrorContext(number, dict(layers), device, options.on_oom),
+            FiniteWatch(device, options.on_non_finite),
+            Seeds(seed),
+        )
         self.number = number
         self.layers = list(layers)
-        self.device = device
-        self.options = options
-        self.clock = StageClock(device, number, window)
-        self.seeds = Seeds(seed)
-        self.finite = FiniteWatch(device, options.on_non_finite)
-        self._errors = ErrorContext(number, dict(self.layers), device, options.on_oom)
-        shared = Shared(device, options, self.clock, self._errors, self.finite, self.seeds)
-        self.losses, self._splits, self._abandoned = shared.losses, shared.splits, shared.abandoned
         self._in_hand: Packet | None = None
         self._batch = -1
         self.runners: dict[int, LayerRunner] = {}
         for index, layer in self.layers:
             device.take(module_of(layer))
-            self.runners[index] = build_runner(index, layer, shared)
+            self.runners[index] = build_runner(index, layer, self)
 
     def learn_with(self, together: Together) -> None:
         """Has this stage learn from each batch with others; it then draws numbers of its own, but for updates."""
@@ -80,11 +80,11 @@ class Stage:
     def reset(self) -> None:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
         self.drop_unlearnt()  # where a worker was left behind, this could not be done before
-        self._abandoned.clear()
+        self.abandoned.clear()
         self.finite.forget()
         for runner in self.runners.values():
             runner.forget()
-        self._splits.clear()
+        self.splits.clear()
         self.losses.take()
         self.clock.forget()
 
@@ -99,7 +99,7 @@ class Stage:
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""
-        return {index: self._splits.pop(index, 0) for index in self.runners}
+        return {index: self.splits.pop(index, 0) for index in self.runners}
 
     def overflows(self) -> dict[int, int]:
         """By layer, how many updates fp16 has left out, as far as its state knows; waits for a GPU."""
@@ -108,7 +108,7 @@ class Stage:
 
     def abandon(self) -> None:
         """Ends a wait for the compiler: the pipeline is about to stop."""
-        self._abandoned.set()
+        self.abandoned.set()
 
     def run(self, action: Action, packet: Packet | None = None) -> Packet | None:
         """Does one action on every layer; a forward takes a packet and returns the one to hand on."""
@@ -132,17 +132,17 @@ class Stage:
         self._batch = packet.batch
         # Of the packet, later actions need no tensors; they may go.
         self._in_hand = replace(packet, x=None, y=None, ready=None)
-        self._errors.had.clear()
-        self.device.limit_run_ahead()
+        self.errors.had.clear()
         with self.device.active(), settings(Action.FORWARD, self.device, self.options.precision):
             try:
+                self.device.limit_run_ahead()  # a GPU that has failed says so where it is waited for
                 x, y = self.device.receive((packet.x, packet.y), packet.ready)
             except BaseException as error:
                 shapes = shapes_of((packet.x, packet.y))
-                self._errors.explain(error, Action.FORWARD, None, packet.batch, shapes)
+                self.errors.explain(error, Action.FORWARD, None, packet.batch, shapes)
                 raise
             for runner in self.runners.values():
-                self._errors.had[runner.index] = shapes_of((x, y))
+                self.errors.had[runner.index] = shapes_of((x, y))
                 x, y = runner.forward(packet, x, y).onward
             return replace(packet, x=x, y=y, ready=self.device.mark_ready((x, y)))
 
@@ -172,7 +172,7 @@ class Stage:
                     begin = self.device.stamp()
                     state = layer_state(runner.layer, copied)
                     losses = self.losses.so_far(index)
-                    found = LayerState(state, None if losses is None else copied(losses), self._splits[index])
+                    found = LayerState(state, None if losses is None else copied(losses), self.splits[index])
                     snapshot.add(index, found, self.device.mark(), sources)
                     self.clock.add_saving(begin)
             except Abandoned:

@@ -154,7 +154,7 @@ class Device:
         """Waits until all work given to this device has ended."""
 
     def free_bytes(self) -> int | None:
-        """The memory that nobody uses; None where the system does not say."""
+        """The free memory; None where the system does not say."""
         try:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (AttributeError, OSError, ValueError):

@@ -4,7 +4,7 @@ CUDA rules kept here (see also the CUDA semantics notes of PyTorch):
 
 * Each stage has a compute stream and a copy stream of its own. Forward, backward and update run on the first;
   packets arrive on the second, so that the copy of the next packet overlaps with computing this one.
-* A producer records an event when a packet is ready; whoever reads the packet waits for it on his own stream.
+* A producer records an event when a packet is ready; its reader waits for it on his own stream.
 * A tensor used on another stream than it was allocated on is given to ``record_stream``: the caching allocator
   would otherwise hand its memory out again while it is still read.
 * Nothing here waits for the device on the host, except :meth:`Device.synchronize`, a packet that goes back to the

@@ -108,7 +108,7 @@ class Link:
         self._changed.notify_all()
 
     def close(self) -> None:
-        """Wakes everyone who waits and lets nobody wait again."""
+        """Ends every wait, now and from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -142,7 +142,7 @@ class StageThreads:
                 if perf_counter() - max(self.progress.changed_at, waiting_since) > limit_s:
                     raise stall_report(self.threads, limit_s, self.options.dump_folder, (state, self.progress))
             return
-        assert self.progress.failure is not None  # else nobody would have stopped us
+        assert self.progress.failure is not None  # else nothing would have stopped us
         raise self.progress.failure
 
 

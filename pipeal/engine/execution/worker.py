@@ -117,7 +117,7 @@ class SharedProgress:
 
     def __str__(self) -> str:
         """How far each stage is, for a person who looks for why nothing moves."""
-        # Without the lock: whoever holds it may be what stands still.
+        # Without the lock: its holder may be what stands still.
         lines = []
         for stage in range(self.stages):
             ended = ", ".join(f"{action} of {self._ended[stage, action]}" for action in ACTIONS)
@@ -169,7 +169,7 @@ class StageThread(threading.Thread):
         options: With its intra-op threads on a CPU; None leaves PyTorch's setting.
 
     Attributes:
-        doing: What it does, and since when: for whoever waits for it.
+        doing: What it does, and since when: for those who wait for it.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class Worker(StageThread):
     def _do(self, action: Action, sequence: int, packet: Packet | None = None) -> Packet | None:
         task = Task(sequence, self.stage.number, action)
         before = self.schedule.after(task, self.progress.stages)
-        if self.progress.stopped:  # whoever stops the pipeline waits for one action, not for three
+        if self.progress.stopped:  # a stop waits for one action, not for three
             raise Stopped
         if not self.progress.has_ended(before):
             with self._waiting("join"):

@@ -7,7 +7,7 @@
        └── trip 0 ◄──────────┘
 
 A visit waits for nothing but its stage's thread, and a trip for nothing but its visit: nothing can deadlock. What is
-under way is bounded by whoever submits. Every wait ends: by what it waits for, or because of :meth:`Drivers.stop`.
+under way is bounded by the caller. Every wait ends: by what it waits for, or because of :meth:`Drivers.stop`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     logits ◄ h1 h2 ◄─── h3 ◄─────── h4
 
 A trip is a generator: it yields the visit that comes next and is sent what came of it. It is pure planning and knows
-no thread; whoever drives it (the caller, or :class:`pipeal.engine.inference.drivers.Drivers`) makes the visits.
+no thread; its driver (the caller, or :class:`pipeal.engine.inference.drivers.Drivers`) makes the visits.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Traveller:
     Attributes:
         stages: All stages of the model.
         batch: The batch's number, for messages; None where it is the only one.
-        abandoned: Ends a visit's wait for the compiler when it is set; None where nobody else would set it.
+        abandoned: Ends a visit's wait for the compiler when it is set; None where no one would set it.
     """
 
     stages: Sequence[Stage]

@@ -89,7 +89,7 @@ class Accumulation:
         if midway or self._samples:
             for one in self._module.parameters():
                 one.grad = None
-        self._count_anew()
+        self._restart()
 
     def expect(self, samples: int) -> None:
         """Before a batch's forward: brings what there is to the units of that batch."""
@@ -102,7 +102,7 @@ class Accumulation:
         self._samples += self._unit
 
     def mean(self) -> int:
-        """Before an update: makes the sum a mean, and counts anew.
+        """Before an update: makes the sum a mean, and counts from 0.
 
         Returns:
             The samples of all batches; 0 where every one was left out, and nothing is to be learnt.
@@ -110,10 +110,10 @@ class Accumulation:
         samples = self._samples
         if samples:
             self._multiply(self._unit / samples)
-        self._count_anew()
+        self._restart()
         return samples
 
-    def _count_anew(self) -> None:
+    def _restart(self) -> None:
         self._samples, self._unit = 0, 1
 
     @torch.no_grad()

@@ -36,6 +36,7 @@ from pipeal.engine.devices import Device
 from pipeal.engine.runner.accumulation import Accumulated, Accumulation
 from pipeal.engine.runner.averaging import Averaged, Together
 from pipeal.engine.runner.before import Before
+from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.compiling import Compiled, CompiledLayer
 from pipeal.engine.runner.error_context import ErrorContext, Explained
 from pipeal.engine.runner.keyed import Keyed, Seeds
@@ -48,9 +49,9 @@ from pipeal.engine.runner.timing import Timed
 from pipeal.engine.trace import StageClock
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Shared:
-    """What the runners of a stage share.
+    """What the runners of a stage share: what it is but for its layers.
 
     Attributes:
         device: The stage's own handle on its device.
@@ -134,7 +135,7 @@ class LayerRunner(Explained):
         """The layer's turn for what compiles nothing: at once, unless something is being compiled."""
         if self.compiled is None:
             return _AT_ONCE
-        return self.compiled.after_forward(False, self._shared.abandoned)
+        return GATE.shared(self._shared.abandoned)
 
     def _watched(self, index: int, inner: Runner) -> Watched:
         return Watched(inner, index, module_of(self.layer), self._shared.finite)

@@ -93,10 +93,8 @@ class CompiledLayer:
         with self._admitted(("forward", self._forward_like), abandoned), installed(parts):
             yield
 
-    def after_forward(self, backward: bool, abandoned: threading.Event) -> AbstractContextManager[None]:
-        """Within it, the backward of the last forward may run, or its update, which compiles nothing."""
-        if not backward:
-            return GATE.shared(abandoned)
+    def backward(self, abandoned: threading.Event) -> AbstractContextManager[None]:
+        """Within it, the backward of the last forward may run."""
         return self._admitted(("backward", self._forward_like), abandoned)
 
     def inference(self, x: Tree, path: Path, abandoned: threading.Event | None, *, compiled: bool = True) -> Tree:
@@ -149,8 +147,8 @@ class Compiled(Around):
             return self.inner.forward(packet, x, y, rows)
 
     def around(self, action: Action, packet: Packet, rows: range | None) -> AbstractContextManager[None]:  # noqa: ARG002
-        """The turn of a backward or an update."""
-        return self.compiled.after_forward(action is Action.BACKWARD, self.abandoned)
+        """The turn of a backward, or of an update, which compiles nothing."""
+        return self.compiled.backward(self.abandoned) if action is Action.BACKWARD else GATE.shared(self.abandoned)
 
 
 def _numerics() -> Hashable:

@@ -2,8 +2,8 @@
 
 ``raise``
     ends the run with a :class:`~pipeal.core.errors.NonFiniteError`. On a CPU that is before the layer is updated. On a
-    GPU nobody waits: the losses of :data:`LOOK_EVERY` forwards are copied to the host together, and read when they have
-    arrived, so that the error comes some batches late, but not after a drain, and to whoever waits for a snapshot.
+    GPU no one waits: the losses of :data:`LOOK_EVERY` forwards are copied to the host together, and read when they have
+    arrived, so that the error comes some batches late, but not after a drain, and to those who wait for a snapshot.
 ``skip``
     leaves this layer's update on this batch out, as if the batch had never been: weights, optimizer states and buffers
     stay as they were. What the layer hands on goes on; if that is not finite, the following layers leave the batch out

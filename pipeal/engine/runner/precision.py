@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def make_ready(layers: Iterable[TrainableLayer], precision: str) -> None:
 
 @contextmanager
 def ready(layers: Iterable[TrainableLayer], precision: str) -> Iterator[None]:
-    """Within it, layers do their part for a precision, and nobody makes them ready for another one.
+    """Within it, layers do their part for a precision, and are not made ready for another one.
 
     Raises:
         ConfigError: As :func:`make_ready`.
@@ -71,7 +71,7 @@ def trained_in(layer: TrainableLayer) -> str | None:
         return next(iter(_TRAINED_IN.get(id(layer), ())), None)
 
 
-_LOCK = threading.RLock()  # a pipeline that nobody closed may be collected within it
+_LOCK = threading.RLock()  # a pipeline that was left open may be collected within it
 _TRAINED_IN: dict[int, list[str]] = {}
 """By the layer's id, the precision of each open pipeline that trains it."""
 
@@ -169,39 +169,32 @@ def _backends() -> list[Any]:
     return [backend for backend in found if hasattr(backend, "fp32_precision")]
 
 
-def autocast(device: Device, precision: Precision) -> AbstractContextManager[Any]:
-    """The precision of forwards, whatever the caller's is.
+def autocast(device: Device, precision: Precision) -> ExitStack:
+    """The precision of forwards from here on, whatever the caller's is; ``with`` it at once.
 
     Without autocast's cache, which all threads of the process would share.
     """
     dtype = _HALF.get(precision)
-    return _all(
-        torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False) for kind in device.types
-    )
+    stack = ExitStack()
+    for kind in device.types:
+        stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False))
+    return stack
 
 
-def settings(action: Action, device: Device, precision: Precision) -> AbstractContextManager[Any]:
-    """All of it for an action, set where it is not so already."""
-    wanted: list[AbstractContextManager[Any]] = []
+def settings(action: Action, device: Device, precision: Precision) -> ExitStack:
+    """All of it for an action, set from here on where it is not so already; ``with`` it at once."""
+    stack = ExitStack()
     forward = action is Action.FORWARD
     if forward and precision in _HALF:
-        wanted.append(autocast(device, precision))
+        stack.enter_context(autocast(device, precision))
     else:  # the caller's
-        wanted += [torch.autocast(kind, enabled=False) for kind in device.types if torch.is_autocast_enabled(kind)]
+        for kind in device.types:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
     if forward and not torch.is_grad_enabled():
-        wanted.append(torch.enable_grad())
+        stack.enter_context(torch.enable_grad())
     if action is Action.BACKWARD:
         # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead of on
         # the one thread that autograd has for that GPU, and the key, which is thread-local, holds there too.
-        wanted.append(torch.autograd.set_multithreading_enabled(False))
-    return _all(wanted)
-
-
-def _all(wanted: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
-    settings = list(wanted)
-    if len(settings) == 1:
-        return settings[0]
-    stack = ExitStack()
-    for setting in settings:
-        stack.enter_context(setting)
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
     return stack

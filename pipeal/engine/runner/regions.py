@@ -11,7 +11,7 @@ Four things would let the past, or chance, change the result, and are kept away:
 * In its CPU kernels for what many places add to, as to the gradient of an embedding, threads add as they come. Such
   operators are left to PyTorch's own kernels, but for the gradient of interpolation, which comes in parts already.
 * A graph for all sizes is found again, in PyTorch's caches on disk or elsewhere, by any sizes that it serves, and what
-  was compiled for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is
+  was compiled for others rounds otherwise. Every process compiles such graphs for itself (the C++ of their kernels is
   not).
 
 Where a function cannot be one graph (it prints, it draws from a generator of its own, …), nothing of it has run
@@ -236,8 +236,8 @@ def _left_whole() -> tuple[Any, ...]:
 def compiler_settings(*, dynamic: bool) -> Iterator[None]:
     """What holds while an action runs alone. Newer versions of PyTorch keep it per thread.
 
-    A backward computes views of what the forward keeps anew. Else it keeps them beside it, and what follows from them:
-    of a feed-forward the truth values where ReLU was above zero, which a CPU writes slowly.
+    A backward computes views of what the forward keeps once more. Else it keeps them beside it, and what follows from
+    them: of a feed-forward the truth values where ReLU was above zero, which a CPU writes slowly.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch

@@ -4,9 +4,9 @@ A batch that does not fit is halved, and the halves again, down to one sample. E
 itself, under a key of its own, so that one part's graph is alive at a time. Gradients and losses are weighted by the
 parts' shares of the samples: for losses that are means over the samples the update is that of the whole batch, up to
 rounding. It is another update where samples do not stand alone: batch norm sees each part's statistics, and dropout
-draws anew. Batches of shapes that did not fit once are learnt from in parts from then on; where their forward did fit,
-and only the backward did not, what is handed on stays that of the whole forward. So what comes out depends on the batch
-and the memory, not on the batches before: a run that is taken up again goes on as it would have.
+draws other numbers. Batches of shapes that did not fit once are learnt from in parts from then on; where their forward
+did fit, and only the backward did not, what is handed on stays that of the whole forward. So what comes out depends on
+the batch and the memory, not on the batches before: a run that is taken up again goes on as it would have.
 """
 
 from __future__ import annotations

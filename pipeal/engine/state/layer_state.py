@@ -67,9 +67,9 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
     """Puts a state back into a layer of the same make, on whatever device it is; ``state`` is not held on to.
 
     Parameters and buffers are written in place. Optimizers get their options back as well, with the learning rates.
-    What scales the layer's losses in fp16 begins anew where the state is of another precision. A layer that has none
-    gets it from a state of fp16, unless an open pipeline trains it in another precision; one that is opened later in
-    another precision takes it away.
+    What scales the layer's losses in fp16 begins at its first scale where the state is of another precision. A layer
+    that has none gets it from a state of fp16, unless an open pipeline trains it in another precision; one that is
+    opened later in another precision takes it away.
 
     Raises:
         DataError: The state is of another architecture; the layer is as it was.
