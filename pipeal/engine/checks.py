@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
-
 from pipeal.core.errors import LayerError, PlacementError
 from pipeal.core.modules import module_of
 from pipeal.core.protocols import TrainableLayer
@@ -13,15 +11,17 @@ from pipeal.core.protocols import TrainableLayer
 _TRAINING = ("backward", "update", "loss", "scale_lr")
 
 
-def refuse_untrainable(layers: Sequence[TrainableLayer]) -> None:
-    """Refuses what cannot be trained by a pipeline.
+def check_layers(layers: Sequence[TrainableLayer]) -> None:
+    """Refuses layers that do not train themselves, or that share what they train: two stages would write to it at once.
 
     Raises:
-        PlacementError: There is no layer.
+        PlacementError: There is no layer; or two share a module, a parameter or a buffer, which would have the past of
+            more than one layer.
         LayerError: One is no module, or does not train itself.
     """
     if not layers:
         raise PlacementError("found 0 layers in the model; expected at least one, such as a pipeal.AL")
+    owner: dict[int, int] = {}
     for number, layer in enumerate(map(module_of, layers)):
         missing = [name for name in _TRAINING if not callable(getattr(layer, name, None))]
         if missing:
@@ -30,26 +30,15 @@ def refuse_untrainable(layers: Sequence[TrainableLayer]) -> None:
                 f"{missing[0]}(); expected layers such as pipeal.AL, in an ALPackage or a list ([layer], of one); "
                 "ALPackage.from_bp(model, sample, outputs) makes them of a network"
             )
-
-
-def refuse_shared(layers: Sequence[TrainableLayer]) -> None:
-    """Refuses a module, parameter or buffer of two layers: two stages would write to it at once.
-
-    Raises:
-        PlacementError: Two layers share one; it would have more than one layer's past.
-    """
-    owner: dict[int, int] = {}
-    for number, layer in enumerate(layers):
-        module = module_of(layer)
-        own: list[tuple[str, nn.Module | Tensor]] = [("layer itself", module)]
-        own += [*module.named_parameters(), *module.named_buffers()]
-        for name, part in own:
-            if owner.setdefault(id(part), number) != number:
-                raise PlacementError(
-                    f"layers {owner[id(part)]} and {number} share the {_kind(part)} {name!r}; every layer needs "
-                    "its own (copy.deepcopy gives it some)"
-                )
-
-
-def _kind(part: nn.Module | Tensor) -> str:
-    return "parameter" if isinstance(part, nn.Parameter) else "buffer" if isinstance(part, Tensor) else "module"
+        own = {
+            "module": [("layer itself", layer)],
+            "parameter": layer.named_parameters(),
+            "buffer": layer.named_buffers(),
+        }
+        for kind, parts in own.items():
+            for name, part in parts:
+                if owner.setdefault(id(part), number) != number:
+                    raise PlacementError(
+                        f"layers {owner[id(part)]} and {number} share the {kind} {name!r}; every layer needs its own "
+                        "(copy.deepcopy gives it some)"
+                    )

@@ -20,10 +20,9 @@ from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import iterate, pair_of
 from pipeal.core.tree import Tree, batch_size
-from pipeal.engine.checks import refuse_shared, refuse_untrainable
-from pipeal.engine.devices import Device, DeviceRow, open_device, ready_now
+from pipeal.engine.checks import check_layers
+from pipeal.engine.devices import Device, open_device, ready_now
 from pipeal.engine.devices.assignment import Devices, assign
-from pipeal.engine.execution.delivery import Delivery
 from pipeal.engine.execution.executors import Executor, InlineExecutor, ThreadedExecutor
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.inference.predictor import Predictor
@@ -32,7 +31,6 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
-from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.stage import Stage, bring_to_rest
 from pipeal.engine.state.saved import Load, save
 from pipeal.engine.state.snapshot import Snapshot
@@ -111,41 +109,29 @@ class Pipeline:
         self.schedule = schedule_named(schedule)
         self.seed = seed
         layers = layers_of(model)
-        refuse_untrainable(layers)
-        refuse_shared(layers)
+        check_layers(layers)
         options = self._options_here(with_keywords(options, keywords))
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
-        stages = assign(layers, devices, sizes, options.threads, self.schedule)
-        self.sizes, self.options = stages.sizes, replace(options, threads=stages.threads)
-        handles = self._open_devices(stages.devices)
+        placed = assign(layers, devices, sizes, options.threads, self.schedule)
+        self.sizes, self.options = placed.sizes, replace(options, threads=placed.threads)
+        handles = self._open_devices(placed.devices)
         near = [handle.device for handle in handles if not handle.far]
-        options.check_layout(row=stages.is_row)  # told before a compiler is tried, which takes long
+        options.check_layout(row=placed.is_row)  # told before a compiler is tried, which takes long
         check_precision(options.precision, near)
         check_compile(options.compile, near)
-        if stages.is_row:
-            handles, ranges = [DeviceRow(handles, self.sizes)], [range(1)]
-        else:
-            ranges = layers_of_stages(self.sizes)
         self._layer_count = len(layers)
-        numbered = list(enumerate(layers))
-        self.stages = [
-            Stage(
-                number,
-                numbered[own.start : own.stop],
-                handle,
-                # A layer of another process is compiled there.
-                replace(self.options, compile="none") if handle.far else self.options,
-                seed=seed,
-                window=trace or Window(0, 0),
-            )
-            for number, (handle, own) in enumerate(zip(handles, ranges, strict=True))
-        ]
+        self.stages = []
+        for number, (handle, own) in enumerate(placed.stages(handles)):
+            # A layer of another process is compiled there.
+            own_options = replace(self.options, compile="none") if handle.far else self.options
+            numbered = [(index, layers[index]) for index in own]
+            self.stages.append(Stage(number, numbered, handle, own_options, seed=seed, window=trace or Window(0, 0)))
         self._process_settings = ExitStack()
         self.next_batch = first_batch
         self.left_behind = self.gathers = self._uneven = False
         self._sequence = 0
-        self._delivery = Delivery()
+        self._delivery = _Delivery()
         self._executor: Executor | None = None
         self._predictor = Predictor(self.stages, self.options, serial=self.schedule.serial, rest=self._rest)
         self._begin: float | None = None
@@ -274,10 +260,18 @@ class Pipeline:
             self._synchronize()
         seconds = 0.0 if self._begin is None else perf_counter() - self._begin
         losses, times, splits, overflows = self._collect()  # which may count more samples
-        rows, devices = sorted(losses), [name for stage in self.stages for name in stage.device.names]
-        by_row = [losses[layer] for layer in rows]
+        rows = sorted(losses)
         report = RunReport(
-            self._batches, self._samples, seconds, by_row, times, splits, overflows, rows, devices, self.sizes
+            self._batches,
+            self._samples,
+            seconds,
+            [losses[layer] for layer in rows],
+            times,
+            splits,
+            overflows,
+            rows,
+            self.device_names,
+            self.sizes,
         )
         self._begin, self._batches, self._samples = None, 0, 0
         return report
@@ -472,3 +466,19 @@ class Pipeline:
                 if failure is None:
                     raise
                 add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
+
+
+class _Delivery:
+    """Within it, what the engine raises goes to the caller; the end of the ``with`` shall not raise it again.
+
+    Attributes:
+        failure: What the last such call raised; None where it went well.
+    """
+
+    failure: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.failure = error

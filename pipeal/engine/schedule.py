@@ -132,7 +132,7 @@ def schedule_named(name: str | Schedule) -> Schedule:
     """The schedule of that name.
 
     Raises:
-        ConfigError: Nobody knows it.
+        ConfigError: There is none.
     """
     if isinstance(name, Schedule):
         return name
@@ -141,7 +141,7 @@ def schedule_named(name: str | Schedule) -> Schedule:
     return SCHEDULES[name]
 
 
-class Timed(Protocol):
+class Ran(Protocol):
     """A task that ran: what a trace records."""
 
     @property
@@ -156,7 +156,7 @@ class Timed(Protocol):
     def end(self) -> float: ...  # noqa: D102
 
 
-def violations(schedule: Schedule, stages: int, spans: Iterable[Timed], slack_s: float = 0.0) -> list[str]:
+def violations(schedule: Schedule, stages: int, spans: Iterable[Ran], slack_s: float = 0.0) -> list[str]:
     """Holds a recorded run against its schedule.
 
     Args:

@@ -15,7 +15,7 @@ from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import Path, TrainableLayer
 from pipeal.core.tree import Tree, shapes_of
-from pipeal.engine.devices import Device, DeviceRow
+from pipeal.engine.devices import Device
 from pipeal.engine.runner.averaging import Together
 from pipeal.engine.runner.build import LayerRunner, Shared, build_runner
 from pipeal.engine.runner.compile_gate import Abandoned
@@ -26,10 +26,10 @@ from pipeal.engine.runner.precision import autocast, settings
 from pipeal.engine.schedule import Action
 from pipeal.engine.state.layer_state import layer_state
 from pipeal.engine.state.snapshot import LayerState, Snapshot
-from pipeal.engine.trace import RowClock, StageClock, Window
+from pipeal.engine.trace import StageClock, Window
 
 
-class Stage:
+class Stage(Shared):
     """Runs the layers of one stage. Knows nothing of threads or of other stages.
 
     Args:
@@ -54,25 +54,22 @@ class Stage:
         seed: int,
         window: Window,
     ) -> None:
+        super().__init__(
+            device,
+            options,
+            StageClock(device, number, window),
+            ErrorContext(number, dict(layers), device, options.on_oom),
+            FiniteWatch(device, options.on_non_finite),
+            Seeds(seed),
+        )
         self.number = number
         self.layers = list(layers)
-        self.device = device
-        self.options = options
-        self.clock: StageClock | RowClock
-        self.clock = (
-            RowClock(device, number, window) if isinstance(device, DeviceRow) else StageClock(device, number, window)
-        )
-        self.seeds = Seeds(seed)
-        self.finite = FiniteWatch(device, options.on_non_finite)
-        self._errors = ErrorContext(number, self.layers, device, options.on_oom)
-        shared = Shared(device, options, self.clock, self._errors, self.finite, self.seeds)
-        self.losses, self._abandoned = shared.losses, shared.abandoned
         self._in_hand: Packet | None = None
         self._batch = -1
         self.runners: dict[int, LayerRunner] = {}
         for index, layer in self.layers:
             device.take(module_of(layer))
-            self.runners[index] = build_runner(index, layer, shared)
+            self.runners[index] = build_runner(index, layer, self)
 
     def learn_with(self, together: Together) -> None:
         """Has this stage learn from each batch with others; it then draws numbers of its own, but for updates."""
@@ -83,10 +80,11 @@ class Stage:
     def reset(self) -> None:
         """Forgets what an earlier, perhaps failed, life of the pipeline left behind."""
         self.drop_unlearnt()  # where a worker was left behind, this could not be done before
-        self._abandoned.clear()
+        self.abandoned.clear()
         self.finite.forget()
         for runner in self.runners.values():
             runner.forget()
+        self.splits.clear()
         self.losses.take()
         self.clock.forget()
 
@@ -97,11 +95,11 @@ class Stage:
         """
         midway, self._in_hand = self._in_hand is not None, None
         for runner in self.runners.values():
-            runner.drop_unlearnt(midway=midway)
+            runner.gathered.forget(midway=midway)
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""
-        return {index: runner.take_splits() for index, runner in self.runners.items()}
+        return {index: self.splits.pop(index, 0) for index in self.runners}
 
     def overflows(self) -> dict[int, int]:
         """By layer, how many updates fp16 has left out, as far as its state knows; waits for a GPU."""
@@ -110,7 +108,7 @@ class Stage:
 
     def abandon(self) -> None:
         """Ends a wait for the compiler: the pipeline is about to stop."""
-        self._abandoned.set()
+        self.abandoned.set()
 
     def run(self, action: Action, packet: Packet | None = None) -> Packet | None:
         """Does one action on every layer; a forward takes a packet and returns the one to hand on."""
@@ -119,7 +117,7 @@ class Stage:
             return self._forward(packet)
         held = self._in_hand
         assert held is not None  # the executors keep the order F, B, U
-        with self.device.active(), self._settings(action):
+        with self.device.active(), settings(action, self.device, self.options.precision):
             for runner in self.runners.values():
                 if action is Action.BACKWARD:
                     runner.backward(held)
@@ -134,17 +132,18 @@ class Stage:
         self._batch = packet.batch
         # Of the packet, later actions need no tensors; they may go.
         self._in_hand = replace(packet, x=None, y=None, ready=None)
-        self._errors.had.clear()
-        self.device.limit_run_ahead()
-        with self.device.active(), self._settings(Action.FORWARD):
+        self.errors.had.clear()
+        with self.device.active(), settings(Action.FORWARD, self.device, self.options.precision):
             try:
+                self.device.limit_run_ahead()  # a GPU that has failed says so where it is waited for
                 x, y = self.device.receive((packet.x, packet.y), packet.ready)
             except BaseException as error:
                 shapes = shapes_of((packet.x, packet.y))
-                self._errors.explain(error, Action.FORWARD, None, packet.batch, shapes)
+                self.errors.explain(error, Action.FORWARD, None, packet.batch, shapes)
                 raise
             for runner in self.runners.values():
-                x, y = runner.forward(packet, x, y)
+                self.errors.had[runner.index] = shapes_of((x, y))
+                x, y = runner.forward(packet, x, y).onward
             return replace(packet, x=x, y=y, ready=self.device.mark_ready((x, y)))
 
     def save(self, snapshot: Snapshot, moved: Callable[[], None]) -> None:
@@ -173,7 +172,7 @@ class Stage:
                     begin = self.device.stamp()
                     state = layer_state(runner.layer, copied)
                     losses = self.losses.so_far(index)
-                    found = LayerState(state, None if losses is None else copied(losses), runner.splits)
+                    found = LayerState(state, None if losses is None else copied(losses), self.splits[index])
                     snapshot.add(index, found, self.device.mark(), sources)
                     self.clock.add_saving(begin)
             except Abandoned:
@@ -189,15 +188,19 @@ class Stage:
             moved()
 
     def infer(self, index: int, path: Path, x: Tree, *, compiled: bool, abandoned: threading.Event | None) -> Tree:
-        """Passes ``x`` through one block of a layer, as :meth:`LayerRunner.infer`."""
-        return self.runners[index].infer(path, x, compiled=compiled, abandoned=abandoned)
+        """Passes ``x`` through one block of a layer, compiled if that is wanted and the layer is compiled at all.
+
+        Raises:
+            Abandoned: The event was set during a wait for the compiler.
+        """
+        runner = self.runners[index]
+        if runner.compiled is None:
+            return runner.layer.inference(x, path)
+        return runner.compiled.inference(x, path, abandoned, compiled=compiled)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forwards, whatever the caller's is."""
         return autocast(self.device, self.options.precision)
-
-    def _settings(self, action: Action) -> AbstractContextManager[Any]:
-        return settings(action, self.device, self.options.precision)
 
 
 def bring_to_rest(stages: Sequence[Stage]) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from math import inf
 from time import perf_counter
 
-from pipeal.engine.devices import Device, DeviceRow, Stamp
+from pipeal.engine.devices.base import Device, Stamp, Stretch
 from pipeal.engine.schedule import Action
 
-_REASONS = ("input", "space", "join", "saving")
+_REASONS = ("input", "space", "join")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,57 +65,41 @@ class StageTimes:
         )
 
 
-@dataclass(slots=True)
-class _Raw:
-    layer: int
-    action: Action | None  # None for saving
-    batch: int
-    begin: Stamp
-    end: Stamp
-    keep: bool
-    share: tuple[float, float] = (0.0, 1.0)  # where within it the part of this device begins and ends
-
-
-@dataclass
 class StageClock:
-    """Times the actions of one stage. Written by the stage's thread, read after it has come to rest."""
+    """Times the actions of one stage. Written by the stage's thread, read after it has come to rest.
 
-    device: Device
-    stage: int
-    window: Window
-    _since: float = inf  # at rest, nothing counts
-    _pending: deque[_Raw] = field(default_factory=deque)
-    _spans: list[Span] = field(default_factory=list)
-    _busy: dict[Action, float] = field(default_factory=lambda: dict.fromkeys(Action, 0.0))
-    _waiting: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_REASONS, 0.0))
+    Where the stage lies on several devices, which take turns, each has times as if it were a stage.
+
+    Args:
+        device: The stage's device.
+        stage: The stage's number, or that of its first device.
+        window: The batches whose spans are kept.
+    """
+
+    def __init__(self, device: Device, stage: int, window: Window) -> None:
+        self._device = device
+        self._window = window
+        self._parts = [_PartClock(part, stage + number) for number, part in enumerate(device.parts)]
+        self._since = inf  # at rest, nothing counts
+        self._waiting = dict.fromkeys(_REASONS, 0.0)
 
     def add(self, layer: int, action: Action, batch: int, sequence: int, begin: Stamp) -> None:
         """Counts an action that ends now; ``sequence`` decides whether its span is kept."""
-        self.add_stretch(layer, action, batch, sequence, begin, self.device.stamp())
-
-    def add_stretch(
-        self,
-        layer: int,
-        action: Action,
-        batch: int,
-        sequence: int,
-        begin: Stamp,
-        end: Stamp,
-        share: tuple[float, float] = (0.0, 1.0),
-    ) -> None:
-        """Counts an action, or a part of one, from stamp to stamp; of it, this device has only a ``share``."""
-        self._pending.append(_Raw(layer, action, batch, begin, end, sequence in self.window, share))
-        self._settle()
+        for stretch in self._device.stretches(action, begin):
+            part = self._parts[stretch.part]
+            part.pending.append(_Raw(layer, action, batch, stretch, sequence in self._window))
+            part.settle(self._since)
 
     def add_saving(self, begin: Stamp) -> None:
         """Counts the saving of a layer's state that ends now."""
         if self._since != inf:
-            self._pending.append(_Raw(-1, None, -1, begin, self.device.stamp(), keep=False))
-            self._settle()
+            for stretch in self._device.stretches(None, begin):
+                self._parts[stretch.part].pending.append(_Raw(-1, None, -1, stretch, keep=False))
+                self._parts[stretch.part].settle(self._since)
 
     @contextmanager
     def waiting(self, reason: str) -> Iterator[None]:
-        """Times a wait of the stage's thread."""
+        """Times a wait of the stage's thread, and so of all of its devices."""
         begin = perf_counter()
         yield
         self._waiting[reason] += max(0.0, perf_counter() - max(begin, self._since))
@@ -126,121 +109,65 @@ class StageClock:
         self._since = perf_counter()
 
     def take_all_times(self) -> list[StageTimes]:
-        """As :meth:`take_times`, of each device that it times."""
-        return [self.take_times()]
-
-    def take_times(self) -> StageTimes:
-        """The times since :meth:`restart`; ends them."""
-        self._settle()
+        """The times of each device since :meth:`restart`; ends them."""
+        waiting, self._waiting = self._waiting, dict.fromkeys(_REASONS, 0.0)
+        times = []
+        for part in self._parts:
+            part.settle(self._since)
+            times.append(StageTimes(part.busy, waiting | {"saving": part.saving_s}))
+            part.busy, part.saving_s = dict.fromkeys(Action, 0.0), 0.0
         self._since = inf
-        times = StageTimes(self._busy, self._waiting)
-        self._busy, self._waiting = dict.fromkeys(self._busy, 0.0), dict.fromkeys(self._waiting, 0.0)
         return times
 
     def forget(self) -> None:
         """Drops all times and spans."""
-        self._pending.clear()
-        self._spans.clear()
-        self.take_times()
-
-    def spans(self) -> list[Span]:
-        """The spans kept so far."""
-        self._settle()
-        return list(self._spans)
-
-    def _settle(self) -> None:
-        """Resolves what the device has already passed, in order; on a CPU that is everything."""
-        while self._pending:
-            raw = self._pending[0]
-            end = self.device.seconds(raw.end)
-            if end is None:
-                return
-            begin = self.device.seconds(raw.begin)
-            assert begin is not None  # recorded before the end on the same stream
-            self._pending.popleft()
-            if raw.action is None:
-                self._waiting["saving"] += max(0.0, end - max(begin, self._since))
-                continue
-            first, last = raw.share
-            self._busy[raw.action] += self.device.between(raw.begin, raw.end) * (last - first)
-            if raw.keep:
-                begin, end = begin + (end - begin) * first, begin + (end - begin) * last
-                self._spans.append(Span(self.stage, raw.layer, raw.action, raw.batch, begin, end))
-
-
-class RowClock:
-    """Times the actions of a stage that lies on several devices, which take turns: for each as if it were a stage.
-
-    Forwards and backwards are timed by their hand-overs. An update is one call of one optimizer; each device is taken
-    to have the share of it that it has of the parameters.
-
-    Args:
-        device: The devices.
-        stage: The number of the first.
-        window: The batches whose spans are kept.
-    """
-
-    def __init__(self, device: DeviceRow, stage: int, window: Window) -> None:
-        self._row = device
-        self._clocks = [StageClock(part, stage + number, window) for number, part in enumerate(device.parts)]
-
-    def add(self, layer: int, action: Action, batch: int, sequence: int, begin: Stamp) -> None:
-        """As :meth:`StageClock.add`; ``begin`` holds a stamp of each device."""
-        where = layer, action, batch, sequence
-        if action is Action.UPDATE:
-            shares = _shares(self._row.parameters)
-            for device, clock, since, share in zip(self._row.parts, self._clocks, begin, shares, strict=True):
-                clock.add_stretch(*where, since, device.stamp(), share)
-            return
-        moves = self._row.moves
-        at = moves[0][1] if moves else 0 if action is Action.FORWARD else len(self._clocks) - 1
-        since = begin[at]
-        for arrives, part, stamp in moves:
-            if arrives:
-                at, since = part, stamp
-            else:
-                self._clocks[part].add_stretch(*where, since, stamp)
-        self._clocks[at].add_stretch(*where, since, self._row.parts[at].stamp())
-        moves.clear()
-
-    def add_saving(self, begin: Stamp) -> None:
-        """As :meth:`StageClock.add_saving`."""
-        for clock, since in zip(self._clocks, begin, strict=True):
-            clock.add_saving(since)
-
-    @contextmanager
-    def waiting(self, reason: str) -> Iterator[None]:
-        """Times a wait, of all devices."""
-        with ExitStack() as stack:
-            for clock in self._clocks:
-                stack.enter_context(clock.waiting(reason))
-            yield
-
-    def restart(self) -> None:
-        """As :meth:`StageClock.restart`."""
-        for clock in self._clocks:
-            clock.restart()
-
-    def take_all_times(self) -> list[StageTimes]:
-        """Of each device."""
-        return [clock.take_times() for clock in self._clocks]
-
-    def forget(self) -> None:
-        """Drops all times and spans."""
-        for clock in self._clocks:
-            clock.forget()
+        for part in self._parts:
+            part.pending.clear()
+            part.spans.clear()
+        self.take_all_times()
 
     def spans(self) -> list[Span]:
         """The spans kept so far, of all devices."""
-        return [span for clock in self._clocks for span in clock.spans()]
+        for part in self._parts:
+            part.settle(self._since)
+        return [span for part in self._parts for span in part.spans]
 
 
-def _shares(weights: Sequence[int]) -> list[tuple[float, float]]:
-    """Where the shares of a whole begin and end.
+@dataclass(slots=True)
+class _Raw:
+    layer: int
+    action: Action | None  # None for saving
+    batch: int
+    stretch: Stretch
+    keep: bool
 
-    >>> _shares([1, 3])
-    [(0.0, 0.25), (0.25, 1.0)]
-    """
-    ends = [0, *accumulate(weights)]
-    whole = ends[-1] or 1
-    return [(begin / whole, end / whole) for begin, end in pairwise(ends)]
+
+@dataclass
+class _PartClock:
+    """The times of one device."""
+
+    device: Device
+    stage: int
+    pending: deque[_Raw] = field(default_factory=deque)
+    spans: list[Span] = field(default_factory=list)
+    busy: dict[Action, float] = field(default_factory=lambda: dict.fromkeys(Action, 0.0))
+    saving_s: float = 0.0
+
+    def settle(self, since: float) -> None:
+        """Resolves what the device has already passed, in order; on a CPU that is everything."""
+        while self.pending:
+            raw = self.pending[0]
+            _, first, last, (share_begin, share_end) = raw.stretch
+            end = self.device.seconds(last)
+            if end is None:
+                return
+            begin = self.device.seconds(first)
+            assert begin is not None  # recorded before the end on the same stream
+            self.pending.popleft()
+            if raw.action is None:
+                self.saving_s += max(0.0, end - max(begin, since))
+                continue
+            self.busy[raw.action] += self.device.between(first, last) * (share_end - share_begin)
+            if raw.keep:
+                begin, end = begin + (end - begin) * share_begin, begin + (end - begin) * share_end
+                self.spans.append(Span(self.stage, raw.layer, raw.action, raw.batch, begin, end))

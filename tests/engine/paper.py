@@ -162,6 +162,14 @@ class PaperStream:
         self.world.ticks[self.number] = self.clock[self.number]
         return self.number, self.clock[self.number]
 
+    def record_event(self, event: PaperEvent | None = None) -> PaperEvent:
+        event = event or PaperEvent(self.world)
+        event.record(self)
+        return event
+
+    def wait_stream(self, stream: PaperStream) -> None:
+        self.wait_event(stream.record_event())
+
     def wait_event(self, event: PaperEvent) -> None:
         with self.world.lock:
             _merge(self.clock, event.clock)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline, ScheduleError, StallError
 from pipeal.engine import SCHEDULES
+from pipeal.engine.devices import Device
 
 from .traps import SOON_S, STALL_S, Gate, LostLosses, Trap, nothing, quick, throw
 
@@ -176,6 +177,19 @@ class Fails(AL):
     def _fail(self, action: str) -> None:
         if self.action == action and self.seen == 2:
             raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "pipelined"])
+def test_a_device_that_fails_where_it_is_waited_for_says_where(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: a GPU's error without stage and batch. Cause: it came out of the wait before a batch, not of a layer."""
+
+    def fails(_: Device) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(Device, "limit_run_ahead", fails)
+    with pytest.raises(RuntimeError, match="illegal") as caught:
+        run(quick(2), schedule, 1)
+    assert "in the forward of stage 0, batch 0, device cpu" in notes_of(caught.value)
 
 
 @pytest.mark.parametrize("action", "FBU")

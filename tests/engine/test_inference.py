@@ -519,7 +519,7 @@ def test_the_watchdog_names_the_stage_that_stands_still() -> None:
 
 
 def test_a_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.engine.inference.drivers.STOP_S", 0.2)
+    monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.2)
     gate = Gate()
     layers = [Watched(), Watched(lambda path, visit: visit == 1 and gate.stand_still_here())]
     answers = Pipeline(layers).predict_each([None] * 9)
@@ -536,7 +536,7 @@ def test_a_stage_that_never_returns_is_left_behind_in_bounded_time(monkeypatch: 
 
 def test_leaving_while_a_stage_compiles_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: a StallError on leaving. Cause: the end waited two seconds for a compilation that may take minutes."""
-    monkeypatch.setattr("pipeal.engine.inference.drivers.STOP_S", 0.1)
+    monkeypatch.setattr("pipeal.engine.execution.executors.STOP_S", 0.1)
     first, compiles = threading.Event(), threading.Event()
 
     def hook(path: str, visit: int) -> None:
@@ -600,7 +600,7 @@ def test_threads_that_cannot_all_start_do_not_leave_the_others(monkeypatch: pyte
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr("pipeal.engine.inference.drivers._Driver.start", scarce)
+    monkeypatch.setattr("pipeal.engine.execution.worker.StageThread.start", scarce)
     pipe = Pipeline([Watched() for _ in range(3)])
     with pytest.raises(RuntimeError, match="can't start"):
         next(pipe.predict_each([None]))

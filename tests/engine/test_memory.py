@@ -124,7 +124,7 @@ def test_a_stage_that_waits_for_space_does_not_hold_its_input() -> None:
             pipe.submit(x, y)
         del x, y
         assert gate.reached.wait(120)
-        worker = pipe._executor.workers[0]  # type: ignore[union-attr]
+        worker = pipe._executor.threads[0]  # type: ignore[union-attr]
         for _ in range(6000):  # it may pass through that state before it stays there
             gc.collect()
             if worker.doing[0] == "waiting for space" and not inputs.alive():

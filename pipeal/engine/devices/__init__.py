@@ -1,9 +1,8 @@
 """One small layer over CPU and CUDA: where a stage computes, how a packet comes to it, when things happened."""
 
-from pipeal.engine.devices.base import Device, Ready, Stamp
+from pipeal.engine.devices.base import Device, Ready, RemoteDevice, Stamp
 from pipeal.engine.devices.cuda import CudaDevice, ready_now, take_over
 from pipeal.engine.devices.named import all_devices, device_names, fastest_precision, open_device, parse_device
-from pipeal.engine.devices.remote import RemoteDevice
 from pipeal.engine.devices.row import DeviceRow
 
 __all__ = [

@@ -17,7 +17,7 @@ def keep_freed_memory() -> bool:
     """Makes glibc serve large blocks from its heap and hand none of it back to the system.
 
     By default each activation of some megabytes is mapped from the system and unmapped when freed, and the kernel
-    zeroes its pages anew for every batch; ``scripts/bench/text.py`` shows what that costs. The process keeps its
+    zeroes its pages for every batch; ``scripts/bench/text.py`` shows what that costs. The process keeps its
     peak of memory until it ends. Affects the whole process, so programs call it, and libraries do not, and before they
     start threads: those that have allocated keep what glibc does for them.
 

@@ -13,11 +13,11 @@ from pipeal.core.modules import device_of, module_of
 from pipeal.core.partition import balance
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.spread import blocks_of
-from pipeal.engine.devices import all_devices, device_names, parse_device
+from pipeal.engine.devices import Device, DeviceRow, all_devices, device_names, parse_device
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.devices.threads import threads_each
 from pipeal.engine.schedule import Schedule
-from pipeal.engine.sizes import check_sizes
+from pipeal.engine.sizes import check_sizes, layers_of_stages
 
 
 @runtime_checkable
@@ -59,6 +59,12 @@ class Assigned:
     sizes: list[int]
     threads: int
     is_row: bool
+
+    def stages(self, handles: Sequence[Device]) -> list[tuple[Device, range]]:
+        """The place of each stage, made of handles on the devices, and the numbers of its layers."""
+        if self.is_row:
+            return [(DeviceRow(handles, self.sizes), range(1))]
+        return list(zip(handles, layers_of_stages(self.sizes), strict=True))
 
 
 def assign(

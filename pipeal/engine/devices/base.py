@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pipeal.core.tree import Tree, map_tensors, tensors
-from pipeal.engine.devices.copies import carried
-from pipeal.engine.devices.pinned import to_pinned
+from pipeal.engine.devices.copies import carried, to_pinned
+from pipeal.engine.schedule import Action
 
 Stamp: TypeAlias = Any
 """A moment on a device: seconds on the host's clock, or a CUDA event that will know them."""
@@ -24,6 +26,22 @@ RUN_AHEAD = 3
 """Batches of work that may lie before a GPU: enough that it never waits for the host to speak, and no more."""
 
 _NOTHING = nullcontext()
+
+
+class Stretch(NamedTuple):
+    """Work of one part of a device, from stamp to stamp.
+
+    Attributes:
+        part: Its number.
+        begin: The first stamp.
+        end: The second.
+        share: Where between them the part's own work begins and ends.
+    """
+
+    part: int
+    begin: Stamp
+    end: Stamp
+    share: tuple[float, float] = (0.0, 1.0)
 
 
 class Device:
@@ -39,17 +57,22 @@ class Device:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._fetching: dict[torch.device, torch.cuda.Stream] = {}
+        self._far_streams: dict[torch.device, torch.cuda.Stream] = {}
 
     @property
-    def types(self) -> tuple[str, ...]:
-        """The kind of device, ``cpu`` or ``cuda``; all kinds where there are several."""
-        return (self.device.type,)
+    def parts(self) -> Sequence[Device]:
+        """The single devices that it consists of: itself, unless it is a row of them."""
+        return (self,)
+
+    @cached_property  # asked for by every action
+    def types(self) -> list[str]:
+        """The kinds of its parts, ``cpu`` or ``cuda``."""
+        return sorted({part.device.type for part in self.parts})
 
     @property
     def names(self) -> list[str]:
-        """What to call it; one name for each where it is several."""
-        return [str(self)]
+        """What to call its parts."""
+        return [str(part) for part in self.parts]
 
     def take(self, layer: nn.Module) -> None:
         """Brings a layer here."""
@@ -84,17 +107,20 @@ class Device:
     def _fetch(self, tree: Tree, source: torch.device, ready: Ready) -> Tree:
         """Copies what lies on a GPU, on a stream of this stage's own. The host waits for it: a CPU has no stream that
         would on its behalf."""
-        if source not in self._fetching:
-            self._fetching[source] = torch.cuda.Stream(source)
-        stream = self._fetching[source]
+        stream = self._stream_on(source)
         if ready is not None:
             stream.wait_event(ready)
         with torch.cuda.stream(stream):
             arrived = map_tensors(lambda one: carried(one, to_pinned) if one.device == source else one, tree)
-            done = torch.cuda.Event(blocking=True)
-            done.record(stream)
+            done = stream.record_event(torch.cuda.Event(blocking=True))
         done.synchronize()  # so that the source may go as well
         return arrived
+
+    def _stream_on(self, source: torch.device) -> torch.cuda.Stream:
+        """This stage's own stream on the GPU where a packet comes from."""
+        if source not in self._far_streams:
+            self._far_streams[source] = torch.cuda.Stream(source)
+        return self._far_streams[source]
 
     def follow_caller(self) -> None:
         """Lets later work here wait for what the calling thread has given to its own stream, such as new weights."""
@@ -112,6 +138,10 @@ class Device:
         """Now, as this device's work goes."""
         return time.perf_counter()
 
+    def stretches(self, action: Action | None, begin: Stamp) -> Iterable[Stretch]:  # noqa: ARG002
+        """The work of an action that began at a stamp and ends now, on each part; None for what is no action."""
+        return (Stretch(0, begin, self.stamp()),)
+
     def seconds(self, stamp: Stamp) -> float | None:
         """A stamp on the host's clock; None while the device has not come to it."""
         return float(stamp)
@@ -124,7 +154,7 @@ class Device:
         """Waits until all work given to this device has ended."""
 
     def free_bytes(self) -> int | None:
-        """The memory that nobody uses; None where the system does not say."""
+        """The free memory; None where the system does not say."""
         try:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (AttributeError, OSError, ValueError):
@@ -135,3 +165,21 @@ class Device:
 
     def __str__(self) -> str:
         return str(self.device)
+
+
+class RemoteDevice(Device):
+    """A device that another process works on.
+
+    Args:
+        name: What it is called there, for messages.
+        device: Where this process keeps what belongs to it: ``meta`` for nowhere.
+    """
+
+    far = True
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        super().__init__(device)
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name

@@ -4,7 +4,7 @@ CUDA rules kept here (see also the CUDA semantics notes of PyTorch):
 
 * Each stage has a compute stream and a copy stream of its own. Forward, backward and update run on the first;
   packets arrive on the second, so that the copy of the next packet overlaps with computing this one.
-* A producer records an event when a packet is ready; whoever reads the packet waits for it on his own stream.
+* A producer records an event when a packet is ready; its reader waits for it on his own stream.
 * A tensor used on another stream than it was allocated on is given to ``record_stream``: the caching allocator
   would otherwise hand its memory out again while it is still read.
 * Nothing here waits for the device on the host, except :meth:`Device.synchronize`, a packet that goes back to the
@@ -24,8 +24,7 @@ from torch import Tensor
 from pipeal.core.errors import PlacementError
 from pipeal.core.tree import Tree, map_tensors, tensors
 from pipeal.engine.devices.base import RUN_AHEAD, Device, Ready, Stamp
-from pipeal.engine.devices.copies import carried
-from pipeal.engine.devices.pinned import pinned, to_pinned
+from pipeal.engine.devices.copies import carried, pinned, to_pinned
 
 _POLL_S = 2e-4
 
@@ -40,9 +39,7 @@ class CudaDevice(Device):
         self.compute = torch.cuda.Stream(device)
         self.copy = torch.cuda.Stream(device)
         self._ends: deque[torch.cuda.Event] = deque()
-        self._far_copy: dict[torch.device, torch.cuda.Stream] = {}
-        zero = torch.cuda.Event(enable_timing=True)
-        zero.record(self.compute)
+        zero = self.stamp()
         zero.synchronize()
         self._zero = (zero, time.perf_counter())
 
@@ -58,9 +55,7 @@ class CudaDevice(Device):
 
     def mark(self) -> Ready:
         """Records an event on the compute stream."""
-        event = torch.cuda.Event()
-        event.record(self.compute)
-        return event
+        return self.compute.record_event()
 
     def wait_for(self, ready: Ready) -> None:
         """Waits on the compute stream."""
@@ -82,9 +77,7 @@ class CudaDevice(Device):
             return tree
         with self._copying(tree, ready):
             arrived = map_tensors(lambda tensor: carried(tensor, self._copy), tree)
-            done = torch.cuda.Event()
-            done.record(self.copy)
-        self.compute.wait_event(done)
+        self.compute.wait_stream(self.copy)
         for tensor in tensors(arrived):
             tensor.record_stream(self.compute)
         return arrived
@@ -111,12 +104,6 @@ class CudaDevice(Device):
                     tensor.record_stream(theirs)
             yield
 
-    def _stream_on(self, source: torch.device) -> torch.cuda.Stream:
-        """This stage's copy stream on the GPU where a packet comes from."""
-        if source not in self._far_copy:
-            self._far_copy[source] = torch.cuda.Stream(source)
-        return self._far_copy[source]
-
     def _copy(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "cpu":
             tensor = pinned(tensor)  # the host allocator keeps the block until the copy has passed
@@ -124,25 +111,17 @@ class CudaDevice(Device):
 
     def follow_caller(self) -> None:
         """Waits, on the compute stream, for an event on the caller's."""
-        with torch.cuda.device(self.device):
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(self.device))
-        self.compute.wait_event(event)
+        self.compute.wait_stream(torch.cuda.current_stream(self.device))
 
     def lead_caller(self) -> None:
         """Waits, on the caller's stream, for an event on each of this stage's; the host waits for nothing."""
-        with torch.cuda.device(self.device):
-            for stream in (self.copy, self.compute):
-                event = torch.cuda.Event()
-                event.record(stream)
-                torch.cuda.current_stream(self.device).wait_event(event)
+        for stream in (self.copy, self.compute):
+            torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def end_batch(self) -> None:
         """Records an event on the compute stream."""
         # One that lets its waiter sleep: a core that each stage's host spins on would be taken from those with work.
-        event = torch.cuda.Event(blocking=True)
-        event.record(self.compute)
-        self._ends.append(event)
+        self._ends.append(self.compute.record_event(torch.cuda.Event(blocking=True)))
 
     def limit_run_ahead(self) -> None:
         """Bounds memory: the host gives work much faster than the device does it, and the packets that lie
@@ -152,9 +131,7 @@ class CudaDevice(Device):
 
     def stamp(self) -> Stamp:
         """An event on the compute stream."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self.compute)
-        return event
+        return self.compute.record_event(torch.cuda.Event(enable_timing=True))
 
     def seconds(self, stamp: Stamp) -> float | None:
         """The event's time on the host's clock, from a first event whose time is known on both."""
@@ -190,11 +167,7 @@ def ready_now(tree: Tree) -> Ready:
         return None
     if len(devices) > 1:
         raise PlacementError(f"one packet lies on several devices: {sorted(map(str, devices))}")
-    device = devices.pop()
-    with torch.cuda.device(device):
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(device))
-    return event
+    return torch.cuda.current_stream(devices.pop()).record_event()
 
 
 def take_over(tree: Tree, ready: Ready) -> Tree:

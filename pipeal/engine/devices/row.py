@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from pipeal.core.spread import Spreads, told_of_handovers
 from pipeal.core.tree import Tree, tensors
-from pipeal.engine.devices.base import Device, Ready, Stamp
+from pipeal.engine.devices.base import Device, Ready, Stamp, Stretch
+from pipeal.engine.schedule import Action
 
 
 class DeviceRow(Device):
@@ -29,21 +31,16 @@ class DeviceRow(Device):
 
     def __init__(self, parts: Sequence[Device], sizes: Sequence[int]) -> None:
         super().__init__(parts[-1].device)
-        self.parts = list(parts)
+        self._parts = list(parts)
         self.sizes = list(sizes)
         self.lags = any(part.lags for part in parts)
         self.parameters = [1] * len(parts)
         self.moves: list[tuple[bool, int, Stamp]] = []
 
     @property
-    def types(self) -> tuple[str, ...]:
-        """The kinds of all parts."""
-        return tuple(sorted({part.device.type for part in self.parts}))
-
-    @property
-    def names(self) -> list[str]:
-        """Of each part."""
-        return [str(part) for part in self.parts]
+    def parts(self) -> Sequence[Device]:
+        """As given."""
+        return self._parts
 
     def take(self, layer: nn.Module) -> None:
         """Spreads the layer."""
@@ -115,6 +112,27 @@ class DeviceRow(Device):
         self.moves.clear()
         return tuple(part.stamp() for part in self.parts)
 
+    def stretches(self, action: Action | None, begin: Stamp) -> Iterator[Stretch]:
+        """Of a forward and a backward between their hand-overs.
+
+        An update is one call of one optimizer: each part is taken to have the share of it that it has of the
+        parameters.
+        """
+        if action in (Action.FORWARD, Action.BACKWARD):
+            at = self.moves[0][1] if self.moves else 0 if action is Action.FORWARD else len(self.parts) - 1
+            since = begin[at]
+            for arrives, part, stamp in self.moves:
+                if arrives:
+                    at, since = part, stamp
+                else:
+                    yield Stretch(part, since, stamp)
+            yield Stretch(at, since, self.parts[at].stamp())
+            self.moves.clear()
+            return
+        shares = _shares(self.parameters) if action is Action.UPDATE else [(0.0, 1.0)] * len(self.parts)
+        for number, (device, since, share) in enumerate(zip(self.parts, begin, shares, strict=True)):
+            yield Stretch(number, since, device.stamp(), share)
+
     def synchronize(self) -> None:
         """Waits for all parts."""
         for part in self.parts:
@@ -136,6 +154,17 @@ class DeviceRow(Device):
 
     def __str__(self) -> str:
         return " + ".join(self.names)
+
+
+def _shares(weights: Sequence[int]) -> list[tuple[float, float]]:
+    """Where the shares of a whole begin and end.
+
+    >>> _shares([1, 3])
+    [(0.0, 0.25), (0.25, 1.0)]
+    """
+    ends = [0, *accumulate(weights)]
+    whole = ends[-1] or 1
+    return [(begin / whole, end / whole) for begin, end in pairwise(ends)]
 
 
 def _same(one: torch.device, other: torch.device) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from pipeal.core.packet import Packet
@@ -60,32 +61,21 @@ class Link:
             Stopped: The link was closed.
         """
         with self._changed:
-            there = self._changed.wait_for(lambda: self._closed or len(self._items) < self.depth, timeout_s)
-            if self._closed:
-                raise Stopped
+            there = self._wait(self._has_space, timeout_s)
             if there:
-                self._items.append(item)
-                self._changed.notify_all()
+                self._add(item)
             return there
 
     def push(self, item: Item) -> None:
-        """Adds what someone else bounds, space or not.
-
-        Raises:
-            Stopped: The link was closed.
-        """
+        """Adds what someone else bounds, space or not; raises as :meth:`put`."""
         with self._changed:
-            if self._closed:
-                raise Stopped
-            self._items.append(item)
-            self._changed.notify_all()
+            self._wait(lambda: True)
+            self._add(item)
 
     def wait_for_space(self) -> None:
         """Waits until :meth:`put` would find space; raises as that does."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self.depth)
-            if self._closed:
-                raise Stopped
+            self._wait(self._has_space)
 
     def first(self) -> Item:
         """The oldest as soon as there is one; it keeps its place until :meth:`get`, which then does not wait.
@@ -94,26 +84,31 @@ class Link:
             Stopped: The link was closed.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._items))
-            if self._closed:
-                raise Stopped
+            self._wait(lambda: bool(self._items))
             return self._items[0]
 
     def get(self) -> Item:
-        """Takes the oldest as soon as there is one.
-
-        Raises:
-            Stopped: The link was closed.
-        """
+        """Takes the oldest as soon as there is one; raises as :meth:`first`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._items))
-            if self._closed:
-                raise Stopped
+            self._wait(lambda: bool(self._items))
             self._changed.notify_all()
             return self._items.popleft()
 
+    def _wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        there = self._changed.wait_for(lambda: self._closed or ready(), timeout_s)
+        if self._closed:
+            raise Stopped
+        return there
+
+    def _has_space(self) -> bool:
+        return len(self._items) < self.depth
+
+    def _add(self, item: Item) -> None:
+        self._items.append(item)
+        self._changed.notify_all()
+
     def close(self) -> None:
-        """Wakes everyone who waits and lets nobody wait again."""
+        """Ends every wait, now and from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Protocol
@@ -13,7 +13,7 @@ from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
 from pipeal.engine.execution.channel import Link, Stopped
 from pipeal.engine.execution.watchdog import stall_report, wait_for_end
-from pipeal.engine.execution.worker import TICK_S, SharedProgress, Worker
+from pipeal.engine.execution.worker import TICK_S, SharedProgress, StageThread, Worker
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Stage
@@ -70,7 +70,7 @@ class InlineExecutor:
         self.drain()
         try:
             for stage in self.stages:
-                stage.save(snapshot, _nothing)
+                stage.save(snapshot, lambda: None)  # no watchdog over the caller's own thread
         except BaseException as error:
             snapshot.give_up(error, ended=True)
             raise
@@ -85,7 +85,68 @@ class InlineExecutor:
         torch.set_num_threads(self._threads_before)
 
 
-class ThreadedExecutor:
+class StageThreads:
+    """The threads of stages: started and ended together, and watched by those who wait for them.
+
+    Args:
+        threads: One for each stage.
+        progress: What they know together.
+        options: With the patience of those who wait.
+    """
+
+    def __init__(self, threads: Sequence[StageThread], progress: SharedProgress, options: EngineOptions) -> None:
+        self.threads = threads
+        self.progress = progress
+        self.options = options
+
+    def start(self) -> None:
+        """Starts all of them, or none."""
+        # PyTorch keeps the last number set by any thread as the one that later threads begin with.
+        self._threads_before = torch.get_num_threads()
+        try:
+            for thread in self.threads:
+                thread.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, why: BaseException | None = None) -> None:  # noqa: ARG002
+        """Lets each thread end what it is doing, and waits for them.
+
+        Raises:
+            StallError: A thread did not come back; it is left behind, as a daemon.
+        """
+        self.progress.stop()
+        try:
+            wait_for_end(self.threads, STOP_S)
+        finally:
+            torch.set_num_threads(self._threads_before)
+
+    def wait(self, attempt: Callable[[], bool], state: str) -> None:
+        """Tries, for some time each, until it succeeds.
+
+        Args:
+            attempt: Whether it succeeded.
+            state: For a file with stacks.
+
+        Raises:
+            StallError: Nothing moved for ``stall_timeout_s``.
+            Exception: Whatever a stage raised first.
+        """
+        waiting_since = perf_counter()
+        limit_s = self.options.stall_timeout_s
+        with suppress(Stopped):
+            while not attempt():
+                if GATE.busy():
+                    waiting_since = perf_counter()  # a compilation may take minutes, and others wait for it
+                if perf_counter() - max(self.progress.changed_at, waiting_since) > limit_s:
+                    raise stall_report(self.threads, limit_s, self.options.dump_folder, (state, self.progress))
+            return
+        assert self.progress.failure is not None  # else nothing would have stopped us
+        raise self.progress.failure
+
+
+class ThreadedExecutor(StageThreads):
     """One persistent worker per stage.
 
     Args:
@@ -96,31 +157,19 @@ class ThreadedExecutor:
 
     def __init__(self, stages: Sequence[Stage], schedule: Schedule, options: EngineOptions) -> None:
         self.schedule = schedule
-        self.options = options
         self._submitted = self._snapshots = 0
         links = [Link(options.queue_depth) for _ in stages]
-        self.progress = SharedProgress(len(stages), links)
+        progress = SharedProgress(len(stages), links)
         self._inlet = links[0]
-        self.workers = [
-            Worker(stage, schedule, self.progress, inbox, outbox, options)
+        workers = [
+            Worker(stage, schedule, progress, inbox, outbox, options)
             for stage, inbox, outbox in zip(stages, links, [*links[1:], None], strict=True)
         ]
-        # PyTorch keeps the last number set by any thread as the one that later threads begin with.
-        self._threads_before = torch.get_num_threads()
-        try:
-            for worker in self.workers:
-                worker.start()
-        except BaseException:
-            self.stop()
-            raise
+        super().__init__(workers, progress, options)
+        self.start()
 
     def submit(self, packet: Packet) -> None:
-        """Puts the packet into the first link.
-
-        Raises:
-            StallError: No stage made progress for ``stall_timeout_s``.
-            Exception: Whatever a stage raised first.
-        """
+        """Puts the packet into the first link; raises as :meth:`StageThreads.wait`."""
         self._wait(lambda: self._inlet.put(packet, TICK_S))
         self._submitted = packet.sequence + 1
 
@@ -135,44 +184,8 @@ class ThreadedExecutor:
         if self._snapshots:
             self._wait(lambda: self.progress.wait_for_snapshots(self._snapshots, TICK_S))
         if self._submitted:
-            last = tuple(Task(self._submitted - 1, worker.stage.number, Action.UPDATE) for worker in self.workers)
+            last = tuple(Task(self._submitted - 1, thread.stage.number, Action.UPDATE) for thread in self.threads)
             self._wait(lambda: self.progress.wait(last, TICK_S))
 
-    def stop(self, why: BaseException | None = None) -> None:  # noqa: ARG002
-        """Lets each worker end its current action, and waits for the threads.
-
-        Raises:
-            StallError: A worker did not come back; it is left behind, as a daemon.
-        """
-        self.progress.stop()
-        try:
-            wait_for_end(self.workers, STOP_S)
-        finally:
-            torch.set_num_threads(self._threads_before)
-
-    def _wait(self, attempt: Attempt) -> None:
-        """Tries until it succeeds, a stage has failed, or nothing has moved for too long."""
-        waiting_since = perf_counter()
-        with suppress(Stopped):
-            while not attempt():
-                if GATE.busy():
-                    waiting_since = perf_counter()  # a compilation may take minutes, and others wait for it
-                still = perf_counter() - max(self.progress.changed_at, waiting_since)
-                if still > self.options.stall_timeout_s:
-                    state = f"schedule {self.schedule.name}; {self._submitted} batches submitted", self.progress
-                    raise stall_report(self.workers, self.options.stall_timeout_s, self.options.dump_folder, state)
-            return
-        assert self.progress.failure is not None  # else nobody would have stopped us
-        raise self.progress.failure
-
-
-def _nothing() -> None:
-    """Nobody watches who works in the caller's own thread."""
-
-
-class Attempt(Protocol):
-    """Something that may have to be tried again."""
-
-    def __call__(self) -> bool:
-        """Whether it succeeded."""
-        ...
+    def _wait(self, attempt: Callable[[], bool]) -> None:
+        self.wait(attempt, f"schedule {self.schedule.name}; {self._submitted} batches submitted")

@@ -11,51 +11,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
 
 from pipeal.core.errors import StallError, first_line
-from pipeal.engine.execution.worker import TICK_S
+from pipeal.engine.execution.worker import TICK_S, StageThread
 from pipeal.engine.runner.compile_gate import GATE
-from pipeal.engine.stage import Stage
 
 
-class Watched(Protocol):
-    """A thread of a stage, as whoever waits for it sees it."""
-
-    @property
-    def stage(self) -> Stage:
-        """Whose thread it is."""
-        ...
-
-    @property
-    def doing(self) -> tuple[str, float]:
-        """What it does, and since when."""
-        ...
-
-    @property
-    def inbox(self) -> Sized:
-        """What waits for it."""
-        ...
-
-    @property
-    def ident(self) -> int | None:
-        """The thread's number; None before it has started."""
-        ...
-
-    def is_alive(self) -> bool:
-        """Whether it runs."""
-        ...
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for its end."""
-        ...
-
-
-def wait_for_end(threads: Iterable[Watched], timeout_s: float) -> None:
+def wait_for_end(threads: Iterable[StageThread], timeout_s: float) -> None:
     """Waits for threads that were told to stop; for as long as one compiles, which may take minutes, at no charge.
 
     Args:
@@ -78,7 +44,10 @@ def wait_for_end(threads: Iterable[Watched], timeout_s: float) -> None:
 
 
 def stall_report(
-    threads: Iterable[Watched], timeout_s: float, dump_folder: str | Path | None = None, state: Iterable[object] = ()
+    threads: Iterable[StageThread],
+    timeout_s: float,
+    dump_folder: str | Path | None = None,
+    state: Iterable[object] = (),
 ) -> StallError:
     """Names the stage that stands still and shows where every thread is.
 

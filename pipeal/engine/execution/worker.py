@@ -12,21 +12,23 @@ Every wait in this module ends: by what it waits for, or because :meth:`SharedPr
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
+from typing import Any
 
 from pipeal.core.errors import ScheduleError
 from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
+from pipeal.core.protocols import Transport
 from pipeal.engine.devices.threads import set_intra_op_threads
-from pipeal.engine.execution.channel import Link, Request, Stopped
+from pipeal.engine.execution.channel import Item, Link, Request, Stopped
 from pipeal.engine.runner.compile_gate import Abandoned
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
 
-ACTIONS = (Action.FORWARD, Action.BACKWARD, Action.UPDATE)
+ACTIONS = tuple(Action)
 
 TICK_S = 0.2
 """How often one who waits for threads looks whether they still move."""
@@ -38,6 +40,11 @@ class SharedProgress:
     Args:
         stages: The number of stages.
         links: Closed by :meth:`stop`.
+
+    Attributes:
+        failure: The first one.
+        changed_at: When something moved last.
+        ending: Set by :meth:`stop`.
     """
 
     def __init__(self, stages: int, links: list[Link]) -> None:
@@ -49,7 +56,7 @@ class SharedProgress:
         self._passed = [0] * stages
         self._snapshots: list[Snapshot] = []
         self._waiters = 0
-        self._stopped = False
+        self.ending = threading.Event()
         self._changed = threading.Condition()
 
     def add_links(self, links: Iterable[Link]) -> None:
@@ -60,9 +67,7 @@ class SharedProgress:
         """Notes that a task has ended."""
         with self._changed:
             self._ended[task.stage, task.action] = task.batch + 1
-            self.changed_at = perf_counter()
-            if self._waiters:
-                self._changed.notify_all()
+            self.wake()
 
     def has_ended(self, tasks: tuple[Task, ...]) -> bool:
         """Whether all of ``tasks`` have ended."""
@@ -74,57 +79,63 @@ class SharedProgress:
         Raises:
             Stopped: :meth:`stop` was called.
         """
-        with self._changed:
-            self._waiters += 1
-            try:
-                there = self._changed.wait_for(lambda: self._stopped or self.has_ended(tasks), timeout_s)
-            finally:
-                self._waiters -= 1
-            if self._stopped:
-                raise Stopped
-            return there
+        return self.wait_until(lambda: self.has_ended(tasks), timeout_s)
 
     @property
     def stopped(self) -> bool:
         """Whether :meth:`stop` was called."""
-        return self._stopped
+        return self.ending.is_set()
 
     def moved(self) -> None:
-        """Notes that something goes on that takes time, and is no task."""
+        """Notes that something goes on that takes time, and is no task. Wakes no one."""
         self.changed_at = perf_counter()
+
+    def wake(self) -> None:
+        """Has those look again who :meth:`wait_until` something is so."""
+        with self._changed:
+            self.changed_at = perf_counter()
+            if self._waiters:
+                self._changed.notify_all()
 
     def expect(self, snapshot: Snapshot) -> None:
         """Takes note of a snapshot on its way, which :meth:`stop` is to end."""
         with self._changed:
             self._snapshots = [other for other in self._snapshots if other.is_open]
             self._snapshots.append(snapshot)
-            if self._stopped:
+            if self.stopped:
                 snapshot.give_up(self._why(snapshot), ended=True)
 
     def end_snapshot(self, stage: int) -> None:
         """Notes that a stage has done with a snapshot."""
         with self._changed:
             self._passed[stage] += 1
-            self.changed_at = perf_counter()
-            self._changed.notify_all()
+            self.wake()
 
     def wait_for_snapshots(self, count: int, timeout_s: float) -> bool:
         """Waits until every stage has done with ``count`` snapshots; otherwise as :meth:`wait`."""
-        with self._changed:
-            there = self._changed.wait_for(lambda: self._stopped or min(self._passed) >= count, timeout_s)
-            if self._stopped:
-                raise Stopped
-            return there
+        return self.wait_until(lambda: min(self._passed) >= count, timeout_s)
 
     def __str__(self) -> str:
         """How far each stage is, for a person who looks for why nothing moves."""
-        # Without the lock: whoever holds it may be what stands still.
+        # Without the lock: its holder may be what stands still.
         lines = []
         for stage in range(self.stages):
             ended = ", ".join(f"{action} of {self._ended[stage, action]}" for action in ACTIONS)
             lines.append(f"stage {stage} has ended {ended} batches, and passed {self._passed[stage]} snapshots")
-        lines.append(f"told to stop: {self._stopped}; waiting for tasks: {self._waiters}; failure: {self.failure!r}")
+        lines.append(f"told to stop: {self.stopped}; waiting for tasks: {self._waiters}; failure: {self.failure!r}")
         return "\n".join(lines)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Waits until that is so, looking whenever something has moved; otherwise as :meth:`wait`."""
+        with self._changed:
+            self._waiters += 1
+            try:
+                there = self._changed.wait_for(lambda: self.stopped or ready(), timeout_s)
+            finally:
+                self._waiters -= 1
+            if self.stopped:
+                raise Stopped
+            return there
 
     def _why(self, snapshot: Snapshot) -> BaseException:
         return self.failure or ScheduleError(f"the pipeline was stopped before every stage had come by the {snapshot}")
@@ -139,7 +150,7 @@ class SharedProgress:
     def stop(self) -> None:
         """Ends every wait, now and from now on."""
         with self._changed:
-            self._stopped = True
+            self.ending.set()
             self._changed.notify_all()
             for snapshot in self._snapshots:
                 snapshot.give_up(self._why(snapshot), ended=True)
@@ -147,7 +158,60 @@ class SharedProgress:
             link.close()
 
 
-class Worker(threading.Thread):
+class StageThread(threading.Thread):
+    """A thread that does for one stage what comes to its inbox. The first exception of any thread goes to the caller.
+
+    Args:
+        kind: Of its name.
+        stage: The stage.
+        progress: Shared with the threads of the other stages.
+        inbox: Where things to do come from.
+        options: With its intra-op threads on a CPU; None leaves PyTorch's setting.
+
+    Attributes:
+        doing: What it does, and since when: for those who wait for it.
+    """
+
+    def __init__(
+        self, kind: str, stage: Stage, progress: SharedProgress, inbox: Transport, options: EngineOptions
+    ) -> None:
+        # A daemon: a stage that hangs in foreign code must not keep the process alive.
+        super().__init__(name=f"pipeal-{kind}-{stage.number}", daemon=True)
+        self.stage = stage
+        self.progress = progress
+        self.inbox = inbox
+        self.options = options
+        self.doing: tuple[str, float] = ("starting", perf_counter())
+
+    def run(self) -> None:
+        """Works until told to stop."""
+        try:
+            set_intra_op_threads(self.options.threads)
+            while True:
+                self._work_on([self._next()])
+        except (Stopped, Abandoned):
+            pass
+        except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
+            self.progress.fail(error)
+
+    def _next(self) -> Item:
+        with self._waiting("input"):
+            item: Item = self.inbox.get()
+            return item
+
+    def _work_on(self, items: list[Any]) -> None:
+        """Does the one thing in a list, from which it is taken: who waits for space must not hold its input as well."""
+        request: Request = items.pop()
+        self.doing = (request.does, perf_counter())
+        request(self.stage)
+        self.progress.moved()
+
+    def _waiting(self, reason: str) -> AbstractContextManager[None]:
+        self.doing = (f"waiting for {reason}", perf_counter())
+        return nullcontext()
+
+
+class Worker(StageThread):
     """Carries out one stage's tasks, in their order, each as soon as the schedule allows.
 
     Args:
@@ -156,7 +220,7 @@ class Worker(threading.Thread):
         progress: Shared with the other workers.
         inbox: Where packets come from.
         outbox: Where they go; None for the last stage.
-        options: With its intra-op threads on a CPU; None leaves PyTorch's setting.
+        options: As for :class:`StageThread`.
     """
 
     def __init__(
@@ -164,70 +228,42 @@ class Worker(threading.Thread):
         stage: Stage,
         schedule: Schedule,
         progress: SharedProgress,
-        inbox: Link,
-        outbox: Link | None,
+        inbox: Transport,
+        outbox: Transport | None,
         options: EngineOptions,
     ) -> None:
-        # A daemon: a stage that hangs in foreign code must not keep the process alive.
-        super().__init__(name=f"pipeal-stage-{stage.number}", daemon=True)
-        self.stage = stage
+        super().__init__("stage", stage, progress, inbox, options)
         self.schedule = schedule
-        self.progress = progress
-        self.inbox = inbox
         self.outbox = outbox
-        self.threads = options.threads
-        self.doing: tuple[str, float] = ("starting", perf_counter())
 
-    def run(self) -> None:
-        """Works until told to stop. The first exception of any worker goes to the caller."""
-        try:
-            set_intra_op_threads(self.threads)
-            while True:
-                with self._waiting("input"):
-                    item = self.inbox.get()
-                if isinstance(item, Packet):
-                    packets = [item]
-                    del item
-                    self._work_on(packets)
-                else:
-                    self._pass_by(item)
-                    del item
-        except (Stopped, Abandoned):
-            pass
-        except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
-            self.progress.fail(error)
-
-    def _work_on(self, packets: list[Packet]) -> None:
-        """Empties its one-element argument: a worker that waits for space must not hold its input as well."""
-        sequence = packets[0].sequence
-        onward = self._do(Action.FORWARD, sequence, packets.pop())
-        if self.outbox is not None:
-            assert onward is not None
-            with self._waiting("space"):
-                self.outbox.put(onward)
-        del onward
-        self._do(Action.BACKWARD, sequence)
-        self._do(Action.UPDATE, sequence)
-
-    def _pass_by(self, item: Snapshot | Request) -> None:
-        if isinstance(item, Snapshot):
+    def _work_on(self, items: list[Any]) -> None:
+        item = items[0]
+        if isinstance(item, Packet):
+            sequence = item.sequence
+            del item
+            self._hand_on(self._do(Action.FORWARD, sequence, items.pop()))
+            self._do(Action.BACKWARD, sequence)
+            self._do(Action.UPDATE, sequence)
+        elif isinstance(item, Snapshot):
             self.doing = (f"saving in the {item}", perf_counter())
             self.stage.save(item, self.progress.moved)
             self.progress.end_snapshot(self.stage.number)
+            self._hand_on(item)
         else:
-            self.doing = (item.does, perf_counter())
-            item(self.stage)
-            self.progress.moved()
-            if not item.goes_on:
-                return
+            super()._work_on(items)
+            if item.goes_on:
+                self._hand_on(item)
+
+    def _hand_on(self, item: Item | None) -> None:
         if self.outbox is not None:
+            assert item is not None  # a forward gives a packet
             with self._waiting("space"):
                 self.outbox.put(item)
 
     def _do(self, action: Action, sequence: int, packet: Packet | None = None) -> Packet | None:
         task = Task(sequence, self.stage.number, action)
         before = self.schedule.after(task, self.progress.stages)
-        if self.progress.stopped:  # whoever stops the pipeline waits for one action, not for three
+        if self.progress.stopped:  # a stop waits for one action, not for three
             raise Stopped
         if not self.progress.has_ended(before):
             with self._waiting("join"):
@@ -238,5 +274,5 @@ class Worker(threading.Thread):
         return onward
 
     def _waiting(self, reason: str) -> AbstractContextManager[None]:
-        self.doing = (f"waiting for {reason}", perf_counter())
+        super()._waiting(reason)
         return self.stage.clock.waiting(reason)

@@ -64,7 +64,7 @@ class EarlyExits:
 def confidence(logits: Tensor, temperature: float) -> Tensor:
     """The greatest softmax probability of ``logits / temperature``: ``(B, classes)`` to ``(B,)`` float32.
 
-    Logits that are not finite have a confidence of 0: whoever can climb on does.
+    Logits that are not finite have a confidence of 0: samples that can climb on do.
     """
     return (logits.float() / temperature).softmax(-1).amax(-1).nan_to_num(0.0).clamp_max(1.0)
 

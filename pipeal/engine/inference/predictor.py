@@ -47,7 +47,7 @@ class Predictor:
         self._rest()
         way = self._begin(depth)
         with in_mode(modules_below(way, depth), False), intra_op_threads(self.options.threads):
-            return take_over(*drive(Traveller(self.stages).to_exit(x, ready_now(x), depth=depth)))
+            return take_over(*drive(Traveller(self.stages).trip(Journey(depth), x, ready_now(x))))
 
     def each(
         self, batches: Iterable[Tree], exit_at: int | None, policy: ExitPolicy | None
@@ -81,7 +81,7 @@ class Predictor:
 
         def trips(abandoned: threading.Event | None = None) -> Iterator[Trip]:
             for number, x in enumerate(batches):
-                yield journey.trip(Traveller(self.stages, number, abandoned), x, ready_now(x))
+                yield Traveller(self.stages, number, abandoned).trip(journey, x, ready_now(x))
 
         self.refuse_while_under_way()
         self._rest()
@@ -96,7 +96,9 @@ class Predictor:
                         yield take_over(*arrived)
                 else:
                     with Drivers(way, self.options) as drivers:
-                        for arrived in drivers.drive(trips(drivers.stopped), self.options.queue_depth * len(way)):
+                        for arrived in drivers.drive(
+                            trips(drivers.progress.ending), self.options.queue_depth * len(way)
+                        ):
                             yield take_over(*arrived)
         finally:
             self._under_way = False

@@ -8,7 +8,7 @@
     logits ◄ h1 h2 ◄─── h3 ◄─────── h4
 
 A trip is a generator: it yields the visit that comes next and is sent what came of it. It is pure planning and knows
-no thread; whoever drives it (the caller, or :class:`pipeal.engine.inference.drivers.Drivers`) makes the visits.
+no thread; its driver (the caller, or :class:`pipeal.engine.inference.drivers.Drivers`) makes the visits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from math import inf
 from typing import Any, TypeAlias
 
@@ -82,7 +83,6 @@ def drive(trip: Trip) -> Arrived:
             return end.value
 
 
-Numbered: TypeAlias = tuple[int, TrainableLayer]
 Step: TypeAlias = tuple[Path, int, TrainableLayer]
 
 
@@ -100,98 +100,86 @@ class Journey:
     every: bool = False
     policy: ExitPolicy | None = None
 
-    def trip(self, traveller: Traveller, x: Tree, ready: Ready) -> Trip:
-        """The trip of one batch."""
-        if self.every:
-            return traveller.to_every_exit(x, ready)
+    @property
+    def turns(self) -> Sequence[int]:
+        """The exits that are computed, from 1."""
         if self.policy is not None:
-            return traveller.until_sure(x, ready, policy=self.policy)
-        return traveller.to_exit(x, ready, depth=self.depth)
+            return self.policy.tried
+        return range(1, self.depth + 1) if self.every else [self.depth]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Traveller:
-    """Plans the trips of one batch.
+    """Plans the trip of one batch.
 
     Attributes:
         stages: All stages of the model.
         batch: The batch's number, for messages; None where it is the only one.
-        abandoned: Ends a visit's wait for the compiler when it is set; None where nobody else would set it.
+        abandoned: Ends a visit's wait for the compiler when it is set; None where no one would set it.
     """
 
     stages: Sequence[Stage]
     batch: int | None = None
     abandoned: threading.Event | None = None
 
-    def to_exit(self, x: Tree, ready: Ready, *, depth: int) -> Trip:
-        """Climbs ``depth`` layers, crosses the bridge there and comes down with the logits."""
-        x, ready = yield from self._climb(x, ready, 0, depth)
-        return (yield from self._descend(x, ready, depth))
+    def __post_init__(self) -> None:
+        self._layers = [numbered for stage in self.stages for numbered in stage.layers]
+        self._stage_of = {number: stage for stage in self.stages for number, _ in stage.layers}
 
-    def to_every_exit(self, x: Tree, ready: Ready) -> Trip:
-        """Climbs each layer once and comes down from every one, with a list of the logits of each exit."""
-        found = []
-        for depth in range(1, self._layers + 1):
-            x, ready = yield from self._climb(x, ready, depth - 1, depth)
-            logits, done = yield from self._descend(x, ready, depth)
-            found.append(logits)
-        return found, done  # made on one stage, one after the other: the last mark is good for all
+    def trip(self, journey: Journey, x: Tree, ready: Ready) -> Trip:
+        """Climbs each layer once, and at each turn comes down with the logits of that exit.
 
-    def until_sure(self, x: Tree, ready: Ready, *, policy: ExitPolicy) -> Trip:
-        """Lets each sample go where it is sure enough; only the others climb on. Brings :class:`EarlyExits`."""
+        Brings the logits; with ``every`` a list of them; with a policy, under which only those samples climb on that
+        are not sure enough, :class:`EarlyExits`.
+        """
+        found: list[Any] = []
         answers: Tree = None
         climbed = 0
         whole = True
-        for depth in policy.tried:
+        for depth in journey.turns:
             x, ready = yield from self._climb(x, ready, climbed, depth, whole=whole)
             logits, done = yield from self._descend(x, ready, depth, whole=whole)
-            threshold = policy.thresholds[depth - 1] if depth < self._layers else -inf
-            weigh = partial(decide, depth, threshold, policy.temperatures[depth - 1])
+            climbed = depth
+            if journey.policy is None:
+                found.append(logits)
+                continue
+            threshold = journey.policy.thresholds[depth - 1] if depth < journey.depth else -inf
+            weigh = partial(decide, depth, threshold, journey.policy.temperatures[depth - 1])
             visit = Visit(self.stages[0], weigh, (logits, answers), done, self._named(f"decision at exit {depth}"))
             (answers, staying), done = yield visit
             if not len(staying):
                 break
             if len(staying) < len(logits):
-                here = next(stage for stage in self.stages if stage.layers[-1][0] >= depth - 1)
+                here, does = self._stage_of[depth - 1], self._named(f"choice at exit {depth}")
                 # What tells who stays was computed from x: its mark is good for both.
-                x, ready = yield Visit(here, select, (x, staying), done, self._named(f"choice at exit {depth}"))
+                x, ready = yield Visit(here, select, (x, staying), done, does)
                 whole = False
-            climbed = depth
-        return EarlyExits(*answers[:2]), done
+        if journey.policy is not None:
+            return EarlyExits(*answers[:2]), done
+        # All logits were made on one stage, one after the other: the last mark is good for all.
+        return found if journey.every else found[0], done
 
-    @property
-    def _layers(self) -> int:
-        return self.stages[-1].layers[-1][0] + 1
-
-    def _climb(self, x: Tree, ready: Ready, climbed: int, depth: int, *, whole: bool = True) -> Trip:
+    def _climb(self, x: Tree, ready: Ready, climbed: int, depth: int, *, whole: bool) -> Trip:
         """From the output of layer ``climbed`` (counted from 1) to that of layer ``depth``.
 
         What is left of a batch is not ``whole``, and of any size: no size to compile anything for.
         """
-        for stage, layers in self._between(climbed, depth):
-            steps: list[Step] = [(UP, *numbered) for numbered in layers]
-            x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("climb"))
-        return x, ready
+        return self._go([(UP, *layer) for layer in self._layers[climbed:depth]], x, ready, "climb", whole=whole)
 
-    def _descend(self, x: Tree, ready: Ready, depth: int, *, whole: bool = True) -> Trip:
+    def _descend(self, x: Tree, ready: Ready, depth: int, *, whole: bool) -> Trip:
         """From the output of layer ``depth`` over its bridge to the logits."""
-        steps: list[Step] = []
-        for stage, layers in reversed(self._between(0, depth)):
-            steps = [] if steps else [(TURN, *layers[-1])]
-            steps += [(DOWN, *numbered) for numbered in reversed(layers)]
-            x, ready = yield Visit(stage, self._walk(stage, steps, whole), x, ready, self._named("descent"))
-        return x, ready
+        down: list[Step] = [(DOWN, *layer) for layer in reversed(self._layers[:depth])]
+        return self._go([(TURN, *self._layers[depth - 1]), *down], x, ready, "descent", whole=whole)
 
-    def _between(self, climbed: int, depth: int) -> list[tuple[Stage, list[Numbered]]]:
-        """The layers after the first ``climbed`` up to ``depth``, by stage."""
-        parts = [(stage, [one for one in stage.layers if climbed <= one[0] < depth]) for stage in self.stages]
-        return [(stage, layers) for stage, layers in parts if layers]
+    def _go(self, steps: Sequence[Step], tree: Tree, ready: Ready, what: str, *, whole: bool) -> Trip:
+        """One visit for all the steps in a row that are of one stage."""
+        for stage, own in groupby(steps, key=lambda step: self._stage_of[step[1]]):
+            work = partial(walk, stage, list(own), whole=whole, batch=self.batch, abandoned=self.abandoned)
+            tree, ready = yield Visit(stage, work, tree, ready, self._named(what))
+        return tree, ready
 
     def _named(self, what: str) -> str:
         return f"inference ({what})" if self.batch is None else f"inference ({what}), batch {self.batch}"
-
-    def _walk(self, stage: Stage, steps: Sequence[Step], whole: bool) -> Callable[[Tree], Tree]:
-        return partial(walk, stage, steps, whole=whole, batch=self.batch, abandoned=self.abandoned)
 
 
 def walk(

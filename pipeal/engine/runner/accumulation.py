@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipeal.core.packet import Packet
 from pipeal.core.tree import Tree, batch_size
@@ -25,57 +26,45 @@ from pipeal.engine.runner.layer import Passed, Runner
 from pipeal.engine.runner.losses import LossLog
 
 
-class Accumulated:
+@dataclass(eq=False)
+class Accumulated(Runner):
     """Ends a batch by an update, or by keeping its gradients for a later one.
 
-    Args:
-        inner: What is run.
+    Attributes:
         index: The layer's number.
         gathered: The layer's gradients.
         losses: Where its losses go.
         beside: The layer's turn at the compiler, for what is computed here and compiles nothing.
-        counts: Whether the batch is learnt from; None: every one is.
     """
 
-    def __init__(
-        self,
-        inner: Runner,
-        index: int,
-        gathered: Accumulation,
-        losses: LossLog,
-        beside: Callable[[], AbstractContextManager[None]],
-        counts: Callable[[], bool] | None = None,
-    ) -> None:
-        self._inner = inner
-        self._index = index
-        self._gathered = gathered
-        self._losses = losses
-        self._beside = beside
-        self._counts = counts
+    index: int
+    gathered: Accumulation
+    losses: LossLog
+    beside: Callable[[], AbstractContextManager[None]]
 
     def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
         """As :meth:`Runner.forward`."""
-        with self._beside():
-            self._gathered.expect(batch_size((x, y)))
-        passed = self._inner.forward(packet, x, y, rows)
-        if passed.losses is not None:
-            self._losses.add(self._index, passed.losses)
+        samples = batch_size((x, y))
+        with self.beside():
+            self.gathered.expect(samples)
+        passed = self.inner.forward(packet, x, y, rows)
+        self._keep(passed.losses, samples)
         return passed
-
-    def backward(self, packet: Packet, rows: range | None = None) -> None:
-        """As :meth:`Runner.backward`."""
-        self._inner.backward(packet, rows)
 
     def update(self, packet: Packet) -> None:
         """Counts the batch, or leaves it out; and where it updates, so does what was gathered."""
-        if self._counts is None or self._counts():
-            self._gathered.add()
+        if self.inner.learns():
+            self.gathered.add()
         if not packet.updates:
             return
-        with self._beside():
-            samples = self._gathered.mean()
+        with self.beside():
+            samples = self.gathered.mean()
         if samples:
-            self._inner.update(packet)
+            self.inner.update(packet)
+
+    def _keep(self, losses: list[Tensor] | None, samples: int) -> None:  # noqa: ARG002
+        if losses is not None:
+            self.losses.add(self.index, losses)
 
 
 class Accumulation:
@@ -100,7 +89,7 @@ class Accumulation:
         if midway or self._samples:
             for one in self._module.parameters():
                 one.grad = None
-        self._count_anew()
+        self._restart()
 
     def expect(self, samples: int) -> None:
         """Before a batch's forward: brings what there is to the units of that batch."""
@@ -113,7 +102,7 @@ class Accumulation:
         self._samples += self._unit
 
     def mean(self) -> int:
-        """Before an update: makes the sum a mean, and counts anew.
+        """Before an update: makes the sum a mean, and counts from 0.
 
         Returns:
             The samples of all batches; 0 where every one was left out, and nothing is to be learnt.
@@ -121,10 +110,10 @@ class Accumulation:
         samples = self._samples
         if samples:
             self._multiply(self._unit / samples)
-        self._count_anew()
+        self._restart()
         return samples
 
-    def _count_anew(self) -> None:
+    def _restart(self) -> None:
         self._samples, self._unit = 0, 1
 
     @torch.no_grad()

@@ -13,6 +13,11 @@
                     Keyed     all randomness from (seed, layer, batch, action, rows)
                       Plain   the layer itself
 
+A new wrapper is a file beside this one, with a subclass of :class:`~pipeal.engine.runner.layer.Runner` that overrides
+what it changes; a line in :func:`build_runner`, which says when it is there and where; and a field of
+:class:`~pipeal.core.options.EngineOptions`, whose ``check_layout`` says what it excludes. What the wrappers of several
+layers of a stage have in common is an attribute of :class:`Shared`.
+
 Outside of Timed, waiting for the compiler takes none of the layer's time; inside of Split, an error has become one of
 memory that ran out before it is caught.
 """
@@ -20,19 +25,18 @@ memory that ran out before it is caught.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from pipeal.core.errors import NonFiniteError
 from pipeal.core.modules import module_of
 from pipeal.core.options import EngineOptions
-from pipeal.core.packet import Packet
-from pipeal.core.protocols import Path, TrainableLayer
-from pipeal.core.tree import Tree, shapes_of
+from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.devices import Device
 from pipeal.engine.runner.accumulation import Accumulated, Accumulation
 from pipeal.engine.runner.averaging import Averaged, Together
 from pipeal.engine.runner.before import Before
+from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.compiling import Compiled, CompiledLayer
 from pipeal.engine.runner.error_context import ErrorContext, Explained
 from pipeal.engine.runner.keyed import Keyed, Seeds
@@ -42,13 +46,12 @@ from pipeal.engine.runner.nonfinite import FiniteWatch, Watched
 from pipeal.engine.runner.skip import Skip
 from pipeal.engine.runner.split import Split
 from pipeal.engine.runner.timing import Timed
-from pipeal.engine.schedule import Action
-from pipeal.engine.trace import RowClock, StageClock
+from pipeal.engine.trace import StageClock
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Shared:
-    """What the runners of a stage share.
+    """What the runners of a stage share: what it is but for its layers.
 
     Attributes:
         device: The stage's own handle on its device.
@@ -58,16 +61,18 @@ class Shared:
         finite: Looks at their losses.
         seeds: The keys of their randomness.
         losses: Their losses, for the report.
+        splits: By layer, how many batches were learnt from in parts since the last report.
         abandoned: When set, waits for the compiler end.
     """
 
     device: Device
     options: EngineOptions
-    clock: StageClock | RowClock
+    clock: StageClock
     errors: ErrorContext
     finite: FiniteWatch
     seeds: Seeds
     losses: LossLog = field(default_factory=LossLog)
+    splits: Counter[int] = field(default_factory=Counter)
     abandoned: threading.Event = field(default_factory=threading.Event)
 
 
@@ -79,141 +84,61 @@ def build_runner(index: int, layer: TrainableLayer, shared: Shared) -> LayerRunn
         layer: The layer.
         shared: With the options that say what is wrapped around it.
     """
-    device, options = shared.device, shared.options
-    module = module_of(layer)
+    device, options, module = shared.device, shared.options, module_of(layer)
     keyed = Keyed(Plain(layer), index, module, shared.seeds)
-    explained: Runner = Explained(keyed, index, shared.errors)
-    inner: Runner = Timed(explained, index, device, shared.clock)
-    part = explained
+    part: Runner = Explained(keyed, index, shared.errors.explain)
+    inner: Runner = Timed(part, index, device, shared.clock)
     compiled: CompiledLayer | None = None
     if options.compile != "none":
         name = f"layer {index} ({type(layer).__name__})"
         compiled = CompiledLayer(layer, name, options.compile, draws=keyed.draws)
-        inner = Compiled(inner, compiled, shared.abandoned)
-        part = Compiled(explained, compiled, shared.abandoned)
-    split: Split | None = None
-    skip: Skip | None = None
+        inner, part = (Compiled(one, compiled, shared.abandoned) for one in (inner, part))
     if options.on_non_finite == "skip" or options.on_oom == "split":
         before = Before(module)
         if options.on_oom == "split":
-            inner = split = Split(inner, part, index, layer, device, options.precision, shared.clock, before)
-        inner = skip = Skip(inner, index, module, shared.finite, before)
-    return LayerRunner(index, layer, inner, shared, compiled, split, skip)
+            inner = Split(inner, part, index, module, device, options.precision, shared.clock, before, shared.splits)
+        inner = Skip(inner, index, module, shared.finite, before)
+    return LayerRunner(index, layer, inner, shared, compiled)
 
 
-class LayerRunner:
+class LayerRunner(Explained):
     """One layer's forward, backward and update with all that is wrapped around them.
 
     Args:
         index: The layer's number in the whole model.
         layer: The layer.
-        inner: What is within the accumulation of gradients.
+        within: What is within the accumulation of gradients.
         shared: That of the stage.
         compiled: The layer's compiled regions, if there are any.
-        split: What learns in parts, if anything does.
-        skip: What leaves batches out, if anything does.
 
     Attributes:
-        index: As given.
         layer: As given.
         compiled: As given.
+        gathered: Its gradients between two updates.
     """
 
     def __init__(
-        self,
-        index: int,
-        layer: TrainableLayer,
-        inner: Runner,
-        shared: Shared,
-        compiled: CompiledLayer | None,
-        split: Split | None,
-        skip: Skip | None,
+        self, index: int, layer: TrainableLayer, within: Runner, shared: Shared, compiled: CompiledLayer | None
     ) -> None:
-        self.index = index
-        self.layer = layer
-        self.compiled = compiled
-        self._shared = shared
-        self._split = split
-        self._skip = skip
-        self._inner = inner
-        self._gathered = Accumulation(module_of(layer))
-        counts = None if skip is None else skip.counts
-        self._whole = self._watched(Accumulated(inner, index, self._gathered, shared.losses, self.beside, counts))
+        self.layer, self.compiled = layer, compiled
+        self.gathered = Accumulation(module_of(layer))
+        self._within, self._shared = within, shared
+        accumulated = Accumulated(within, index, self.gathered, shared.losses, self.beside)
+        super().__init__(self._watched(index, accumulated), index, shared.errors.explain_rest)
 
     def learn_with(self, together: Together) -> None:
-        """Has the layer learn from each batch with others."""
-        assert self._skip is None  # refused with replicas
-        shared, clock = self._shared, self._shared.clock
-        self._whole = self._watched(
-            Averaged(self._inner, self.index, self.layer, self._gathered, shared.losses, self.beside, together, clock)
-        )
-
-    def forward(self, packet: Packet, x: Tree, y: Tree) -> tuple[Tree, Tree]:
-        """Goes forward; what the next layer gets."""
-        self._shared.errors.had[self.index] = shapes_of((x, y))
-        try:
-            return self._whole.forward(packet, x, y).onward
-        except (MemoryError, RuntimeError, NonFiniteError) as error:
-            self._shared.errors.explain_rest(error, Action.FORWARD, self.index, packet.batch)
-            raise
-
-    def backward(self, packet: Packet) -> None:
-        """Goes back through what the last forward kept."""
-        try:
-            self._whole.backward(packet)
-        except (MemoryError, RuntimeError, NonFiniteError) as error:
-            self._shared.errors.explain_rest(error, Action.BACKWARD, self.index, packet.batch)
-            raise
-
-    def update(self, packet: Packet) -> None:
-        """Ends the batch."""
-        try:
-            self._whole.update(packet)
-        except (MemoryError, RuntimeError, NonFiniteError) as error:
-            self._shared.errors.explain_rest(error, Action.UPDATE, self.index, packet.batch)
-            raise
-
-    def infer(self, path: Path, x: Tree, *, compiled: bool, abandoned: threading.Event | None) -> Tree:
-        """Passes ``x`` through one block, compiled if that is wanted and the layer is compiled at all.
-
-        Raises:
-            Abandoned: The event was set during a wait for the compiler.
-        """
-        if self.compiled is None:
-            return self.layer.inference(x, path)
-        return self.compiled.inference(x, path, abandoned, compiled=compiled)
+        """Has the layer learn from each batch with others. Options that leave batches out are refused with them."""
+        shared, mine = self._shared, (self.index, self.gathered, self._shared.losses, self.beside, self.layer)
+        self.inner = self._watched(self.index, Averaged(self._within, *mine, together, shared.clock))
 
     def beside(self) -> AbstractContextManager[None]:
         """The layer's turn for what compiles nothing: at once, unless something is being compiled."""
         if self.compiled is None:
             return _AT_ONCE
-        return self.compiled.after_forward(False, self._shared.abandoned)
+        return GATE.shared(self._shared.abandoned)
 
-    @property
-    def splits(self) -> int:
-        """How many batches were learnt from in parts since :meth:`take_splits`."""
-        return 0 if self._split is None else self._split.splits
-
-    def take_splits(self) -> int:
-        """How many batches were learnt from in parts since the last call."""
-        return 0 if self._split is None else self._split.take_splits()
-
-    def forget(self) -> None:
-        """Drops what an earlier, perhaps failed, life of the pipeline left behind."""
-        if self._split is not None:
-            self._split.forget()
-        if self._skip is not None:
-            self._skip.forget()
-
-    def drop_unlearnt(self, *, midway: bool) -> None:
-        """After a life, which may have ended ``midway`` in a batch: drops the gradients of an update that never came.
-
-        A second time does nothing: gradients that a state brings along before the next life stay.
-        """
-        self._gathered.forget(midway=midway)
-
-    def _watched(self, inner: Runner) -> Watched:
-        return Watched(inner, self.index, module_of(self.layer), self._shared.finite)
+    def _watched(self, index: int, inner: Runner) -> Watched:
+        return Watched(inner, index, module_of(self.layer), self._shared.finite)
 
 
 _AT_ONCE = nullcontext()

@@ -21,8 +21,8 @@ class Abandoned(Exception):  # noqa: N818  not an error: the way out of a wait
 class CompileGate:
     """Lets actions through: any number side by side, or one alone, first come, first served.
 
-    Nobody starves: who comes after one that waits to be alone waits behind it. Nobody may pass twice at once on one
-    thread, and no action waits for another, so that every wait ends.
+    No one starves: who comes after one that waits to be alone waits behind it. No thread may pass twice at once, and no
+    action waits for another, so that every wait ends.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class CompileGate:
 
     @contextmanager
     def shared(self, abandoned: threading.Event | None = None) -> Iterator[None]:
-        """Within it, nobody is alone.
+        """Within it, no one is alone.
 
         Args:
             abandoned: When set, the wait ends.
@@ -55,7 +55,7 @@ class CompileGate:
 
     @contextmanager
     def alone(self, abandoned: threading.Event | None = None) -> Iterator[None]:
-        """Within it, nobody else is inside. Arguments and errors as for :meth:`shared`."""
+        """Within it, no one else is inside. Arguments and errors as for :meth:`shared`."""
         with self._changed:
             self._wait(lambda: self._alone_since is None and not self._inside, abandoned)
             self._alone_since = perf_counter()

@@ -21,6 +21,7 @@ import threading
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -34,8 +35,9 @@ from pipeal.core.packet import Packet
 from pipeal.core.protocols import WAY, CutsOutputs, Path, TrainableLayer
 from pipeal.core.tree import Tree
 from pipeal.engine.runner.compile_gate import GATE
-from pipeal.engine.runner.layer import Passed, Runner
+from pipeal.engine.runner.layer import Around, Passed
 from pipeal.engine.runner.regions import CompileWarning, Region, compiled, compiler_settings, installed, regions
+from pipeal.engine.schedule import Action
 
 
 def check_compile(compile: Compile, devices: Iterable[torch.device]) -> None:
@@ -91,10 +93,8 @@ class CompiledLayer:
         with self._admitted(("forward", self._forward_like), abandoned), installed(parts):
             yield
 
-    def after_forward(self, backward: bool, abandoned: threading.Event) -> AbstractContextManager[None]:
-        """Within it, the backward of the last forward may run, or its update, which compiles nothing."""
-        if not backward:
-            return GATE.shared(abandoned)
+    def backward(self, abandoned: threading.Event) -> AbstractContextManager[None]:
+        """Within it, the backward of the last forward may run."""
         return self._admitted(("backward", self._forward_like), abandoned)
 
     def inference(self, x: Tree, path: Path, abandoned: threading.Event | None, *, compiled: bool = True) -> Tree:
@@ -129,38 +129,26 @@ class CompiledLayer:
         )
 
 
-class Compiled:
+@dataclass(eq=False)
+class Compiled(Around):
     """Waits for a layer's turn at the compiler, and has its forward run compiled.
 
-    Args:
-        inner: What is run.
+    Attributes:
         compiled: The layer's regions.
-        abandoned: When set, a wait ends.
+        abandoned: When set, a wait ends with :class:`Abandoned`.
     """
 
-    def __init__(self, inner: Runner, compiled: CompiledLayer, abandoned: threading.Event) -> None:
-        self._inner = inner
-        self._compiled = compiled
-        self._abandoned = abandoned
+    compiled: CompiledLayer
+    abandoned: threading.Event
 
     def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
-        """As :meth:`Runner.forward`.
+        """As :meth:`Runner.forward`."""
+        with self.compiled.forward((x, y), self.abandoned):
+            return self.inner.forward(packet, x, y, rows)
 
-        Raises:
-            Abandoned: The wait was ended.
-        """
-        with self._compiled.forward((x, y), self._abandoned):
-            return self._inner.forward(packet, x, y, rows)
-
-    def backward(self, packet: Packet, rows: range | None = None) -> None:
-        """As :meth:`Runner.backward`; raises as :meth:`forward`."""
-        with self._compiled.after_forward(True, self._abandoned):
-            self._inner.backward(packet, rows)
-
-    def update(self, packet: Packet) -> None:
-        """As :meth:`Runner.update`; raises as :meth:`forward`."""
-        with self._compiled.after_forward(False, self._abandoned):
-            self._inner.update(packet)
+    def around(self, action: Action, packet: Packet, rows: range | None) -> AbstractContextManager[None]:  # noqa: ARG002
+        """The turn of a backward, or of an update, which compiles nothing."""
+        return self.compiled.backward(self.abandoned) if action is Action.BACKWARD else GATE.shared(self.abandoned)
 
 
 def _numerics() -> Hashable:

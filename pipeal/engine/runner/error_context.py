@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PeerLostError, PipealError, first_line
 from pipeal.core.modules import dtype_of, module_of
@@ -10,38 +12,44 @@ from pipeal.core.options import OnOom
 from pipeal.core.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
-from pipeal.core.tree import Shapes, Tree, describe
+from pipeal.core.tree import Shapes, describe
 from pipeal.engine.devices import Device
-from pipeal.engine.runner.layer import Passed, Runner
+from pipeal.engine.runner.layer import Around
 from pipeal.engine.schedule import Action
 
+_SMALLER = (
+    "give it smaller batches (batch_size, budget_tokens, max_samples), place fewer layers on the device (more stages), "
+    "use bf16"
+)
+_ADVICE: dict[OnOom, str] = {
+    "split": _SMALLER,
+    "raise": f"{_SMALLER}, or have such batches learnt from in parts (on_oom='split', without replicas)",
+}
 _NAMES = {Action.FORWARD: "forward", Action.BACKWARD: "backward", Action.UPDATE: "update"}
 
 
+@dataclass
 class ErrorContext:
     """Says of errors in a stage where they happened.
 
-    Args:
+    Attributes:
         number: The stage's number.
         layers: Its layers, by their number in the whole model.
         device: Its device.
         on_oom: What happens on a batch that does not fit into memory.
-
-    Attributes:
         had: The shapes of the input of each layer that the batch in hand has come to.
     """
 
-    def __init__(
-        self, number: int, layers: Sequence[tuple[int, TrainableLayer]], device: Device, on_oom: OnOom
-    ) -> None:
-        self.had: dict[int, Shapes] = {}
-        self._number = number
-        self._layers = layers
-        self._device = device
-        self._on_oom = on_oom
+    number: int
+    layers: dict[int, TrainableLayer]
+    device: Device
+    on_oom: OnOom
+    had: dict[int, Shapes] = field(default_factory=dict)
 
-    def explain_rest(self, error: Exception, action: Action, index: int, batch: int) -> None:
+    def explain_rest(self, error: BaseException, action: Action, index: int, batch: int) -> None:
         """For what goes wrong around an action: what goes wrong within it has been explained already."""
+        if not isinstance(error, MemoryError | RuntimeError | NonFiniteError):
+            return
         late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
         known = late or isinstance(error, OutOfMemoryError | PeerLostError) or getattr(error, "__notes__", None)
         if not known:
@@ -55,62 +63,63 @@ class ErrorContext:
         Raises:
             OutOfMemoryError: It was one of those.
         """
-        kind = "" if index is None else f", layer {index} ({type(dict(self._layers)[index]).__name__})"
-        where = f"in the {_NAMES[action]} of stage {self._number}{kind}, batch {batch}, device {self._device}"
+        kind = "" if index is None else f", layer {index} ({type(self.layers[index]).__name__})"
+        where = f"in the {_NAMES[action]} of stage {self.number}{kind}, batch {batch}, device {self.device}"
         shapes = describe((had or []) if index is None else self.had[index])
         if is_out_of_memory(error) and not isinstance(error, PipealError):
-            place = self._number, index, batch
-            raise does_not_fit(error, where, shapes, self._device, self._on_oom, place) from error
+            message = f"out of memory {where}: {self._amounts(error)}, the input is {shapes}; {_ADVICE[self.on_oom]}"
+            raise OutOfMemoryError(message, self.number, index, batch) from error
         add_note(error, f"{where}; input {shapes}{self._on_types(error, index)}")
+
+    def _amounts(self, error: BaseException) -> str:
+        """How much memory was asked for and how much was free, as far as that is known."""
+        asked, free = bytes_asked(error), bytes_free(error)
+        if free is None:
+            free = self.device.free_bytes()
+        amounts = [f"{in_units(asked)} were asked for"] if asked is not None else []
+        amounts += [f"{in_units(free)} were free"] if free is not None else []
+        return " and ".join(amounts) or first_line(error)
 
     def _on_types(self, error: BaseException, index: int | None) -> str:
         """What to do where operators refuse the types of the input."""
         said = str(error)
         if index is None or not isinstance(error, RuntimeError) or not ("dtype" in said or "scalar type" in said):
             return ""
-        own = dtype_of(module_of(dict(self._layers)[index]))
+        own = dtype_of(module_of(self.layers[index]))
         if all(dtype == own for _, dtype in self.had[index]):
             return ""
         return f"; the layer's weights are {str(own).removeprefix('torch.')}: convert what differs, as x.to({own}) does"
 
 
-class Explained:
+@dataclass(eq=False)
+class Explained(Around):
     """Says of whatever goes wrong in a layer where it was.
 
-    Args:
-        inner: What is run.
+    Attributes:
         index: The layer's number.
-        errors: That of its stage.
+        explain: A method of the stage's :class:`ErrorContext`, given the error, the action, the layer and the batch.
     """
 
-    def __init__(self, inner: Runner, index: int, errors: ErrorContext) -> None:
-        self._inner = inner
-        self._index = index
-        self._errors = errors
+    index: int
+    explain: Callable[[BaseException, Action, int, int], None]
 
-    def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
-        """As :meth:`Runner.forward`."""
-        try:
-            return self._inner.forward(packet, x, y, rows)
-        except BaseException as error:
-            self._errors.explain(error, Action.FORWARD, self._index, packet.batch)
-            raise
+    def around(self, action: Action, packet: Packet, rows: range | None) -> _OnError:  # noqa: ARG002
+        """Has an error that leaves it explained."""
+        return _OnError(lambda error: self.explain(error, action, self.index, packet.batch))
 
-    def backward(self, packet: Packet, rows: range | None = None) -> None:
-        """As :meth:`Runner.backward`."""
-        try:
-            self._inner.backward(packet, rows)
-        except BaseException as error:
-            self._errors.explain(error, Action.BACKWARD, self._index, packet.batch)
-            raise
 
-    def update(self, packet: Packet) -> None:
-        """As :meth:`Runner.update`."""
-        try:
-            self._inner.update(packet)
-        except BaseException as error:
-            self._errors.explain(error, Action.UPDATE, self._index, packet.batch)
-            raise
+class _OnError:
+    """Not a generator, which would end up in a cycle with the error: that shall free its tensors at once."""
+
+    def __init__(self, explain: Callable[[BaseException], None]) -> None:
+        self._explain = explain
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            self._explain(error)
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -119,32 +128,3 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
     else:
         error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
-
-
-def does_not_fit(
-    error: BaseException, where: str, had: str, device: Device, policy: OnOom, place: tuple[int, int | None, int]
-) -> OutOfMemoryError:
-    """What a person needs to know of memory that ran out.
-
-    Args:
-        error: What the device or the layer said.
-        where: The action, stage, layer, batch and device, in words.
-        had: The input, in words.
-        device: The stage's device.
-        policy: What happens then.
-        place: The numbers of the stage, the layer and the batch.
-    """
-    asked, free = bytes_asked(error), bytes_free(error)
-    if free is None:
-        free = device.free_bytes()
-    amounts = [f"{in_units(asked)} were asked for"] if asked is not None else []
-    amounts += [f"{in_units(free)} were free"] if free is not None else []
-    else_ = (
-        "" if policy == "split" else ", or have such batches learnt from in parts (on_oom='split', without replicas)"
-    )
-    return OutOfMemoryError(
-        f"out of memory {where}: {' and '.join(amounts) or first_line(error)}, the input is {had}; give it smaller "
-        "batches (batch_size, budget_tokens, max_samples), place fewer layers on the device (more stages), use "
-        f"bf16{else_}",
-        *place,
-    )

@@ -1,9 +1,12 @@
-"""One layer's forward, backward and update: the innermost runner, and what every one around it does, too."""
+"""One layer's forward, backward and update: the innermost runner, and the two kinds of wrappers around it.
+
+A wrapper is a file beside this one and a line of :mod:`pipeal.engine.runner.build`, which says where it stands.
+"""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from pipeal.core.errors import ScheduleError
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree, tensors
+from pipeal.engine.schedule import Action
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,17 @@ class Passed:
     losses: list[Tensor] | None
 
 
-class Runner(Protocol):
-    """Runs one layer, or wraps another runner of it. The three are called in this order for each batch."""
+@dataclass(eq=False)
+class Runner:
+    """Runs one layer by another runner of it: what a wrapper does not override goes straight on.
+
+    For each batch it is asked for ``forward``, ``backward``, ``learns`` and ``update``, in this order.
+
+    Attributes:
+        inner: What is wrapped.
+    """
+
+    inner: Runner
 
     def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
         """Goes forward.
@@ -39,19 +52,50 @@ class Runner(Protocol):
             y: Its target.
             rows: Which samples these are, where they are a part of the batch.
         """
-        ...
+        return self.inner.forward(packet, x, y, rows)
 
     def backward(self, packet: Packet, rows: range | None = None) -> None:
         """Goes back through what the last forward kept."""
-        ...
+        self.inner.backward(packet, rows)
+
+    def learns(self) -> bool:
+        """Whether the layer learns from this batch; else it is as if the batch had never been."""
+        return self.inner.learns()
 
     def update(self, packet: Packet) -> None:
-        """Ends the batch."""
-        ...
+        """Updates the layer. Not asked for after every batch."""
+        self.inner.update(packet)
+
+    def forget(self) -> None:
+        """Drops what an earlier, perhaps failed, life of the pipeline left behind."""
+        self.inner.forget()
 
 
-class Plain:
-    """The layer itself."""
+class Around(Runner):
+    """A wrapper that does the same around all three actions."""
+
+    def around(self, action: Action, packet: Packet, rows: range | None) -> AbstractContextManager[None]:
+        """Within it, the action on a batch, or on some rows of it, goes on."""
+        raise NotImplementedError
+
+    def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
+        """As :meth:`Runner.forward`."""
+        with self.around(Action.FORWARD, packet, rows):
+            return self.inner.forward(packet, x, y, rows)
+
+    def backward(self, packet: Packet, rows: range | None = None) -> None:
+        """As :meth:`Runner.backward`."""
+        with self.around(Action.BACKWARD, packet, rows):
+            self.inner.backward(packet, rows)
+
+    def update(self, packet: Packet) -> None:
+        """As :meth:`Runner.update`."""
+        with self.around(Action.UPDATE, packet, None):
+            self.inner.update(packet)
+
+
+class Plain(Runner):
+    """The layer itself: the innermost runner, with none within it."""
 
     def __init__(self, layer: TrainableLayer) -> None:
         self._layer = layer
@@ -78,10 +122,17 @@ class Plain:
         """Backward of its losses."""
         self._layer.backward()
 
+    def learns(self) -> bool:
+        """By itself, from every batch."""
+        return True
+
     def update(self, packet: Packet) -> None:
         """Its optimizers' step, at the learning rate of this batch."""
         self._layer.scale_lr(packet.lr_scale)
         self._layer.update()
+
+    def forget(self) -> None:
+        """A layer keeps what it has."""
 
 
 def _versions(tree: Tree) -> list[int]:

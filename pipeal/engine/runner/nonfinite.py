@@ -2,8 +2,8 @@
 
 ``raise``
     ends the run with a :class:`~pipeal.core.errors.NonFiniteError`. On a CPU that is before the layer is updated. On a
-    GPU nobody waits: the losses of :data:`LOOK_EVERY` forwards are copied to the host together, and read when they have
-    arrived, so that the error comes some batches late, but not after a drain, and to whoever waits for a snapshot.
+    GPU no one waits: the losses of :data:`LOOK_EVERY` forwards are copied to the host together, and read when they have
+    arrived, so that the error comes some batches late, but not after a drain, and to those who wait for a snapshot.
 ``skip``
     leaves this layer's update on this batch out, as if the batch had never been: weights, optimizer states and buffers
     stay as they were. What the layer hands on goes on; if that is not finite, the following layers leave the batch out
@@ -101,8 +101,12 @@ class FiniteWatch:
         if self._device.lags:
             if self.policy == "skip":
                 self._left_out[layer] = self._send([(layer, batch, losses)])
-            else:
-                self._look_later(layer, batch, losses)
+                return
+            self._unseen.append((layer, batch, losses))
+            if len(self._unseen) == LOOK_EVERY:
+                self._send_unseen()
+            self._read(wait=False)
+            raise_first([self._failure])
             return
         values = tuple(_number(loss) for loss in losses)
         if not _all_finite(values):
@@ -125,11 +129,8 @@ class FiniteWatch:
 
     def settle(self) -> NonFiniteError | None:
         """Looks at all that has not been seen, and waits for it; the first failure, if any."""
+        self._send_unseen()
         self._read(wait=True)
-        if self._unseen:
-            with self._device.active():
-                self._send_unseen()
-            self._read(wait=True)
         return self._failure
 
     def unsettled(self) -> list[Arriving]:
@@ -138,24 +139,16 @@ class FiniteWatch:
         Raises:
             NonFiniteError: There is a failure among what has arrived.
         """
-        if self._unseen:
-            with self._device.active():
-                self._send_unseen()
+        self._send_unseen()
         self._read(wait=False)
         raise_first([self._failure])
         return list(self._arriving)
 
-    def _look_later(self, layer: int, batch: int, losses: list[Tensor]) -> None:
-        self._unseen.append((layer, batch, losses))
-        if len(self._unseen) == LOOK_EVERY:
-            self._send_unseen()
-        self._read(wait=False)
-        if self._failure is not None:
-            raise self._failure
-
     def _send_unseen(self) -> None:
-        self._arriving.append(self._send(self._unseen))
-        self._unseen = []
+        if self._unseen:
+            with self._device.active():
+                self._arriving.append(self._send(self._unseen))
+            self._unseen = []
 
     def _send(self, rows: list[tuple[int, int, list[Tensor]]]) -> Arriving:
         """Has losses copied to the host; call it where the device is active."""
@@ -174,21 +167,19 @@ class FiniteWatch:
             self._failure = found.first_error()
 
 
-class Watched:
+@dataclass(eq=False)
+class Watched(Runner):
     """Has the watch look at the losses of each forward.
 
-    Args:
-        inner: What is run.
+    Attributes:
         index: The layer's number.
         module: The layer.
         watch: That of its stage.
     """
 
-    def __init__(self, inner: Runner, index: int, module: nn.Module, watch: FiniteWatch) -> None:
-        self._inner = inner
-        self._index = index
-        self._module = module
-        self._watch = watch
+    index: int
+    module: nn.Module
+    watch: FiniteWatch
 
     def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
         """As :meth:`Runner.forward`.
@@ -196,18 +187,10 @@ class Watched:
         Raises:
             NonFiniteError: As :meth:`FiniteWatch.look`.
         """
-        passed = self._inner.forward(packet, x, y, rows)
+        passed = self.inner.forward(packet, x, y, rows)
         if passed.losses is not None:
-            self._watch.look(self._index, packet.batch, passed.losses, partial(cause_of, x, y, self._module))
+            self.watch.look(self.index, packet.batch, passed.losses, partial(cause_of, x, y, self.module))
         return passed
-
-    def backward(self, packet: Packet, rows: range | None = None) -> None:
-        """As :meth:`Runner.backward`."""
-        self._inner.backward(packet, rows)
-
-    def update(self, packet: Packet) -> None:
-        """As :meth:`Runner.update`."""
-        self._inner.update(packet)
 
 
 def raise_first(found: Iterable[NonFiniteError | None]) -> None:

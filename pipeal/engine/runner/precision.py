@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,64 +39,46 @@ def make_ready(layers: Iterable[TrainableLayer], precision: str) -> None:
     Raises:
         ConfigError: A layer cannot be trained in it, or an open pipeline trains one in another; all are as they were.
     """
-    with _IN_TRAINING.lock:
+    with _LOCK:
         _make_ready(list(layers), precision)
 
 
 @contextmanager
 def ready(layers: Iterable[TrainableLayer], precision: str) -> Iterator[None]:
-    """Within it, layers do their part for a precision, and nobody makes them ready for another one.
+    """Within it, layers do their part for a precision, and are not made ready for another one.
 
     Raises:
         ConfigError: As :func:`make_ready`.
     """
     found = list(layers)
-    with _IN_TRAINING.lock:
+    with _LOCK:
         _make_ready(found, precision)
-        _IN_TRAINING.add(found, precision)
+        for layer in found:
+            _TRAINED_IN.setdefault(id(layer), []).append(precision)
     try:
         yield
     finally:
-        with _IN_TRAINING.lock:
-            _IN_TRAINING.remove(found)
+        with _LOCK:
+            for layer in found:
+                _TRAINED_IN[id(layer)].remove(precision)
+                if not _TRAINED_IN[id(layer)]:
+                    del _TRAINED_IN[id(layer)]  # another layer may get the id
 
 
 def trained_in(layer: TrainableLayer) -> str | None:
     """The precision that an open pipeline trains a layer in; None where none does."""
-    with _IN_TRAINING.lock:
-        return _IN_TRAINING.precision_of(layer)
+    with _LOCK:
+        return next(iter(_TRAINED_IN.get(id(layer), ())), None)
 
 
-class _InTraining:
-    """The layers that open pipelines train, and how many of them; by the layer's id, with the precision."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()  # a pipeline that nobody closed may be collected within it
-        self._holders: dict[int, tuple[str, int]] = {}
-
-    def precision_of(self, layer: TrainableLayer) -> str | None:
-        """That it is trained in; None where no open pipeline does."""
-        found = self._holders.get(id(layer))
-        return None if found is None else found[0]
-
-    def add(self, layers: Iterable[TrainableLayer], precision: str) -> None:
-        for layer in layers:
-            known, count = self._holders.get(id(layer), (precision, 0))
-            self._holders[id(layer)] = known, count + 1
-
-    def remove(self, layers: Iterable[TrainableLayer]) -> None:
-        for layer in layers:
-            known, count = self._holders.pop(id(layer))
-            if count > 1:
-                self._holders[id(layer)] = known, count - 1
-
-
-_IN_TRAINING = _InTraining()
+_LOCK = threading.RLock()  # a pipeline that was left open may be collected within it
+_TRAINED_IN: dict[int, list[str]] = {}
+"""By the layer's id, the precision of each open pipeline that trains it."""
 
 
 def _make_ready(layers: Sequence[TrainableLayer], precision: str) -> None:
     for number, layer in enumerate(layers):
-        held = _IN_TRAINING.precision_of(layer)
+        held = trained_in(layer)
         if held is not None and (held == "fp16") != (precision == "fp16"):
             raise ConfigError(
                 f"layer {number} ({type(layer).__name__}) is wanted in {precision}, but an open pipeline trains it in "
@@ -139,48 +121,46 @@ def matmul_precision(name: Matmul | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    _MATMUL.begin(name)
+    with _LOCK:
+        if _MATMULS and name != _MATMULS[0]:
+            raise ConfigError(
+                f"matmul is {name!r}, but another pipeline of this process is open with {_MATMULS[0]!r}, and matrix "
+                "products have one precision for the whole process; close that one first, or ask for the same"
+            )
+        if not _MATMULS:
+            _RESTORE.callback(_set_matmul(name))
+        _MATMULS.append(name)
     try:
         yield
     finally:
-        _MATMUL.end()
+        with _LOCK:
+            _MATMULS.pop()
+            if not _MATMULS:
+                _RESTORE.close()
 
 
-class _ProcessMatmul:
-    """Who holds the process to a precision of matrix products."""
+_MATMULS: list[Matmul] = []
+"""The precision of matrix products, once for each that holds the process to it."""
+_RESTORE = ExitStack()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._name = self._before = ""
-        self._of_backends: list[tuple[Any, str]] = []
 
-    def begin(self, name: Matmul) -> None:
-        with self._lock:
-            if self._holders and name != self._name:
-                raise ConfigError(
-                    f"matmul is {name!r}, but another pipeline of this process is open with {self._name!r}, and matrix "
-                    "products have one precision for the whole process; close that one first, or ask for the same"
-                )
-            if not self._holders:
-                self._name = name
-                self._of_backends = [(backend, backend.fp32_precision) for backend in _backends()]
-                try:
-                    self._before = torch.get_float32_matmul_precision()
-                except RuntimeError:  # the user has set backends to what none of these names says
-                    self._before = "highest"
-                torch.set_float32_matmul_precision(name)  # sets the backends, too
-            self._holders += 1
+def _set_matmul(name: Matmul) -> Callable[[], None]:
+    """Sets the precision of the process; what gives back what was before."""
+    of_backends = [(backend, backend.fp32_precision) for backend in _backends()]
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the user has set backends to what none of these names says
+        before = "highest"
+    torch.set_float32_matmul_precision(name)  # sets the backends, too
 
-    def end(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if not self._holders:
-                torch.set_float32_matmul_precision(self._before)
-                for backend, before in self._of_backends:
-                    backend.fp32_precision = "none"  # what is set for all of them holds
-                    if backend.fp32_precision != before:
-                        backend.fp32_precision = before
+    def restore() -> None:
+        torch.set_float32_matmul_precision(before)
+        for backend, own in of_backends:
+            backend.fp32_precision = "none"  # what is set for all of them holds
+            if backend.fp32_precision != own:
+                backend.fp32_precision = own
+
+    return restore
 
 
 def _backends() -> list[Any]:
@@ -189,42 +169,32 @@ def _backends() -> list[Any]:
     return [backend for backend in found if hasattr(backend, "fp32_precision")]
 
 
-_MATMUL = _ProcessMatmul()
-
-
-def autocast(device: Device, precision: Precision) -> AbstractContextManager[Any]:
-    """The precision of forwards, whatever the caller's is.
+def autocast(device: Device, precision: Precision) -> ExitStack:
+    """The precision of forwards from here on, whatever the caller's is; ``with`` it at once.
 
     Without autocast's cache, which all threads of the process would share.
     """
     dtype = _HALF.get(precision)
-    return _all(
-        torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False) for kind in device.types
-    )
+    stack = ExitStack()
+    for kind in device.types:
+        stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=False))
+    return stack
 
 
-def settings(action: Action, device: Device, precision: Precision) -> AbstractContextManager[Any]:
-    """All of it for an action, set where it is not so already."""
-    wanted: list[AbstractContextManager[Any]] = []
+def settings(action: Action, device: Device, precision: Precision) -> ExitStack:
+    """All of it for an action, set from here on where it is not so already; ``with`` it at once."""
+    stack = ExitStack()
     forward = action is Action.FORWARD
     if forward and precision in _HALF:
-        wanted.append(autocast(device, precision))
+        stack.enter_context(autocast(device, precision))
     else:  # the caller's
-        wanted += [torch.autocast(kind, enabled=False) for kind in device.types if torch.is_autocast_enabled(kind)]
+        for kind in device.types:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
     if forward and not torch.is_grad_enabled():
-        wanted.append(torch.enable_grad())
+        stack.enter_context(torch.enable_grad())
     if action is Action.BACKWARD:
         # With autograd's own threads off, the backward of stages that share a GPU runs on their workers instead of on
         # the one thread that autograd has for that GPU, and the key, which is thread-local, holds there too.
-        wanted.append(torch.autograd.set_multithreading_enabled(False))
-    return _all(wanted)
-
-
-def _all(wanted: Iterable[AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
-    settings = list(wanted)
-    if len(settings) == 1:
-        return settings[0]
-    stack = ExitStack()
-    for setting in settings:
-        stack.enter_context(setting)
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
     return stack

@@ -11,7 +11,7 @@ Four things would let the past, or chance, change the result, and are kept away:
 * In its CPU kernels for what many places add to, as to the gradient of an embedding, threads add as they come. Such
   operators are left to PyTorch's own kernels, but for the gradient of interpolation, which comes in parts already.
 * A graph for all sizes is found again, in PyTorch's caches on disk or elsewhere, by any sizes that it serves, and what
-  was compiled for others rounds otherwise. Such graphs are compiled anew by every process (the C++ of their kernels is
+  was compiled for others rounds otherwise. Every process compiles such graphs for itself (the C++ of their kernels is
   not).
 
 Where a function cannot be one graph (it prints, it draws from a generator of its own, …), nothing of it has run
@@ -23,7 +23,8 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import KW_ONLY, dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -41,10 +42,11 @@ class CompileWarning(UserWarning):
     """A part of a model runs uncompiled, although compilation was asked for."""
 
 
+@dataclass(eq=False)
 class Region:
     """A function that runs as one compiled graph per set of shapes; or its parts do; or it runs as it is.
 
-    Args:
+    Attributes:
         name: For messages.
         function: What is compiled: a module's forward, or a path of an inference.
         dynamic: Whether sizes are symbols in the graph.
@@ -52,29 +54,24 @@ class Region:
         within: Whether it is a part of another region, which says for both what is not compiled.
     """
 
-    def __init__(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        *,
-        dynamic: bool,
-        module: nn.Module | None = None,
-        within: bool = False,
-    ) -> None:
-        self.name = name
-        self.within = within
-        self.module = module
-        self._own_forward = None if module is None else vars(module).get("forward")  # a user may have set one
-        self._dynamic = dynamic
-        self._function = function
+    name: str
+    function: Callable[..., Any]
+    _: KW_ONLY
+    dynamic: bool
+    module: nn.Module | None = None
+    within: bool = False
+
+    def __post_init__(self) -> None:
+        self._own_forward = None if self.module is None else vars(self.module).get("forward")  # a user may have set one
         self._compiled: dict[int, Callable[..., Any]] = {}  # by the number of intra-op threads
         self._parts: list[Region] | None = None  # None: it is compiled as a whole
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function. Whatever it raises comes as its own type."""
         if self._parts is not None:
-            return self._function(*args, **kwargs)
-        with self._as_it_was():
+            return self.function(*args, **kwargs)
+        # The compiler looks at the module, and must not meet this region in the place of its own forward.
+        with _forwards([] if self.module is None else [(self.module, self._own_forward)]):
             try:
                 return self._graphs()(*args, **kwargs)
             except _refusals() as found:
@@ -83,9 +80,9 @@ class Region:
             # wrong shape, shows again here, as itself, and leaves the region as it is.
             parts: list[Region] = []
             if self.module is not None:
-                parts += regions(self.module, self.name, dynamic=self._dynamic, within=True)
+                parts += regions(self.module, self.name, dynamic=self.dynamic, within=True)
             with installed(parts):
-                result = self._function(*args, **kwargs)
+                result = self.function(*args, **kwargs)
         self._parts = parts
         self._compiled.clear()
         if not self.within:
@@ -100,22 +97,10 @@ class Region:
             for part in self._parts:
                 yield from part.in_force()
 
-    @contextmanager
-    def _as_it_was(self) -> Iterator[None]:
-        """Within it, the module has its own forward: the compiler looks at it, and must not meet this region."""
-        if self.module is None:
-            yield
-            return
-        before = _put_forward(self.module, self._own_forward)
-        try:
-            yield
-        finally:
-            _put_forward(self.module, before)
-
     def _graphs(self) -> Callable[..., Any]:
         threads = torch.get_num_threads()
         if threads not in self._compiled:
-            self._compiled[threads] = compiled(self._function, threads, dynamic=self._dynamic)
+            self._compiled[threads] = compiled(self.function, threads, dynamic=self.dynamic)
         return self._compiled[threads]
 
     def uncompiled(self) -> Iterator[str]:
@@ -163,14 +148,18 @@ def _detached(tree: Tree) -> Tree:
     return tuple(map(_detached, tree)) if type(tree) is tuple else tree
 
 
-@contextmanager
-def installed(parts: Iterable[Region]) -> Iterator[None]:
+def installed(parts: Iterable[Region]) -> AbstractContextManager[None]:
     """Within it, the modules of these regions run compiled; afterwards they are as they were."""
+    return _forwards((part.module, part) for part in parts if part.module is not None)
+
+
+@contextmanager
+def _forwards(wanted: Iterable[tuple[nn.Module, Any]]) -> Iterator[None]:
+    """Within it, each of these modules has that forward of its own; or, with None, that of its class."""
     before: list[tuple[nn.Module, Any]] = []
     try:
-        for part in parts:
-            if part.module is not None:
-                before.append((part.module, _put_forward(part.module, part)))
+        for module, forward in wanted:
+            before.append((module, _put_forward(module, forward)))
         yield
     finally:
         for module, forward in reversed(before):
@@ -247,8 +236,8 @@ def _left_whole() -> tuple[Any, ...]:
 def compiler_settings(*, dynamic: bool) -> Iterator[None]:
     """What holds while an action runs alone. Newer versions of PyTorch keep it per thread.
 
-    A backward computes views of what the forward keeps anew. Else it keeps them beside it, and what follows from them:
-    of a feed-forward the truth values where ReLU was above zero, which a CPU writes slowly.
+    A backward computes views of what the forward keeps once more. Else it keeps them beside it, and what follows from
+    them: of a feed-forward the truth values where ReLU was above zero, which a CPU writes slowly.
     """
     import torch._dynamo.config as dynamo
     import torch._functorch.config as functorch

@@ -4,24 +4,26 @@ A batch that does not fit is halved, and the halves again, down to one sample. E
 itself, under a key of its own, so that one part's graph is alive at a time. Gradients and losses are weighted by the
 parts' shares of the samples: for losses that are means over the samples the update is that of the whole batch, up to
 rounding. It is another update where samples do not stand alone: batch norm sees each part's statistics, and dropout
-draws anew. Batches of shapes that did not fit once are learnt from in parts from then on; where their forward did fit,
-and only the backward did not, what is handed on stays that of the whole forward. So what comes out depends on the batch
-and the memory, not on the batches before: a run that is taken up again goes on as it would have.
+draws other numbers. Batches of shapes that did not fit once are learnt from in parts from then on; where their forward
+did fit, and only the backward did not, what is handed on stays that of the whole forward. So what comes out depends on
+the batch and the memory, not on the batches before: a run that is taken up again goes on as it would have.
 """
 
 from __future__ import annotations
 
 import gc
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from torch import nn
+
 from pipeal.core.errors import OutOfMemoryError
-from pipeal.core.modules import module_of
 from pipeal.core.options import Precision
 from pipeal.core.packet import Packet
-from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree, shapes_of
 from pipeal.engine.devices import Device
 from pipeal.engine.runner.before import Before, cut_graphs
@@ -29,7 +31,7 @@ from pipeal.engine.runner.layer import Passed, Runner
 from pipeal.engine.runner.parts import Gathered, UncuttableError, cut, halves, samples_in
 from pipeal.engine.runner.precision import settings
 from pipeal.engine.schedule import Action
-from pipeal.engine.trace import RowClock, StageClock
+from pipeal.engine.trace import StageClock
 
 T = TypeVar("T")
 
@@ -38,61 +40,45 @@ class SplitWarning(UserWarning):
     """A batch did not fit into memory and was learnt from in parts."""
 
 
-class Split:
+@dataclass(eq=False)
+class Split(Runner):
     """Learns from a batch in parts where memory is short.
 
     The inputs are kept until the backward has ended, which graphs mostly do in any case.
 
-    Args:
-        inner: Runs a whole batch.
-        part: Runs a part of one, untimed.
+    Attributes:
+        part: Runs a part of a batch, untimed; ``inner`` runs a whole one.
         index: The layer's number.
-        layer: The layer.
+        module: The layer.
         device: Its stage's device.
         precision: That of its forwards: a part goes forward within a backward as well.
         clock: Times the parts.
         before: The layer's gradients from before the batch, shared with what stands around.
-
-    Attributes:
-        splits: How many batches were learnt from in parts since :meth:`take_splits`.
+        splits: Counts, by layer, the batches that were learnt from in parts.
     """
 
-    def __init__(
-        self,
-        inner: Runner,
-        part: Runner,
-        index: int,
-        layer: TrainableLayer,
-        device: Device,
-        precision: Precision,
-        clock: StageClock | RowClock,
-        before: Before,
-    ) -> None:
-        self._inner = inner
-        self._part = part
-        self._index = index
-        self._module = module_of(layer)
-        self._device = device
-        self._precision = precision
-        self._clock = clock
-        self._before = before
+    part: Runner
+    index: int
+    module: nn.Module
+    device: Device
+    precision: Precision
+    clock: StageClock
+    before: Before
+    splits: Counter[int]
+
+    def __post_init__(self) -> None:
         # By the shapes that did not fit, the samples that did.
         self._most_forward: dict[Hashable, int] = {}
         self._most_backward: dict[Hashable, int] = {}
         self._said: tuple[Any, ...] = ()
         self._has_warned = False
-        self.forget()
-
-    def forget(self) -> None:
-        """Drops what an earlier, perhaps failed, life of the pipeline left behind."""
-        self.splits = 0
         self._inputs: tuple[Tree, Tree] | None = None
         self._has_learnt = False
 
-    def take_splits(self) -> int:
-        """How many batches were learnt from in parts since the last call."""
-        splits, self.splits = self.splits, 0
-        return splits
+    def forget(self) -> None:
+        """As :meth:`Runner.forget`; what did not fit is remembered."""
+        self._inputs, self._has_learnt = None, False
+        self.inner.forget()
 
     def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:  # noqa: ARG002
         """A forward; where it takes parts, their backwards as well.
@@ -102,11 +88,11 @@ class Split:
         """
         self._has_learnt = False
         if _shapes(x, y) not in self._most_forward:
-            done = self._tried(partial(self._inner.forward, packet, x, y), (x, y))
+            done = self._tried(partial(self.inner.forward, packet, x, y), (x, y))
             if done is not None:
                 self._inputs = (x, y)
                 return done[0]
-            self._before.put_buffers_back()
+            self.before.put_buffers_back()
         gathered = self._in_parts(Action.FORWARD, packet, x, y, self._most_forward)
         self._has_learnt = True
         try:
@@ -120,36 +106,32 @@ class Split:
             return
         inputs, self._inputs = self._inputs, None
         assert inputs is not None  # those of the forward
-        whole = partial(self._inner.backward, packet)
+        whole = partial(self.inner.backward, packet)
         if _shapes(*inputs) in self._most_backward or self._tried(whole, inputs) is None:
             # What was handed on is from the whole forward, and so shall the buffers be.
-            after = Before(self._module)
+            after = Before(self.module)
             after.keep_buffers()
             self._in_parts(Action.BACKWARD, packet, *inputs, self._most_backward)
             after.put_buffers_back()
 
-    def update(self, packet: Packet) -> None:
-        """As :meth:`Runner.update`."""
-        self._inner.update(packet)
-
     def _learn(self, action: Action, packet: Packet, x: Tree, y: Tree, rows: range) -> Passed:
         """Goes, within an action, forward and backward with some samples of a batch."""
-        begin = self._device.stamp()
-        with settings(Action.FORWARD, self._device, self._precision):
-            passed = self._part.forward(packet, x, y, rows)
-        with settings(Action.BACKWARD, self._device, self._precision):
-            self._part.backward(packet, rows)
-        self._clock.add(self._index, action, packet.batch, packet.sequence, begin)
+        begin = self.device.stamp()
+        with settings(Action.FORWARD, self.device, self.precision):
+            passed = self.part.forward(packet, x, y, rows)
+        with settings(Action.BACKWARD, self.device, self.precision):
+            self.part.backward(packet, rows)
+        self.clock.add(self.index, action, packet.batch, packet.sequence, begin)
         return passed
 
     def _in_parts(self, action: Action, packet: Packet, x: Tree, y: Tree, known: dict[Hashable, int]) -> Gathered:
         """Learns from part after part, and leaves the gradients of the whole batch."""
         samples = samples_in((x, y))
         most = known.get(_shapes(x, y), (samples + 1) // 2)
-        self._before.move_gradients_aside()
-        self._before.drop_gradients()  # of an attempt that failed
+        self.before.move_gradients_aside()
+        self.before.drop_gradients()  # of an attempt that failed
         self._make_room()
-        gathered, attempt = Gathered(self._module, samples), Before(self._module)
+        gathered, attempt = Gathered(self.module, samples), Before(self.module)
         left, largest = halves(range(samples), most), 0
         while left:
             rows = left.pop(0)
@@ -158,7 +140,7 @@ class Split:
             done = self._tried(partial(self._learn, action, packet, cut_x, cut_y, rows), (cut_x, cut_y))
             if done is None:
                 attempt.put_buffers_back()
-                self._before.drop_gradients()
+                self.before.drop_gradients()
                 self._make_room()
                 left[:0] = halves(rows, (len(rows) + 1) // 2)
             else:
@@ -166,7 +148,7 @@ class Split:
                 largest = max(largest, len(rows))
         known[_shapes(x, y)] = largest
         gathered.put_gradients()
-        self.splits += 1
+        self.splits[self.index] += 1
         if not self._has_warned:
             self._has_warned = True
             message, *_ = self._said
@@ -180,9 +162,9 @@ class Split:
 
     def _make_room(self) -> None:
         """Lets go of what a failed attempt left: graphs, what only cycles hold, and what the allocator keeps."""
-        cut_graphs(self._module)
+        cut_graphs(self.module)
         gc.collect(1)  # the cycles that hold it are young; to look through all of the process takes long
-        self._device.give_memory_back()
+        self.device.give_memory_back()
 
     def _tried(self, attempt: Callable[[], T], packet: Tree) -> tuple[T] | None:
         """What the attempt gives; None where memory did not suffice and the packet can be cut.

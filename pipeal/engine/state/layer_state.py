@@ -61,39 +61,17 @@ def layer_state(layer: TrainableLayer, copy_tensor: CopyTensor = copy_to_host) -
         ConfigError: The layer cannot be kept: an optimizer trains what is no parameter of the layer, a lazy parameter
             has no shape yet, or some state holds what is not plain.
     """
-    module = module_of(layer)
-    copied = _Copier(copy_tensor)
-    weights = module.state_dict(keep_vars=True)  # itself, not views of it: tied parameters are one tensor
-    named = named_parameters(module, weights)
-    names = {id(parameter): name for name, parameter in named}
-    optimizers, others = stateful(module)
     with torch.no_grad():
-        return {
-            "module": copied(weights, "module"),
-            "versions": copied(getattr(weights, "_metadata", {}), "versions"),
-            "gradients": {name: copied(p.grad, f"gradient of {name}") for name, p in named if p.grad is not None},
-            "optimizers": {
-                name: {
-                    "kind": type(optimizer).__name__,
-                    "parameters": trained_by(name, optimizer, names),
-                    "state": copied(optimizer.state_dict(), name),
-                }
-                for name, optimizer in optimizers.items()
-            },
-            "others": {
-                name: {"kind": type(other).__name__, "state": copied(state_of(other), name)}
-                for name, other in others.items()
-            },
-        }
+        return _state_of(module_of(layer), _Copier(copy_tensor))
 
 
 def load_layer_state(layer: TrainableLayer, state: State) -> None:
     """Puts a state back into a layer of the same make, on whatever device it is; ``state`` is not held on to.
 
     Parameters and buffers are written in place. Optimizers get their options back as well, with the learning rates.
-    What scales the layer's losses in fp16 begins anew where the state is of another precision. A layer that has none
-    gets it from a state of fp16, unless an open pipeline trains it in another precision; one that is opened later in
-    another precision takes it away.
+    What scales the layer's losses in fp16 begins at its first scale where the state is of another precision. A layer
+    that has none gets it from a state of fp16, unless an open pipeline trains it in another precision; one that is
+    opened later in another precision takes it away.
 
     Raises:
         DataError: The state is of another architecture; the layer is as it was.
@@ -236,7 +214,7 @@ def _scaled_as(layer: TrainableLayer, weights: Mapping[str, Any], undo: ExitStac
 
 def _refuse_misfit(layer: TrainableLayer, state: State) -> None:
     module = module_of(layer)
-    found, own = _outline(state), _outline(_live(module))
+    found, own = _outline(state), _outline(_state_of(module, lambda value, _: value))
     for name, gradient in state["gradients"].items():
         key = f"the gradient of {name!r}"
         found[key], own[key] = describe(shapes_of(gradient)), own.get(f"{name!r}", _MISSING)
@@ -262,22 +240,27 @@ def _refuse_misfit(layer: TrainableLayer, state: State) -> None:
         )
 
 
-def _live(module: nn.Module) -> State:
-    """The parts of a module's state that tell its make, uncopied."""
-    weights = module.state_dict(keep_vars=True)
-    names = {id(parameter): name for name, parameter in named_parameters(module, weights)}
+def _state_of(module: nn.Module, kept: Callable[[Any, str], Any]) -> State:
+    """All that a module has learnt; ``kept`` says what is kept of each value, given it and where it is."""
+    weights = module.state_dict(keep_vars=True)  # itself, not views of it: tied parameters are one tensor
+    named = named_parameters(module, weights)
+    names = {id(parameter): name for name, parameter in named}
     optimizers, others = stateful(module)
     return {
-        "module": weights,
+        "module": kept(weights, "module"),
+        "versions": kept(getattr(weights, "_metadata", {}), "versions"),
+        "gradients": {name: kept(p.grad, f"gradient of {name}") for name, p in named if p.grad is not None},
         "optimizers": {
             name: {
                 "kind": type(optimizer).__name__,
                 "parameters": trained_by(name, optimizer, names),
-                "state": {"state": {}, "param_groups": optimizer.param_groups},
+                "state": kept(optimizer.state_dict(), name),
             }
             for name, optimizer in optimizers.items()
         },
-        "others": {name: {"kind": type(other).__name__} for name, other in others.items()},
+        "others": {
+            name: {"kind": type(other).__name__, "state": kept(state_of(other), name)} for name, other in others.items()
+        },
     }
 
 

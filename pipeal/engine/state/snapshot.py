@@ -56,7 +56,7 @@ class Snapshot:
     Attributes:
         batch: As given: the ``first_batch`` of a pipeline that goes on from here.
         number: Of the snapshots of its pipeline, from 1, where those are counted.
-        note: What whoever asked for it tells those who keep what it finds; what JSON can hold.
+        note: What its caller tells those who keep what it finds; what JSON can hold.
         ended: Whether it was given up because the pipeline was ending.
     """
 
@@ -121,7 +121,7 @@ class Snapshot:
             return self._changed.wait_for(lambda: not self.is_open, timeout_s)
 
     def look_at(self, losses: list[Arriving]) -> None:
-        """Takes losses from before the snapshot along that nobody has looked at; call it before :meth:`add`."""
+        """Takes losses from before the snapshot along that have not been looked at; call it before :meth:`add`."""
         with self._changed:
             self._losses += losses
 
@@ -141,7 +141,7 @@ class Snapshot:
                 self._changed.notify_all()
 
     def give_up(self, error: BaseException, *, ended: bool = False) -> None:
-        """Lets whoever waits know that there will be no more; too late where all stages have come by.
+        """Lets those who wait know that there will be no more; too late where all stages have come by.
 
         Args:
             error: Why.
