@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pipeal.core.errors import ConfigError, DataError
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def at_least(name: str, value: Any, least: int) -> int:
@@ -34,14 +35,15 @@ def check_instance(num_instances: Any, instance_rank: Any) -> tuple[int, int]:
     return instances, rank
 
 
-def check_callable(name: str, function: Callable[..., Any]) -> None:
-    """Refuses what cannot be called.
+def a_function(name: str, value: F) -> F:
+    """The value, which can be called.
 
     Raises:
         ConfigError: It cannot.
     """
-    if not callable(function):
-        raise ConfigError(f"{name} is of type {type(function).__name__}; wanted a function")
+    if not callable(value):
+        raise ConfigError(f"{name} is of type {type(value).__name__}; wanted a function")
+    return value
 
 
 def apply(function: Callable[..., T], *arguments: Any) -> T:
