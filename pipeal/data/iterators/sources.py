@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.samples import Samples, as_iterable
@@ -33,7 +33,7 @@ class NativeCheckpointableIterator(Stage[T]):
     ('a', 1, ['b', 'c'])
     """
 
-    setup = ("items",)
+    setup: ClassVar[tuple[str, ...]] = ("items",)
     fields = ("yielded",)
     _yielded: int
     _reader: Iterator[T] | None
