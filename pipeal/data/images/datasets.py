@@ -20,6 +20,8 @@ from pipeal.data.loading.download import Progress
 from pipeal.data.loading.names import canonical_name
 from pipeal.data.loading.sources import SOURCES, Source, fetch
 
+__all__ = ["IMAGE_DATASETS", "ImageDataset", "canonical_image_name", "load_images"]
+
 Colour: TypeAlias = tuple[float, float, float]
 
 
