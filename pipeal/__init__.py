@@ -1,5 +1,7 @@
 """pipeal: pipelined model-parallel training for PyTorch with Associated Learning."""
 
+import logging
+
 from pipeal.core.errors import (
     ConfigError,
     DataError,
@@ -14,6 +16,9 @@ from pipeal.methods.al import AE, AL, BP, ENC, ALPackage, Dropout, Encoder, Labe
 from pipeal.planning import Placement, plan
 
 __version__ = "0.1.0"
+
+# Silent by default, also of warnings: who uses pipeal as a library chooses the handlers. The commands install theirs.
+logging.getLogger("pipeal").addHandler(logging.NullHandler())
 
 __all__ = [
     "AE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import click
@@ -15,9 +16,10 @@ from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage
 from pipeal.models import generate_each
 from pipeal.run.build_language import LanguageModels, first_prompt
-from pipeal.run.say import say
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
+
+_log = logging.getLogger(__name__)
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -70,7 +72,7 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
         raise DataError(f"{folder}: no {ALPHABET.name}; expected the run of a language model")
     config = load_config(LanguageConfig, CONFIG.at(folder))
     alphabet = Alphabet.load(ALPHABET.at(home))
-    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(say)
+    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(_log.warning)
     if saved is None:
         raise DataError(f"{folder}: no checkpoint; train until the first one is written")
     package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,9 +21,10 @@ from pipeal.methods.al import ALPackage, OptimizerFactory
 from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate_each
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, data_root, from_seed, rates
-from pipeal.run.say import Say
 from pipeal.run.stopping import StopRequest, Unless
 from pipeal.training.evaluation import Criterion, accuracy_and_loss
+
+_log = logging.getLogger(__name__)
 
 DATASETS = ("shakespeare", "text")
 """What a language model is trained on; ``text`` is any file of the user's."""
@@ -159,12 +161,11 @@ class LanguageExperiment:
         )
 
 
-def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
+def language_experiment(config: LanguageConfig) -> LanguageExperiment:
     """Reads the text.
 
     Args:
         config: What was asked for.
-        say: Told what is being done, in a few words.
 
     Raises:
         DataError: The text is missing, malformed, or too short for the blocks.
@@ -190,7 +191,7 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
             raise ConfigError(f"data.text: found {data.text}, but the data set is {dataset}; for a file, say text")
         with bars.downloads() as bar:
             path = find_shakespeare(data_root(config), download=data.download, progress=bar)
-    say(f"reading {path.name}")
+    _log.info(f"reading {path.name}")
     text = read_characters(path)
     count = round(len(text.train) * data.held_out)
     if data.held_out and not count:
