@@ -130,7 +130,7 @@ def test_class_names_that_repeat_and_those_that_are_missing(tmp_path):
 
 
 def test_missing_files_say_what_to_fetch_and_where_to_put_it(tmp_path):
-    with pytest.raises(DataError, match=r"tinyimagenet: neither tiny-imagenet-200/tiny.*fetch http.*put it into"):
+    with pytest.raises(DataError, match=r"tinyimagenet: neither tiny-imagenet-200/tiny.*fetch http.*put it there"):
         load("tinyimagenet", tmp_path)
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 from platformdirs import user_cache_path
 
 from pipeal.core.errors import DataError
+
+T = TypeVar("T")
 
 
 class CacheError(DataError):
@@ -28,6 +33,41 @@ def cache_folder() -> Path:
     if not folder.is_absolute():  # as where HOME is not set, and the system knows no user
         raise CacheError(f"no cache folder: {folder} has no home; set HOME, or name a folder (data.cache_dir)")
     return folder
+
+
+def kept(
+    source: Path, kind: str, key: str, folder: Path, read: Callable[[Path], T | None], write: Callable[[Path], None]
+) -> T:
+    """What is made out of a data file: made once, and read from its own files from then on.
+
+    Args:
+        source: The data file, or folder. Its name and place are part of the names of the files that are made.
+        kind: What tells several forms of one source apart; part of the names, too.
+        key: Another one for each content of the source. Files of other keys are removed.
+        folder: Where the files go.
+        read: Reads the files whose names begin with a stem; None where they are not there, or not whole.
+        write: Makes them.
+
+    Raises:
+        CacheError: What was just written is not there.
+    """
+    place = blake2b(str(source.resolve()).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+    known = f"{source.name}{kind}.{place}."
+    stem = folder / f"{known}{key}"
+    found = read(stem)
+    if found is None:
+        write(stem)
+        for old in folder.glob(escape(known) + "*"):
+            if not old.name.startswith(stem.name):
+                # Another process may be faster, or own the file; it only takes room.
+                with suppress(OSError):
+                    old.unlink()
+        found = read(stem)
+    if found is None:
+        raise CacheError(
+            f"{stem}.*: not what was just written; check the disk, or choose another folder by data.cache_dir"
+        )
+    return found
 
 
 @contextmanager

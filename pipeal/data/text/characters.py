@@ -29,8 +29,8 @@ from pipeal.core.rng import key_seed
 from pipeal.data.batching.ranks import WHOLE, Share
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.loader import Batch
-from pipeal.data.loading.sources import SOURCES, fetch
-from pipeal.data.text.lines import read_lines
+from pipeal.data.loading.sources import Source, obtain
+from pipeal.data.text.lines import plain_or_gz, read_lines
 
 __all__ = ["Alphabet", "Characters", "RandomBlocks", "find_shakespeare", "read_characters"]
 
@@ -40,7 +40,11 @@ TRAINED_TENTHS = 9
 _FORMAT = "pipeal-alphabet-1"
 _UNICODE = 0x110000
 _PIECE = 1 << 20
-_FOLDER, _FILE = "tinyshakespeare", "input.txt"
+_SHAKESPEARE = Source(
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "6fb458f1232090904fb40fe944165e91",
+    ("input.txt",),
+)
 
 
 class Alphabet:
@@ -196,19 +200,12 @@ def find_shakespeare(root: Path, *, download: bool = True, progress: Progress | 
     Raises:
         DataError: It is not there and not to be had, with what to fetch and where to put it.
     """
-    wanted = root / _FOLDER / _FILE
-    for path in (wanted, root / "shakespeare.txt"):
-        for found in (path, path.with_name(path.name + ".gz")):
-            if found.is_file():
-                return found
-    sources = SOURCES["shakespeare"]
-    if not download:
-        raise DataError(
-            f"shakespeare: no {_FILE} (nor .gz) in {wanted.parent}; fetch {sources[0].url}, and put it there, or "
-            "name another data root"
-        )
-    fetch(sources, wanted.parent, [_FILE], progress)
-    return wanted
+    wanted = root / "tinyshakespeare" / _SHAKESPEARE.name
+    found = plain_or_gz(wanted) or plain_or_gz(root / "shakespeare.txt")
+    if found is None:
+        lacking = f"shakespeare: no {wanted.name} (nor .gz) in {wanted.parent}"
+        obtain(lacking, [_SHAKESPEARE], wanted.parent, [wanted.name], download=download, progress=progress)
+    return found or wanted
 
 
 class RandomBlocks:
