@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from pipeal.core.errors import ConfigError, DataError, ScheduleError, unknown_name
 from pipeal.data.batching.ranks import WHOLE, Share
@@ -21,6 +21,7 @@ from pipeal.data.loading.workers import serve_parent, starting_workers, worker_f
 
 __all__ = ["ImageBatches"]
 
+_Made: TypeAlias = tuple[Tensor, Tensor]
 _Order: TypeAlias = tuple[int, list[int]]
 """A request to a worker: the epoch, and the samples of a batch. The epoch travels with each request, because
 workers live on from one epoch to the next and know nothing else of it."""
@@ -86,7 +87,10 @@ class ImageBatches:
         self.start_method = start_method
         self._sampler = FixedBatchSampler(np.ones(len(split), np.int64), batch_size, shuffle, seed)
         self._maker = _Maker(split, augment)
-        self._crew: _Crew | None = None
+        self._orders: list[_Order] = []  # what the workers make next; replaced for every pass
+        self._loader: DataLoader[_Made] | None = None
+        self._arriving: Iterator[_Made] | None = None
+        self._passes = 0
         self._first = 0
 
     def set_epoch(self, epoch: int, first: int = 0) -> None:
@@ -100,7 +104,9 @@ class ImageBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, batches = self._sampler.epoch, list(self._sampler)[self._first :]
-        return self._by_workers(epoch, batches) if self.workers else self._by_caller(epoch, batches)
+        orders = [(epoch, self.share.of(indices)) for indices in batches]
+        made = self._by_workers(orders) if self.workers else self._by_caller(orders)
+        return (Batch(x, y, indices, 0, 0) for indices, (x, y) in zip(batches, made, strict=False))
 
     def __enter__(self) -> ImageBatches:
         return self
@@ -112,28 +118,48 @@ class ImageBatches:
 
     def close(self) -> None:
         """Ends the workers; the next iterator starts new ones."""
-        crew, self._crew = self._crew, None
-        if crew:
-            crew.close()
+        # The processes end with the loader's iterator, which nothing else refers to.
+        self._arriving = self._loader = None
 
-    def _by_caller(self, epoch: int, batches: Sequence[list[int]]) -> Iterator[Batch]:
-        for indices in batches:
-            x, y = self._maker[epoch, self.share.of(indices)]
-            if self.pin_memory:
-                x, y = x.pin_memory(), y.pin_memory()
-            yield Batch(x, y, indices, 0, 0)
+    def _by_caller(self, orders: Sequence[_Order]) -> Iterator[_Made]:
+        for order in orders:
+            x, y = self._maker[order]
+            yield (x.pin_memory(), y.pin_memory()) if self.pin_memory else (x, y)
 
-    def _by_workers(self, epoch: int, batches: Sequence[list[int]]) -> Iterator[Batch]:
-        crew = self._crew = self._crew or _Crew(self._maker, self.workers, self.pin_memory, self.start_method)
-        turn = crew.begin([(epoch, self.share.of(indices)) for indices in batches])
-        for indices in batches:
-            crew.check(turn)
+    def _by_workers(self, orders: Sequence[_Order]) -> Iterator[_Made]:
+        self._loader = self._loader or DataLoader(
+            self._maker,
+            batch_size=None,
+            sampler=self._orders,
+            num_workers=self.workers,
+            pin_memory=self.pin_memory,
+            prefetch_factor=2,
+            persistent_workers=True,
+            multiprocessing_context=self.start_method,
+            worker_init_fn=serve_parent,
+            # Of its own: the loader would draw its workers' seeds from the default generator.
+            generator=torch.Generator(),
+        )
+        self._orders[:] = orders
+        with starting_workers(self.start_method):
+            self._arriving = iter(self._loader)
+        self._passes += 1
+        number = self._passes
+        for _ in orders:
+            if number != self._passes or self._arriving is None:
+                raise ScheduleError(
+                    "these batches were begun again or closed while an iterator was under way; with workers, "
+                    "finish one before the next, or use two ImageBatches"
+                )
             try:
-                x, y = crew.next()
-            except BaseException:
+                made = next(self._arriving)
+            except BaseException as error:
                 self.close()
-                raise
-            yield Batch(x, y, indices, 0, 0)
+                failure = worker_failure(error)
+                if failure is None:
+                    raise
+                raise failure from error
+            yield made
 
 
 class _Maker(Dataset[tuple[Tensor, Tensor]]):
@@ -147,85 +173,3 @@ class _Maker(Dataset[tuple[Tensor, Tensor]]):
         epoch, indices = order
         x = self.augment(self.split.images(indices), epoch, indices)
         return x, torch.from_numpy(self.split.labels[indices])
-
-
-class _Orders(Sampler[_Order]):
-    """What the workers shall make next; replaced for every epoch."""
-
-    def __init__(self) -> None:
-        self.orders: list[_Order] = []
-
-    def __iter__(self) -> Iterator[_Order]:
-        return iter(self.orders)
-
-    def __len__(self) -> int:
-        return len(self.orders)
-
-
-class _Crew:
-    """The worker processes, and the one pass over them that is under way."""
-
-    def __init__(self, maker: _Maker, workers: int, pin_memory: bool, start_method: str | None) -> None:
-        self._orders = _Orders()
-        self._start_method = start_method
-        self._loader: DataLoader[tuple[Tensor, Tensor]] | None = DataLoader(
-            maker,
-            batch_size=None,
-            sampler=self._orders,
-            num_workers=workers,
-            collate_fn=_as_it_is,
-            pin_memory=pin_memory,
-            prefetch_factor=2,
-            persistent_workers=True,
-            multiprocessing_context=start_method,
-            worker_init_fn=serve_parent,
-            # Of its own: the loader would draw its workers' seeds from the default generator.
-            generator=torch.Generator(),
-        )
-        self._batches: Iterator[tuple[Tensor, Tensor]] | None = None
-        self._turn = 0
-
-    def begin(self, orders: list[_Order]) -> int:
-        """Begins a pass, and gives its number."""
-        assert self._loader is not None
-        self._orders.orders = orders
-        with starting_workers(self._start_method):
-            self._batches = iter(self._loader)
-        self._turn += 1
-        return self._turn
-
-    def check(self, turn: int) -> None:
-        """Whether a pass is still the one under way.
-
-        Raises:
-            ScheduleError: Another pass was begun since, or the workers were ended.
-        """
-        if turn != self._turn or self._batches is None:
-            raise ScheduleError(
-                "these batches were begun again or closed while an iterator was under way; with workers, "
-                "finish one before the next, or use two ImageBatches"
-            )
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """The next batch of the pass under way.
-
-        Raises:
-            WorkerError: A worker died.
-        """
-        assert self._batches is not None
-        try:
-            x, y = next(self._batches)
-        except (RuntimeError, OSError, EOFError) as error:
-            failure = worker_failure(error)
-            if failure is None:
-                raise
-            raise failure from error
-        return x, y
-
-    def close(self) -> None:
-        # The processes end with the loader's iterator, which nothing else refers to.
-        self._batches = self._loader = None
-
-
-def _as_it_is(made: Any) -> Any:
-    return made

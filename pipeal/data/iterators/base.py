@@ -20,6 +20,8 @@ from pipeal.core.errors import ConfigError, DataError, ScheduleError
 from pipeal.core.rng import key_seed
 from pipeal.data.iterators.checks import at_least
 
+__all__ = ["CheckpointableIterator"]
+
 T = TypeVar("T")
 State: TypeAlias = dict[str, Any]
 

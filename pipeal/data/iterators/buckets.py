@@ -12,6 +12,8 @@ from pipeal.data.iterators.base import CheckpointableIterator, State
 from pipeal.data.iterators.checks import a_function, apply, at_least, shorter
 from pipeal.data.iterators.windows import WindowStage
 
+__all__ = ["BucketedReadaheadBatchIterator"]
+
 T = TypeVar("T")
 
 ATTEMPTS = 4

@@ -14,6 +14,8 @@ from typing import TypeVar
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import at_least, shorter
 
+__all__ = ["BufferedShuffleIterator"]
+
 T = TypeVar("T")
 
 AGE = 4

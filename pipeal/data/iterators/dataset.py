@@ -23,6 +23,8 @@ from pipeal.data.iterators.checks import add_note, at_least, check_instance
 from pipeal.data.iterators.shards import ShardIterator
 from pipeal.data.loading.workers import serve_parent, starting_workers
 
+__all__ = ["CheckpointableLoader", "IterableCheckpointedDataset"]
+
 T = TypeVar("T")
 Pipeline: TypeAlias = CheckpointableIterator[T] | Callable[[int, int], CheckpointableIterator[T]]
 

@@ -11,6 +11,8 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import a_function, apply
 
+__all__ = ["MapIterator", "MultiplexIterator", "RecurrentIterator", "SamplingRandomMapIterator", "ZipIterator"]
+
 In = TypeVar("In")
 Out = TypeVar("Out")
 T = TypeVar("T")

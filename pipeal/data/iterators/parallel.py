@@ -27,6 +27,8 @@ from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import a_function, add_note, apply, at_least, shorter
 from pipeal.data.loading.workers import serve_parent, starting_workers
 
+__all__ = ["ParallelMapIterator"]
+
 In = TypeVar("In")
 Out = TypeVar("Out")
 

@@ -16,6 +16,8 @@ from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import add_note, at_least, shorter
 from pipeal.data.iterators.reading_thread import ReadingThread
 
+__all__ = ["PrefetchIterator"]
+
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)

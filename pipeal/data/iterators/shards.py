@@ -9,6 +9,8 @@ from pipeal.data.iterators.base import CheckpointableIterator, Stage
 from pipeal.data.iterators.checks import check_instance
 from pipeal.data.iterators.sources import Uneven, check_uneven
 
+__all__ = ["ShardIterator"]
+
 T = TypeVar("T")
 
 

@@ -11,6 +11,14 @@ from pipeal.data.batching.reread import read_from
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import check_instance
 
+__all__ = [
+    "ChunkedSourceIterator",
+    "InfinitePermutationSourceIterator",
+    "NativeCheckpointableIterator",
+    "RandomIterator",
+    "create_source_iterator",
+]
+
 T = TypeVar("T")
 Uneven: TypeAlias = Literal["keep", "drop", "repeat"]
 

@@ -18,6 +18,8 @@ from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import a_function, apply, at_least, shorter
 
+__all__ = ["BlockwiseShuffleIterator", "FixedBatchIterator", "SelectManyIterator", "WindowedIterator"]
+
 T = TypeVar("T")
 In = TypeVar("In")
 

@@ -15,11 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,6 +29,7 @@ from pipeal.data.loading.download import Progress
 from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.sources import Source, obtain
 from pipeal.data.text.lines import plain_or_gz, read_lines
+from pipeal.data.text.vocab import load_json
 
 __all__ = ["Alphabet", "Characters", "RandomBlocks", "find_shakespeare", "read_characters"]
 
@@ -38,7 +37,6 @@ TRAINED_TENTHS = 9
 """So many tenths of a text, from its beginning, are trained on; the rest validates."""
 
 _FORMAT = "pipeal-alphabet-1"
-_UNICODE = 0x110000
 _PIECE = 1 << 20
 _SHAKESPEARE = Source(
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
@@ -103,15 +101,7 @@ class Alphabet:
         Raises:
             DataError: The file cannot be read, or is something else.
         """
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            if state["format"] != _FORMAT or not isinstance(state["characters"], str):
-                raise ValueError(f"format {state['format']!r}")
-            return cls(state["characters"])
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}; it comes with a trained run") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"{path}: not a saved alphabet ({error!r}); train the model again") from error
+        return load_json(path, _FORMAT, "alphabet", lambda state: cls("".join(state["characters"])))
 
 
 @dataclass(frozen=True)
@@ -137,33 +127,24 @@ def read_characters(path: Path) -> Characters:
     Raises:
         DataError: It cannot be read, is not UTF-8, or is empty.
     """
-    # Little is kept but a byte, or four, for each character: until all were seen they are numbered as they come.
-    numbers = np.full(_UNICODE, -1, np.int32)
-    known: list[int] = []
-    parts: list[npt.NDArray[Any]] = []
-    fingerprint = 0
+    # Read twice: the numbers of the characters are known once all were seen, and little is kept but a byte for each.
+    seen: set[str] = set()
+    count = fingerprint = 0
     for text in _pieces(path):
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        fingerprint = crc32(codes.data, fingerprint)
-        new = np.unique(codes[numbers[codes] < 0])
-        numbers[new] = np.arange(len(known), len(known) + len(new))
-        known += new.tolist()
-        parts.append(numbers[codes].astype(_narrow(len(known))))
-    characters = sum(map(len, parts))
-    if characters < 2:
-        raise DataError(f"{path}: a text of {characters} characters; expected some to train on and some to validate on")
-    order = np.argsort(known)
-    places = np.empty(len(known), _narrow(len(known)))
-    places[order] = np.arange(len(known))
-    numbered = np.empty(characters, places.dtype)
-    end = characters
-    while parts:
-        part = parts.pop()
-        numbered[end - len(part) : end] = places[part]
-        end -= len(part)
-    ids = torch.from_numpy(numbered)
-    middle = characters * TRAINED_TENTHS // 10
-    alphabet = Alphabet("".join(chr(known[place]) for place in order))
+        seen.update(text)
+        count += len(text)
+        fingerprint = crc32(text.encode("utf-32-le"), fingerprint)
+    if count < 2:
+        raise DataError(f"{path}: a text of {count} characters; expected some to train on and some to validate on")
+    alphabet = Alphabet("".join(sorted(seen)))
+    ids = torch.empty(count, dtype=torch.uint8 if len(alphabet) <= 256 else torch.int32)
+    done = 0
+    for text in _pieces(path):
+        ids[done : done + len(text)] = alphabet.encode(text)
+        done += len(text)
+    if done != count:
+        raise DataError(f"{path}: {done:,} of {count:,} characters when read a second time; take a file that stays")
+    middle = count * TRAINED_TENTHS // 10
     return Characters(alphabet, ids[:middle], ids[middle:], f"{fingerprint:08x}")
 
 
@@ -179,11 +160,6 @@ def _pieces(path: Path) -> Iterator[str]:
             waiting, size = [], 0
     if waiting:
         yield with_plain_ends("".join(waiting))
-
-
-def _narrow(characters: int) -> type[np.uint8] | type[np.int32]:
-    """The type of so many numbers."""
-    return np.uint8 if characters <= 256 else np.int32
 
 
 def with_plain_ends(text: str) -> str:
