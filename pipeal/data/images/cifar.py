@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -56,11 +55,13 @@ def _opened(classes: int, path: Path, md5: str | None) -> Iterator[Listing]:
 
 
 def _read(reader: Any, root: Path, path: Path) -> Listing:
+    from torchvision.datasets.utils import check_integrity
+
     try:
         train, test = (reader(root, train=part, download=False) for part in (True, False))
     except RuntimeError as error:
         wanted = [*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])]
-        bad = [file for file, md5 in wanted if _md5(root / reader.base_folder / file) != md5]
+        bad = [file for file, md5 in wanted if not check_integrity(root / reader.base_folder / file, md5)]
         raise DataError(
             f"{path}: {', '.join(bad)} missing or not as published; delete the folder and fetch {reader.filename} again"
         ) from error
@@ -74,10 +75,6 @@ def _listed(data: Any, split: str) -> Listed:
         return square(Image.fromarray(images[index]), size)
 
     return Listed([f"{split}/{index}" for index in range(len(images))], data.targets, pixels)
-
-
-def _md5(path: Path) -> str | None:
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() if path.is_file() else None
 
 
 def _published(classes: int, folder: str, md5: str, mean: Colour, std: Colour) -> PublishedImages:

@@ -100,21 +100,17 @@ class BufferedShuffleIterator(Stage[T]):
     def _begin(self, state: State | None) -> None:
         first, read, served = (state["block"], state["read"], state["served"]) if state else (0, 0, 0)
         self._resume = (read, served)
-        self._read, self._block = first * self._buffer_size, first - 1
+        self._read, self._block, self._draws = first * self._buffer_size, first, self._random(first)
         self._outputs_of, self._served = read, served
         self._flushing = False
         self._outputs = []
         self._held: dict[int, tuple[T]] = {}
         self._by_slot: dict[int, int] = {}
-        self._marks: deque[tuple[int, State]] = deque()
-        self._first = (first, self._sources[0].getstate())
-
-    def _mark(self) -> tuple[int, State]:
-        """The last beginning of a block from which the buffer can be filled again."""
-        return self._marks[0] if self._marks else self._first
+        # Beginnings of blocks; from the first of them the buffer can be filled again.
+        self._marks: deque[tuple[int, State]] = deque([(first, self._sources[0].getstate())])
 
     def _source_states(self) -> list[State]:
-        return [self._mark()[1]]
+        return [self._marks[0][1]]
 
     def _progress(self) -> State:
-        return {"block": self._mark()[0], "read": self._outputs_of, "served": self._served}
+        return {"block": self._marks[0][0], "read": self._outputs_of, "served": self._served}

@@ -205,20 +205,16 @@ class CheckpointableLoader(Generic[T]):
             arriving = iter(loader)
         due = 0
         try:
-            while True:
-                try:
-                    shard, state, item = next(arriving)
-                except StopIteration:
-                    break
-                except Exception as failure:
-                    add_note(failure, f"raised when item {due} of this pass of CheckpointableLoader was due, from 0")
-                    raise
+            for shard, state, item in arriving:
                 if number != self._runs:
                     raise ScheduleError("another pass over this loader has begun; one at a time: it has one state")
                 if state is not None:
                     self._states[shard], self._next = state, (shard + 1) % self._shards
                     due += 1
                     yield item
+        except Exception as failure:
+            add_note(failure, f"raised when item {due} of this pass of CheckpointableLoader was due, from 0")
+            raise
         finally:
             # Left to garbage collection, the workers would live as long as the traceback of an exception.
             end_workers = getattr(arriving, "_shutdown_workers", None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from zlib import crc32
 
@@ -37,7 +37,8 @@ TRAINED_TENTHS = 9
 """So many tenths of a text, from its beginning, are trained on; the rest validates."""
 
 _FORMAT = "pipeal-alphabet-1"
-_PIECE = 1 << 20
+_PIECE = 10_000
+"""Lines that are numbered at a time."""
 _SHAKESPEARE = Source(
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
     "6fb458f1232090904fb40fe944165e91",
@@ -150,16 +151,9 @@ def read_characters(path: Path) -> Characters:
 
 def _pieces(path: Path) -> Iterator[str]:
     """A text in pieces of whole lines, whose ends are ``\\n``."""
-    waiting: list[str] = []
-    size = 0
-    for line in read_lines(path):
-        waiting.append(line)
-        size += len(line)
-        if size >= _PIECE:
-            yield with_plain_ends("".join(waiting))
-            waiting, size = [], 0
-    if waiting:
-        yield with_plain_ends("".join(waiting))
+    lines = read_lines(path)
+    while piece := "".join(islice(lines, _PIECE)):
+        yield with_plain_ends(piece)
 
 
 def with_plain_ends(text: str) -> str:
