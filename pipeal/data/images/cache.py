@@ -63,12 +63,35 @@ class UnreadableError(DataError):
     """The images are at fault, not the place the cache is written to."""
 
 
-def in_memory(job: Decoding) -> Decoded:
-    """Decodes all images into memory.
+def decoded(job: Decoding, cache: bool | Path) -> Decoded:
+    """The decoded images out of their files in the cache; the first call makes them. Without a cache, in memory.
+
+    For each split there are ``.npy`` files of pixels and labels, and for both a ``.json``, written last, which
+    counts them. A set that is not whole, or of a source that changed, is made again, and older ones are removed. The
+    cache remembers which broken images were left out, and ``raise`` raises also where ``skip`` made it.
+
+    Args:
+        job: What is decoded, and how.
+        cache: See :func:`pipeal.data.loading.cache_folder.kept`.
 
     Raises:
+        CacheError: The files cannot be written.
         DataError: The source cannot be read, or an image is broken.
     """
+    found = kept(
+        job.path,
+        f".{job.size}px",
+        f"{fingerprint(job.path)}-{FORMAT}",
+        partial(_read, job),
+        partial(_write, job),
+        cache=cache,
+        room="images",
+        instead="decoded images are kept in memory alone",
+    )
+    return _in_memory(job) if found is None else found
+
+
+def _in_memory(job: Decoding) -> Decoded:
     splits = []
     with job.opened() as listing:
         for split in _SPLITS:
@@ -77,21 +100,6 @@ def in_memory(job: Decoding) -> Decoded:
             pixels = np.frombuffer(out.getbuffer(), np.uint8).reshape(-1, job.size, job.size, 3)
             splits.append(ImageSplit(pixels, labels, tuple(name for name, _ in broken)))
     return listing.classes, splits[0], splits[1]
-
-
-def cached(job: Decoding, folder: Path) -> Decoded:
-    """The decoded images out of their files in ``folder``; the first call makes them.
-
-    For each split there are ``.npy`` files of pixels and labels, and for both a ``.json``, written last, which
-    counts them. A set that is not whole, or of a source that changed, is made again, and older ones are removed. The
-    cache remembers which broken images were left out, and ``raise`` raises also where ``skip`` made it.
-
-    Raises:
-        CacheError: The files cannot be written.
-        DataError: The source cannot be read, or an image is broken.
-    """
-    key = f"{fingerprint(job.path)}-{FORMAT}"
-    return kept(job.path, f".{job.size}px", key, folder, partial(_read, job), partial(_write, job))
 
 
 def _decode(

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
-from pipeal.core.errors import ConfigError, DataError
-from pipeal.data.images.cache import Decoded, Decoding, OnBroken, cached, in_memory
+from pipeal.core.errors import DataError, check_named
+from pipeal.data.images.cache import Decoding, OnBroken, decoded
 from pipeal.data.images.cifar import CIFAR10, CIFAR100
 from pipeal.data.images.published import Colour
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.images.tinyimagenet import TINYIMAGENET
 from pipeal.data.images.toyimages import TOYIMAGES
-from pipeal.data.loading.cache_folder import CacheError, cache_folder
+from pipeal.data.iterators.checks import at_least
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.sources import Source, by_name, obtain
 
 __all__ = ["IMAGE_DATASETS", "ImageDataset", "canonical_image_name", "load_images"]
-
-_log = logging.getLogger(__name__)
 
 _PUBLISHED = (TINYIMAGENET, CIFAR10, CIFAR100, TOYIMAGES)
 
@@ -107,17 +105,15 @@ def load_images(
         ConfigError: A value out of range.
     """
     published = by_name(name, _PUBLISHED)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError(f"size is {size!r}; wanted a whole number of pixels, at least 1")
-    if on_broken not in ("raise", "skip"):
-        raise ConfigError(f"on_broken is {on_broken!r}; wanted 'raise' or 'skip'")
+    size = at_least("size", size, 1)
+    check_named("on_broken", on_broken, get_args(OnBroken))
 
     def tell(split: str, done: int, total: int | None) -> None:
         if decoding:
             decoding(f"{published.name} {split}", done, total)
 
     if published.make:
-        decoded = published.make(size, seed)
+        data = published.make(size, seed)
     else:
         root = root or Path("data")
         addresses = published.sources if sources is None else sources.get(published.name, ())
@@ -131,16 +127,5 @@ def load_images(
                 raise DataError(f"{lacking}; put it there, or name another data root")
         path = root / form.path
         md5 = next((source.md5 for source in addresses if source.name == path.name), None)
-        decoded = _decoded(Decoding(path, partial(form.opened, path, md5), size, on_broken, threads, tell), cache)
-    return ImageDataset(published.name, *decoded, published.mean, published.std)
-
-
-def _decoded(job: Decoding, cache: bool | Path) -> Decoded:
-    if cache is not False:
-        try:
-            return cached(job, cache_folder() / "images" if cache is True else cache)
-        except CacheError as error:
-            if cache is not True:
-                raise
-            _log.warning(f"decoded images are kept in memory alone: {error}")
-    return in_memory(job)
+        data = decoded(Decoding(path, partial(form.opened, path, md5), size, on_broken, threads, tell), cache)
+    return ImageDataset(published.name, *data, published.mean, published.std)

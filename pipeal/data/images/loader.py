@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TypeAlias, get_args
 
 import numpy as np
@@ -11,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pipeal.core.errors import ConfigError, DataError, ScheduleError, unknown_name
+from pipeal.core.errors import DataError, ScheduleError, check_named
 from pipeal.data.batching.ranks import WHOLE, Share
 from pipeal.data.batching.samplers import FixedBatchSampler
 from pipeal.data.images.augment import Augment, Augmentation
 from pipeal.data.images.split import ImageSplit
+from pipeal.data.iterators.checks import at_least
 from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.workers import serve_parent, starting_workers, worker_failure
 
@@ -73,15 +73,12 @@ class ImageBatches:
         share: Share = WHOLE,
         start_method: str | None = None,
     ) -> None:
-        if augmentation not in get_args(Augmentation):
-            raise ConfigError(unknown_name("augmentation", augmentation, get_args(Augmentation)))
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-            raise ConfigError(f"workers is {workers!r}; wanted a whole number of at least 0")
+        check_named("augmentation", augmentation, get_args(Augmentation))
         if not len(split):
             raise DataError(f"no images ({len(split.skipped)} broken ones were left out); wanted at least 1")
         augment = Augment(augmentation, mean=mean, std=std, seed=seed, channels_last=channels_last)
         self.split = split
-        self.workers = workers
+        self.workers = at_least("workers", workers, 0)
         self.share = share
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.start_method = start_method
@@ -111,9 +108,7 @@ class ImageBatches:
     def __enter__(self) -> ImageBatches:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -162,14 +157,14 @@ class ImageBatches:
             yield made
 
 
-class _Maker(Dataset[tuple[Tensor, Tensor]]):
+class _Maker(Dataset[_Made]):
     """Makes whole batches: a "sample" of this data set is a batch."""
 
     def __init__(self, split: ImageSplit, augment: Augment) -> None:
         self.split = split
         self.augment = augment
 
-    def __getitem__(self, order: _Order) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, order: _Order) -> _Made:
         epoch, indices = order
         x = self.augment(self.split.images(indices), epoch, indices)
         return x, torch.from_numpy(self.split.labels[indices])

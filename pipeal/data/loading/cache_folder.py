@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -14,6 +15,8 @@ from platformdirs import user_cache_path
 from pipeal.core.errors import DataError
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class CacheError(DataError):
@@ -36,38 +39,58 @@ def cache_folder() -> Path:
 
 
 def kept(
-    source: Path, kind: str, key: str, folder: Path, read: Callable[[Path], T | None], write: Callable[[Path], None]
-) -> T:
+    source: Path,
+    kind: str,
+    key: str,
+    read: Callable[[Path], T | None],
+    write: Callable[[Path], None],
+    *,
+    cache: bool | Path,
+    room: str,
+    instead: str,
+) -> T | None:
     """What is made out of a data file: made once, and read from its own files from then on.
 
     Args:
         source: The data file, or folder. Its name and place are part of the names of the files that are made.
         kind: What tells several forms of one source apart; part of the names, too.
         key: Another one for each content of the source. Files of other keys are removed.
-        folder: Where the files go.
         read: Reads the files whose names begin with a stem; None where they are not there, or not whole.
         write: Makes them.
+        cache: The folder they lie in; True for ``room`` in the user's cache folder; False keeps nothing.
+        room: A folder's name.
+        instead: What happens where the user's cache folder cannot be written to; it is logged.
+
+    Returns:
+        What ``read`` gives, None where nothing can be kept or is to be kept.
 
     Raises:
-        CacheError: What was just written is not there.
+        CacheError: The folder that was named cannot be written to.
     """
-    place = blake2b(str(source.resolve()).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
-    known = f"{source.name}{kind}.{place}."
-    stem = folder / f"{known}{key}"
-    found = read(stem)
-    if found is None:
-        write(stem)
-        for old in folder.glob(escape(known) + "*"):
-            if not old.name.startswith(stem.name):
-                # Another process may be faster, or own the file; it only takes room.
-                with suppress(OSError):
-                    old.unlink()
+    if cache is False:
+        return None
+    try:
+        folder = cache_folder() / room if cache is True else cache
+        place = blake2b(str(source.resolve()).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+        known = f"{source.name}{kind}.{place}."
+        stem = folder / f"{known}{key}"
         found = read(stem)
-    if found is None:
-        raise CacheError(
-            f"{stem}.*: not what was just written; check the disk, or choose another folder by data.cache_dir"
-        )
-    return found
+        if found is None:
+            write(stem)
+            for old in folder.glob(escape(known) + "*"):
+                if not old.name.startswith(stem.name):
+                    # Another process may be faster, or own the file; it only takes room.
+                    with suppress(OSError):
+                        old.unlink()
+            found = read(stem)
+        if found is None:
+            raise CacheError(f"{stem}.*: not what was just written; check the disk, or choose another data.cache_dir")
+        return found
+    except CacheError as error:
+        if cache is not True:
+            raise
+        _log.warning(f"{instead}: {error}")
+        return None
 
 
 @contextmanager

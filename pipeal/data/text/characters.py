@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from pipeal.core.atomic import write_whole
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import DataError
 from pipeal.core.rng import key_seed
 from pipeal.data.batching.ranks import WHOLE, Share
+from pipeal.data.iterators.checks import at_least
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.sources import Source, obtain
@@ -211,18 +212,15 @@ class RandomBlocks:
         pin_memory: bool = False,
         share: Share = WHOLE,
     ) -> None:
-        for name, size in (("block", block), ("batch_size", batch_size), ("batches", batches)):
-            if size < 1:
-                raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
         if len(text) <= block:
             raise DataError(
                 f"{len(text)} characters, but a block of {block} with its targets takes {block + 1}; "
                 "take a longer text or shorter blocks"
             )
         self.text = text
-        self.block = block
-        self.batch_size = batch_size
-        self.batches = batches
+        self.block = at_least("block", block, 1)
+        self.batch_size = at_least("batch_size", batch_size, 1)
+        self.batches = at_least("batches", batches, 1)
         self.seed = seed
         self.same = same
         self.share = share

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from array import array
 from dataclasses import dataclass
@@ -12,13 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.core.errors import DataError, unknown_name
-from pipeal.data.loading.cache_folder import CacheError
 from pipeal.data.text.vector_file import VectorFile
 from pipeal.data.text.vocab import Vocab
 
 __all__ = ["VectorTable", "find_vectors", "list_vectors", "load_vectors"]
-
-_log = logging.getLogger(__name__)
 
 _FOLDERS = ("", "glove", "embedding")
 _PATTERNS = {
@@ -69,14 +65,7 @@ def load_vectors(
     """
     file = VectorFile(path, dim)
     get = vocab.indices.get
-    cached = None
-    if cache:
-        try:
-            cached = file.cached(cache if isinstance(cache, Path) else None)
-        except CacheError as error:
-            if isinstance(cache, Path):
-                raise
-            _log.warning(f"{path.name} is read as text each time: {error}")
+    cached = file.cached(cache)
     if cached is not None:
         places: dict[int, int] = {}
         for place, word in enumerate(cached.words):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pipeal.core.atomic import replacing
 from pipeal.core.errors import DataError
-from pipeal.data.loading.cache_folder import cache_folder, kept, writing
+from pipeal.data.loading.cache_folder import kept, writing
 from pipeal.data.text.lines import read_lines
 
 
@@ -80,14 +80,14 @@ class VectorFile:
             found = str(error)
         raise DataError(f"{self.path}, line {line}: {found}; wanted a word and {self.dim} numbers")
 
-    def cached(self, folder: Path | None = None) -> VectorRows:
+    def cached(self, cache: bool | Path = True) -> VectorRows | None:
         """All rows, from the binary form; the first call makes it.
 
         The form is two files, named after the text file's place, size and time of change: ``.words`` (UTF-8, one a
-        line) and ``.f32`` (the rows, end to end). They lie in the user's cache folder.
+        line) and ``.f32`` (the rows, end to end).
 
         Args:
-            folder: Another place for them.
+            cache: See :func:`pipeal.data.loading.cache_folder.kept`.
 
         Raises:
             CacheError: They cannot be written.
@@ -95,7 +95,8 @@ class VectorFile:
         """
         stat = self.path.stat()
         key = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8).hexdigest()
-        return kept(self.path, "", key, folder or cache_folder() / "vectors", self._open, self._convert)
+        instead = f"{self.path.name} is read as text each time"
+        return kept(self.path, "", key, self._open, self._convert, cache=cache, room="vectors", instead=instead)
 
     def _convert(self, stem: Path) -> None:
         words_path, matrix_path = _form(stem)
