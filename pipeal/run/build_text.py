@@ -31,6 +31,7 @@ from pipeal.data import (
     list_vectors,
     load_text,
     load_vectors,
+    published_max_len,
 )
 from pipeal.engine import Pipeline
 from pipeal.methods.al import ALPackage, TouchedAdam, touch_rows
@@ -42,7 +43,6 @@ from pipeal.run.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
-PUBLISHED_MAX_LEN = {"agnews": 128, "dbpedia": 128, "imdb": 256}
 EVALUATION_BUDGET = 32_768
 """Tokens per batch where nothing has to be kept for a backward."""
 
@@ -199,7 +199,7 @@ def text_experiment(config: TextConfig) -> TextExperiment:
         config,
         dataset=dataset,
         model=replace(config.model, name=name),
-        data=replace(data, max_len=data.max_len or PUBLISHED_MAX_LEN.get(dataset, 128)),
+        data=replace(data, max_len=data.max_len or published_max_len(dataset)),
     )
     _dims(config.model)  # widths that do not fit are told before anything is read
     if config.model.embedding_updates == "touched" and config.engine.replicas > 1:

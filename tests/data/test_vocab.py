@@ -6,7 +6,6 @@ import json
 import pickle
 import re
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,13 +74,6 @@ def test_size_frequency_and_independence_of_order(texts, size, frequency, random
 def test_a_word_has_to_occur_so_often(frequency, words):
     vocab = Vocab.build([["a", "b", "c"], ["b", "c"], ["c"]], min_frequency=frequency)
     assert vocab.words == ("<pad>", "<unk>", *words)
-
-
-def test_encode():
-    codes = Vocab(["<pad>", "<unk>", "a"]).encode(["a", "x", "a"])
-    assert codes.dtype == np.int32
-    assert codes.tolist() == [2, 1, 2]
-    assert Vocab(["<pad>", "<unk>"]).encode([]).shape == (0,)
 
 
 @pytest.mark.parametrize(

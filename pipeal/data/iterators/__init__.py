@@ -16,8 +16,6 @@ state of the whole:
 [[['e', 'f']]]
 """
 
-import types
-
 from pipeal.data.iterators.base import *
 from pipeal.data.iterators.buckets import *
 from pipeal.data.iterators.buffered import *
@@ -29,7 +27,3 @@ from pipeal.data.iterators.prefetch import *
 from pipeal.data.iterators.shards import *
 from pipeal.data.iterators.sources import *
 from pipeal.data.iterators.windows import *
-
-__all__ = sorted(
-    name for name, found in globals().items() if name[0] != "_" and not isinstance(found, types.ModuleType)
-)

@@ -15,7 +15,7 @@ from pipeal.data.text.lines import plain_or_gz
 from pipeal.data.text.published import PublishedTexts
 from pipeal.data.text.toynews import TOYNEWS
 
-__all__ = ["TEXT_DATASETS", "TextDataset", "TextSplit", "canonical_text_name", "load_text"]
+__all__ = ["TEXT_DATASETS", "TextDataset", "TextSplit", "canonical_text_name", "load_text", "published_max_len"]
 
 _PUBLISHED = (AGNEWS, DBPEDIA, IMDB, TOYNEWS)
 
@@ -54,6 +54,11 @@ def canonical_text_name(name: str) -> str:
         DataError: The name is unknown; the message holds the nearest known one.
     """
     return by_name(name, _PUBLISHED).name
+
+
+def published_max_len(name: str) -> int:
+    """How many words of a text published experiments with a data set keep."""
+    return by_name(name, _PUBLISHED).max_len
 
 
 def load_text(

@@ -94,4 +94,5 @@ IMDB = PublishedTexts(
         ),
     ),
     read=_read_split,
+    max_len=256,
 )

@@ -22,8 +22,10 @@ class PublishedTexts(Published):
             train on, and what to test on.
         folder: Where its files lie in the folder of all data; they may also lie in that itself.
         files: Their names; each may lie there as ``.gz``, too. None where it is made on the spot.
+        max_len: How many words of a text are kept where nothing else is asked for: as in published experiments.
     """
 
     read: Callable[[Mapping[str, Path], int], tuple[tuple[str, ...], Labelled, Labelled]]
     folder: str = ""
     files: tuple[str, ...] = ()
+    max_len: int = 128

@@ -12,9 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
-import numpy as np
-import numpy.typing as npt
-
 from pipeal.core.atomic import write_whole
 from pipeal.core.errors import ConfigError, DataError
 
@@ -126,11 +123,6 @@ class Vocab:
         """
         state = {"format": _FORMAT, "pad": self.pad, "unk": self.unk, "words": self.words}
         write_whole(path, json.dumps(state, ensure_ascii=False))
-
-    def encode(self, tokens: Iterable[str]) -> npt.NDArray[np.int32]:
-        """The numbers of the words, ``(len(tokens),)``; unknown words get ``unk_index``."""
-        get, unk = self.indices.get, self.unk_index
-        return np.array([get(token, unk) for token in tokens], dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self.words)
