@@ -94,7 +94,7 @@ def test_without_a_cache_folder_the_text_is_read_each_time(glove, tmp_path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     check(load_vectors(glove, VOCAB))
     assert len(said) == 1
-    assert said[0].startswith(f"{glove.name} is read as text each time: cannot write")
+    assert said[0].startswith(f"{glove.name}: its vectors are made each time: cannot write")
     with pytest.raises(DataError, match="cannot write"):  # it was asked for
         load_vectors(glove, VOCAB, cache=tmp_path / "file")
 

@@ -78,16 +78,8 @@ def decoded(job: Decoding, cache: bool | Path) -> Decoded:
         CacheError: The files cannot be written.
         DataError: The source cannot be read, or an image is broken.
     """
-    found = kept(
-        job.path,
-        f".{job.size}px",
-        f"{fingerprint(job.path)}-{FORMAT}",
-        partial(_read, job),
-        partial(_write, job),
-        cache=cache,
-        room="images",
-        instead="decoded images are kept in memory alone",
-    )
+    key = f"{fingerprint(job.path)}-{FORMAT}"
+    found = kept(job.path, "images", f".{job.size}px", key, partial(_read, job), partial(_write, job), cache)
     return _in_memory(job) if found is None else found
 
 

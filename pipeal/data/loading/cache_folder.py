@@ -40,29 +40,27 @@ def cache_folder() -> Path:
 
 def kept(
     source: Path,
+    what: str,
     kind: str,
     key: str,
     read: Callable[[Path], T | None],
     write: Callable[[Path], None],
-    *,
     cache: bool | Path,
-    room: str,
-    instead: str,
 ) -> T | None:
     """What is made out of a data file: made once, and read from its own files from then on.
 
     Args:
         source: The data file, or folder. Its name and place are part of the names of the files that are made.
+        what: What is made; a folder in the user's cache folder is called so.
         kind: What tells several forms of one source apart; part of the names, too.
         key: Another one for each content of the source. Files of other keys are removed.
         read: Reads the files whose names begin with a stem; None where they are not there, or not whole.
         write: Makes them.
-        cache: The folder they lie in; True for ``room`` in the user's cache folder; False keeps nothing.
-        room: A folder's name.
-        instead: What happens where the user's cache folder cannot be written to; it is logged.
+        cache: The folder they lie in; True for one in the user's cache folder; False keeps nothing.
 
     Returns:
-        What ``read`` gives, None where nothing can be kept or is to be kept.
+        What ``read`` gives; None where nothing is to be kept, or where the user's cache folder cannot be written to,
+        which is logged.
 
     Raises:
         CacheError: The folder that was named cannot be written to.
@@ -70,7 +68,7 @@ def kept(
     if cache is False:
         return None
     try:
-        folder = cache_folder() / room if cache is True else cache
+        folder = cache_folder() / what if cache is True else cache
         place = blake2b(str(source.resolve()).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
         known = f"{source.name}{kind}.{place}."
         stem = folder / f"{known}{key}"
@@ -89,7 +87,7 @@ def kept(
     except CacheError as error:
         if cache is not True:
             raise
-        _log.warning(f"{instead}: {error}")
+        _log.warning(f"{source.name}: its {what} are made each time: {error}")
         return None
 
 

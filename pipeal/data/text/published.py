@@ -21,7 +21,7 @@ class PublishedTexts(Published):
         read: Takes the paths of the files by their names, and a seed; gives the class names in label order, what to
             train on, and what to test on.
         folder: Where its files lie in the folder of all data; they may also lie in that itself.
-        files: Their names; each may lie there as ``.gz``, too. None where it is made on the spot.
+        files: Their names; each may lie there as ``.gz``, too. none of a data set that is made on the spot.
         max_len: How many words of a text are kept where nothing else is asked for: as in published experiments.
     """
 

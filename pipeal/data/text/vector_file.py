@@ -95,8 +95,7 @@ class VectorFile:
         """
         stat = self.path.stat()
         key = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8).hexdigest()
-        instead = f"{self.path.name} is read as text each time"
-        return kept(self.path, "", key, self._open, self._convert, cache=cache, room="vectors", instead=instead)
+        return kept(self.path, "vectors", "", key, self._open, self._convert, cache)
 
     def _convert(self, stem: Path) -> None:
         words_path, matrix_path = _form(stem)
