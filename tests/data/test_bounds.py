@@ -151,7 +151,7 @@ def test_other_bad_input():
     for cost in (-1, float("inf"), float("nan")):
         with pytest.raises(ConfigError, match=r"cost_fn\(1\) is .*; wanted a finite number"):
             find_thresholds([1, 2], lambda n, cost=cost: cost, 1)
-    with pytest.raises(ConfigError, match="0 bounds; wanted"):
+    with pytest.raises(ConfigError, match="k is 0; wanted"):
         length_bounds([1], 0)
     for bounds in ([], [2.5], [[1]]):
         with pytest.raises(DataError, match="wanted at least 1 whole number"):

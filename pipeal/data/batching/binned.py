@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ from pipeal.data.batching.bounds import checked_bounds
 from pipeal.data.batching.budget import BatchCost, fitting
 from pipeal.data.batching.packing import Oversize, as_number
 from pipeal.data.batching.reread import CheckpointableSource, place_of, reader_at
-from pipeal.data.batching.samplers import Lengths, at_least
+from pipeal.data.batching.samplers import Lengths
+from pipeal.data.checks import at_least, one_of
 
 __all__ = ["BinnedBatchIterator", "StreamBatch"]
 
@@ -114,11 +115,8 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
                 f"one sample of the last bound, {self.bounds[-1]}, is over the budget of {budget:g}; "
                 "raise the budget or give lower bounds"
             )
-        for name, found, kind in (("pad_to", pad_to, PadTo), ("oversize", oversize, Oversize)):
-            if found not in get_args(kind):
-                raise ConfigError(f"{name} is {found!r}; wanted one of {', '.join(get_args(kind))}")
-        self.pad_to = pad_to
-        self.oversize = oversize
+        self.pad_to: PadTo = one_of("pad_to", pad_to, PadTo)
+        self.oversize: Oversize = one_of("oversize", oversize, Oversize)
         self._length = length
         self._source = source
         self._can_return = isinstance(source, CheckpointableSource) or not isinstance(source, Iterator)

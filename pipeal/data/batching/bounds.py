@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.partitions import least_total, most_balanced
-from pipeal.data.batching.samplers import Lengths
+from pipeal.data.batching.samplers import Lengths, checked_lengths, whole_numbers
+from pipeal.data.checks import at_least
 
 __all__ = ["find_thresholds", "length_bounds", "round_up"]
 
@@ -91,9 +92,7 @@ def length_bounds(lengths: Lengths | Counted, k: int, cost_fn: CostFn | None = N
     array([ 4, 16, 64])
     """
     values, weights = counted(lengths)
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
-        raise ConfigError(f"{k!r} bounds; wanted a whole number of at least 1")
-    if k >= len(values):
+    if at_least("k", k, 1) >= len(values):
         return values
     if k == 1:
         return values[-1:]
@@ -115,7 +114,7 @@ def round_up(lengths: Lengths, bounds: Lengths) -> _Ints:
     array([4, 8, 4])
     """
     rising = checked_bounds(bounds)
-    found = _whole(np.asarray(lengths)) if len(lengths) else np.zeros(0, dtype=np.int64)
+    found = whole_numbers(np.asarray(lengths)) if len(lengths) else np.zeros(0, dtype=np.int64)
     above = np.flatnonzero(found > rising[-1])
     if above.size:
         raise DataError(
@@ -137,7 +136,7 @@ def checked_bounds(bounds: Lengths) -> _Ints:
     found = np.asarray(bounds)
     if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
         raise DataError(f"bounds of shape {found.shape} and type {found.dtype}; wanted at least 1 whole number")
-    rising = _whole(found)
+    rising = whole_numbers(found)
     if rising[0] < 1 or (np.diff(rising) <= 0).any():
         raise DataError(f"bounds {found.tolist()}; wanted whole numbers of at least 1, each above the one before it")
     return rising
@@ -159,13 +158,7 @@ def counted(lengths: Lengths | Counted) -> tuple[_Ints, _Floats]:
     if isinstance(lengths, tuple) and len(lengths) == 2 and not isinstance(lengths[0], (int, np.integer)):
         lengths, counts = lengths
         weights = np.asarray(counts, dtype=np.float64)
-    values = np.asarray(lengths)
-    if values.ndim != 1 or not values.size:
-        raise DataError(f"lengths of shape {values.shape}; wanted one length for each of at least 1 sample")
-    values = _whole(values)
-    shortest = int(np.argmin(values))
-    if values[shortest] < 1:
-        raise DataError(f"sample {shortest} has length {values[shortest]}; wanted at least 1")
+    values = checked_lengths(lengths)
     if weights is not None:
         if weights.shape != values.shape or not np.isfinite(weights).all() or (weights < 0).any():
             raise DataError(
@@ -182,14 +175,6 @@ def counted(lengths: Lengths | Counted) -> tuple[_Ints, _Floats]:
         return distinct.astype(np.int64), sums[distinct].astype(np.float64)
     distinct, which = np.unique(values, return_inverse=True)
     return distinct, np.bincount(which, weights).astype(np.float64)
-
-
-def _whole(found: npt.NDArray[np.generic]) -> _Ints:
-    if not np.issubdtype(found.dtype, np.integer):
-        raise DataError(f"lengths of type {found.dtype}; wanted whole numbers")
-    if found.dtype == np.uint64 and found.max() > np.iinfo(np.int64).max:
-        raise DataError(f"lengths up to {found.max()}; wanted whole numbers below 2**63")
-    return found.astype(np.int64)
 
 
 def _costs(cost_fn: CostFn, values: _Ints) -> _Floats:

@@ -21,7 +21,6 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.generator_passes import GeneratorPasses
 from pipeal.data.batching.packing import SizeTypeError
 from pipeal.data.batching.passes import PassSampler
-from pipeal.data.batching.ranks import Uneven
 from pipeal.data.batching.samplers import Known
 from pipeal.data.batching.size_ranges import bucket_of, check_finite, create_buckets, real_numbers, rising_bounds
 
@@ -108,7 +107,6 @@ class BucketBatchSampler(PassSampler):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        uneven: Uneven = "split",
         largest_first: bool = False,
     ) -> None:
         self._sizes = real_numbers("sizes", sizes, DataError)
@@ -125,7 +123,7 @@ class BucketBatchSampler(PassSampler):
                 raise SizeTypeError(f"generator is on {generator.device}; compatible=True wants one of the CPU")
             self._state = generator.get_state()
             seed = int(torch.randint(2**53, (), generator=generator, device=generator.device))
-        super().__init__(seed=seed, rank=rank, world_size=world_size, uneven=uneven, largest_first=largest_first)
+        super().__init__(seed=seed, rank=rank, world_size=world_size, largest_first=largest_first)
         self.sizes, self.bucket_boundaries = sizes, bucket_boundaries.sort().values
         self.num_buckets = len(bounds) - 1
         self.shuffle = shuffle is None or bool(shuffle)

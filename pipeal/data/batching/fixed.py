@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeal.data.batching.samplers import EpochSampler, Known, Lengths, Plan, at_least
+from pipeal.data.batching.samplers import EpochSampler, Known, Lengths, Plan
+from pipeal.data.checks import at_least
 
 __all__ = ["FixedBatchSampler"]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.checks import one_of
 
 __all__ = ["SizeTypeError"]
 
@@ -71,9 +72,7 @@ class Packer:
 
     def __init__(self, limit: float, cost: Cost = "sum", oversize: Oversize = "drop") -> None:
         self.limit = _limit(limit)
-        if oversize not in ("raise", "drop", "single"):
-            raise ConfigError(f"oversize is {oversize!r}; wanted 'raise', 'drop' or 'single'")
-        self.oversize = oversize
+        self.oversize: Oversize = one_of("oversize", oversize, Oversize)
         if cost not in ("sum", "padded") and not callable(cost):
             raise ConfigError(f"cost is {cost!r}; wanted 'sum', 'padded' or a function of (n, longest)")
         self.cost = cost

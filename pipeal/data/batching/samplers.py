@@ -6,16 +6,19 @@ Every sampler yields lists of indices, each index once per epoch, and fits
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import DataError
+from pipeal.data.batching.passes import PassSampler
+from pipeal.data.checks import at_least
 
 __all__ = ["EpochBatchSampler", "EpochSampler", "LengthGroupedBatchSampler", "padding_share"]
 
@@ -68,13 +71,17 @@ class Plan:
         return Plan(self.order, self.starts[turn], self.ends[turn])
 
 
-class EpochSampler(ABC):
-    """What the samplers share: a checked array of lengths, and a plan that (seed, epoch) decides.
+class EpochSampler(PassSampler):
+    """A sampler that plans a whole epoch at once, from an array of lengths.
+
+    Passes, ranks, resuming and their arguments are those of :class:`pipeal.data.batching.passes.PassSampler`, but that
+    the epoch stays as it is until :meth:`set_epoch` chooses another one.
 
     Args:
         lengths: ``(N,)`` whole numbers, at least 1 each.
         shuffle: False gives the same batches in the same order in every epoch.
         seed: At least 0.
+        passes: Further arguments of a pass: ``rank``, ``world_size``, ``largest_first``.
 
     Attributes:
         padded_lengths: ``(N,)`` int64: a batch is to be padded to the largest of these among its samples.
@@ -84,37 +91,34 @@ class EpochSampler(ABC):
         ConfigError: A seed below 0.
     """
 
-    def __init__(self, lengths: Lengths, *, shuffle: bool, seed: int) -> None:
-        self.lengths = _checked(lengths)
+    def __init__(self, lengths: Lengths, *, shuffle: bool, seed: int, **passes: Any) -> None:
+        super().__init__(seed=seed, **passes)
+        self.lengths = checked_lengths(lengths)
         self.padded_lengths = self.lengths
-        self.shuffle = shuffle
-        self.seed = at_least("seed", seed, 0)
-        self.epoch = 0
-        self._planned: tuple[int, Plan] | None = None
+        self.shuffle = bool(shuffle)
+        self._counts_passes = False
+        self._planned: tuple[tuple[int, int], Plan] | None = None
 
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iterator (and ``len``) is for; begun iterators go on as they are.
+    def _batches(self, epoch: int) -> Iterable[list[int]]:
+        plan = self._plan_of(epoch)
+        pairs = zip(plan.starts.tolist(), plan.ends.tolist(), strict=True)
+        return (plan.order[start:end].tolist() for start, end in pairs)
 
-        Raises:
-            ConfigError: An epoch below 0.
-        """
-        self.epoch = at_least("epoch", epoch, 0)
+    def _count(self, epoch: int) -> int:
+        return len(self._plan_of(epoch).starts)
 
-    def __len__(self) -> int:
-        """The number of batches in the chosen epoch."""
-        return len(self._current().starts)
+    def _costs(self, batches: Sequence[list[int]]) -> Sequence[float]:
+        return [len(batch) * int(self.padded_lengths[batch].max()) for batch in batches]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        plan = self._current()
-        for start, end in zip(plan.starts.tolist(), plan.ends.tolist(), strict=True):
-            yield plan.order[start:end].tolist()
+    def _options(self) -> tuple[object, ...]:
+        # What else decides the batches shows in the check sum of those that were consumed.
+        return self.shuffle, crc32(self.lengths.tobytes()), crc32(self.padded_lengths.tobytes())
 
-    def _current(self) -> Plan:
-        planned = self._planned
-        if planned is None or planned[0] != self.epoch:
-            planned = self.epoch, self._plan(np.random.default_rng((self.seed, self.epoch)))
-            self._planned = planned
-        return planned[1]
+    def _plan_of(self, epoch: int) -> Plan:
+        drawn_from = self.seed, epoch
+        if self._planned is None or self._planned[0] != drawn_from:
+            self._planned = drawn_from, self._plan(np.random.default_rng(drawn_from))
+        return self._planned[1]
 
     @abstractmethod
     def _plan(self, random: np.random.Generator) -> Plan:
@@ -160,7 +164,7 @@ def padding_share(lengths: Lengths, batches: Iterable[Sequence[int]]) -> float:
     Raises:
         DataError: No batch, an empty one, or bad lengths.
     """
-    checked = _checked(lengths)
+    checked = checked_lengths(lengths)
     lists = list(batches)
     sizes = np.array([len(batch) for batch in lists], dtype=np.int64)
     if not sizes.size or not sizes.all():
@@ -171,27 +175,30 @@ def padding_share(lengths: Lengths, batches: Iterable[Sequence[int]]) -> float:
     return (padded - int(used.sum())) / padded
 
 
-def _checked(lengths: Lengths) -> npt.NDArray[np.int64]:
+def checked_lengths(lengths: Lengths) -> _Indices:
+    """Lengths as an array.
+
+    Raises:
+        DataError: No samples, or lengths that are not whole numbers of at least 1.
+    """
     found = np.asarray(lengths)
     if found.ndim != 1 or not found.size:
         raise DataError(f"lengths of shape {found.shape}; wanted one length for each of at least 1 sample")
-    if not np.issubdtype(found.dtype, np.integer):
-        raise DataError(f"lengths of type {found.dtype}; wanted whole numbers")
-    shortest = int(np.argmin(found))
-    if found[shortest] < 1:
-        raise DataError(f"sample {shortest} has length {found[shortest]}; wanted at least 1")
-    longest = int(np.argmax(found))
-    if found[longest] > np.iinfo(np.int64).max:
-        raise DataError(f"sample {longest} has length {found[longest]}; wanted less than 2^63")
-    return found.astype(np.int64)
+    whole = whole_numbers(found)
+    shortest = int(np.argmin(whole))
+    if whole[shortest] < 1:
+        raise DataError(f"sample {shortest} has length {whole[shortest]}; wanted at least 1")
+    return whole
 
 
-def at_least(name: str, value: int, least: int) -> int:
-    """A whole number, checked.
+def whole_numbers(found: npt.NDArray[Any]) -> _Indices:
+    """Lengths, or bounds of lengths, as int64.
 
     Raises:
-        ConfigError: It is not one, or below ``least``.
+        DataError: They are not whole, or not below 2**63.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"{name} is {value!r}; wanted a whole number of at least {least}")
-    return int(value)
+    if not np.issubdtype(found.dtype, np.integer):
+        raise DataError(f"lengths of type {found.dtype}; wanted whole numbers")
+    if found.dtype == np.uint64 and found.max() > np.iinfo(np.int64).max:
+        raise DataError(f"lengths up to {found.max()}; wanted whole numbers below 2**63")
+    return found.astype(np.int64)

@@ -19,7 +19,6 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.batching.packing import Cost, Log, Oversize, Packer, SizeOf, Sizes, SizeTypeError, Tally
 from pipeal.data.batching.passes import PassSampler
-from pipeal.data.batching.ranks import Uneven
 from pipeal.data.batching.samplers import Known
 
 __all__ = ["SizeAwareBatchSampler", "size_aware_batching"]
@@ -114,14 +113,13 @@ class SizeAwareBatchSampler(PassSampler):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        uneven: Uneven = "split",
         largest_first: bool = False,
     ) -> None:
         if not isinstance(sampler, (Sampler, Iterable)):
             raise SizeTypeError(f"sampler is a {type(sampler).__name__}; wanted a Sampler or an iterable of indices")
         self._sizes = Sizes(sizeof)
         self._packer = Packer(max_total_size, cost, oversize)
-        super().__init__(seed=seed, rank=rank, world_size=world_size, uneven=uneven, largest_first=largest_first)
+        super().__init__(seed=seed, rank=rank, world_size=world_size, largest_first=largest_first)
         self.sampler = sampler
         self.sizeof = sizeof
         self.max_total_size = max_total_size

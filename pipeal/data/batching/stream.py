@@ -58,7 +58,7 @@ class BinnedBatchSampler(EpochSampler):
         super().__init__(lengths, shuffle=shuffle, seed=seed)
         length = self.lengths.tolist().__getitem__
         own = {"bounds": bounds, "budget": budget, "length": length, "pad_to": pad_to, "oversize": oversize}
-        self._options = {**own, **options}
+        self._binning = {**own, **options}
         self._stream([])  # options out of range are told now
         rising = checked_bounds(bounds)
         over = self.lengths > rising[-1]
@@ -75,7 +75,7 @@ class BinnedBatchSampler(EpochSampler):
             self.padded_lengths = np.where(over, self.lengths, rising[np.searchsorted(rising[:-1], self.lengths)])
 
     def _stream(self, samples: list[int]) -> BinnedBatchIterator[int]:
-        return BinnedBatchIterator(samples, **self._options)
+        return BinnedBatchIterator(samples, **self._binning)
 
     def _plan(self, random: np.random.Generator) -> Plan:
         count = len(self.lengths)
