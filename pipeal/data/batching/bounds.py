@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.data.batching.partitions import least_total, most_balanced
+from pipeal.data.batching.partitions import least_total
 from pipeal.data.batching.samplers import Lengths, checked_lengths, whole_numbers
 from pipeal.data.checks import at_least
 
 __all__ = ["find_thresholds", "length_bounds", "round_up"]
 
 CostFn: TypeAlias = Callable[[int], float]
-Objective: TypeAlias = Literal["total", "balanced"]
 Counted: TypeAlias = tuple[Lengths, Sequence[float] | npt.NDArray[np.generic]]
 """Distinct or repeated lengths, and how often (or with which weight) each of them occurs."""
 
@@ -29,14 +28,13 @@ def find_thresholds(
     lengths: Lengths | Counted,
     cost_fn: CostFn,
     k: int,
-    *,
-    objective: Objective = "total",
     num_trials: int | None = None,  # noqa: ARG001  searches by trial take it, so callers pass it
 ) -> list[int]:
     """The ``k`` lengths that best split the samples into ``k + 1`` groups, each padded to its longest sample.
 
     Group ``j`` holds the lengths above ``thresholds[j - 1]`` up to and including ``thresholds[j]``; the last group
-    holds all above the last threshold. The result is exact, and the same on every call.
+    holds all above the last threshold. The groups' summed cost is the least there is, and the result the same on every
+    call; O(k·m log m) for m distinct lengths and a cost that does not fall with the length, else O(k·m²).
 
     Args:
         lengths: ``(N,)`` whole numbers, at least 1 each; or a tuple ``(values, counts)``, where the counts may be
@@ -45,33 +43,24 @@ def find_thresholds(
             ``lambda n: n * n`` for attention. Called once for each distinct length; finite, at least 0.
         k: How many thresholds, from 1 to the number of distinct lengths. With as many as there are distinct
             lengths, every one of them is a threshold, and no sample seen here lies above the last.
-        objective: ``total`` makes the groups' summed cost least: O(k·m log m) for m distinct lengths and a cost that
-            does not fall with the length, else O(k·m²). ``balanced`` makes the largest difference in cost
-            between neighbouring groups least, for groups that run side by side; up to O(k·m³), far less where
-            a well-balanced split exists.
         num_trials: Not used: it is how often a search with random restarts would start.
 
     Raises:
         DataError: No samples; lengths that are not whole numbers of at least 1; counts that do not fit them.
-        ConfigError: ``k`` out of range, an unknown objective, or a cost that is not a finite number of at least 0.
+        ConfigError: ``k`` out of range, or a cost that is not a finite number of at least 0.
 
     >>> find_thresholds([1, 1, 1, 1, 4, 4, 16, 64], lambda n: n, 2)
     [4, 16]
-    >>> find_thresholds(([1, 4, 16, 64], [64, 16, 4, 1]), lambda n: n, 3, objective="balanced")
+    >>> find_thresholds(([1, 4, 16, 64], [64, 16, 4, 1]), lambda n: n, 3)
     [1, 4, 16]
     """
     values, weights = counted(lengths)
-    if objective not in get_args(Objective):
-        raise ConfigError(f"objective is {objective!r}; wanted one of {', '.join(get_args(Objective))}")
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(values):
-        raise ConfigError(
-            f"k is {k!r}; wanted a whole number from 1 to the number of distinct lengths, which is {len(values)}"
-        )
+    if at_least("k", k, 1) > len(values):
+        raise ConfigError(f"k is {k}; wanted at most the number of distinct lengths, which is {len(values)}")
     if k == len(values):
         return [int(value) for value in values]
-    costs = _costs(cost_fn, values)
-    cut = least_total if objective == "total" else most_balanced
-    return [int(values[end - 1]) for end in cut(costs, np.cumsum(np.concatenate(([0.0], weights))), int(k) + 1)]
+    costs, sums = _costs(cost_fn, values), np.cumsum(np.concatenate(([0.0], weights)))
+    return [int(values[end - 1]) for end in least_total(costs, sums, int(k) + 1)]
 
 
 def length_bounds(lengths: Lengths | Counted, k: int, cost_fn: CostFn | None = None) -> _Ints:
