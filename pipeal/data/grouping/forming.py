@@ -1,4 +1,4 @@
-"""Padded groups made of samples, or of rows of other groups: a few operators per group, none per sample.
+"""Padded groups made of rows of other groups: a few operators for each of those.
 
 Only real positions travel. Whatever a module left on the padding is replaced when a group is made, so nothing of it,
 nor of its gradient, reaches another group.
@@ -61,12 +61,6 @@ def check_alike(tensor: Tensor, name: str, first: Tensor, first_name: str, shape
         )
 
 
-def stack(samples: Sequence[Tensor], shape: Shape, sizes: Mapping[str, int], padder: Padder) -> Tensor:
-    """Samples, padded to ``sizes`` and stacked along the batch dimension of ``shape``."""
-    sample = shape.sample
-    return torch.stack([_padded(tensor, sample, sizes, padder) for tensor in samples], shape.batch)
-
-
 def gather(
     groups: Sequence[Tensor],
     places: tuple[Indices, Indices],
@@ -101,28 +95,15 @@ def gather(
 
 
 def cut(group: Tensor, shape: Shape, row: int, lengths: Mapping[str, int]) -> Tensor:
-    """One sample of a group, without its padding; a view."""
-    sample = group.select(shape.batch, row)
-    for place, name in shape.sample.lengths:
-        sample = sample.narrow(place, 0, lengths[name])
-    return sample
+    """The group that one sample of another makes by itself, without padding; a view."""
+    alone = group.narrow(shape.batch, row, 1)
+    for place, name in shape.lengths:
+        alone = alone.narrow(place, 0, lengths[name])
+    return alone
 
 
-def _padded(sample: Tensor, shape: Shape, sizes: Mapping[str, int], padder: Padder) -> Tensor:
-    room = [sizes[name] - sample.shape[place] for place, name in shape.lengths]
-    if not any(room):
-        return sample
-    fill = padder.fill(shape, sample)
-    if not isinstance(fill, Tensor):
-        return _resized(sample, shape, sizes, fill)
-    mask = _resized(
-        torch.ones([1] * sample.dim(), dtype=torch.bool, device=sample.device).expand(sample.shape), shape, sizes
-    )
-    return torch.where(mask, _resized(sample, shape, sizes), fill)
-
-
-def _resized(tensor: Tensor, shape: Shape, sizes: Mapping[str, int], fill: float = 0) -> Tensor:
-    """Cuts and pads every length dimension to its size."""
+def _resized(tensor: Tensor, shape: Shape, sizes: Mapping[str, int]) -> Tensor:
+    """Cuts every length dimension to its size, or fills it up with zeros."""
     room = [0] * (2 * tensor.dim())
     for place, name in shape.lengths:
         missing = sizes[name] - tensor.shape[place]
@@ -130,7 +111,7 @@ def _resized(tensor: Tensor, shape: Shape, sizes: Mapping[str, int], fill: float
             tensor = tensor.narrow(place, 0, sizes[name])
         # F.pad counts dimensions from the last.
         room[2 * (tensor.dim() - place) - 1] = max(0, missing)
-    return F.pad(tensor, room, value=fill) if any(room) else tensor
+    return F.pad(tensor, room) if any(room) else tensor
 
 
 def _described(tensor: Tensor) -> str:
