@@ -68,6 +68,8 @@ def gather(
     sizes: Mapping[str, int],
     lengths: Mapping[str, Indices],
     padder: Padder,
+    *,
+    is_bare: bool,
 ) -> Tensor:
     """One group out of rows of others.
 
@@ -78,19 +80,22 @@ def gather(
         sizes: The padded sizes of the new one.
         lengths: For each name, ``(B,)``: those of the wanted samples.
         padder: What stands on the padding.
+        is_bare: Whether the groups that are there hold no padding.
     """
     of_group, of_row = places
-    pieces, order = [], []
-    for number in np.unique(of_group).tolist():
-        taken = np.flatnonzero(of_group == number)
-        pieces.append(_resized(_rows(groups[number], shape.batch, of_row[taken]), shape, sizes))
-        order.append(taken)
-    merged = torch.cat(pieces, shape.batch) if len(pieces) > 1 else pieces[0]
-    merged = _rows(merged, shape.batch, np.argsort(np.concatenate(order)))
+    order = np.argsort(of_group, kind="stable")
+    numbers, begins = np.unique(of_group[order], return_index=True)
+    pieces = [
+        _resized(_rows(groups[number], shape.batch, of_row[taken]), shape, sizes)
+        for number, taken in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
+    ]
+    merged = _rows(torch.cat(pieces, shape.batch), shape.batch, np.argsort(order))
     mask = inside(shape, merged.shape, lengths, merged.device)
     if mask is None:
         return merged
     fill = padder.fill(shape, merged)
+    if is_bare and not isinstance(fill, Tensor) and fill == 0:
+        return merged  # nothing but zeros has been added
     return torch.where(mask, merged, fill) if isinstance(fill, Tensor) else merged.masked_fill(~mask, fill)
 
 

@@ -28,12 +28,14 @@ class Groups:
         tensors: For each group, its tensors in the order of the layout.
         partition: For each group, which samples its rows are.
         lengths: For each name, ``(N,)``: the lengths of the samples.
+        is_bare: Whether no group holds padding, as those of one sample.
     """
 
     layout: Layout
     tensors: list[list[Tensor]]
     partition: Partition
     lengths: Lengths
+    is_bare: bool = False
 
     @classmethod
     def of_samples(cls, layout: Layout, data: Sequence[Any]) -> Groups:
@@ -61,7 +63,7 @@ class Groups:
                     lengths[name][number] = own[name]
         batches = [shape.batch for shape in shapes_of(layout)]
         alone = [[tensor.unsqueeze(at) for tensor, at in zip(sample, batches, strict=True)] for sample in tensors]
-        return cls(layout, alone, in_order([1] * len(data)), lengths)
+        return cls(layout, alone, in_order([1] * len(data)), lengths, is_bare=True)
 
     @classmethod
     def checked(
@@ -148,15 +150,15 @@ class Groups:
     def formed(self, partition: Partition, padders: Sequence[Padder], at_least: Mapping[str, int]) -> Groups:
         """Other groups of the same samples, each padded to its longest, or to ``at_least`` where that is more."""
         of_group, of_row = self._places()
-        shapes, made = shapes_of(self.layout), []
+        columns, made = list(zip(*self.tensors, strict=True)), []
         for part in partition:
             own = {name: lengths[part] for name, lengths in self.lengths.items()}
             sizes = {name: max(int(lengths.max()), at_least.get(name, 0)) for name, lengths in own.items()}
             places = of_group[part], of_row[part]
             made.append(
                 [
-                    forming.gather([group[leaf] for group in self.tensors], places, shape, sizes, own, padder)
-                    for leaf, (shape, padder) in enumerate(zip(shapes, padders, strict=True))
+                    forming.gather(groups, places, shape, sizes, own, padder, is_bare=self.is_bare)
+                    for groups, shape, padder in zip(columns, shapes_of(self.layout), padders, strict=True)
                 ]
             )
         return Groups(self.layout, made, partition, self.lengths)
@@ -175,7 +177,7 @@ class Groups:
             own = {name: int(lengths[sample]) for name, lengths in self.lengths.items()}
             pairs = zip(self.tensors[number], shapes, strict=True)
             alone.append([forming.cut(tensor, shape, row, own) for tensor, shape in pairs])
-        return Groups(self.layout, alone, in_order([1] * self.count), self.lengths)
+        return Groups(self.layout, alone, in_order([1] * self.count), self.lengths, is_bare=True)
 
     def _places(self) -> tuple[Indices, Indices]:
         """In which group each sample is, and in which row of it."""
