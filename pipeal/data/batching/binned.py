@@ -142,19 +142,12 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
                 self._ended = True
                 break
             position, self._read = self._read, self._read + 1
-            length, number = self._measured(sample, position)
+            length, number = self._queued(sample, position)
             if number == len(self.bounds):
-                if self.oversize == "raise":
-                    raise DataError(
-                        f"sample {position} of the stream has length {length}, above the last bound "
-                        f"{self._bound_list[-1]}; cut it, add a bound, or choose oversize drop or single"
-                    )
                 if self.oversize == "single":
                     return StreamBatch([sample], [position], length)
                 self.dropped += 1
                 continue
-            self._bins[number].append((position, length, sample))
-            self._waiting[position] = number
             if len(self._bins[number]) >= self._fits_list[number]:
                 return self._take(number, self._fits_list[number])
             if len(self._waiting) >= self.buffer_samples:
@@ -218,14 +211,7 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
                     "is it the same source?"
                 ) from None
             if self._read in wanted:
-                length, number = self._measured(sample, self._read)
-                if number == len(self.bounds):
-                    raise DataError(
-                        f"sample {self._read} of the stream has length {length}, above the last bound "
-                        f"{self._bound_list[-1]}, but was within it when the state was taken; is it the same source?"
-                    )
-                self._bins[number].append((self._read, length, sample))
-                self._waiting[self._read] = number
+                self._queued(sample, self._read, has_waited=True)
             self._read += 1
 
     def _check_return(self) -> None:
@@ -241,13 +227,22 @@ class BinnedBatchIterator(Iterator[StreamBatch[T]]):
         if callable(close):
             close()
 
-    def _measured(self, sample: T, position: int) -> tuple[int, int]:
-        """The length of a sample, and the number of its bin: behind the last one for an over-size sample."""
+    def _queued(self, sample: T, position: int, *, has_waited: bool = False) -> tuple[int, int]:
+        """Puts a sample into its bin; its length, and the bin's number: behind the last one where it is over-size."""
         found = self._length(sample)
         length = as_number(found)
         if not isinstance(length, int) or length < 0:
             raise DataError(f"sample {position} of the stream has length {found!r}; wanted a whole number")
-        return length, bisect_left(self._bound_list, length)
+        number = bisect_left(self._bound_list, length)
+        if number < len(self._bins):
+            self._bins[number].append((position, length, sample))
+            self._waiting[position] = number
+        elif has_waited or self.oversize == "raise":
+            found = f"sample {position} of the stream has length {length}, above the last bound {self._bound_list[-1]}"
+            if has_waited:
+                raise DataError(f"{found}, but was within it when the state was taken; is it the same source?")
+            raise DataError(f"{found}; cut it, add a bound, or choose oversize drop or single")
+        return length, number
 
     def _take(self, number: int, count: int) -> StreamBatch[T]:
         """So many samples, those that waited longest, from this bin and then from the ones below it."""

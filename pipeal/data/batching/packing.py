@@ -71,7 +71,7 @@ class Packer:
     """
 
     def __init__(self, limit: float, cost: Cost = "sum", oversize: Oversize = "drop") -> None:
-        self.limit = _limit(limit)
+        self.limit = above_zero("the limit of a batch (max_total_size)", limit)
         self.oversize: Oversize = one_of("oversize", oversize, Oversize)
         if cost not in ("sum", "padded") and not callable(cost):
             raise ConfigError(f"cost is {cost!r}; wanted 'sum', 'padded' or a function of (n, longest)")
@@ -287,8 +287,13 @@ def as_cost(found: Any, n: int, longest: float) -> float:
 _PLAIN = frozenset((int, float))
 
 
-def _limit(limit: Any) -> float:
+def above_zero(name: str, limit: Any) -> float:
+    """A limit as a Python number.
+
+    Raises:
+        ConfigError: It is no number above 0.
+    """
     number = as_number(limit)
     if number is None or not number > 0:
-        raise ConfigError(f"the limit of a batch (max_total_size) is {limit!r}; wanted a number above 0")
+        raise ConfigError(f"{name} is {limit!r}; wanted a number above 0")
     return number

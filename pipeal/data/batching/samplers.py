@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from pipeal.core.errors import DataError
 from pipeal.data.batching.passes import PassSampler
-from pipeal.data.checks import at_least
 
-__all__ = ["EpochBatchSampler", "EpochSampler", "LengthGroupedBatchSampler", "padding_share"]
+__all__ = ["EpochBatchSampler", "EpochSampler", "padding_share"]
 
 Lengths: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 _Indices: TypeAlias = npt.NDArray[np.int64]
@@ -129,30 +128,6 @@ class EpochSampler(PassSampler):
         order = random.permutation(len(self.lengths)) if self.shuffle else np.arange(len(self.lengths))
         # A stable sort keeps the order of equal lengths.
         return order[np.argsort(-self.lengths[order], kind="stable")]
-
-
-class LengthGroupedBatchSampler(EpochSampler):
-    """Batches of ``batch_size`` samples of similar length: neighbours in the order of lengths.
-
-    Kept random: the order of equal lengths, the place of the one smaller batch, the order of the batches.
-
-    >>> list(LengthGroupedBatchSampler([3, 9, 2, 8], batch_size=2, shuffle=False))
-    [[1, 3], [0, 2]]
-    """
-
-    def __init__(self, lengths: Lengths, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> None:
-        super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.batch_size = at_least("batch_size", batch_size, 1)
-
-    def _plan(self, random: np.random.Generator) -> Plan:
-        order = self._longest_first(random)
-        whole, rest = divmod(len(order), self.batch_size)
-        sizes = np.full(whole + bool(rest), self.batch_size)
-        if rest:
-            sizes[random.integers(len(sizes)) if self.shuffle else -1] = rest
-        ends = np.cumsum(sizes)
-        plan = Plan(order, ends - sizes, ends)
-        return plan.shuffled(random) if self.shuffle else plan
 
 
 def padding_share(lengths: Lengths, batches: Iterable[Sequence[int]]) -> float:

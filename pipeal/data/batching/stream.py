@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.binned import BinnedBatchIterator, PadTo
-from pipeal.data.batching.bounds import checked_bounds, length_bounds
+from pipeal.data.batching.bounds import length_bounds, round_up
 from pipeal.data.batching.packing import Oversize
 from pipeal.data.batching.samplers import EpochSampler, Known, Lengths, Plan
 
@@ -60,19 +60,15 @@ class BinnedBatchSampler(EpochSampler):
         own = {"bounds": bounds, "budget": budget, "length": length, "pad_to": pad_to, "oversize": oversize}
         self._binning = {**own, **options}
         self._stream([])  # options out of range are told now
-        rising = checked_bounds(bounds)
-        over = self.lengths > rising[-1]
-        if oversize == "raise" and over.any():
-            longest = int(np.argmax(self.lengths))
-            raise DataError(
-                f"sample {longest} has length {self.lengths[longest]}, above the last bound {rising[-1]}; cut it, add "
-                "a bound, or choose oversize drop or single"
-            )
+        last = int(bounds[-1])
+        over = self.lengths > last
         if oversize == "drop" and over.all():
-            raise DataError(f"all {len(over)} samples are above the last bound {rising[-1]}; add a bound")
+            raise DataError(f"all {len(over)} samples are above the last bound {last}; add a bound")
         self.dropped = int(over.sum()) if oversize == "drop" else 0
+        # Over-size samples keep their lengths; where they are to be raised, it is done here, before an epoch begins.
+        rounded = round_up(self.lengths if oversize == "raise" else np.minimum(self.lengths, last), bounds)
         if pad_to == "bound":
-            self.padded_lengths = np.where(over, self.lengths, rising[np.searchsorted(rising[:-1], self.lengths)])
+            self.padded_lengths = np.where(over, self.lengths, rounded)
 
     def _stream(self, samples: list[int]) -> BinnedBatchIterator[int]:
         return BinnedBatchIterator(samples, **self._binning)

@@ -14,7 +14,7 @@ from pipeal.core.errors import DataError, unknown_name
 from pipeal.data.grouping import forming
 from pipeal.data.grouping.annotation import Dim, Layout, Shape, length_names, shapes_of, tensors_of
 from pipeal.data.grouping.forming import Indices
-from pipeal.data.grouping.groupers import Lengths, Partition, checked
+from pipeal.data.grouping.groupers import Lengths, Partition, checked, in_order
 from pipeal.data.grouping.nesting import build, mapped
 from pipeal.data.grouping.padders import Padder
 
@@ -185,16 +185,6 @@ class Groups:
         for number, part in enumerate(self.partition):
             of_group[part], of_row[part] = number, np.arange(len(part))
         return of_group, of_row
-
-
-def in_order(sizes: Sequence[int]) -> Partition:
-    """Groups of such sizes, the samples in order.
-
-    >>> in_order([2, 1])
-    [[0, 1], [2]]
-    """
-    ends = np.cumsum(sizes).tolist()
-    return [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _mask(shape: Shape, size: Sequence[int], lengths: Lengths, device: torch.device) -> Tensor:

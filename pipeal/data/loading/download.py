@@ -26,7 +26,6 @@ def download(
     destination: Path,
     *,
     md5: str | None = None,
-    sha256: str | None = None,
     progress: Progress | None = None,
     timeout_s: float = 30.0,
 ) -> Path:
@@ -39,7 +38,6 @@ def download(
         url: An http or https address.
         destination: Where the file goes; never half-written. Its folder is made.
         md5: The wanted MD5, in hexadecimal.
-        sha256: The wanted SHA-256, in hexadecimal.
         progress: Called after every chunk.
         timeout_s: How long the server may be silent.
 
@@ -50,19 +48,18 @@ def download(
         DataError: No connection, an HTTP error, a connection cut (the part file stays, for the next call), a
             wrong checksum (the part file is removed), or a disk that refuses.
     """
-    wanted = {name: value.lower() for name, value in (("md5", md5), ("sha256", sha256)) if value}
+    wanted = md5.lower() if md5 else None
     part = destination.with_name(destination.name + ".part")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         if not wanted:
             part.unlink(missing_ok=True)
         # A part that is already whole: the last call ended between the last byte and the rename.
-        if not (wanted and part.is_file() and _digests(part, wanted) == wanted):
+        if not (wanted and part.is_file() and _md5(part) == wanted):
             _fetch(url, part, progress, timeout_s)
-        found = _digests(part, wanted)
-        if found != wanted:
+        if wanted and (found := _md5(part)) != wanted:
             part.unlink()
-            raise DataError(f"{url}: {_words(found)}, wanted {_words(wanted)}; the bad file is removed, try again")
+            raise DataError(f"{url}: md5 {found}, wanted md5 {wanted}; the bad file is removed, try again")
         os.replace(part, destination)
     except OSError as error:
         raise DataError(
@@ -73,7 +70,7 @@ def download(
 
 def verify(path: Path, *, md5: str | None) -> None:
     """Raises DataError where the file does not have that MD5; ``None`` accepts any file."""
-    found = _digests(path, {"md5": ""})["md5"] if md5 else None
+    found = _md5(path) if md5 else None
     if found != md5:
         raise DataError(f"{path}: md5 {found}, wanted {md5}; delete the file and fetch it again")
 
@@ -129,14 +126,9 @@ def _read(response: http.client.HTTPResponse, url: str) -> bytes:
         raise DataError(f"{url}: connection lost ({error}); run the same again to go on from there") from error
 
 
-def _words(digests: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in digests.items())
-
-
-def _digests(path: Path, names: dict[str, str]) -> dict[str, str]:
-    hashes = {name: hashlib.new(name, usedforsecurity=False) for name in names}
+def _md5(path: Path) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
-            for value in hashes.values():
-                value.update(chunk)
-    return {name: value.hexdigest() for name, value in hashes.items()}
+            digest.update(chunk)
+    return digest.hexdigest()

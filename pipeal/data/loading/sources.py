@@ -6,7 +6,8 @@ import csv
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -27,14 +28,17 @@ class Source:
     Attributes:
         url: Its address.
         md5: Its wanted MD5; None accepts any.
-        files: The names of the data files it gives.
+        files: The names of the data files it gives; by default the file itself, under its own name.
         unpack: Makes them out of an archive; None where the file itself is the one data file.
     """
 
     url: str
     md5: str | None
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
     unpack: Unpack | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", self.files or (self.url.rsplit("/", 1)[-1],))
 
     @property
     def name(self) -> str:
@@ -51,17 +55,14 @@ def unpack_members(archive: Path, folder: Path, files: Collection[str]) -> None:
         DataError: The archive is broken or lacks one of the files.
     """
     left = set(files)
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                name = PurePosixPath(member.name).name
-                content = tar.extractfile(member) if name in left and member.isfile() else None
-                if content is not None:
-                    with content, replacing(folder / name) as aside, aside.open("wb") as out:
-                        shutil.copyfileobj(content, out)
-                    left.remove(name)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{archive}: broken archive ({error}); delete it and fetch it again") from error
+    with _opened(archive) as tar:
+        for member in tar:
+            name = PurePosixPath(member.name).name
+            content = tar.extractfile(member) if name in left and member.isfile() else None
+            if content is not None:
+                with content, replacing(folder / name) as aside, aside.open("wb") as out:
+                    shutil.copyfileobj(content, out)
+                left.remove(name)
     if left:
         raise DataError(f"{archive}: holds no {', '.join(sorted(left))}; delete it and fetch it again")
 
@@ -75,23 +76,29 @@ def unpack_imdb(archive: Path, folder: Path, files: Collection[str]) -> None:
     (name,) = files
     review = re.compile(r"(?:^|/)(?:train|test)/(pos|neg)/[^/]+\.txt$")
     rows = 0
-    with replacing(folder / name) as aside:
-        try:
-            with aside.open("w", encoding="utf-8", newline="") as out, tarfile.open(archive) as tar:
-                writer = csv.writer(out, lineterminator="\n")
-                writer.writerow(["review", "sentiment"])
-                for member in tar:
-                    match = review.search(member.name)
-                    content = tar.extractfile(member) if match and member.isfile() else None
-                    if match is None or content is None:
-                        continue
-                    text = content.read().decode("utf-8")
-                    writer.writerow([text, "positive" if match[1] == "pos" else "negative"])
-                    rows += 1
-        except (tarfile.TarError, EOFError, UnicodeDecodeError) as error:
-            raise DataError(f"{archive}: broken archive ({error}); delete it and fetch it again") from error
+    with _opened(archive) as tar, replacing(folder / name) as aside:
+        with aside.open("w", encoding="utf-8", newline="") as out:
+            writer = csv.writer(out, lineterminator="\n")
+            writer.writerow(["review", "sentiment"])
+            for member in tar:
+                match = review.search(member.name)
+                content = tar.extractfile(member) if match and member.isfile() else None
+                if match is None or content is None:
+                    continue
+                writer.writerow([content.read().decode("utf-8"), "positive" if match[1] == "pos" else "negative"])
+                rows += 1
         if not rows:
             raise DataError(f"{archive}: holds no reviews; delete it and fetch it again")
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    """An archive; where it cannot be read, now or further on, it is a DataError."""
+    try:
+        with tarfile.open(archive) as tar:
+            yield tar
+    except (tarfile.TarError, EOFError, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{archive}: broken archive ({error}); delete it and fetch it again") from error
 
 
 def fetch(sources: Collection[Source], folder: Path, missing: Collection[str], progress: Progress | None) -> None:
@@ -127,12 +134,13 @@ def unpack_present(sources: Collection[Source], folder: Path, missing: Collectio
 
 
 _AGNEWS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
+_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
 SOURCES: Mapping[str, tuple[Source, ...]] = {
     # Checksums as torchtext lists them.
     "agnews": (
-        Source(_AGNEWS + "train.csv", "b1a00f826fdfbd249f79597b59e1dc12", ("train.csv",)),
-        Source(_AGNEWS + "test.csv", "d52ea96a97a2d943681189a97654912d", ("test.csv",)),
+        Source(_AGNEWS + "train.csv", "b1a00f826fdfbd249f79597b59e1dc12"),
+        Source(_AGNEWS + "test.csv", "d52ea96a97a2d943681189a97654912d"),
     ),
     # Address and checksum as fastText's tests/fetch_test_data.sh lists them.
     "dbpedia": (
@@ -152,34 +160,12 @@ SOURCES: Mapping[str, tuple[Source, ...]] = {
             unpack_imdb,
         ),
     ),
-    "shakespeare": (
-        Source(
-            "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
-            "6fb458f1232090904fb40fe944165e91",
-            ("input.txt",),
-        ),
-    ),
+    "shakespeare": (Source(_SHAKESPEARE, "6fb458f1232090904fb40fe944165e91"),),
     # Image archives stay as they are, and are read as they are. Checksums as torchvision and common loaders list them.
-    "tinyimagenet": (
-        Source(
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-            "90528d7ca1a48142e341f4ef8d21d0de",
-            ("tiny-imagenet-200.zip",),
-        ),
-    ),
-    "cifar10": (
-        Source(
-            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
-            ("cifar-10-python.tar.gz",),
-        ),
-    ),
+    "tinyimagenet": (Source("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+    "cifar10": (Source("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),),
     "cifar100": (
-        Source(
-            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
-            ("cifar-100-python.tar.gz",),
-        ),
+        Source("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
 }
 """The public addresses by data set."""
