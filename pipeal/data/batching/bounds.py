@@ -157,11 +157,6 @@ def counted(lengths: Lengths | Counted) -> tuple[_Ints, _Floats]:
         values, weights = values[weights > 0], weights[weights > 0]
         if not values.size:
             raise DataError("all counts are 0; wanted at least 1 sample")
-    if values.max() <= 4 * len(values) + 1024:
-        # Counting needs no sort, and lengths are small numbers as a rule.
-        sums = np.bincount(values, weights)
-        distinct = np.flatnonzero(sums)
-        return distinct.astype(np.int64), sums[distinct].astype(np.float64)
     distinct, which = np.unique(values, return_inverse=True)
     return distinct, np.bincount(which, weights).astype(np.float64)
 
