@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -163,10 +162,9 @@ def counted(lengths: Lengths | Counted) -> tuple[_Ints, _Floats]:
 
 def _costs(cost_fn: CostFn, values: _Ints) -> _Floats:
     """``(m,)``: called with one whole number at a time, so any function of a length will do."""
-    costs = np.empty(len(values))
-    for place, value in enumerate(values.tolist()):
-        cost = float(cost_fn(value))
-        if not math.isfinite(cost) or cost < 0:
-            raise ConfigError(f"cost_fn({value}) is {cost}; wanted a finite number of at least 0")
-        costs[place] = cost
+    costs = np.array([float(cost_fn(value)) for value in values.tolist()])
+    bad = ~(np.isfinite(costs) & (costs >= 0))
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise ConfigError(f"cost_fn({values[first]}) is {costs[first]}; wanted a finite number of at least 0")
     return costs

@@ -22,7 +22,7 @@ from pipeal.data.batching.generator_passes import GeneratorPasses
 from pipeal.data.batching.packing import SizeTypeError
 from pipeal.data.batching.passes import PassSampler
 from pipeal.data.batching.samplers import Known
-from pipeal.data.batching.size_ranges import bucket_of, check_finite, create_buckets, real_numbers, rising_bounds
+from pipeal.data.batching.size_ranges import bucket_of, create_buckets, real_numbers, rising_bounds
 
 __all__ = ["BucketBatchSampler", "EmptyBucketsError"]
 
@@ -110,7 +110,9 @@ class BucketBatchSampler(PassSampler):
         largest_first: bool = False,
     ) -> None:
         self._sizes = real_numbers("sizes", sizes, DataError)
-        check_finite(self._sizes)
+        if not np.isfinite(self._sizes).all():
+            first = int(np.argmin(np.isfinite(self._sizes)))
+            raise DataError(f"sample {first} has size {self._sizes[first]}; wanted a finite number")
         self._bounds = bounds = rising_bounds(bucket_boundaries)
         if not isinstance(base_batch_sampler_class, type):
             raise SizeTypeError(f"base_batch_sampler_class is {base_batch_sampler_class!r}; wanted a class")

@@ -176,14 +176,14 @@ class SizeAwareBatchSampler(PassSampler):
     def _order(self, epoch: int) -> Iterable[int]:
         """The indices of a pass; of a sampler that ends, all at once, so that no other pass can come between."""
         sampler = self.sampler
-        if isinstance(sampler, Iterator) and _size(sampler) is None:
-            if self._used_up:
-                raise DataError(
-                    f"the sampler is an iterator ({type(sampler).__name__}) and its one pass is taken; pass something "
-                    "that can be iterated over again, such as a list"
-                )
-            self._used_up = True
         if _size(sampler) is None:
+            if isinstance(sampler, Iterator):
+                if self._used_up:
+                    raise DataError(
+                        f"the sampler is an iterator ({type(sampler).__name__}) and its one pass is taken; pass "
+                        "something that can be iterated over again, such as a list"
+                    )
+                self._used_up = True
             return map(as_index, sampler)
         if isinstance(sampler, (np.ndarray, Tensor)):
             sampler = sampler.tolist()

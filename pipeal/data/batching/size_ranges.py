@@ -103,17 +103,6 @@ def real_numbers(name: str, found: Tensor, error: type[ConfigError] | type[DataE
     return whole.astype(np.int64)
 
 
-def check_finite(sizes: npt.NDArray[Any]) -> None:
-    """Refuses sizes that are not finite.
-
-    Raises:
-        DataError: The first such, and its size.
-    """
-    if not np.isfinite(sizes).all():
-        place = int(np.argmin(np.isfinite(sizes)))
-        raise DataError(f"sample {place} has size {sizes[place]}; wanted a finite number")
-
-
 def rising_bounds(found: Tensor) -> list[float]:
     """The bounds, sorted, as Python's numbers.
 

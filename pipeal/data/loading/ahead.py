@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 
@@ -65,20 +64,13 @@ class ReadAhead:
             under_way.close(patience_s)
 
 
-@dataclass(frozen=True)
-class _End:
-    """What comes after the last batch: why there are no more, unless they are all there."""
-
-    failure: BaseException | None
-
-
 class _Pass(Iterator[Batch]):
     """One iterator over a loader's epoch. Who drops it ends the thread, which therefore does not know it."""
 
     def __init__(self, loader: EpochBatches, size: int) -> None:
-        self._channel: Channel[Batch | _End] = Channel(size)
+        self._channel: Channel[Batch | BaseException] = Channel(size)
         self._thread = threading.Thread(target=_make, args=(loader, self._channel), name="pipeal-prefetch", daemon=True)
-        self._end: _End | None = None
+        self._end: BaseException | None = None
         weakref.finalize(self, _close, self._channel, self._thread, _PATIENCE_S)
 
     def __next__(self) -> Batch:
@@ -86,33 +78,31 @@ class _Pass(Iterator[Batch]):
             if self._thread.ident is None:
                 self._thread.start()
             found = self._channel.get()
-            if not isinstance(found, _End):
+            if not isinstance(found, BaseException):
                 return found
             self._end = found
-        if self._end.failure is not None:
-            raise self._end.failure
-        raise StopIteration
+        raise self._end
 
     def close(self, patience_s: float | None = _PATIENCE_S) -> None:
         """Ends the thread, and waits for it, at most so long; None for no limit."""
         _close(self._channel, self._thread, patience_s)
 
 
-def _make(loader: EpochBatches, channel: Channel[Batch | _End]) -> None:
-    """Runs in the thread until the epoch ends, the loader fails, or the channel is closed."""
+def _make(loader: EpochBatches, channel: Channel[Batch | BaseException]) -> None:
+    """Runs in the thread until the epoch ends, the loader fails, or the channel is closed; last it hands over why."""
     if channel.closed:
         return
-    failure = None
+    end: BaseException = StopIteration()
     try:
         for batch in loader:
             if not channel.put(batch):
                 return
     except BaseException as error:  # noqa: BLE001  raised where the batches are taken
-        failure = error
-    channel.put(_End(failure))
+        end = error
+    channel.put(end)
 
 
-def _close(channel: Channel[Batch | _End], thread: threading.Thread, patience_s: float | None) -> None:
+def _close(channel: Channel[Batch | BaseException], thread: threading.Thread, patience_s: float | None) -> None:
     channel.close()
     # Garbage may be collected anywhere, on that very thread too.
     if thread.is_alive() and thread is not threading.current_thread():
