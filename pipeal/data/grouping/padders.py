@@ -24,7 +24,7 @@ class Padder(ABC):
 
         Args:
             shape: The dimensions of ``like``.
-            like: A group, or a sample, that is to be padded.
+            like: A group that is to be padded.
 
         Returns:
             A number, or a tensor that broadcasts to ``like``.

@@ -84,7 +84,7 @@ def _published(classes: int, folder: str, md5: str, mean: Colour, std: Colour) -
         mean=mean,
         std=std,
         # The archive stays as it is, and is read as it is. Checksums as torchvision lists them.
-        sources=(Source(f"https://www.cs.toronto.edu/~kriz/{archive}", md5, (archive,)),),
+        sources=(Source(f"https://www.cs.toronto.edu/~kriz/{archive}", md5),),
         forms=(
             Form(f"{folder}/", Path.is_dir, opened),
             Form(archive, Path.is_file, opened),

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import get_args
 
 from pipeal.core.errors import DataError, check_named
+from pipeal.data.checks import at_least
 from pipeal.data.images.cache import Decoding, OnBroken, decoded
 from pipeal.data.images.cifar import CIFAR10, CIFAR100
 from pipeal.data.images.published import Colour
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.images.tinyimagenet import TINYIMAGENET
 from pipeal.data.images.toyimages import TOYIMAGES
-from pipeal.data.iterators.checks import at_least
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.sources import Source, by_name, obtain
 

@@ -77,13 +77,7 @@ TINYIMAGENET = PublishedImages(
     mean=(0.4802, 0.4481, 0.3975),
     std=(0.2770, 0.2691, 0.2821),
     # The archive stays as it is, and is read as it is. Checksum as common loaders list it.
-    sources=(
-        Source(
-            "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-            "90528d7ca1a48142e341f4ef8d21d0de",
-            ("tiny-imagenet-200.zip",),
-        ),
-    ),
+    sources=(Source("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
     fetched_to="tiny-imagenet-200",
     forms=zip_or_folder("tiny-imagenet-200", tiny_imagenet),
 )

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from pipeal.core.errors import ConfigError, DataError, ScheduleError
 from pipeal.core.rng import key_seed
-from pipeal.data.iterators.checks import at_least
+from pipeal.data.checks import at_least
 
 __all__ = ["CheckpointableIterator"]
 

@@ -8,8 +8,9 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from pipeal.core.errors import DataError
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, State
-from pipeal.data.iterators.checks import a_function, apply, at_least, shorter
+from pipeal.data.iterators.checks import a_function, apply, shorter
 from pipeal.data.iterators.windows import WindowStage
 
 __all__ = ["BucketedReadaheadBatchIterator"]

@@ -11,8 +11,9 @@ from collections import deque
 from itertools import islice
 from typing import TypeVar
 
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import at_least, shorter
+from pipeal.data.iterators.checks import shorter
 
 __all__ = ["BufferedShuffleIterator"]
 

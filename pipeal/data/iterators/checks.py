@@ -6,21 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.checks import at_least
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def at_least(name: str, value: Any, least: int) -> int:
-    """A whole number of at least ``least``.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    # __index__ takes the integers of numpy, and no floats.
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-        raise ConfigError(f"{name} is {value!r}; wanted a whole number of at least {least}")
-    return int(value.__index__())
 
 
 def check_instance(num_instances: Any, instance_rank: Any) -> tuple[int, int]:

@@ -23,8 +23,9 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 from pipeal.core.errors import ConfigError
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import a_function, add_note, apply, at_least, shorter
+from pipeal.data.iterators.checks import a_function, add_note, apply, shorter
 from pipeal.data.loading.workers import serve_parent, starting_workers
 
 __all__ = ["ParallelMapIterator"]

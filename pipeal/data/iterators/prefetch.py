@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import add_note, at_least, shorter
+from pipeal.data.iterators.checks import add_note, shorter
 from pipeal.data.iterators.reading_thread import ReadingThread
 
 __all__ = ["PrefetchIterator"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import islice
 from typing import TypeVar
 
+from pipeal.data.checks import one_of
 from pipeal.data.iterators.base import CheckpointableIterator, Stage
 from pipeal.data.iterators.checks import check_instance
-from pipeal.data.iterators.sources import Uneven, check_uneven
+from pipeal.data.iterators.sources import Uneven
 
 __all__ = ["ShardIterator"]
 
@@ -44,7 +45,7 @@ class ShardIterator(Stage[T]):
     ) -> None:
         super().__init__(source_iterator)
         self._num_instances, self._instance_rank = check_instance(num_instances, instance_rank)
-        self._uneven = check_uneven(uneven)
+        self._uneven = one_of("uneven", uneven, Uneven)
         self._finish()
 
     def _next(self) -> T:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 from pipeal.core.errors import ConfigError
 from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.batching.reread import read_from
+from pipeal.data.checks import one_of
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import check_instance
 
@@ -102,7 +103,7 @@ class ChunkedSourceIterator(NativeCheckpointableIterator[T]):
         self, source_items: Sequence[T], num_instances: int = 1, instance_rank: int = 0, *, uneven: Uneven = "keep"
     ) -> None:
         self._num_instances, self._instance_rank = instances, rank = check_instance(num_instances, instance_rank)
-        self._uneven = check_uneven(uneven)
+        self._uneven = one_of("uneven", uneven, Uneven)
         items = _sequence(source_items)
         each, more = divmod(len(items), instances)
         if uneven == "drop":
@@ -225,17 +226,6 @@ def create_source_iterator(
     if shuffle:
         raise ConfigError("shuffle=True with train=False; wanted shuffle=False: without train the order is kept")
     return ChunkedSourceIterator(source_items, num_instances, instance_rank, uneven=uneven)
-
-
-def check_uneven(uneven: Any) -> Uneven:
-    """Refuses other words than the three.
-
-    Raises:
-        ConfigError: It is another.
-    """
-    if uneven not in ("keep", "drop", "repeat"):
-        raise ConfigError(f"uneven is {uneven!r}; wanted 'keep', 'drop' or 'repeat'")
-    return uneven
 
 
 def _sequence(items: Any) -> Sequence[Any]:

@@ -15,8 +15,9 @@ from typing import ClassVar, TypeVar
 
 from pipeal.core.errors import DataError
 from pipeal.core.samples import Samples, as_iterable
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import a_function, apply, at_least, shorter
+from pipeal.data.iterators.checks import a_function, apply, shorter
 
 __all__ = ["BlockwiseShuffleIterator", "FixedBatchIterator", "SelectManyIterator", "WindowedIterator"]
 

@@ -28,14 +28,17 @@ class Source:
     Attributes:
         url: Its address.
         md5: Its wanted MD5; None accepts any.
-        files: The names of the data files it gives.
+        files: The names of the data files it gives; by default the file itself, under its own name.
         unpack: Makes them out of an archive; None where the file itself is the one data file.
     """
 
     url: str
     md5: str | None
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
     unpack: Unpack | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", self.files or (self.url.rsplit("/", 1)[-1],))
 
     @property
     def name(self) -> str:

@@ -14,8 +14,8 @@ AGNEWS = PublishedTexts(
     files=("train.csv", "test.csv"),
     # Checksums as torchtext lists them.
     sources=(
-        Source(_ADDRESS + "train.csv", "b1a00f826fdfbd249f79597b59e1dc12", ("train.csv",)),
-        Source(_ADDRESS + "test.csv", "d52ea96a97a2d943681189a97654912d", ("test.csv",)),
+        Source(_ADDRESS + "train.csv", "b1a00f826fdfbd249f79597b59e1dc12"),
+        Source(_ADDRESS + "test.csv", "d52ea96a97a2d943681189a97654912d"),
     ),
     read=partial(read_splits, classes=("World", "Sports", "Business", "Sci/Tech")),
 )

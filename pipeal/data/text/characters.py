@@ -25,7 +25,7 @@ from pipeal.core.atomic import write_whole
 from pipeal.core.errors import DataError
 from pipeal.core.rng import key_seed
 from pipeal.data.batching.ranks import WHOLE, Share
-from pipeal.data.iterators.checks import at_least
+from pipeal.data.checks import at_least
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.sources import Source, obtain
@@ -43,7 +43,6 @@ _PIECE = 10_000
 _SHAKESPEARE = Source(
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
     "6fb458f1232090904fb40fe944165e91",
-    ("input.txt",),
 )
 
 
