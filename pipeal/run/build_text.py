@@ -31,18 +31,18 @@ from pipeal.data import (
     list_vectors,
     load_text,
     load_vectors,
+    published_max_len,
 )
+from pipeal.data.batching import Known, make_sampler
 from pipeal.engine import Pipeline
 from pipeal.methods.al import ALPackage, TouchedAdam, touch_rows
 from pipeal.models import TextDims, build_text, canonical_text_model, group_layers
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
-from pipeal.run.build_batches import batch_sampler
 from pipeal.run.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
-PUBLISHED_MAX_LEN = {"agnews": 128, "dbpedia": 128, "imdb": 256}
 EVALUATION_BUDGET = 32_768
 """Tokens per batch where nothing has to be kept for a backward."""
 
@@ -199,7 +199,7 @@ def text_experiment(config: TextConfig) -> TextExperiment:
         config,
         dataset=dataset,
         model=replace(config.model, name=name),
-        data=replace(data, max_len=data.max_len or PUBLISHED_MAX_LEN.get(dataset, 128)),
+        data=replace(data, max_len=data.max_len or published_max_len(dataset)),
     )
     _dims(config.model)  # widths that do not fit are told before anything is read
     if config.model.embedding_updates == "touched" and config.engine.replicas > 1:
@@ -260,7 +260,8 @@ def text_experiment(config: TextConfig) -> TextExperiment:
 
 
 def _train_sampler(train: Corpus, data: TextDataConfig, seed: int) -> EpochBatchSampler:
-    return batch_sampler(train.lengths, data.batching, data.max_len or int(train.lengths.max()), seed)
+    known = Known(train.lengths, data.max_len or int(train.lengths.max()), seed)
+    return make_sampler(data.batching.kind, known, **data.batching.heeded)
 
 
 def _pretrained(config: TextConfig, root: Path, vocab: Vocab) -> tuple[npt.NDArray[np.float32], int]:

@@ -12,7 +12,7 @@ import torch
 
 from pipeal.core.errors import ScheduleError
 from pipeal.data import RandomBlocks, ReadAhead
-from pipeal.data.loading import ahead
+from pipeal.data.iterators import reading_thread
 from pipeal.data.loading.loader import Batch
 
 TEXT = torch.arange(100, dtype=torch.uint8)
@@ -102,7 +102,7 @@ def test_an_end_wakes_whoever_waits_on_another_thread_and_waits_for_no_slow_load
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Symptom: both stood still for ever."""
-    monkeypatch.setattr(ahead, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(reading_thread, "PATIENCE_S", 0.1)
     gate, begun, seen = threading.Event(), threading.Event(), []
 
     class Slow(Watched):
@@ -135,7 +135,7 @@ def test_an_end_wakes_whoever_waits_on_another_thread_and_waits_for_no_slow_load
 
 def test_a_loader_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another epoch waits for the batch that is being made, however long that takes."""
-    monkeypatch.setattr(ahead, "_PATIENCE_S", 0.01)
+    monkeypatch.setattr(reading_thread, "PATIENCE_S", 0.01)
     inside: list[str] = []
 
     class Guarded(Watched):

@@ -51,7 +51,6 @@ def test_an_alphabet_of_more_than_256_characters_keeps_its_numbers_apart(tmp_pat
 
 
 def test_a_text_in_many_pieces_is_that_in_one(tmp_path, monkeypatch):
-    """Characters are numbered as they come, and by their order in the end."""
     text = "zz\r\ny\n" + "".join(chr(0x4E00 + 400 - n) + "\n" * (n % 3) for n in range(400)) + "\r\nend\r"
     (tmp_path / "text.txt").write_bytes(text.encode())
     whole = read_characters(tmp_path / "text.txt")
@@ -108,6 +107,14 @@ def test_a_text_that_cannot_be_trained_on_is_one_line(tmp_path, content, message
     (tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_characters(tmp_path / "text.txt")
+
+
+def test_a_text_that_cannot_be_read_twice_is_one_line(tmp_path, monkeypatch):
+    """It is read a second time for its numbers; a pipe is empty then."""
+    pieces = iter([["some text"], []])
+    monkeypatch.setattr(characters, "_pieces", lambda _: next(pieces))
+    with pytest.raises(DataError, match="0 of 9 characters when read a second time"):
+        read_characters(tmp_path / "pipe")
 
 
 def test_targets_are_the_inputs_one_character_on_and_reach_both_ends():

@@ -22,7 +22,7 @@ def test_a_batch_is_each_sample_alone_and_padding(texts, max_len, data):
     corpus = Corpus.from_tokens(texts, labels, VOCAB, max_len=max_len, classes=4)
     indices = data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1))
     x, y = corpus.batch(indices)
-    expected = [VOCAB.encode(texts[i]).tolist()[:max_len] or [VOCAB.unk_index] for i in indices]
+    expected = [[VOCAB[word] for word in texts[i]][:max_len] or [VOCAB.unk_index] for i in indices]
     width = max(map(len, expected))
     assert x.tolist() == [row + [VOCAB.pad_index] * (width - len(row)) for row in expected]
     assert y.tolist() == [labels[i] for i in indices]

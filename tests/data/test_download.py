@@ -23,7 +23,6 @@ def test_whole_file_arrives_and_progress_is_told(served, tmp_path):
         served.address + "a.bin",
         tmp_path / "new" / "a.bin",
         md5=MD5,
-        sha256=hashlib.sha256(BODY).hexdigest(),
         progress=lambda *step: seen.append(step),
     )
     assert got.read_bytes() == BODY

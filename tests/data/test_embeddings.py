@@ -5,14 +5,12 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from pipeal.core.errors import DataError
-from pipeal.data import Vocab, find_vectors, list_vectors, load_vectors, vectors_from_torchtext
+from pipeal.data import Vocab, find_vectors, list_vectors, load_vectors
 from pipeal.data.text.vector_file import VectorFile
 
 VOCAB = Vocab(["<pad>", "<unk>", "oil", "a b", "7", "nobody"])
@@ -96,7 +94,7 @@ def test_without_a_cache_folder_the_text_is_read_each_time(glove, tmp_path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     check(load_vectors(glove, VOCAB))
     assert len(said) == 1
-    assert said[0].startswith(f"{glove.name} is read as text each time: cannot write")
+    assert said[0].startswith(f"{glove.name}: its vectors are made each time: cannot write")
     with pytest.raises(DataError, match="cannot write"):  # it was asked for
         load_vectors(glove, VOCAB, cache=tmp_path / "file")
 
@@ -154,17 +152,6 @@ def test_malformed_files(tmp_path, content, message):
 def test_no_such_file(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*/v: No such file"):
         load_vectors(tmp_path / "v", VOCAB)
-
-
-def test_torchtext_vectors():
-    matrix = torch.tensor([[1.0, 2, 3], [4, 5, 6]], requires_grad=True)
-    table = vectors_from_torchtext(SimpleNamespace(stoi={"x": 0, "oil": 1}, vectors=matrix, dim=3), VOCAB)
-    assert table.found == 1
-    assert table.weight[2].tolist() == [4, 5, 6]
-    with pytest.raises(DataError, match="dict is no torchtext vectors object"):
-        vectors_from_torchtext({}, VOCAB)
-    with pytest.raises(DataError, match=r"shape \(2, 3\), wanted \(2, 4\)"):
-        vectors_from_torchtext(SimpleNamespace(stoi={"x": 0, "oil": 1}, vectors=matrix, dim=4), VOCAB)
 
 
 @pytest.mark.parametrize("folder", ["", "glove", "embedding"])

@@ -162,18 +162,18 @@ def test_workers_end(split, how):
     assert no_children()
 
 
-def test_an_interrupt_ends_the_workers(split, monkeypatch):
+def test_an_interrupt_ends_the_workers(split):
     loader = batches(split, workers=1)
     pending = iter(loader)
     next(pending)
 
-    def interrupt(*args):
+    def interrupted():
         raise KeyboardInterrupt
+        yield
 
-    monkeypatch.setattr(loader._crew, "next", interrupt)
+    loader._arriving = interrupted()
     with pytest.raises(KeyboardInterrupt):
         next(pending)
-    monkeypatch.undo()
     gc.collect()
     assert no_children()
 

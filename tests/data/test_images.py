@@ -21,7 +21,10 @@ from torchvision.transforms import v2
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.data import Source, canonical_image_name, load_images
+from pipeal.data.images import datasets as image_datasets
 from pipeal.data.images.decode import MAX_PIXELS, BrokenImageError, decode, square
+from pipeal.data.images.files import class_folders
+from pipeal.data.images.published import PublishedImages, zip_or_folder
 
 
 def encoded(width=32, height=32, mode="RGB", kind="PNG", seed=0, **options) -> bytes:
@@ -130,7 +133,7 @@ def test_class_names_that_repeat_and_those_that_are_missing(tmp_path):
 
 
 def test_missing_files_say_what_to_fetch_and_where_to_put_it(tmp_path):
-    with pytest.raises(DataError, match=r"tinyimagenet: neither tiny-imagenet-200/tiny.*fetch http.*put it into"):
+    with pytest.raises(DataError, match=r"tinyimagenet: neither tiny-imagenet-200/tiny.*fetch http.*put it there"):
         load("tinyimagenet", tmp_path)
 
 
@@ -309,7 +312,7 @@ def test_without_a_place_to_keep_them_images_are_in_memory(why, cifar, tmp_path,
     found = load("cifar10", cifar, cache=True)
     assert np.array_equal(found.train.pixels, wanted.train.pixels)
     assert len(said) == 1
-    assert said[0].startswith("decoded images are kept in memory alone: ")
+    assert said[0].startswith("cifar-10-images.zip: its images are made each time: ")
     assert "\n" not in said[0]
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".aside"]
 
@@ -403,6 +406,31 @@ def test_an_unpacked_cifar_with_another_checksum_is_refused_unread(published, tm
     bad.write_bytes(pickle.dumps({"data": np.zeros((3, 3072), np.uint8), "labels": [0, 0, 0]}))
     with pytest.raises(DataError, match="cifar-10-batches-py: test_batch missing or not as published"):
         load("cifar10", tmp_path)
+
+
+def test_a_new_data_set_is_one_value_and_one_place_in_the_list(served, tmp_path, monkeypatch):
+    """Its name, addresses, files and statistics stood in three files."""
+    files = {name.replace("cifar-10-images", "birds"): content for name, content in cifar_images().items()}
+    served.files["birds.zip"] = zipped(tmp_path / "aside" / "a.zip", files).read_bytes()
+    new = PublishedImages(
+        name="birds",
+        spellings=("sparrows",),
+        mean=(0.1, 0.2, 0.3),
+        std=(1.0, 1.0, 1.0),
+        sources=(Source(served.address + "birds.zip", None, ("birds.zip",)),),
+        forms=zip_or_folder("birds", class_folders),
+    )
+    monkeypatch.setattr(image_datasets, "_PUBLISHED", (*image_datasets._PUBLISHED, new))
+    with pytest.raises(DataError, match=r"birds: neither birds/birds.zip nor .* in .*; fetch http.*put it there"):
+        load("birds", tmp_path)
+    data = load("Sparrows", tmp_path, download=True)
+    assert (data.name, data.classes, data.mean, len(data.train)) == ("birds", ("bird", "cat"), (0.1, 0.2, 0.3), 6)
+    assert (tmp_path / "birds.zip").is_file()
+
+
+def test_what_no_address_gives_is_told(tmp_path):
+    with pytest.raises(DataError, match=r"cifar10: neither .*; put it there, or name another data root"):
+        load("cifar10", tmp_path, download=True, sources={})
 
 
 def test_a_tiny_imagenet_archive_is_downloaded_and_kept_as_it_is(served, tmp_path):

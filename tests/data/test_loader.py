@@ -65,8 +65,8 @@ def test_batches_are_padded_to_the_lengths_that_the_sampler_rounds_up_to(corpus)
     sampler = PlannedBatchSampler(corpus.lengths, 512, shapes=3)
     batches = list(BatchLoader(corpus, sampler))
     assert len({batch.x.shape[1] for batch in batches}) == 3
-    for batch, (samples, length) in zip(batches, sampler.batch_shapes().tolist(), strict=True):
-        assert batch.x.shape == (samples, length)
+    for batch, indices in zip(batches, sampler, strict=True):
+        assert batch.x.shape == (len(indices), max(sampler.padded_lengths[indices]))
         x, _ = corpus.batch(batch.indices)
         assert torch.equal(batch.x[:, : x.shape[1]], x)
         assert bool((batch.x[:, x.shape[1] :] == corpus.pad_index).all())

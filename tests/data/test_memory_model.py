@@ -383,7 +383,7 @@ class TestResidentPeak:
     def test_the_search_says_so_there(self, monkeypatch, tmp_path):
         monkeypatch.setattr(peaks_module, "_CLEAR_REFS", tmp_path / "none" / "clear_refs")
         monkeypatch.setattr(peaks_module, "_lifetime_peak", lambda: 100)
-        with pytest.raises(ConfigError, match="cannot be measured here, only that of the whole process"):
+        with pytest.raises(ConfigError, match="cannot be measured here, only that of the process"):
             max_batch_cost(lambda cost: None)
 
     def test_the_peak_of_a_whole_life_is_no_smaller_than_a_step(self, meter):

@@ -250,5 +250,5 @@ def test_a_binned_sampler_settles_what_is_over_its_bounds_before_the_first_epoch
 
 
 def test_a_length_that_no_signed_number_holds_does_not_turn_negative():
-    with pytest.raises(DataError, match=r"sample 0 has length 9223372036854775813; wanted less than"):
+    with pytest.raises(DataError, match=r"lengths up to 9223372036854775813; wanted whole numbers below"):
         FixedBatchSampler(np.array([2**63 + 5, 3], dtype=np.uint64), 1)

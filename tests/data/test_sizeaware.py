@@ -28,10 +28,10 @@ from torch.utils.data import (
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.bounds import round_up
+from pipeal.data.batching.bucket import BucketBatchSampler, EmptyBucketsError
 from pipeal.data.batching.packing import SizeTypeError
 from pipeal.data.batching.ranks import even_batches, steps_of
 from pipeal.data.batching.size_aware import SizeAwareBatchSampler, size_aware_batching
-from pipeal.data.batching.size_buckets import BucketBatchSampler, EmptyBucketsError
 from pipeal.data.batching.size_ranges import Buckets, create_buckets
 from pipeal.data.memory.peaks import collect_cuda_peak_alloc
 
@@ -636,24 +636,24 @@ class TestResume:
     def test_other_options_are_refused(self):
         changes = [
             (aware, [{"limit": 90}, {"largest_first": True}, {"shuffle": True}, {"cost": "padded"}, {"cost": max}]),
-            (nested, [{"sizes": VARIED + 1}, {"bounds": BOUNDS + 1}, {"limit": 90}, {"uneven": "drop"}]),
+            (nested, [{"sizes": VARIED + 1}, {"bounds": BOUNDS + 1}, {"limit": 90}]),
         ]
         for make, others in changes:
             state = make().state_dict()
             make().load_state_dict(state)
             for options in others:
-                with pytest.raises(DataError, match=r"a state with options .* from one with another limit"):
+                with pytest.raises(DataError, match=r"a state with options .* with another limit"):
                     make(**options).load_state_dict(state)
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"version": 2}, "a state with version 2; wanted 1"),
+            ({"version": 2}, "a state with version 2; wanted 3"),
             ({"sampler": "BucketBatchSampler"}, "sampler 'BucketBatchSampler'; wanted 'SizeAwareBatchSampler'"),
             ({"world_size": 2}, "world_size 2; wanted 1"),
-            ({"batch": -1}, "batch -1; wanted a whole number"),
-            ({"epoch": None}, "epoch None"),
-            ({"seed": True}, "seed True"),
+            ({"batch": -1}, "batch is -1; wanted a whole number"),
+            ({"epoch": None}, "epoch is None"),
+            ({"seed": True}, "seed is True"),
         ],
     )
     def test_states_of_others(self, change, message):
@@ -686,38 +686,31 @@ class TestResume:
 
 class TestRanks:
     @each
-    @pytest.mark.parametrize("uneven", ["split", "repeat", "drop"])
     @pytest.mark.parametrize("world_size", range(1, 17))
-    def test_the_same_number_of_steps_and_each_sample_on_one_rank(self, make, uneven, world_size):
-        samplers = [make(rank=rank, world_size=world_size, uneven=uneven) for rank in range(world_size)]
+    def test_the_same_number_of_steps_and_each_sample_on_one_rank(self, make, world_size):
+        samplers = [make(rank=rank, world_size=world_size) for rank in range(world_size)]
         parts = [list(sampler) for sampler in samplers]
-        assert {len(part) for part in parts} == {steps_of(len(list(make())), world_size, uneven)}
+        assert {len(part) for part in parts} == {steps_of(len(list(make())), world_size)}
         for sampler in samplers:
             sampler.set_epoch(0)
         assert {len(sampler) for sampler in samplers} == {len(parts[0])}
         came = Counter(flat(chain.from_iterable(parts)))
         [list(sampler) for sampler in samplers]
-        assert len({(tuple(sampler.repeated), tuple(sampler.left_out)) for sampler in samplers}) == 1
-        repeated, left_out = samplers[0].repeated, samplers[0].left_out
-        assert came == Counter(range(300)) + Counter(repeated) - Counter(left_out)
-        if uneven == "split":
-            assert not repeated
-            assert not left_out
+        assert not any(sampler.repeated for sampler in samplers)
+        assert came == Counter(range(300))
 
-    @given(st.lists(st.integers(1, 9), max_size=30), st.integers(1, 16), st.sampled_from(["split", "repeat", "drop"]))
-    def test_evening_out(self, counts, world_size, uneven):
+    @given(st.lists(st.integers(1, 9), max_size=30), st.integers(1, 16))
+    def test_evening_out(self, counts, world_size):
         numbers = iter(range(300))
         batches = [[next(numbers) for _ in range(count)] for count in counts]
-        even = even_batches(batches, world_size, uneven)
-        assert len(even.batches) == world_size * steps_of(len(batches), world_size, uneven)
-        assert Counter(flat(even.batches)) == Counter(flat(batches)) + Counter(even.repeated) - Counter(even.left_out)
-        assert not even.repeated or not even.left_out
+        even = even_batches(batches, world_size)
+        assert len(even.batches) == world_size * steps_of(len(batches), world_size)
+        assert Counter(flat(even.batches)) == Counter(flat(batches)) + Counter(even.repeated)
         added = len(even.batches) - len(batches)
-        if uneven == "split":
-            assert bool(even.repeated) == (added > sum(count - 1 for count in counts))
-            if not even.repeated:
-                assert flat(even.batches) == flat(batches)
-            assert max(map(len, even.batches), default=0) <= max(counts, default=0)
+        assert bool(even.repeated) == (added > sum(count - 1 for count in counts))
+        if not even.repeated:
+            assert flat(even.batches) == flat(batches)
+        assert max(map(len, even.batches), default=0) <= max(counts, default=0)
 
     def test_more_ranks_than_samples(self):
         parts = [list(aware([1, 1], 2, rank=rank, world_size=5)) for rank in range(5)]
@@ -736,8 +729,6 @@ class TestRanks:
         for make in (aware, bucketed):
             with pytest.raises(ConfigError, match=r"rank|world_size"):
                 make(rank=values[0], world_size=values[1])
-            with pytest.raises(ConfigError, match="uneven is 'pad'; wanted 'split', 'repeat' or 'drop'"):
-                make(uneven="pad")
 
     def test_a_stream_cannot_be_shared(self):
         for options in ({"world_size": 2}, {"largest_first": True}, {"shuffle": True}):
@@ -1004,12 +995,11 @@ class TestErrors:
         assert list(size_aware_batching(empty, len, 10)) == []
 
     @pytest.mark.parametrize("options", [{"world_size": 2, "rank": 1}, {"largest_first": True}, {"shuffle": True}])
-    @pytest.mark.parametrize("uneven", ["split", "repeat", "drop"])
-    def test_without_samples_no_rank_has_a_batch(self, options, uneven):
-        sampler = SizeAwareBatchSampler([], [], 10, uneven=uneven, **options)
+    def test_without_samples_no_rank_has_a_batch(self, options):
+        sampler = SizeAwareBatchSampler([], [], 10, **options)
         assert len(sampler) == 0
         assert list(sampler) == []
-        again = SizeAwareBatchSampler([], [], 10, uneven=uneven, **options)
+        again = SizeAwareBatchSampler([], [], 10, **options)
         again.load_state_dict(sampler.state_dict())
         assert list(again) == []
 

@@ -6,11 +6,15 @@ import gzip
 import hashlib
 import io
 import tarfile
+from functools import partial
 
 import pytest
 
 from pipeal.core.errors import DataError
-from pipeal.data import Source, canonical_text_name, load_text, unpack_imdb, unpack_members
+from pipeal.data import Source, canonical_text_name, load_text, published_max_len, unpack_imdb, unpack_members
+from pipeal.data.text import datasets
+from pipeal.data.text.published import PublishedTexts
+from pipeal.data.text.rows import read_splits
 
 GOOD = '"1","Title","Text"\n"4","","Only ""text"" here"\n'
 
@@ -53,6 +57,27 @@ def test_published_spellings(spelling, name):
 def test_unknown_name_gets_the_nearest():
     with pytest.raises(DataError, match="unknown data set 'agnew'; did you mean 'agnews'"):
         load_text("agnew")
+
+
+def test_a_new_data_set_is_one_value_and_one_place_in_the_list(served, tmp_path, monkeypatch):
+    """Its name, addresses, files, class names and length stood in three files."""
+    served.files |= {"train.csv": GOOD.encode(), "test.csv": GOOD.encode()}
+    new = PublishedTexts(
+        name="weather",
+        spellings=("rain",),
+        folder="weather_csv",
+        files=("train.csv", "test.csv"),
+        sources=tuple(Source(served.address + name, None, (name,)) for name in ("train.csv", "test.csv")),
+        read=partial(read_splits, classes=("wet", "dry", "hot", "cold")),
+        max_len=7,
+    )
+    monkeypatch.setattr(datasets, "_PUBLISHED", (*datasets._PUBLISHED, new))
+    with pytest.raises(DataError, match=r"weather: no train.csv or test.csv .*weather_csv; fetch http.*put it there"):
+        load_text("weather", tmp_path, download=False)
+    data = load_text("Ra-in", tmp_path)
+    assert (data.name, data.classes, data.test.labels) == ("weather", ("wet", "dry", "hot", "cold"), [0, 3])
+    assert (tmp_path / "weather_csv" / "test.csv").is_file()
+    assert (published_max_len("rain"), published_max_len("IMDb"), published_max_len("AG_NEWS")) == (7, 256, 128)
 
 
 @pytest.mark.parametrize("folder", ["ag_news_csv", "."])

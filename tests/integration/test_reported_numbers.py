@@ -24,8 +24,7 @@ from torch.nn import functional as F
 from pipeal import ALPackage
 from pipeal.cli import text, vision
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, load_config
-from pipeal.data import ImageSplit, Vocab, clean
-from pipeal.data.images.toyimages import MEAN, STD, toyimages
+from pipeal.data import ImageSplit, Vocab, clean, load_images
 from pipeal.run.build import evaluated_part, hold_out
 from pipeal.run.build_language import language_experiment
 from pipeal.run.build_text import TextExperiment, text_experiment
@@ -372,9 +371,10 @@ def test_accuracies_of_images_are_those_of_their_splits(tmp_path: Path, capsys: 
         capsys, vision.command, VisionConfig, vision_experiment, tmp_path, "toyimages", "vgg", *IMAGES,
         f"--set=data.held_out={HELD_OUT}", f"--set=train.train_accuracy_samples={EVALUATED}", "--augmentation=strong",
     )  # fmt: skip
-    train, test = toyimages(16)
+    data = load_images("toyimages", size=16)
+    train, test = data.train, data.test
     kept, out = hold_out(len(train), HELD_OUT)
-    mean, std = (torch.tensor(one).view(3, 1, 1) for one in (MEAN, STD))
+    mean, std = (torch.tensor(one).view(3, 1, 1) for one in (data.mean, data.std))
 
     def some(split: ImageSplit, rows: Any) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(np.array(split.pixels[rows])).permute(0, 3, 1, 2)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeal.core.errors import ConfigError
-from pipeal.data.batching.packing import as_cost, as_number
+from pipeal.data.batching.packing import above_zero, as_cost
 
 BatchCost: TypeAlias = Callable[[int, int], float]
 """What a batch of ``n`` samples costs whose longest has that length; falls with neither."""
@@ -35,9 +35,7 @@ def fitting(distinct: _Ints, budget: float, cost: BatchCost | None, most: int) -
     >>> fitting(np.array([2, 5, 20]), 16, None, 100)
     array([8, 3, 0])
     """
-    number = as_number(budget)
-    if number is None or not number > 0:
-        raise ConfigError(f"budget is {budget!r}; wanted a number above 0")
+    number = above_zero("budget", budget)
     if cost is None:
         return np.minimum(min(number, np.iinfo(np.int64).max) // distinct, most).astype(np.int64)
 

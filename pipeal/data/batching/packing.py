@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.checks import one_of
+
+__all__ = ["SizeTypeError"]
 
 Cost: TypeAlias = Literal["sum", "padded"] | Callable[[int, float], float]
 """What a batch costs: the sum of its sizes, ``n × longest``, or any function of ``(n, longest)``."""
@@ -68,10 +71,8 @@ class Packer:
     """
 
     def __init__(self, limit: float, cost: Cost = "sum", oversize: Oversize = "drop") -> None:
-        self.limit = _limit(limit)
-        if oversize not in ("raise", "drop", "single"):
-            raise ConfigError(f"oversize is {oversize!r}; wanted 'raise', 'drop' or 'single'")
-        self.oversize = oversize
+        self.limit = above_zero("the limit of a batch (max_total_size)", limit)
+        self.oversize: Oversize = one_of("oversize", oversize, Oversize)
         if cost not in ("sum", "padded") and not callable(cost):
             raise ConfigError(f"cost is {cost!r}; wanted 'sum', 'padded' or a function of (n, longest)")
         self.cost = cost
@@ -188,21 +189,15 @@ class Sizes:
     """
 
     def __init__(self, sizeof: SizeOf) -> None:
-        self._array: np.ndarray[Any, Any] | None = None
-        self._table: Mapping[Any, Any] | Sequence[Any] | None = None
-        if callable(sizeof):
-            self._get: Callable[[Any], Any] = sizeof
-        elif isinstance(sizeof, (np.ndarray, Tensor)):
+        if isinstance(sizeof, (np.ndarray, Tensor)):
             if sizeof.ndim != 1:
                 shape = tuple(sizeof.shape)
                 raise SizeTypeError(f"sizeof is an array of shape {shape}; wanted one size per sample, (N,)")
-            self._array = sizeof if isinstance(sizeof, np.ndarray) else _as_array(sizeof)
-            self._get = self._array.item
-        elif isinstance(sizeof, (Mapping, Sequence)) and not isinstance(sizeof, (str, bytes)):
-            self._table, self._get = sizeof, sizeof.__getitem__
-        else:
+            sizeof = sizeof if isinstance(sizeof, np.ndarray) else _as_array(sizeof)
+        elif not callable(sizeof) and (not isinstance(sizeof, (Mapping, Sequence)) or isinstance(sizeof, (str, bytes))):
             kind = type(sizeof).__name__
             raise SizeTypeError(f"sizeof is a {kind}; wanted a function, a mapping or a sequence of sizes")
+        self._from: Any = sizeof
 
     def of(self, samples: Iterable[Any]) -> Iterator[Any]:
         """The size of each, as it is asked for.
@@ -210,9 +205,7 @@ class Sizes:
         Raises:
             DataError: A mapping, sequence or array has none for a sample.
         """
-        if self._array is None and self._table is None:
-            return map(self._get, samples)
-        return map(self._looked_up, samples)
+        return map(self._from if callable(self._from) else self._looked_up, samples)
 
     def of_all(self, indices: list[int]) -> Iterator[Any]:
         """The same for indices that are all known, which are looked up at once where that runs no code of others.
@@ -220,18 +213,17 @@ class Sizes:
         An array is not made into a list of Python's numbers beforehand: each of many buckets that share it would.
         """
         with suppress(LookupError):  # looked up one by one, the one that has no size is named
-            if self._array is not None:
-                return iter(self._array[np.fromiter(indices, np.int64, len(indices))].tolist())
-            if isinstance(self._table, (list, tuple, dict)):
-                return iter([*map(self._get, indices)])
+            if isinstance(self._from, np.ndarray):
+                return iter(self._from[np.fromiter(indices, np.int64, len(indices))].tolist())
+            if isinstance(self._from, (list, tuple, dict)):
+                return iter([*map(self._from.__getitem__, indices)])
         return self.of(indices)
 
     def _looked_up(self, sample: Any) -> Any:
         try:
-            return self._get(sample)
+            return self._from[sample]
         except LookupError as error:
-            count = len(self._array if self._table is None else self._table)  # type: ignore[arg-type]  # not both None
-            raise DataError(f"no size for sample {sample!r} among {count}; sizeof must cover all") from error
+            raise DataError(f"no size for sample {sample!r} among {len(self._from)}; sizeof must cover all") from error
 
 
 def _as_array(found: Tensor) -> np.ndarray[Any, Any]:
@@ -286,8 +278,13 @@ def as_cost(found: Any, n: int, longest: float) -> float:
 _PLAIN = frozenset((int, float))
 
 
-def _limit(limit: Any) -> float:
+def above_zero(name: str, limit: Any) -> float:
+    """A limit as a Python number.
+
+    Raises:
+        ConfigError: It is no number above 0.
+    """
     number = as_number(limit)
     if number is None or not number > 0:
-        raise ConfigError(f"the limit of a batch (max_total_size) is {limit!r}; wanted a number above 0")
+        raise ConfigError(f"{name} is {limit!r}; wanted a number above 0")
     return number

@@ -1,4 +1,4 @@
-"""Exact dynamic programs that cut distinct lengths into neighbouring groups.
+"""The exact dynamic program that cuts distinct lengths into neighbouring groups.
 
 With the distinct lengths ``x_1 < … < x_m``, their weights summed up to ``W_j`` and the cost ``c`` of one sample of a
 length, a group that holds the lengths after ``x_i`` up to ``x_j`` costs ``w(i, j) = c(x_j) · (W_j − W_i)``: all its
@@ -9,14 +9,10 @@ samples are padded to ``x_j``. For ``i < i'`` and ``j < j'``
 which is at most 0 where ``c`` does not fall: the quadrangle inequality (F. Yao, STOC 1980). Then the best last cut of
 the prefix up to ``j`` moves only to the right as ``j`` grows, and the cuts of a layer are found by divide and conquer
 in O(m log m) instead of O(m²).
-
-In both functions ``costs`` is ``(m,)``, ``c(x_1) … c(x_m)``, and ``sums`` is ``(m + 1,)``, ``W_0 = 0 … W_m``; the
-result is the ``groups - 1`` inner cuts, rising: how many distinct lengths lie before each.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TypeAlias
 
 import numpy as np
@@ -33,8 +29,15 @@ _BLOCK = 1 << 20
 def least_total(costs: _Floats, sums: _Floats, groups: int) -> list[int]:
     """The cuts of least summed cost.
 
-    Layer ``g`` holds, for every end ``j``, the least cost of the first ``j`` lengths in ``g`` groups.
+    Args:
+        costs: ``(m,)``: ``c(x_1) … c(x_m)``.
+        sums: ``(m + 1,)``: ``W_0 = 0 … W_m``.
+        groups: From 2 to m.
+
+    Returns:
+        The ``groups - 1`` inner cuts, rising: how many distinct lengths lie before each.
     """
+    # Layer g holds, for every end j, the least cost of the first j lengths in g groups.
     m = len(costs)
     ends = np.arange(1, m - groups + 2)
     best = np.full(m + 1, np.inf)
@@ -92,60 +95,3 @@ def _best_in(best: _Floats, sums: _Floats, costs: _Floats, low: _Ints, high: _In
     least = np.minimum.reduceat(tried, begins)
     hits = np.flatnonzero(tried == np.repeat(least, sizes))
     return i[hits[np.searchsorted(hits, begins)]], least
-
-
-def most_balanced(costs: _Floats, sums: _Floats, groups: int) -> list[int]:
-    """The cuts whose neighbouring groups differ least in cost, at the worst place.
-
-    What a further group adds depends on the cost of the group before it, so a state is a last group ``(h, i)``. States
-    worse than the best split by even steps cannot lead to the optimum; as a rule that leaves few of them.
-    """
-    m = len(costs)
-    limit = _even_split(costs, sums, groups)
-    # The states of a layer, by end: where the last group begins and ends, its cost, its worst difference so far,
-    # and the number of the state before it.
-    end = np.arange(1, m - groups + 2)
-    cost, worst = costs[end - 1] * sums[end], np.zeros(len(end))
-    trail: list[tuple[_Ints, _Ints]] = []
-    for group in range(2, groups + 1):
-        ends = np.arange(group, m - groups + group + 1) if group < groups else np.array([m])
-        parts: list[tuple[_Ints, _Floats, _Floats, _Ints]] = []
-        edges = np.searchsorted(end, np.arange(m + 2)).tolist()
-        for i in np.unique(end).tolist():
-            first, last = edges[i], edges[i + 1]
-            further = ends[ends > i]
-            if not further.size:
-                continue
-            after = costs[further - 1] * (sums[further] - sums[i])
-            value = np.maximum(worst[first:last, None], np.abs(cost[first:last, None] - after))
-            before = value.argmin(axis=0)
-            value = value[before, np.arange(len(further))]
-            kept = value <= limit
-            parts.append((further[kept], after[kept], value[kept], before[kept] + first))
-        trail.append((end, np.concatenate([part[3] for part in parts])))
-        end = np.concatenate([part[0] for part in parts])
-        cost, worst = (np.concatenate([part[n] for part in parts]) for n in (1, 2))
-        order = np.argsort(end, kind="stable")
-        end, cost, worst = end[order], cost[order], worst[order]
-        trail[-1] = trail[-1][0], trail[-1][1][order]
-    state, inner = int(worst.argmin()), []
-    for ends_before, before in reversed(trail):
-        state = int(before[state])
-        inner.append(int(ends_before[state]))
-    return inner[::-1]
-
-
-def _even_split(costs: _Floats, sums: _Floats, groups: int) -> float:
-    """The worst difference of the best split among those whose groups each come nearest to one wanted cost."""
-    m, best = len(costs), math.inf
-    for wanted in np.geomspace(max(costs[0] * sums[1], 1e-9), max(costs.max() * sums[-1], 1e-9), 96).tolist():
-        begin, spent = 0, []
-        for group in range(1, groups):
-            ends = np.arange(begin + 1, m - groups + group + 1)
-            tried = costs[ends - 1] * (sums[ends] - sums[begin])
-            nearest = int(np.abs(tried - wanted).argmin())
-            begin = int(ends[nearest])
-            spent.append(float(tried[nearest]))
-        spent.append(float(costs[-1] * (sums[-1] - sums[begin])))
-        best = min(best, float(np.abs(np.diff(spent)).max()))
-    return best

@@ -1,4 +1,4 @@
-"""What the size-aware samplers share: numbered passes that ranks divide, and that resume where the consumer stood."""
+"""What all samplers share: numbered passes that ranks divide, and that resume where the consumer stood."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from zlib import crc32
 from torch.utils.data import Sampler
 
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.data.batching.ranks import EvenBatches, Uneven, check_ranks, even_batches, steps_of
-from pipeal.data.batching.samplers import at_least
+from pipeal.data.batching.ranks import even_batches, steps_of
+from pipeal.data.checks import at_least, check_rank
 
-_VERSION = 1
+__all__ = ["PassSampler"]
+
+_VERSION = 3
 
 
 class PassSampler(Sampler[list[int]], ABC):
@@ -28,34 +30,23 @@ class PassSampler(Sampler[list[int]], ABC):
 
     Several ranks build the same list of batches, each for itself, and rank ``r`` takes batches ``r``, ``r + W``,
     ``r + 2 W`` … of it: each has the same number of steps, without a word between them. It takes one seed and one
-    order of samples on all of them.
+    order of samples on all of them. Where ``W`` does not divide the number of batches, some are cut in halves, see
+    :func:`pipeal.data.batching.ranks.even_batches`; :attr:`repeated` names the samples that come twice.
 
     Args:
         seed: At least 0.
         rank: Which part of each step this process takes.
         world_size: How many parts there are.
-        uneven: What becomes of a number of batches that ``world_size`` does not divide; see
-            :data:`pipeal.data.batching.ranks.Uneven`. :attr:`repeated` and :attr:`left_out` name the samples concerned.
         largest_first: The first step is the one of the costliest batches: what does not fit fails at once or never.
 
     Raises:
-        ConfigError: A rank that does not exist, an unknown ``uneven``, a seed below 0.
+        ConfigError: A rank that does not exist, a seed below 0.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        uneven: Uneven = "split",
-        largest_first: bool = False,
-    ) -> None:
-        check_ranks(rank, world_size, uneven)
+    def __init__(self, *, seed: int = 0, rank: int = 0, world_size: int = 1, largest_first: bool = False) -> None:
         self.seed = at_least("seed", seed, 0)
-        self.rank, self.world_size = int(rank), int(world_size)
-        self.uneven = uneven
-        self.largest_first = largest_first
+        self.rank, self.world_size = check_rank(rank, world_size)
+        self.largest_first = bool(largest_first)
         self.epoch = 0
         self._counts_passes = True
         self._latest: _Pass | None = None
@@ -82,11 +73,12 @@ class PassSampler(Sampler[list[int]], ABC):
         Raises:
             TypeError: It cannot be known before the pass.
         """
-        return steps_of(self._count(self.epoch), self.world_size, self.uneven)
+        return steps_of(self._count(self.epoch), self.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        # A DataLoader with workers asks twice for an iterator and uses the second: only a first batch is a beginning.
-        return _Opening(self)
+        # A generator, as only a first batch is a beginning: a DataLoader with workers asks twice for an iterator and
+        # uses the second.
+        yield from self._begin()
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Where the pass begun last stands: a few numbers, the same on every rank, fit for JSON.
@@ -110,16 +102,7 @@ class PassSampler(Sampler[list[int]], ABC):
             raise ConfigError(f"consumed is {consumed}, but {handed} batches of the pass begun last were handed out")
         if isinstance(checks, Mapping) and batch not in checks:
             raise ConfigError(f"consumed is {consumed}, but the pass resumes after {handed} batches and has not begun")
-        return {
-            "version": _VERSION,
-            "sampler": type(self).__name__,
-            "world_size": self.world_size,
-            "options": self._fingerprint(),
-            "seed": self.seed,
-            "epoch": epoch,
-            "batch": batch,
-            "check": checks[batch],
-        }
+        return {**self._identity(), "seed": self.seed, "epoch": epoch, "batch": batch, "check": checks[batch]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Lets the next pass go on where ``state`` was taken, with its seed and epoch.
@@ -130,24 +113,17 @@ class PassSampler(Sampler[list[int]], ABC):
         Raises:
             DataError: The state is of another sampler, version, world size or other options, or not a state at all.
         """
-        wanted = {
-            "version": _VERSION,
-            "sampler": type(self).__name__,
-            "world_size": self.world_size,
-            "options": self._fingerprint(),
-        }
-        for key, value in wanted.items():
-            if not isinstance(state, Mapping) or state.get(key) != value:
-                found = state.get(key) if isinstance(state, Mapping) else state
+        for key, value in self._identity().items():
+            found = state.get(key) if isinstance(state, Mapping) else state
+            if found != value:
                 raise DataError(
                     f"a state with {key} {found!r}; wanted {value!r}: it was taken from another sampler, or from one "
-                    "with another limit, policy or the like"
+                    "of other sizes, or with another limit, policy or the like"
                 )
-        numbers = {key: state.get(key) for key in ("seed", "epoch", "batch", "check")}
-        for key, number in numbers.items():
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise DataError(f"a state with {key} {number!r}; wanted a whole number of at least 0")
-        restored = {key: int(state[key]) for key in numbers}
+        try:
+            restored = {key: at_least(key, state.get(key), 0) for key in ("seed", "epoch", "batch", "check")}
+        except ConfigError as error:
+            raise DataError(f"a state in which {error}") from None
         self.seed = restored["seed"]
         self._enter(restored["epoch"])
         self._restored, self._latest = restored, None
@@ -156,11 +132,6 @@ class PassSampler(Sampler[list[int]], ABC):
     def repeated(self) -> list[int]:
         """The samples that the pass begun last repeats to even the steps out; known once its first step is out."""
         return [] if self._latest is None else self._latest.repeated
-
-    @property
-    def left_out(self) -> list[int]:
-        """The samples that the pass begun last leaves out to even the steps out; known once its first step is out."""
-        return [] if self._latest is None else self._latest.left_out
 
     def _begin(self) -> _Pass:
         """Begins the next pass, where a state was restored in its middle."""
@@ -178,9 +149,12 @@ class PassSampler(Sampler[list[int]], ABC):
         """Takes up an epoch that was chosen."""
         self.epoch = epoch
 
-    def _fingerprint(self) -> int:
-        """Tells options apart: those that decide what the batches are, as far as they have a text of their own."""
-        return crc32(repr((self.uneven, self.largest_first, *self._options())).encode())
+    def _identity(self) -> dict[str, Any]:
+        """What a state and the sampler that takes it must have in common."""
+        # Of the options those that decide what the batches are, as far as they have a text of their own.
+        options = crc32(repr((self.largest_first, *self._options())).encode())
+        kind = type(self).__name__
+        return {"version": _VERSION, "sampler": kind, "world_size": self.world_size, "options": options}
 
     @abstractmethod
     def _options(self) -> tuple[object, ...]:
@@ -199,19 +173,6 @@ class PassSampler(Sampler[list[int]], ABC):
         """What each of some batches costs, for finding the costliest."""
 
 
-class _Opening(Iterator[list[int]]):
-    """A pass that begins when its first batch is asked for."""
-
-    def __init__(self, sampler: PassSampler) -> None:
-        self._sampler = sampler
-        self._begun: _Pass | None = None
-
-    def __next__(self) -> list[int]:
-        if self._begun is None:
-            self._begun = self._sampler._begin()
-        return next(self._begun)
-
-
 class _Pass(Iterator[list[int]]):
     """One rank's part of one pass."""
 
@@ -219,7 +180,6 @@ class _Pass(Iterator[list[int]]):
         self.epoch = epoch
         self.rank = sampler.rank
         self.repeated: list[int] = []
-        self.left_out: list[int] = []
         # After each step, a check sum of all batches so far, of all ranks. Kept for every step, since a state may be
         # asked for one that lies back: 8 bytes each.
         self.checks = array("Q", [0])
@@ -251,9 +211,8 @@ class _Pass(Iterator[list[int]]):
 
     def _planned(self, batches: Iterable[list[int]], sampler: PassSampler) -> Iterator[list[list[int]]]:
         ranks = sampler.world_size
-        even: EvenBatches = even_batches(list(batches), ranks, sampler.uneven)
-        self.repeated, self.left_out = even.repeated, even.left_out
-        order: list[list[int]] = even.batches
+        even = even_batches(list(batches), ranks)
+        self.repeated, order = even.repeated, even.batches
         if sampler.largest_first:
             costs = sampler._costs(order)
             first = heapq.nlargest(ranks, range(len(order)), key=costs.__getitem__)

@@ -10,19 +10,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice, pairwise
-from typing import Literal, TypeAlias
 
-import numpy as np
-
-from pipeal.core.errors import ConfigError
-
-Uneven: TypeAlias = Literal["split", "repeat", "drop"]
-"""What becomes of a number of batches that the ranks do not divide.
-
-``split`` halves the batches of most samples until they do: each sample still goes to exactly one rank. Only where every
-batch is down to one sample, the first batches are repeated. ``repeat`` gives the first batches again at the end;
-``drop`` leaves the last ones out.
-"""
+__all__ = ["WHOLE", "EvenBatches", "Share", "even_batches", "steps_of"]
 
 
 @dataclass(frozen=True)
@@ -65,58 +54,34 @@ class EvenBatches:
     Attributes:
         batches: The batches.
         repeated: The samples that come twice, in the order of their second coming.
-        left_out: The samples that come not at all.
     """
 
     batches: list[list[int]]
     repeated: list[int]
-    left_out: list[int]
 
 
-def even_batches(batches: Sequence[list[int]], world_size: int, uneven: Uneven = "split") -> EvenBatches:
-    """Splits, repeats or drops batches until ``world_size`` divides their number.
+def even_batches(batches: Sequence[list[int]], world_size: int) -> EvenBatches:
+    """Halves the batches of most samples until ``world_size`` divides their number: each sample still goes to one rank.
+
+    Only where every batch is down to one sample, the first batches are repeated.
 
     >>> even_batches([[0, 1, 2, 3], [4], [5, 6]], world_size=2).batches
     [[0, 1], [2, 3], [4], [5, 6]]
-    >>> even_batches([[0, 1, 2, 3], [4], [5, 6]], world_size=2, uneven="repeat").repeated
-    [0, 1, 2, 3]
+    >>> even_batches([[0], [1], [2]], world_size=2).repeated
+    [0]
     """
-    found = list(batches)
-    missing = -len(found) % world_size
-    if not missing or not found:
-        return EvenBatches(found, [], [])
-    if uneven == "drop":
-        kept = len(found) // world_size * world_size
-        return EvenBatches(found[:kept], [], list(chain.from_iterable(found[kept:])))
-    if uneven == "split":
-        found = _split(found, missing)
-        missing = -len(found) % world_size
-    again = [list(batch) for batch in islice(cycle(found), missing)]
-    return EvenBatches(found + again, list(chain.from_iterable(again)), [])
+    found = _split(list(batches), -len(batches) % world_size)
+    again = [list(batch) for batch in islice(cycle(found), -len(found) % world_size)]
+    return EvenBatches(found + again, list(chain.from_iterable(again)))
 
 
-def steps_of(batches: int, world_size: int, uneven: Uneven = "split") -> int:
+def steps_of(batches: int, world_size: int) -> int:
     """How many steps each rank has of so many batches.
 
-    >>> steps_of(7, 2), steps_of(7, 2, "drop")
-    (4, 3)
+    >>> steps_of(7, 2)
+    4
     """
-    return batches // world_size if uneven == "drop" else -(-batches // world_size)
-
-
-def check_ranks(rank: int, world_size: int, uneven: str) -> None:
-    """Refuses what cannot be a rank.
-
-    Raises:
-        ConfigError: ``world_size`` below 1, ``rank`` not below it, or an unknown way to even out.
-    """
-    for name, value in (("rank", rank), ("world_size", world_size)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-            raise ConfigError(f"{name} is {value!r}; wanted a whole number")
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"rank {rank} of world_size {world_size}; wanted 0 <= rank < world_size")
-    if uneven not in ("split", "repeat", "drop"):
-        raise ConfigError(f"uneven is {uneven!r}; wanted 'split', 'repeat' or 'drop'")
+    return -(-batches // world_size)
 
 
 def _split(batches: list[list[int]], missing: int) -> list[list[int]]:

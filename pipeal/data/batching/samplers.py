@@ -1,4 +1,4 @@
-"""Which samples form a batch: planned for a whole epoch from the lengths, a seed and the epoch's number.
+"""What samplers share that plan a whole epoch, from the lengths of all samples, a seed and the epoch's number.
 
 Every sampler yields lists of indices, each index once per epoch, and fits
 ``torch.utils.data.DataLoader(batch_sampler=...)``. Iterators over one sampler do not disturb each other.
@@ -6,19 +6,54 @@ Every sampler yields lists of indices, each index once per epoch, and fits
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import DataError
+from pipeal.data.batching.passes import PassSampler
+
+__all__ = ["EpochBatchSampler", "EpochSampler", "padding_share"]
 
 Lengths: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 _Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+class EpochBatchSampler(Protocol):
+    """Batches of indices that know which epoch they are for; all batch samplers of :mod:`pipeal.data` are such."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The indices of each batch."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What a run knows of the samples that a sampler is to batch.
+
+    Attributes:
+        lengths: ``(N,)`` int64, of the training samples.
+        longest: What samples were cut at: all that is known of the lengths of a stream beforehand.
+        seed: What is drawn follows from it and the epoch.
+    """
+
+    lengths: _Indices
+    longest: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -35,13 +70,17 @@ class Plan:
         return Plan(self.order, self.starts[turn], self.ends[turn])
 
 
-class EpochSampler(ABC):
-    """What the samplers share: a checked array of lengths, and a plan that (seed, epoch) decides.
+class EpochSampler(PassSampler):
+    """A sampler that plans a whole epoch at once, from an array of lengths.
+
+    Passes, ranks, resuming and their arguments are those of :class:`pipeal.data.batching.passes.PassSampler`, but that
+    the epoch stays as it is until :meth:`set_epoch` chooses another one.
 
     Args:
         lengths: ``(N,)`` whole numbers, at least 1 each.
         shuffle: False gives the same batches in the same order in every epoch.
         seed: At least 0.
+        passes: Further arguments of a pass: ``rank``, ``world_size``, ``largest_first``.
 
     Attributes:
         padded_lengths: ``(N,)`` int64: a batch is to be padded to the largest of these among its samples.
@@ -51,37 +90,34 @@ class EpochSampler(ABC):
         ConfigError: A seed below 0.
     """
 
-    def __init__(self, lengths: Lengths, *, shuffle: bool, seed: int) -> None:
-        self.lengths = _checked(lengths)
+    def __init__(self, lengths: Lengths, *, shuffle: bool, seed: int, **passes: Any) -> None:
+        super().__init__(seed=seed, **passes)
+        self.lengths = checked_lengths(lengths)
         self.padded_lengths = self.lengths
-        self.shuffle = shuffle
-        self.seed = at_least("seed", seed, 0)
-        self.epoch = 0
-        self._planned: tuple[int, Plan] | None = None
+        self.shuffle = bool(shuffle)
+        self._counts_passes = False
+        self._planned: tuple[tuple[int, int], Plan] | None = None
 
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that the next iterator (and ``len``) is for; begun iterators go on as they are.
+    def _batches(self, epoch: int) -> Iterable[list[int]]:
+        plan = self._plan_of(epoch)
+        pairs = zip(plan.starts.tolist(), plan.ends.tolist(), strict=True)
+        return (plan.order[start:end].tolist() for start, end in pairs)
 
-        Raises:
-            ConfigError: An epoch below 0.
-        """
-        self.epoch = at_least("epoch", epoch, 0)
+    def _count(self, epoch: int) -> int:
+        return len(self._plan_of(epoch).starts)
 
-    def __len__(self) -> int:
-        """The number of batches in the chosen epoch."""
-        return len(self._current().starts)
+    def _costs(self, batches: Sequence[list[int]]) -> Sequence[float]:
+        return [len(batch) * int(self.padded_lengths[batch].max()) for batch in batches]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        plan = self._current()
-        for start, end in zip(plan.starts.tolist(), plan.ends.tolist(), strict=True):
-            yield plan.order[start:end].tolist()
+    def _options(self) -> tuple[object, ...]:
+        # What else decides the batches shows in the check sum of those that were consumed.
+        return self.shuffle, crc32(self.lengths.tobytes()), crc32(self.padded_lengths.tobytes())
 
-    def _current(self) -> Plan:
-        planned = self._planned
-        if planned is None or planned[0] != self.epoch:
-            planned = self.epoch, self._plan(np.random.default_rng((self.seed, self.epoch)))
-            self._planned = planned
-        return planned[1]
+    def _plan_of(self, epoch: int) -> Plan:
+        drawn_from = self.seed, epoch
+        if self._planned is None or self._planned[0] != drawn_from:
+            self._planned = drawn_from, self._plan(np.random.default_rng(drawn_from))
+        return self._planned[1]
 
     @abstractmethod
     def _plan(self, random: np.random.Generator) -> Plan:
@@ -94,107 +130,6 @@ class EpochSampler(ABC):
         return order[np.argsort(-self.lengths[order], kind="stable")]
 
 
-class FixedBatchSampler(EpochSampler):
-    """Batches of ``batch_size`` random samples, whatever their lengths; the last one may be smaller.
-
-    >>> list(FixedBatchSampler([3, 1, 2], batch_size=2, shuffle=False))
-    [[0, 1], [2]]
-    """
-
-    def __init__(self, lengths: Lengths, batch_size: int, shuffle: bool = True, seed: int = 0) -> None:
-        super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.batch_size = at_least("batch_size", batch_size, 1)
-
-    def _plan(self, random: np.random.Generator) -> Plan:
-        count = len(self.lengths)
-        starts = np.arange(0, count, self.batch_size)
-        order = random.permutation(count) if self.shuffle else np.arange(count)
-        return Plan(order, starts, np.minimum(starts + self.batch_size, count))
-
-
-class LengthGroupedBatchSampler(EpochSampler):
-    """Batches of ``batch_size`` samples of similar length: neighbours in the order of lengths.
-
-    Kept random: the order of equal lengths, the place of the one smaller batch, the order of the batches.
-
-    >>> list(LengthGroupedBatchSampler([3, 9, 2, 8], batch_size=2, shuffle=False))
-    [[1, 3], [0, 2]]
-    """
-
-    def __init__(self, lengths: Lengths, batch_size: int, *, shuffle: bool = True, seed: int = 0) -> None:
-        super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.batch_size = at_least("batch_size", batch_size, 1)
-
-    def _plan(self, random: np.random.Generator) -> Plan:
-        order = self._longest_first(random)
-        whole, rest = divmod(len(order), self.batch_size)
-        sizes = np.full(whole + bool(rest), self.batch_size)
-        if rest:
-            sizes[random.integers(len(sizes)) if self.shuffle else -1] = rest
-        ends = np.cumsum(sizes)
-        plan = Plan(order, ends - sizes, ends)
-        return plan.shuffled(random) if self.shuffle else plan
-
-
-class TokenBudgetBatchSampler(EpochSampler):
-    """As many samples of similar length as a padded budget holds: ``max(length) × n <= budget_tokens``.
-
-    Longest first, each batch takes as many samples as fit; without shuffling no other cutting gives fewer
-    batches. Kept random: the order of equal lengths, the size of the first batch and with it all later cuts
-    (which costs one batch at most), the order of the batches.
-
-    Args:
-        lengths: ``(N,)`` whole numbers, at least 1 each.
-        budget_tokens: The most tokens in a batch, padding included.
-        max_samples: The most samples in a batch.
-        shuffle: False gives the same batches in every epoch, longest first.
-        seed: At least 0.
-
-    Raises:
-        DataError: Bad lengths, or a sample that is longer than the budget.
-        ConfigError: A budget or ``max_samples`` below 1.
-
-    >>> list(TokenBudgetBatchSampler([3, 9, 2, 8], budget_tokens=16, shuffle=False))
-    [[1], [3, 0], [2]]
-    """
-
-    def __init__(
-        self,
-        lengths: Lengths,
-        budget_tokens: int,
-        *,
-        max_samples: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.budget_tokens = at_least("budget_tokens", budget_tokens, 1)
-        self.max_samples = None if max_samples is None else at_least("max_samples", max_samples, 1)
-        longest = int(np.argmax(self.lengths))
-        if self.lengths[longest] > self.budget_tokens:
-            raise DataError(
-                f"sample {longest} has length {self.lengths[longest]}, more than the budget of "
-                f"{self.budget_tokens} tokens; raise budget_tokens or cut the samples (max_len)"
-            )
-
-    def _plan(self, random: np.random.Generator) -> Plan:
-        order = self._longest_first(random)
-        fits = self.budget_tokens // self.lengths[order]
-        if self.max_samples is not None:
-            fits = np.minimum(fits, self.max_samples)
-        # How many a batch takes depends on where the one before it ended: a loop, but one step per batch.
-        takes, count = fits.tolist(), len(order)
-        if self.shuffle:
-            takes[0] = int(random.integers(1, takes[0] + 1))
-        cuts = [0]
-        while cuts[-1] < count:
-            cuts.append(cuts[-1] + takes[cuts[-1]])
-        cuts[-1] = count
-        edges = np.array(cuts, dtype=np.int64)
-        plan = Plan(order, edges[:-1], edges[1:])
-        return plan.shuffled(random) if self.shuffle else plan
-
-
 def padding_share(lengths: Lengths, batches: Iterable[Sequence[int]]) -> float:
     """The share of padding in all tokens of the batches, each padded to its longest sample.
 
@@ -204,7 +139,7 @@ def padding_share(lengths: Lengths, batches: Iterable[Sequence[int]]) -> float:
     Raises:
         DataError: No batch, an empty one, or bad lengths.
     """
-    checked = _checked(lengths)
+    checked = checked_lengths(lengths)
     lists = list(batches)
     sizes = np.array([len(batch) for batch in lists], dtype=np.int64)
     if not sizes.size or not sizes.all():
@@ -215,27 +150,30 @@ def padding_share(lengths: Lengths, batches: Iterable[Sequence[int]]) -> float:
     return (padded - int(used.sum())) / padded
 
 
-def _checked(lengths: Lengths) -> npt.NDArray[np.int64]:
+def checked_lengths(lengths: Lengths) -> _Indices:
+    """Lengths as an array.
+
+    Raises:
+        DataError: No samples, or lengths that are not whole numbers of at least 1.
+    """
     found = np.asarray(lengths)
     if found.ndim != 1 or not found.size:
         raise DataError(f"lengths of shape {found.shape}; wanted one length for each of at least 1 sample")
-    if not np.issubdtype(found.dtype, np.integer):
-        raise DataError(f"lengths of type {found.dtype}; wanted whole numbers")
-    shortest = int(np.argmin(found))
-    if found[shortest] < 1:
-        raise DataError(f"sample {shortest} has length {found[shortest]}; wanted at least 1")
-    longest = int(np.argmax(found))
-    if found[longest] > np.iinfo(np.int64).max:
-        raise DataError(f"sample {longest} has length {found[longest]}; wanted less than 2^63")
-    return found.astype(np.int64)
+    whole = whole_numbers(found)
+    shortest = int(np.argmin(whole))
+    if whole[shortest] < 1:
+        raise DataError(f"sample {shortest} has length {whole[shortest]}; wanted at least 1")
+    return whole
 
 
-def at_least(name: str, value: int, least: int) -> int:
-    """A whole number, checked.
+def whole_numbers(found: npt.NDArray[Any]) -> _Indices:
+    """Lengths, or bounds of lengths, as int64.
 
     Raises:
-        ConfigError: It is not one, or below ``least``.
+        DataError: They are not whole, or not below 2**63.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"{name} is {value!r}; wanted a whole number of at least {least}")
-    return int(value)
+    if not np.issubdtype(found.dtype, np.integer):
+        raise DataError(f"lengths of type {found.dtype}; wanted whole numbers")
+    if found.dtype == np.uint64 and found.max() > np.iinfo(np.int64).max:
+        raise DataError(f"lengths up to {found.max()}; wanted whole numbers below 2**63")
+    return found.astype(np.int64)

@@ -19,7 +19,9 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.batching.packing import Cost, Log, Oversize, Packer, SizeOf, Sizes, SizeTypeError, Tally
 from pipeal.data.batching.passes import PassSampler
-from pipeal.data.batching.ranks import Uneven
+from pipeal.data.batching.samplers import Known
+
+__all__ = ["SizeAwareBatchSampler", "size_aware_batching"]
 
 _Data = TypeVar("_Data")
 
@@ -111,14 +113,13 @@ class SizeAwareBatchSampler(PassSampler):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        uneven: Uneven = "split",
         largest_first: bool = False,
     ) -> None:
         if not isinstance(sampler, (Sampler, Iterable)):
             raise SizeTypeError(f"sampler is a {type(sampler).__name__}; wanted a Sampler or an iterable of indices")
         self._sizes = Sizes(sizeof)
         self._packer = Packer(max_total_size, cost, oversize)
-        super().__init__(seed=seed, rank=rank, world_size=world_size, uneven=uneven, largest_first=largest_first)
+        super().__init__(seed=seed, rank=rank, world_size=world_size, largest_first=largest_first)
         self.sampler = sampler
         self.sizeof = sizeof
         self.max_total_size = max_total_size
@@ -175,14 +176,14 @@ class SizeAwareBatchSampler(PassSampler):
     def _order(self, epoch: int) -> Iterable[int]:
         """The indices of a pass; of a sampler that ends, all at once, so that no other pass can come between."""
         sampler = self.sampler
-        if isinstance(sampler, Iterator) and _size(sampler) is None:
-            if self._used_up:
-                raise DataError(
-                    f"the sampler is an iterator ({type(sampler).__name__}) and its one pass is taken; pass something "
-                    "that can be iterated over again, such as a list"
-                )
-            self._used_up = True
         if _size(sampler) is None:
+            if isinstance(sampler, Iterator):
+                if self._used_up:
+                    raise DataError(
+                        f"the sampler is an iterator ({type(sampler).__name__}) and its one pass is taken; pass "
+                        "something that can be iterated over again, such as a list"
+                    )
+                self._used_up = True
             return map(as_index, sampler)
         if isinstance(sampler, (np.ndarray, Tensor)):
             sampler = sampler.tolist()
@@ -194,6 +195,22 @@ class SizeAwareBatchSampler(PassSampler):
     def _repeatable(self) -> bool:
         """Whether iterating over the sampler twice in an epoch gives the same, and draws nothing from a generator."""
         return _fixed(self.sampler) or (hasattr(self.sampler, "set_epoch") and _size(self.sampler) is not None)
+
+
+def make_sampler(known: Known, *, budget_tokens: int, **options: Any) -> SizeAwareBatchSampler:
+    """The sampler that ``data.batching`` asks for; its other options are the sampler's own.
+
+    Raises:
+        DataError: All samples are over the budget, and dropped.
+    """
+    samples = range(len(known.lengths))
+    sampler = SizeAwareBatchSampler(
+        samples, known.lengths, budget_tokens, warn_logger=_silent, shuffle=True, seed=known.seed, **options
+    )
+    # It looks at the sizes in a pass: one here, since later a run would have left files.
+    if not len(sampler):
+        raise DataError(f"all {len(samples)} samples are over the budget of {budget_tokens}; raise the budget")
+    return sampler
 
 
 def _collated(batches: Iterator[list[_Data]], collate_fn: Callable[[list[_Data]], Any]) -> Iterator[Any]:
@@ -214,4 +231,4 @@ def _size(sampler: object) -> int | None:
 
 
 def _silent(message: str) -> None:
-    """Counting is not a pass: it reports nothing."""
+    """Counting is not a pass: it reports nothing. Nor does a run in every pass: it tells once what is dropped."""

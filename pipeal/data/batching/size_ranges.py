@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.checks import at_least
+
+__all__ = ["Buckets", "create_buckets"]
 
 _MOST_BUCKETS = 10**7
 
@@ -53,12 +56,9 @@ def create_buckets(sizes: Tensor, max_width: int, min_bucket_count: int) -> Buck
         raise DataError("no sizes; wanted at least 1")
     if not np.issubdtype(found.dtype, np.integer):
         raise DataError(f"sizes of type {sizes.dtype}; wanted whole numbers")
-    for name, value in (("max_width", max_width), ("min_bucket_count", min_bucket_count)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; wanted a whole number of at least 1")
+    width, enough = at_least("max_width", max_width, 1), at_least("min_bucket_count", min_bucket_count, 1)
     # Python's numbers: a distance between two int64 need not be one.
     values, counts = (part.tolist() for part in np.unique(found, return_counts=True))
-    width, enough = int(max_width), int(min_bucket_count)
     if (values[-1] - values[0]) // width > _MOST_BUCKETS:
         raise DataError(
             f"sizes from {values[0]} to {values[-1]} need more than {_MOST_BUCKETS} buckets of width {width}, most of "
@@ -101,17 +101,6 @@ def real_numbers(name: str, found: Tensor, error: type[ConfigError] | type[DataE
     if whole.size and whole.max() > np.iinfo(np.int64).max:
         raise error(f"{name} reaches {whole.max()}; wanted whole numbers below 2**63")
     return whole.astype(np.int64)
-
-
-def check_finite(sizes: npt.NDArray[Any]) -> None:
-    """Refuses sizes that are not finite.
-
-    Raises:
-        DataError: The first such, and its size.
-    """
-    if not np.isfinite(sizes).all():
-        place = int(np.argmin(np.isfinite(sizes)))
-        raise DataError(f"sample {place} has size {sizes[place]}; wanted a finite number")
 
 
 def rising_bounds(found: Tensor) -> list[float]:

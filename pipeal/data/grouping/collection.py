@@ -19,13 +19,14 @@ import torch
 
 from pipeal.core.errors import ConfigError, DataError, ScheduleError, unknown_name
 from pipeal.data.grouping.annotated import Annotated, AnnotatedModule, MaskHint
-from pipeal.data.grouping.annotation import Annotation, length_names, parse, tensors_of
+from pipeal.data.grouping.annotation import Annotation, length_names, parse, shapes_of, tensors_of
 from pipeal.data.grouping.groupers import Grouper, Partition, checked, whole
 from pipeal.data.grouping.groups import Groups
 from pipeal.data.grouping.matching import Match
 from pipeal.data.grouping.nesting import at, build, leaves, renamed
 from pipeal.data.grouping.padders import padders_of
-from pipeal.data.grouping.samples import Samples
+
+__all__ = ["DataCollection", "TensorData"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +61,9 @@ class DataCollection:
         data_partition: For groups: which samples they hold; by default in order.
         padding: What to pad with: a :class:`Padder`, or a dict of them nested like the samples; zeros by default.
 
+    Attributes:
+        is_grouped: Whether there are groups, rather than single samples. Those are held as groups of one.
+
     Raises:
         ConfigError: A malformed annotation or padding, or not one of samples and groups.
         DataError: No samples; samples or groups that do not have the annotated form; lengths that are not whole, or
@@ -76,15 +80,14 @@ class DataCollection:
         padding: Any = None,
     ) -> None:
         layout = parse(shape_annot)
-        self._padding = padding
+        self._padding, self.is_grouped = padding, data_list is None
         padders_of(layout, padding)  # a mistake in it should show here, not at the first group
-        self._held: Samples | Groups
         if (data_list is None) == (data_groups is None):
             raise ConfigError("a collection is made of data_list or of data_groups; give one of the two")
         if data_list is not None:
             if length_info is not None or data_partition is not None:
                 raise ConfigError("length_info and data_partition go with data_groups; leave them out of a data_list")
-            self._held = Samples.checked(layout, [_value(sample) for sample in data_list])
+            self._held = Groups.of_samples(layout, [_value(sample) for sample in data_list])
         else:
             groups = [_value(group) for group in data_groups or []]
             self._held = Groups.checked(layout, groups, length_info or {}, data_partition)
@@ -94,13 +97,8 @@ class DataCollection:
         return self._held.count
 
     def __repr__(self) -> str:
-        form = f"{len(self._held.partition)} groups" if isinstance(self._held, Groups) else "not grouped"
+        form = f"{len(self._held.partition)} groups" if self.is_grouped else "not grouped"
         return f"DataCollection({len(self)} samples, {form})"
-
-    @property
-    def is_grouped(self) -> bool:
-        """Whether there are groups, rather than single samples."""
-        return isinstance(self._held, Groups)
 
     @property
     def data_list(self) -> list[TensorData]:
@@ -109,7 +107,7 @@ class DataCollection:
         Raises:
             ScheduleError: They are in groups.
         """
-        if isinstance(self._held, Groups):
+        if self.is_grouped:
             raise ScheduleError("the samples are in groups; call ungroup() first, or read data_groups")
         return self._as_data()
 
@@ -185,8 +183,7 @@ class DataCollection:
         Raises:
             ScheduleError: There are no groups.
         """
-        groups = self._groups()
-        self._held = Samples(groups.layout, groups.apart(), groups.lengths)
+        self._held, self.is_grouped = self._groups().apart(), False
 
     def get_mask(self, i: int, mask_hint: MaskHint = "copy") -> Any:
         """The mask of a group: true where a position lies inside its sample along **all** its lengths.
@@ -262,12 +259,16 @@ class DataCollection:
         return self._like(replace(held, layout=layout, tensors=tensors, lengths=lengths), padding)
 
     def _groups(self) -> Groups:
-        if not isinstance(self._held, Groups):
+        if not self.is_grouped:
             raise ScheduleError("the samples are not in groups; call group() first")
         return self._held
 
     def _as_data(self) -> list[TensorData]:
-        return [TensorData(build(self._held.layout, iter(tensors))) for tensors in self._held.tensors]
+        found = self._held.tensors
+        if not self.is_grouped:
+            batches = [shape.batch for shape in shapes_of(self._held.layout)]
+            found = [[group.select(at, 0) for group, at in zip(groups, batches, strict=True)] for groups in found]
+        return [TensorData(build(self._held.layout, iter(tensors))) for tensors in found]
 
     def _form(self, grouper: Grouper, padding: Any, forget_order: bool, padded_to: Mapping[str, int]) -> None:
         held = self._held
@@ -282,12 +283,12 @@ class DataCollection:
         whole("padded_to", list(padded_to.values()), 0)
         partition = checked(grouper.partition(held.lengths, held.count), held.count)
         formed = held.formed(partition, padders, padded_to)
-        self._held = formed.renumbered() if forget_order else formed
+        self._held, self.is_grouped = formed.renumbered() if forget_order else formed, True
 
-    def _like(self, held: Samples | Groups, padding: Any) -> DataCollection:
-        """A collection of what is known to be right."""
+    def _like(self, held: Groups, padding: Any) -> DataCollection:
+        """A collection of what is known to be right, grouped as this one."""
         made = DataCollection.__new__(DataCollection)
-        made._held, made._padding = held, padding
+        made._held, made._padding, made.is_grouped = held, padding, self.is_grouped
         return made
 
 

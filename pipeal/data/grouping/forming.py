@@ -1,4 +1,4 @@
-"""Padded groups made of samples, or of rows of other groups: a few operators per group, none per sample.
+"""Padded groups made of rows of other groups: a few operators for each of those.
 
 Only real positions travel. Whatever a module left on the padding is replaced when a group is made, so nothing of it,
 nor of its gradient, reaches another group.
@@ -61,12 +61,6 @@ def check_alike(tensor: Tensor, name: str, first: Tensor, first_name: str, shape
         )
 
 
-def stack(samples: Sequence[Tensor], shape: Shape, sizes: Mapping[str, int], padder: Padder) -> Tensor:
-    """Samples, padded to ``sizes`` and stacked along the batch dimension of ``shape``."""
-    sample = shape.sample
-    return torch.stack([_padded(tensor, sample, sizes, padder) for tensor in samples], shape.batch)
-
-
 def gather(
     groups: Sequence[Tensor],
     places: tuple[Indices, Indices],
@@ -74,6 +68,8 @@ def gather(
     sizes: Mapping[str, int],
     lengths: Mapping[str, Indices],
     padder: Padder,
+    *,
+    is_bare: bool,
 ) -> Tensor:
     """One group out of rows of others.
 
@@ -84,45 +80,35 @@ def gather(
         sizes: The padded sizes of the new one.
         lengths: For each name, ``(B,)``: those of the wanted samples.
         padder: What stands on the padding.
+        is_bare: Whether the groups that are there hold no padding.
     """
     of_group, of_row = places
-    pieces, order = [], []
-    for number in np.unique(of_group).tolist():
-        taken = np.flatnonzero(of_group == number)
-        pieces.append(_resized(_rows(groups[number], shape.batch, of_row[taken]), shape, sizes))
-        order.append(taken)
-    merged = torch.cat(pieces, shape.batch) if len(pieces) > 1 else pieces[0]
-    merged = _rows(merged, shape.batch, np.argsort(np.concatenate(order)))
+    order = np.argsort(of_group, kind="stable")
+    numbers, begins = np.unique(of_group[order], return_index=True)
+    pieces = [
+        _resized(_rows(groups[number], shape.batch, of_row[taken]), shape, sizes)
+        for number, taken in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True)
+    ]
+    merged = _rows(torch.cat(pieces, shape.batch), shape.batch, np.argsort(order))
     mask = inside(shape, merged.shape, lengths, merged.device)
     if mask is None:
         return merged
     fill = padder.fill(shape, merged)
+    if is_bare and not isinstance(fill, Tensor) and fill == 0:
+        return merged  # nothing but zeros has been added
     return torch.where(mask, merged, fill) if isinstance(fill, Tensor) else merged.masked_fill(~mask, fill)
 
 
 def cut(group: Tensor, shape: Shape, row: int, lengths: Mapping[str, int]) -> Tensor:
-    """One sample of a group, without its padding; a view."""
-    sample = group.select(shape.batch, row)
-    for place, name in shape.sample.lengths:
-        sample = sample.narrow(place, 0, lengths[name])
-    return sample
+    """The group that one sample of another makes by itself, without padding; a view."""
+    alone = group.narrow(shape.batch, row, 1)
+    for place, name in shape.lengths:
+        alone = alone.narrow(place, 0, lengths[name])
+    return alone
 
 
-def _padded(sample: Tensor, shape: Shape, sizes: Mapping[str, int], padder: Padder) -> Tensor:
-    room = [sizes[name] - sample.shape[place] for place, name in shape.lengths]
-    if not any(room):
-        return sample
-    fill = padder.fill(shape, sample)
-    if not isinstance(fill, Tensor):
-        return _resized(sample, shape, sizes, fill)
-    mask = _resized(
-        torch.ones([1] * sample.dim(), dtype=torch.bool, device=sample.device).expand(sample.shape), shape, sizes
-    )
-    return torch.where(mask, _resized(sample, shape, sizes), fill)
-
-
-def _resized(tensor: Tensor, shape: Shape, sizes: Mapping[str, int], fill: float = 0) -> Tensor:
-    """Cuts and pads every length dimension to its size."""
+def _resized(tensor: Tensor, shape: Shape, sizes: Mapping[str, int]) -> Tensor:
+    """Cuts every length dimension to its size, or fills it up with zeros."""
     room = [0] * (2 * tensor.dim())
     for place, name in shape.lengths:
         missing = sizes[name] - tensor.shape[place]
@@ -130,7 +116,7 @@ def _resized(tensor: Tensor, shape: Shape, sizes: Mapping[str, int], fill: float
             tensor = tensor.narrow(place, 0, sizes[name])
         # F.pad counts dimensions from the last.
         room[2 * (tensor.dim() - place) - 1] = max(0, missing)
-    return F.pad(tensor, room, value=fill) if any(room) else tensor
+    return F.pad(tensor, room) if any(room) else tensor
 
 
 def _described(tensor: Tensor) -> str:

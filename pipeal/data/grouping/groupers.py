@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from pipeal.core.errors import ConfigError, DataError, unknown_name
+from pipeal.data.checks import at_least
+
+__all__ = ["Grouper", "LengthThresholdGrouper", "PredefinedConsecutiveGrouper", "PredefinedGrouper", "UniGrouper"]
 
 Lengths: TypeAlias = Mapping[str, npt.NDArray[np.int64]]
 """For each name of a length, ``(N,)``: that of every sample."""
@@ -56,44 +60,31 @@ class LengthThresholdGrouper(Grouper):
     Args:
         ldim_label: The name of the length, as in ``L_name``.
         thresholds: Whole numbers of at least 1, increasing.
-        above: What to do with samples longer than the last threshold: ``group`` them, or ``raise``.
 
     Raises:
         ConfigError: No thresholds, or such that are not whole, not increasing or below 1.
     """
 
-    def __init__(
-        self, ldim_label: str, thresholds: Sequence[int], *, above: Literal["group", "raise"] = "group"
-    ) -> None:
+    def __init__(self, ldim_label: str, thresholds: Sequence[int]) -> None:
         self.ldim_label = ldim_label
         self.thresholds = whole("thresholds", thresholds, 1)
-        self.above = above
         if not self.thresholds:
             raise ConfigError("no thresholds; wanted at least one (UniGrouper makes a single group)")
-        for low, high in zip(self.thresholds, self.thresholds[1:]):  # noqa: B905  neighbours
+        for low, high in pairwise(self.thresholds):
             if low >= high:
                 raise ConfigError(
                     f"thresholds {self.thresholds}: {low} before {high}; wanted each larger than the last"
                 )
-        if above not in ("group", "raise"):
-            raise ConfigError(unknown_name("value of above", above, ["group", "raise"]))
 
     def partition(self, lengths: Lengths, count: int) -> Partition:  # noqa: ARG002
         """The groups from short to long, each in the order of the samples.
 
         Raises:
-            DataError: The data has no such length; or, if asked for, a sample is longer than all thresholds.
+            DataError: The data has no such length.
         """
         if self.ldim_label not in lengths:
             raise DataError(unknown_name("length", self.ldim_label, lengths))
-        own = lengths[self.ldim_label]
-        if self.above == "raise" and (own > self.thresholds[-1]).any():
-            sample = int(np.argmax(own))
-            raise DataError(
-                f"sample {sample} has {self.ldim_label} length {own[sample]}, above the last threshold "
-                f"{self.thresholds[-1]}; add a threshold, cut the sample, or let above='group' take it"
-            )
-        group = np.searchsorted(self.thresholds, own, side="left")
+        group = np.searchsorted(self.thresholds, lengths[self.ldim_label], side="left")
         parts = (np.flatnonzero(group == number).tolist() for number in range(len(self.thresholds) + 1))
         return [part for part in parts if part]
 
@@ -137,9 +128,17 @@ class PredefinedConsecutiveGrouper(PredefinedGrouper):
     """
 
     def __init__(self, nums: Sequence[int]) -> None:
-        sizes = whole("nums", nums, 0)
-        ends = np.cumsum([0, *sizes]).tolist()
-        super().__init__([range(end - size, end) for size, end in zip(sizes, ends[1:], strict=True)])
+        super().__init__(in_order(whole("nums", nums, 0)))
+
+
+def in_order(sizes: Sequence[int]) -> Partition:
+    """Groups of such sizes, the samples in order.
+
+    >>> in_order([2, 1])
+    [[0, 1], [2]]
+    """
+    ends = np.cumsum(sizes).tolist()
+    return [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
 def checked(partition: Sequence[Sequence[int]], count: int) -> Partition:
@@ -171,7 +170,4 @@ def whole(name: str, numbers: Iterable[Any], least: int) -> list[int]:
     if not isinstance(numbers, Iterable):
         raise ConfigError(f"{name} is {numbers!r}; wanted a list of whole numbers")
     found = numbers.tolist() if isinstance(numbers, (np.ndarray, Tensor)) else list(numbers)
-    for number in found:
-        if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or number < least:
-            raise ConfigError(f"{name}: {number!r} found; wanted whole numbers of at least {least}")
-    return list(map(int, found))
+    return [at_least(f"an entry of {name}", number, least) for number in found]

@@ -1,4 +1,4 @@
-"""Padded groups as plain values: checked, regrouped for another partition, taken apart."""
+"""Padded groups as plain values: checked, regrouped for another partition, taken apart into groups of one sample."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeal.core.errors import DataError, unknown_name
 from pipeal.data.grouping import forming
 from pipeal.data.grouping.annotation import Dim, Layout, Shape, length_names, shapes_of, tensors_of
 from pipeal.data.grouping.forming import Indices
-from pipeal.data.grouping.groupers import Lengths, Partition, checked
-from pipeal.data.grouping.nesting import build
+from pipeal.data.grouping.groupers import Lengths, Partition, checked, in_order
+from pipeal.data.grouping.nesting import build, mapped
 from pipeal.data.grouping.padders import Padder
 
 
@@ -28,12 +28,42 @@ class Groups:
         tensors: For each group, its tensors in the order of the layout.
         partition: For each group, which samples its rows are.
         lengths: For each name, ``(N,)``: the lengths of the samples.
+        is_bare: Whether no group holds padding, as those of one sample.
     """
 
     layout: Layout
     tensors: list[list[Tensor]]
     partition: Partition
     lengths: Lengths
+    is_bare: bool = False
+
+    @classmethod
+    def of_samples(cls, layout: Layout, data: Sequence[Any]) -> Groups:
+        """A group for each sample that a user gives.
+
+        Raises:
+            DataError: No samples; one that does not fit the layout, has two lengths of one name, or differs from
+                the first in anything but lengths.
+        """
+        if not len(data):
+            raise DataError("a collection of no samples; wanted at least one")
+        single = mapped(lambda shape: shape.sample, layout)
+        tensors = [tensors_of(single, sample, f"sample {number}") for number, sample in enumerate(data)]
+        lengths = {name: np.zeros(len(data), dtype=np.int64) for name in length_names(layout)}
+        for number, sample in enumerate(tensors):
+            own: dict[str, int] = {}
+            for tensor, first, shape in zip(sample, tensors[0], shapes_of(single), strict=True):
+                forming.check_alike(tensor, f"sample {number}", first, "sample 0", shape)
+                for place, name in shape.lengths:
+                    if own.setdefault(name, tensor.shape[place]) != tensor.shape[place]:
+                        raise DataError(
+                            f"sample {number} has the length {name!r} twice, as {own[name]} and as "
+                            f"{tensor.shape[place]}; give lengths that differ names that differ"
+                        )
+                    lengths[name][number] = own[name]
+        batches = [shape.batch for shape in shapes_of(layout)]
+        alone = [[tensor.unsqueeze(at) for tensor, at in zip(sample, batches, strict=True)] for sample in tensors]
+        return cls(layout, alone, in_order([1] * len(data)), lengths, is_bare=True)
 
     @classmethod
     def checked(
@@ -120,15 +150,15 @@ class Groups:
     def formed(self, partition: Partition, padders: Sequence[Padder], at_least: Mapping[str, int]) -> Groups:
         """Other groups of the same samples, each padded to its longest, or to ``at_least`` where that is more."""
         of_group, of_row = self._places()
-        shapes, made = shapes_of(self.layout), []
+        columns, made = list(zip(*self.tensors, strict=True)), []
         for part in partition:
             own = {name: lengths[part] for name, lengths in self.lengths.items()}
-            sizes = padded_sizes(own, at_least)
+            sizes = {name: max(int(lengths.max()), at_least.get(name, 0)) for name, lengths in own.items()}
             places = of_group[part], of_row[part]
             made.append(
                 [
-                    forming.gather([group[leaf] for group in self.tensors], places, shape, sizes, own, padder)
-                    for leaf, (shape, padder) in enumerate(zip(shapes, padders, strict=True))
+                    forming.gather(groups, places, shape, sizes, own, padder, is_bare=self.is_bare)
+                    for groups, shape, padder in zip(columns, shapes_of(self.layout), padders, strict=True)
                 ]
             )
         return Groups(self.layout, made, partition, self.lengths)
@@ -139,15 +169,15 @@ class Groups:
         lengths = {name: lengths[order] for name, lengths in self.lengths.items()}
         return Groups(self.layout, self.tensors, in_order([len(part) for part in self.partition]), lengths)
 
-    def apart(self) -> list[list[Tensor]]:
-        """The tensors of each sample, without padding."""
+    def apart(self) -> Groups:
+        """A group for each sample, in order, without padding."""
         of_group, of_row = self._places()
-        shapes, samples = shapes_of(self.layout), []
+        shapes, alone = shapes_of(self.layout), []
         for sample, (number, row) in enumerate(zip(of_group.tolist(), of_row.tolist(), strict=True)):
             own = {name: int(lengths[sample]) for name, lengths in self.lengths.items()}
             pairs = zip(self.tensors[number], shapes, strict=True)
-            samples.append([forming.cut(tensor, shape, row, own) for tensor, shape in pairs])
-        return samples
+            alone.append([forming.cut(tensor, shape, row, own) for tensor, shape in pairs])
+        return Groups(self.layout, alone, in_order([1] * self.count), self.lengths, is_bare=True)
 
     def _places(self) -> tuple[Indices, Indices]:
         """In which group each sample is, and in which row of it."""
@@ -155,21 +185,6 @@ class Groups:
         for number, part in enumerate(self.partition):
             of_group[part], of_row[part] = number, np.arange(len(part))
         return of_group, of_row
-
-
-def padded_sizes(lengths: Lengths, at_least: Mapping[str, int]) -> dict[str, int]:
-    """To what a group of such samples is padded."""
-    return {name: max(int(own.max()), at_least.get(name, 0)) for name, own in lengths.items()}
-
-
-def in_order(sizes: Sequence[int]) -> Partition:
-    """Groups of such sizes, the samples in order.
-
-    >>> in_order([2, 1])
-    [[0, 1], [2]]
-    """
-    ends = np.cumsum(sizes).tolist()
-    return [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _mask(shape: Shape, size: Sequence[int], lengths: Lengths, device: torch.device) -> Tensor:

@@ -12,6 +12,8 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.grouping.annotation import Annotation, Layout, Shape
 from pipeal.data.grouping.nesting import at, leaves
 
+__all__ = ["CDimPadder", "Padder", "ValuePadder", "ZeroPadder"]
+
 
 class Padder(ABC):
     """Says what a tensor holds on padding. Subclass it for fillings of your own."""
@@ -22,7 +24,7 @@ class Padder(ABC):
 
         Args:
             shape: The dimensions of ``like``.
-            like: A group, or a sample, that is to be padded.
+            like: A group that is to be padded.
 
         Returns:
             A number, or a tensor that broadcasts to ``like``.

@@ -22,6 +22,8 @@ from torch import Tensor
 from pipeal.core.rng import key_seed
 from pipeal.data.images.decode import Pixels
 
+__all__ = ["Augment", "Augmentation"]
+
 Augmentation: TypeAlias = Literal["none", "basic", "strong"]
 Floats: TypeAlias = npt.NDArray[np.float32]
 

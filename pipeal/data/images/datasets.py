@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import get_args
 
-from pipeal.core.errors import ConfigError, DataError
-from pipeal.data.images import toyimages
-from pipeal.data.images.cache import Decoded, OnBroken, cached, in_memory
-from pipeal.data.images.cifar import cifar
-from pipeal.data.images.files import Layout, Listing, class_folders, open_files, tiny_imagenet
+from pipeal.core.errors import DataError, check_named
+from pipeal.data.checks import at_least
+from pipeal.data.images.cache import Decoding, OnBroken, decoded
+from pipeal.data.images.cifar import CIFAR10, CIFAR100
+from pipeal.data.images.published import Colour
 from pipeal.data.images.split import ImageSplit
-from pipeal.data.loading.cache_folder import CacheError, cache_folder
+from pipeal.data.images.tinyimagenet import TINYIMAGENET
+from pipeal.data.images.toyimages import TOYIMAGES
 from pipeal.data.loading.download import Progress
-from pipeal.data.loading.names import canonical_name
-from pipeal.data.loading.sources import SOURCES, Source, fetch
+from pipeal.data.loading.sources import Source, by_name, obtain
 
-_log = logging.getLogger(__name__)
+__all__ = ["IMAGE_DATASETS", "ImageDataset", "canonical_image_name", "load_images"]
 
-Colour: TypeAlias = tuple[float, float, float]
+_PUBLISHED = (TINYIMAGENET, CIFAR10, CIFAR100, TOYIMAGES)
+
+IMAGE_DATASETS = tuple(published.name for published in _PUBLISHED)
+"""The canonical names of the image data sets."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,62 +48,6 @@ class ImageDataset:
     std: Colour
 
 
-@dataclass(frozen=True)
-class _Published:
-    """Where a published data set may lie under the data root, first come first, and its statistics."""
-
-    forms: tuple[tuple[str, Layout | None], ...]  # no layout: the published Python form of CIFAR
-    fetched_to: str
-    mean: Colour
-    std: Colour
-
-
-_PUBLISHED = {
-    "tinyimagenet": _Published(
-        (
-            ("tiny-imagenet-200/tiny-imagenet-200.zip", tiny_imagenet),
-            ("tiny-imagenet-200.zip", tiny_imagenet),
-            ("tiny-imagenet-200/tiny-imagenet-200/", tiny_imagenet),
-            ("tiny-imagenet-200/", tiny_imagenet),
-        ),
-        "tiny-imagenet-200",
-        (0.4802, 0.4481, 0.3975),
-        (0.2770, 0.2691, 0.2821),
-    ),
-    **{
-        f"cifar{classes}": _Published(
-            (
-                (f"{python}/", None),
-                (f"cifar-{classes}-python.tar.gz", None),
-                (f"cifar-{classes}-images/cifar-{classes}-images.zip", class_folders),
-                (f"cifar-{classes}-images.zip", class_folders),
-                (f"cifar-{classes}-images/cifar-{classes}-images/", class_folders),
-                (f"cifar-{classes}-images/", class_folders),
-            ),
-            "",
-            mean,
-            std,
-        )
-        for classes, python, mean, std in (
-            (10, "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-            (100, "cifar-100-python", (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-        )
-    },
-}
-_SPELLINGS = {
-    "tinyimagenet": "tinyimagenet",
-    "tinyimagenet200": "tinyimagenet",
-    "cifar10": "cifar10",
-    "cifar100": "cifar100",
-    "toyimages": "toyimages",
-    "demo": "toyimages",
-    "embedded": "toyimages",
-}
-
-IMAGE_DATASETS = tuple(dict.fromkeys(_SPELLINGS.values()))
-"""The canonical names of the image data sets."""
-
-
 def canonical_image_name(name: str) -> str:
     """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.
 
@@ -112,7 +57,7 @@ def canonical_image_name(name: str) -> str:
     Raises:
         DataError: The name is unknown; the message holds the nearest known one.
     """
-    return canonical_name(name, _SPELLINGS)
+    return by_name(name, _PUBLISHED).name
 
 
 def load_images(
@@ -125,7 +70,7 @@ def load_images(
     cache: bool | Path = True,
     seed: int = 0,
     threads: int = 4,
-    sources: Mapping[str, Collection[Source]] = SOURCES,
+    sources: Mapping[str, Collection[Source]] | None = None,
     progress: Progress | None = None,
     decoding: Progress | None = None,
 ) -> ImageDataset:
@@ -150,7 +95,7 @@ def load_images(
             to; a path for another folder; False to hold them in memory.
         seed: Of ``toyimages``.
         threads: How many decode.
-        sources: The public addresses, by canonical name.
+        sources: Other addresses than the public ones, by canonical name.
         progress: Called during downloads, with bytes.
         decoding: Called while images are decoded, with images.
 
@@ -159,79 +104,28 @@ def load_images(
             archive or image, with its path; a cache that cannot be written.
         ConfigError: A value out of range.
     """
-    known = canonical_image_name(name)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError(f"size is {size!r}; wanted a whole number of pixels, at least 1")
-    if on_broken not in ("raise", "skip"):
-        raise ConfigError(f"on_broken is {on_broken!r}; wanted 'raise' or 'skip'")
-    if known == "toyimages":
-        return ImageDataset(known, toyimages.CLASSES, *toyimages.toyimages(size, seed), toyimages.MEAN, toyimages.STD)
-    published, addresses = _PUBLISHED[known], sources.get(known, ())
-    root = root or Path("data")
-    found = _find(published, root)
-    if found is None and download and addresses:
-        fetch(addresses, root / published.fetched_to, [file for source in addresses for file in source.files], progress)
-        found = _find(published, root)
-    if found is None:
-        raise DataError(_how_to_get(known, root, addresses))
+    published = by_name(name, _PUBLISHED)
+    size = at_least("size", size, 1)
+    check_named("on_broken", on_broken, get_args(OnBroken))
 
     def tell(split: str, done: int, total: int | None) -> None:
         if decoding:
-            decoding(f"{known} {split}", done, total)
+            decoding(f"{published.name} {split}", done, total)
 
-    path, layout = found
-    opened = partial(cifar, known, path, _md5(addresses, path)) if layout is None else partial(_listing, path, layout)
-    decoded = _decoded(opened, path, cache, size, on_broken, threads, tell)
-    return ImageDataset(known, decoded.classes, decoded.train, decoded.test, published.mean, published.std)
-
-
-def _decoded(
-    opened: Callable[[], AbstractContextManager[Listing]],
-    path: Path,
-    cache: bool | Path,
-    size: int,
-    on_broken: OnBroken,
-    threads: int,
-    tell: Progress,
-) -> Decoded:
-    if cache is not False:
-        try:
-            folder = cache_folder() / "images" if cache is True else cache
-            return cached(opened, path, folder, size=size, on_broken=on_broken, threads=threads, tell=tell)
-        except CacheError as error:
-            if cache is not True:
-                raise
-            _log.warning(f"decoded images are kept in memory alone: {error}")
-    with opened() as listing:
-        return in_memory(listing, path, size, on_broken, threads, tell)
-
-
-def _find(published: _Published, root: Path) -> tuple[Path, Layout | None] | None:
-    for form, layout in published.forms:
-        path = root / form
-        # A folder that holds no folder holds no images: an archive's own, before the archive is there.
-        if _is_data_folder(path, layout) if form.endswith("/") else path.is_file():
-            return path, layout
-    return None
-
-
-def _is_data_folder(path: Path, layout: Layout | None) -> bool:
-    return path.is_dir() and (layout is None or (path / "train").is_dir())
-
-
-def _how_to_get(name: str, root: Path, sources: Collection[Source]) -> str:
-    published = _PUBLISHED[name]
-    forms = " nor ".join(form for form, _ in published.forms)
-    urls = [source.url for source in sources]
-    what = f"fetch {' and '.join(urls)}, and put it into {root / published.fetched_to}" if urls else "put one there"
-    return f"{name}: neither {forms} in {root}; {what}, or name another data root"
-
-
-def _md5(sources: Collection[Source], path: Path) -> str | None:
-    return next((source.md5 for source in sources if source.name == path.name), None)
-
-
-@contextmanager
-def _listing(path: Path, layout: Layout) -> Iterator[Listing]:
-    with open_files(path) as files:
-        yield layout(files)
+    if published.make:
+        data = published.make(size, seed)
+    else:
+        root = root or Path("data")
+        addresses = published.sources if sources is None else sources.get(published.name, ())
+        form = published.found_in(root)
+        if form is None:
+            lacking = f"{published.name}: neither {' nor '.join(form.path for form in published.forms)} in {root}"
+            files = [file for source in addresses for file in source.files]
+            obtain(lacking, addresses, root / published.fetched_to, files, download=download, progress=progress)
+            form = published.found_in(root)
+            if form is None:
+                raise DataError(f"{lacking}; put it there, or name another data root")
+        path = root / form.path
+        md5 = next((source.md5 for source in addresses if source.name == path.name), None)
+        data = decoded(Decoding(path, partial(form.opened, path, md5), size, on_broken, threads, tell), cache)
+    return ImageDataset(published.name, *data, published.mean, published.std)

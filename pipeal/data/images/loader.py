@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
-from pipeal.core.errors import ConfigError, DataError, ScheduleError, unknown_name
+from pipeal.core.errors import DataError, ScheduleError, check_named
+from pipeal.data.batching.fixed import FixedBatchSampler
 from pipeal.data.batching.ranks import WHOLE, Share
-from pipeal.data.batching.samplers import FixedBatchSampler
+from pipeal.data.checks import at_least
 from pipeal.data.images.augment import Augment, Augmentation
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.workers import serve_parent, starting_workers, worker_failure
 
+__all__ = ["ImageBatches"]
+
+_Made: TypeAlias = tuple[Tensor, Tensor]
 _Order: TypeAlias = tuple[int, list[int]]
 """A request to a worker: the epoch, and the samples of a batch. The epoch travels with each request, because
 workers live on from one epoch to the next and know nothing else of it."""
@@ -70,21 +73,21 @@ class ImageBatches:
         share: Share = WHOLE,
         start_method: str | None = None,
     ) -> None:
-        if augmentation not in get_args(Augmentation):
-            raise ConfigError(unknown_name("augmentation", augmentation, get_args(Augmentation)))
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-            raise ConfigError(f"workers is {workers!r}; wanted a whole number of at least 0")
+        check_named("augmentation", augmentation, get_args(Augmentation))
         if not len(split):
             raise DataError(f"no images ({len(split.skipped)} broken ones were left out); wanted at least 1")
         augment = Augment(augmentation, mean=mean, std=std, seed=seed, channels_last=channels_last)
         self.split = split
-        self.workers = workers
+        self.workers = at_least("workers", workers, 0)
         self.share = share
         self.pin_memory = pin_memory and torch.cuda.is_available()
         self.start_method = start_method
         self._sampler = FixedBatchSampler(np.ones(len(split), np.int64), batch_size, shuffle, seed)
         self._maker = _Maker(split, augment)
-        self._crew: _Crew | None = None
+        self._orders: list[_Order] = []  # what the workers make next; replaced for every pass
+        self._loader: DataLoader[_Made] | None = None
+        self._arriving: Iterator[_Made] | None = None
+        self._passes = 0
         self._first = 0
 
     def set_epoch(self, epoch: int, first: int = 0) -> None:
@@ -98,132 +101,70 @@ class ImageBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, batches = self._sampler.epoch, list(self._sampler)[self._first :]
-        return self._by_workers(epoch, batches) if self.workers else self._by_caller(epoch, batches)
+        orders = [(epoch, self.share.of(indices)) for indices in batches]
+        made = self._by_workers(orders) if self.workers else self._by_caller(orders)
+        return (Batch(x, y, indices, 0, 0) for indices, (x, y) in zip(batches, made, strict=False))
 
     def __enter__(self) -> ImageBatches:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Ends the workers; the next iterator starts new ones."""
-        crew, self._crew = self._crew, None
-        if crew:
-            crew.close()
+        # The processes end with the loader's iterator, which nothing else refers to.
+        self._arriving = self._loader = None
 
-    def _by_caller(self, epoch: int, batches: Sequence[list[int]]) -> Iterator[Batch]:
-        for indices in batches:
-            x, y = self._maker[epoch, self.share.of(indices)]
-            if self.pin_memory:
-                x, y = x.pin_memory(), y.pin_memory()
-            yield Batch(x, y, indices, 0, 0)
+    def _by_caller(self, orders: Sequence[_Order]) -> Iterator[_Made]:
+        for order in orders:
+            x, y = self._maker[order]
+            yield (x.pin_memory(), y.pin_memory()) if self.pin_memory else (x, y)
 
-    def _by_workers(self, epoch: int, batches: Sequence[list[int]]) -> Iterator[Batch]:
-        crew = self._crew = self._crew or _Crew(self._maker, self.workers, self.pin_memory, self.start_method)
-        turn = crew.begin([(epoch, self.share.of(indices)) for indices in batches])
-        for indices in batches:
-            crew.check(turn)
+    def _by_workers(self, orders: Sequence[_Order]) -> Iterator[_Made]:
+        self._loader = self._loader or DataLoader(
+            self._maker,
+            batch_size=None,
+            sampler=self._orders,
+            num_workers=self.workers,
+            pin_memory=self.pin_memory,
+            prefetch_factor=2,
+            persistent_workers=True,
+            multiprocessing_context=self.start_method,
+            worker_init_fn=serve_parent,
+            # Of its own: the loader would draw its workers' seeds from the default generator.
+            generator=torch.Generator(),
+        )
+        self._orders[:] = orders
+        with starting_workers(self.start_method):
+            self._arriving = iter(self._loader)
+        self._passes += 1
+        number = self._passes
+        for _ in orders:
+            if number != self._passes or self._arriving is None:
+                raise ScheduleError(
+                    "these batches were begun again or closed while an iterator was under way; with workers, "
+                    "finish one before the next, or use two ImageBatches"
+                )
             try:
-                x, y = crew.next()
-            except BaseException:
+                made = next(self._arriving)
+            except BaseException as error:
                 self.close()
-                raise
-            yield Batch(x, y, indices, 0, 0)
+                failure = worker_failure(error)
+                if failure is None:
+                    raise
+                raise failure from error
+            yield made
 
 
-class _Maker(Dataset[tuple[Tensor, Tensor]]):
+class _Maker(Dataset[_Made]):
     """Makes whole batches: a "sample" of this data set is a batch."""
 
     def __init__(self, split: ImageSplit, augment: Augment) -> None:
         self.split = split
         self.augment = augment
 
-    def __getitem__(self, order: _Order) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, order: _Order) -> _Made:
         epoch, indices = order
         x = self.augment(self.split.images(indices), epoch, indices)
         return x, torch.from_numpy(self.split.labels[indices])
-
-
-class _Orders(Sampler[_Order]):
-    """What the workers shall make next; replaced for every epoch."""
-
-    def __init__(self) -> None:
-        self.orders: list[_Order] = []
-
-    def __iter__(self) -> Iterator[_Order]:
-        return iter(self.orders)
-
-    def __len__(self) -> int:
-        return len(self.orders)
-
-
-class _Crew:
-    """The worker processes, and the one pass over them that is under way."""
-
-    def __init__(self, maker: _Maker, workers: int, pin_memory: bool, start_method: str | None) -> None:
-        self._orders = _Orders()
-        self._start_method = start_method
-        self._loader: DataLoader[tuple[Tensor, Tensor]] | None = DataLoader(
-            maker,
-            batch_size=None,
-            sampler=self._orders,
-            num_workers=workers,
-            collate_fn=_as_it_is,
-            pin_memory=pin_memory,
-            prefetch_factor=2,
-            persistent_workers=True,
-            multiprocessing_context=start_method,
-            worker_init_fn=serve_parent,
-            # Of its own: the loader would draw its workers' seeds from the default generator.
-            generator=torch.Generator(),
-        )
-        self._batches: Iterator[tuple[Tensor, Tensor]] | None = None
-        self._turn = 0
-
-    def begin(self, orders: list[_Order]) -> int:
-        """Begins a pass, and gives its number."""
-        assert self._loader is not None
-        self._orders.orders = orders
-        with starting_workers(self._start_method):
-            self._batches = iter(self._loader)
-        self._turn += 1
-        return self._turn
-
-    def check(self, turn: int) -> None:
-        """Whether a pass is still the one under way.
-
-        Raises:
-            ScheduleError: Another pass was begun since, or the workers were ended.
-        """
-        if turn != self._turn or self._batches is None:
-            raise ScheduleError(
-                "these batches were begun again or closed while an iterator was under way; with workers, "
-                "finish one before the next, or use two ImageBatches"
-            )
-
-    def next(self) -> tuple[Tensor, Tensor]:
-        """The next batch of the pass under way.
-
-        Raises:
-            WorkerError: A worker died.
-        """
-        assert self._batches is not None
-        try:
-            x, y = next(self._batches)
-        except (RuntimeError, OSError, EOFError) as error:
-            failure = worker_failure(error)
-            if failure is None:
-                raise
-            raise failure from error
-        return x, y
-
-    def close(self) -> None:
-        # The processes end with the loader's iterator, which nothing else refers to.
-        self._batches = self._loader = None
-
-
-def _as_it_is(made: Any) -> Any:
-    return made

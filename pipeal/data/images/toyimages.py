@@ -5,22 +5,21 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pipeal.data.images.published import PublishedImages
 from pipeal.data.images.split import ImageSplit
 
 CLASSES = ("disc", "ring", "square", "frame", "plus", "bars", "columns", "checks")
 
 TRAIN_IMAGES = 2_000
 TEST_IMAGES = 500
-MEAN = (0.5, 0.5, 0.5)
-STD = (0.25, 0.25, 0.25)
 
 _NOISE = 0.15
 _HUE_SPREAD = 0.12
 """How far, as a share of the circle, hues of one class lie apart; the classes' own are 1/8 apart."""
 
 
-def toyimages(size: int = 32, seed: int = 0) -> tuple[ImageSplit, ImageSplit]:
-    """Makes the train and the test split.
+def toyimages(size: int, seed: int) -> tuple[tuple[str, ...], ImageSplit, ImageSplit]:
+    """Makes the data set: class names, train split, test split.
 
     Place, extent, hue and ground differ from image to image, and noise lies over all; neither the figure nor
     the hue alone tells every class.
@@ -30,7 +29,7 @@ def toyimages(size: int = 32, seed: int = 0) -> tuple[ImageSplit, ImageSplit]:
         seed: Decides every pixel.
     """
     random = np.random.default_rng((seed, 0x70_79_69_6D))
-    return _split(random, TRAIN_IMAGES, size), _split(random, TEST_IMAGES, size)
+    return CLASSES, _split(random, TRAIN_IMAGES, size), _split(random, TEST_IMAGES, size)
 
 
 def _split(random: np.random.Generator, count: int, size: int) -> ImageSplit:
@@ -71,3 +70,12 @@ def _colours(hues: npt.NDArray[np.float64], value: npt.NDArray[np.float64]) -> n
     """``(N, 3)`` RGB of fully saturated hues."""
     part = (np.array([5, 3, 1]) + 6 * hues[:, None]) % 6
     return (value[:, None] * (1 - np.clip(np.minimum(part, 4 - part), 0, 1))).astype(np.float32)
+
+
+TOYIMAGES = PublishedImages(
+    name="toyimages",
+    spellings=("demo", "embedded"),
+    mean=(0.5, 0.5, 0.5),
+    std=(0.25, 0.25, 0.25),
+    make=toyimages,
+)

@@ -16,57 +16,14 @@ state of the whole:
 [[['e', 'f']]]
 """
 
-from pipeal.data.iterators.base import CheckpointableIterator
-from pipeal.data.iterators.buckets import BucketedReadaheadBatchIterator
-from pipeal.data.iterators.buffered import BufferedShuffleIterator
-from pipeal.data.iterators.chunked import chunked_dataset_iterator
-from pipeal.data.iterators.dataset import CheckpointableLoader, IterableCheckpointedDataset
-from pipeal.data.iterators.maps import (
-    MapIterator,
-    MultiplexIterator,
-    RecurrentIterator,
-    SamplingRandomMapIterator,
-    ZipIterator,
-)
-from pipeal.data.iterators.parallel import ParallelMapIterator
-from pipeal.data.iterators.prefetch import PrefetchIterator
-from pipeal.data.iterators.shards import ShardIterator
-from pipeal.data.iterators.sources import (
-    ChunkedSourceIterator,
-    InfinitePermutationSourceIterator,
-    NativeCheckpointableIterator,
-    RandomIterator,
-    create_source_iterator,
-)
-from pipeal.data.iterators.windows import (
-    BlockwiseShuffleIterator,
-    FixedBatchIterator,
-    SelectManyIterator,
-    WindowedIterator,
-)
-
-__all__ = [
-    "BlockwiseShuffleIterator",
-    "BucketedReadaheadBatchIterator",
-    "BufferedShuffleIterator",
-    "CheckpointableIterator",
-    "CheckpointableLoader",
-    "ChunkedSourceIterator",
-    "FixedBatchIterator",
-    "InfinitePermutationSourceIterator",
-    "IterableCheckpointedDataset",
-    "MapIterator",
-    "MultiplexIterator",
-    "NativeCheckpointableIterator",
-    "ParallelMapIterator",
-    "PrefetchIterator",
-    "RandomIterator",
-    "RecurrentIterator",
-    "SamplingRandomMapIterator",
-    "SelectManyIterator",
-    "ShardIterator",
-    "WindowedIterator",
-    "ZipIterator",
-    "chunked_dataset_iterator",
-    "create_source_iterator",
-]
+from pipeal.data.iterators.base import *
+from pipeal.data.iterators.buckets import *
+from pipeal.data.iterators.buffered import *
+from pipeal.data.iterators.chunked import *
+from pipeal.data.iterators.dataset import *
+from pipeal.data.iterators.maps import *
+from pipeal.data.iterators.parallel import *
+from pipeal.data.iterators.prefetch import *
+from pipeal.data.iterators.shards import *
+from pipeal.data.iterators.sources import *
+from pipeal.data.iterators.windows import *

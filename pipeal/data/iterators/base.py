@@ -18,7 +18,9 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from pipeal.core.errors import ConfigError, DataError, ScheduleError
 from pipeal.core.rng import key_seed
-from pipeal.data.iterators.checks import at_least
+from pipeal.data.checks import at_least
+
+__all__ = ["CheckpointableIterator"]
 
 T = TypeVar("T")
 State: TypeAlias = dict[str, Any]
@@ -69,13 +71,18 @@ class Stage(CheckpointableIterator[T]):
     """What the iterators of this package share: the frame of a state, its check, the end, failure and pickling.
 
     A stage sets its settings, calls :meth:`_finish`, and keeps everything that moves in what :meth:`_begin` sets.
+    What its state holds it names in ``setup`` and ``fields``; the attributes have the same names behind a ``_``.
     Pickling carries the settings and the state (so functions must be importable: lambdas cannot be pickled); what
     moves, threads included, is rebuilt.
     """
 
     version: ClassVar[int] = 1
+    setup: ClassVar[tuple[str, ...]] = ()
+    """The settings that decide what comes; a state of other settings is refused."""
     fields: ClassVar[tuple[str, ...]] = ()
-    """Names of the whole numbers of at least 0 that the state holds beside the frame."""
+    """Whole numbers of at least 0 that move; at the beginning they are 0."""
+    _seed: int
+    _seed_drawn = False
 
     def __init__(self, *sources: CheckpointableIterator[Any]) -> None:
         for source in sources:
@@ -120,10 +127,10 @@ class Stage(CheckpointableIterator[T]):
         return {
             "kind": type(self).__name__,
             "version": self.version,
-            "setup": self._setup(),
+            "setup": self._named(self.setup),
             "ended": self._ended,
             "sources": self._source_states(),
-            **self._position(),
+            **self._progress(),
         }
 
     def setstate(self, checkpoint: State | None) -> None:
@@ -152,17 +159,17 @@ class Stage(CheckpointableIterator[T]):
     def _next(self) -> T:
         """The next item, or StopIteration; not called again after either an end or a failure."""
 
-    @abstractmethod
     def _begin(self, state: State | None) -> None:
         """Sets all that moves from a checked state; the sources already stand where it says."""
+        for name in self.fields:
+            setattr(self, f"_{name}", state[name] if state else 0)
 
-    def _position(self) -> State:
+    def _progress(self) -> State:
         """What the state holds beside the frame."""
-        return {}
+        return self._named(self.fields)
 
-    def _setup(self) -> State:
-        """The settings that decide what comes; a state of other settings is refused."""
-        return {}
+    def _named(self, names: tuple[str, ...]) -> State:
+        return {name: getattr(self, f"_{name}") for name in names}
 
     def _source_states(self) -> list[State]:
         return [source.getstate() for source in self._sources]
@@ -176,8 +183,8 @@ class Stage(CheckpointableIterator[T]):
         self._go_to(None)
 
     def _go_to(self, state: State | None) -> None:
-        if state is not None:
-            self._adopt(state["setup"])
+        if state is not None and self._seed_drawn:
+            self._seed = state["setup"]["seed"]
         for index, source in enumerate(self._sources):
             source.setstate(None if state is None else state["sources"][index])
         self._failure = None
@@ -186,19 +193,7 @@ class Stage(CheckpointableIterator[T]):
 
     def _check(self, state: Any) -> None:
         kind = type(self).__name__
-        if not isinstance(state, dict) or "kind" not in state:
-            raise DataError(f"a state of type {type(state).__name__} without a kind; wanted one of {kind}.getstate()")
-        if state["kind"] != kind:
-            raise DataError(
-                f"a state of {state['kind']} where the pipeline has {kind}; "
-                "build the pipeline that the state was taken from"
-            )
-        if state.get("version") != self.version:
-            raise DataError(
-                f"a state of {kind} in version {state.get('version')}; wanted version {self.version}; "
-                "restore it with the release of pipeal that wrote it"
-            )
-        self._check_setup(state.get("setup"))
+        check_frame(state, kind, self.version, self._named(self.setup), may_differ="seed" if self._seed_drawn else None)
         sources = state.get("sources")
         if not isinstance(sources, list) or len(sources) != len(self._sources):
             found = len(sources) if isinstance(sources, list) else "no list of"
@@ -210,24 +205,6 @@ class Stage(CheckpointableIterator[T]):
         for source, inner in zip(self._sources, sources, strict=True):
             if isinstance(source, Stage):
                 source._check(inner)
-
-    def _check_setup(self, found: Any) -> None:
-        wanted = self._setup()
-        if not isinstance(found, dict) or found.keys() != wanted.keys():
-            raise DataError(f"a damaged state of {type(self).__name__}; wanted a setup with {', '.join(wanted)}")
-        for name, value in wanted.items():
-            if found[name] != value and not (name == "seed" and self._may_adopt(found[name])):
-                raise DataError(
-                    f"a state of {type(self).__name__} with {name} {found[name]!r}; the pipeline has {value!r}; "
-                    "build it with the settings that the state was taken with"
-                )
-
-    def _may_adopt(self, seed: Any) -> bool:
-        return getattr(self, "_seed_drawn", False) and type(seed) is int and seed >= 0
-
-    def _adopt(self, setup: State) -> None:
-        if getattr(self, "_seed_drawn", False):
-            self._seed: int = setup["seed"]
 
     def _take_seed(self, seed: int | None) -> None:
         """Keeps ``seed``; None draws one, which the state remembers and a fresh pipeline takes over from it."""
@@ -251,3 +228,40 @@ class Stage(CheckpointableIterator[T]):
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         vars(self).update(pickled["settings"])
         self._go_to(pickled["state"])
+
+
+def check_frame(state: Any, kind: str, version: int, setup: State, *, may_differ: str | None = None) -> None:
+    """Refuses a state of another kind, of another version or of other settings.
+
+    Args:
+        state: What a user gave as a state.
+        kind: The class that the state must be of.
+        version: The wanted version of its format.
+        setup: The wanted settings.
+        may_differ: The setting of which any whole number of at least 0 will do: a seed that was drawn.
+
+    Raises:
+        DataError: It is such a state.
+    """
+    if not isinstance(state, dict) or "kind" not in state:
+        raise DataError(f"a state of type {type(state).__name__} without a kind; wanted one of {kind}.getstate()")
+    if state["kind"] != kind:
+        raise DataError(
+            f"a state of {state['kind']} where the pipeline has {kind}; "
+            "build the pipeline that the state was taken from"
+        )
+    if state.get("version") != version:
+        raise DataError(
+            f"a state of {kind} in version {state.get('version')}; wanted version {version}; "
+            "restore it with the release of pipeal that wrote it"
+        )
+    found = state.get("setup")
+    if not isinstance(found, dict) or found.keys() != setup.keys():
+        raise DataError(f"a damaged state of {kind}; wanted a setup with {', '.join(setup)}")
+    for name, value in setup.items():
+        adopted = name == may_differ and type(found[name]) is int and found[name] >= 0
+        if found[name] != value and not adopted:
+            raise DataError(
+                f"a state of {kind} with {name} {found[name]!r}; the pipeline has {value!r}; "
+                "build it with the settings that the state was taken with"
+            )

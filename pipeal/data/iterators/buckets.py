@@ -8,9 +8,12 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from pipeal.core.errors import DataError
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, State
-from pipeal.data.iterators.checks import apply, at_least, check_callable, shorter
+from pipeal.data.iterators.checks import a_function, apply, shorter
 from pipeal.data.iterators.windows import WindowStage
+
+__all__ = ["BucketedReadaheadBatchIterator"]
 
 T = TypeVar("T")
 
@@ -50,6 +53,7 @@ class BucketedReadaheadBatchIterator(WindowStage[list[T]]):
     [['aaa'], ['cc', 'dd'], ['b', 'e', 'f']]
     """
 
+    setup = ("read_ahead", "batch_size", "shuffle", "carry", "seed")
     fields = ("window", "served", "carried")
     _here: State
     _carried: int
@@ -69,13 +73,11 @@ class BucketedReadaheadBatchIterator(WindowStage[list[T]]):
         carry: bool = True,
     ) -> None:
         super().__init__(source_iterator)
-        for name, function in (("key", key), ("boundary_key", boundary_key)):
-            if function is not None:
-                check_callable(name, function)
         self._read_ahead = at_least("read_ahead", read_ahead, 1)
-        self._key = key
-        self._batch_size = batch_size if callable(batch_size) else at_least("batch_size", batch_size, 1)
-        self._boundary_key = boundary_key
+        self._key = None if key is None else a_function("key", key)
+        self._size_of = batch_size if callable(batch_size) else None
+        self._batch_size = None if callable(batch_size) else at_least("batch_size", batch_size, 1)
+        self._boundary_key = None if boundary_key is None else a_function("boundary_key", boundary_key)
         self._shuffle, self._carry = bool(shuffle), bool(carry)
         self._take_seed(seed)
         self._finish()
@@ -140,9 +142,7 @@ class BucketedReadaheadBatchIterator(WindowStage[list[T]]):
         return batches, room > 0
 
     def _size_for(self, first: T, key: Any) -> int:
-        if not callable(self._batch_size):
-            return self._batch_size
-        size = apply(self._batch_size, first)
+        size: Any = self._batch_size if self._size_of is None else apply(self._size_of, first)
         if isinstance(size, bool) or not hasattr(size, "__index__") or size.__index__() < 1:
             of = "" if self._key is None else f" for an item with key {key!r}"
             raise DataError(
@@ -160,18 +160,5 @@ class BucketedReadaheadBatchIterator(WindowStage[list[T]]):
 
     def _begin(self, state: State | None) -> None:
         super()._begin(state)
-        self._carried = state["carried"] if state else 0
         self._waiting = None if self._carried else []
         self._wait = 0
-
-    def _position(self) -> State:
-        return {**super()._position(), "carried": self._carried}
-
-    def _setup(self) -> State:
-        return {
-            "read_ahead": self._read_ahead,
-            "batch_size": None if callable(self._batch_size) else self._batch_size,
-            "shuffle": self._shuffle,
-            "carry": self._carry,
-            "seed": self._seed,
-        }

@@ -11,8 +11,11 @@ from collections import deque
 from itertools import islice
 from typing import TypeVar
 
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import at_least, shorter
+from pipeal.data.iterators.checks import shorter
+
+__all__ = ["BufferedShuffleIterator"]
 
 T = TypeVar("T")
 
@@ -33,6 +36,7 @@ class BufferedShuffleIterator(Stage[T]):
     [0, 1, 2, 3, 4]
     """
 
+    setup = ("buffer_size", "seed")
     fields = ("block", "read", "served")
     _resume: tuple[int, int] | None
     _read: int
@@ -44,7 +48,7 @@ class BufferedShuffleIterator(Stage[T]):
 
     def __init__(self, source_iterator: CheckpointableIterator[T], buffer_size: int, seed: int | None = 0) -> None:
         super().__init__(source_iterator)
-        self._size = at_least("buffer_size", buffer_size, 1)
+        self._buffer_size = at_least("buffer_size", buffer_size, 1)
         self._take_seed(seed)
         self._finish()
 
@@ -73,15 +77,17 @@ class BufferedShuffleIterator(Stage[T]):
 
     def _step(self) -> None:
         """Takes one input, which makes up to two outputs, or all that are left."""
-        index, block = self._read, self._read // self._size
+        index, block = self._read, self._read // self._buffer_size
         if block != self._block:
             self._block, self._draws = block, self._random(block)
             self._marks.append((block, self._sources[0].getstate()))
-            while len(self._marks) > 1 and self._marks[1][0] * self._size <= max(0, index - AGE * self._size):
+            while len(self._marks) > 1 and self._marks[1][0] * self._buffer_size <= max(
+                0, index - AGE * self._buffer_size
+            ):
                 self._marks.popleft()
-        self._outputs = list(self._held.pop(index - AGE * self._size, ()))
+        self._outputs = list(self._held.pop(index - AGE * self._buffer_size, ()))
         for item in islice(self._sources[0], 1):
-            slot = self._draws.randrange(self._size)
+            slot = self._draws.randrange(self._buffer_size)
             self._outputs += self._held.pop(self._by_slot.get(slot, -1), ())
             self._by_slot[slot] = index
             self._held[index] = (item,)
@@ -95,24 +101,17 @@ class BufferedShuffleIterator(Stage[T]):
     def _begin(self, state: State | None) -> None:
         first, read, served = (state["block"], state["read"], state["served"]) if state else (0, 0, 0)
         self._resume = (read, served)
-        self._read, self._block = first * self._size, first - 1
+        self._read, self._block, self._draws = first * self._buffer_size, first, self._random(first)
         self._outputs_of, self._served = read, served
         self._flushing = False
         self._outputs = []
         self._held: dict[int, tuple[T]] = {}
         self._by_slot: dict[int, int] = {}
-        self._marks: deque[tuple[int, State]] = deque()
-        self._first = (first, self._sources[0].getstate())
-
-    def _mark(self) -> tuple[int, State]:
-        """The last beginning of a block from which the buffer can be filled again."""
-        return self._marks[0] if self._marks else self._first
+        # Beginnings of blocks; from the first of them the buffer can be filled again.
+        self._marks: deque[tuple[int, State]] = deque([(first, self._sources[0].getstate())])
 
     def _source_states(self) -> list[State]:
-        return [self._mark()[1]]
+        return [self._marks[0][1]]
 
-    def _position(self) -> State:
-        return {"block": self._mark()[0], "read": self._outputs_of, "served": self._served}
-
-    def _setup(self) -> State:
-        return {"buffer_size": self._size, "seed": self._seed}
+    def _progress(self) -> State:
+        return {"block": self._marks[0][0], "read": self._outputs_of, "served": self._served}

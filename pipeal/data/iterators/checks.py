@@ -6,20 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.checks import at_least
 
 T = TypeVar("T")
-
-
-def at_least(name: str, value: Any, least: int) -> int:
-    """A whole number of at least ``least``.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    # __index__ takes the integers of numpy, and no floats.
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-        raise ConfigError(f"{name} is {value!r}; wanted a whole number of at least {least}")
-    return int(value.__index__())
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def check_instance(num_instances: Any, instance_rank: Any) -> tuple[int, int]:
@@ -34,14 +24,15 @@ def check_instance(num_instances: Any, instance_rank: Any) -> tuple[int, int]:
     return instances, rank
 
 
-def check_callable(name: str, function: Callable[..., Any]) -> None:
-    """Refuses what cannot be called.
+def a_function(name: str, value: F) -> F:
+    """The value, which can be called.
 
     Raises:
         ConfigError: It cannot.
     """
-    if not callable(function):
-        raise ConfigError(f"{name} is of type {type(function).__name__}; wanted a function")
+    if not callable(value):
+        raise ConfigError(f"{name} is of type {type(value).__name__}; wanted a function")
+    return value
 
 
 def apply(function: Callable[..., T], *arguments: Any) -> T:

@@ -13,6 +13,8 @@ from pipeal.data.iterators.prefetch import PrefetchIterator
 from pipeal.data.iterators.sources import Uneven, create_source_iterator
 from pipeal.data.iterators.windows import BlockwiseShuffleIterator, SelectManyIterator
 
+__all__ = ["chunked_dataset_iterator"]
+
 Ref = TypeVar("Ref")
 
 

@@ -18,13 +18,19 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pipeal.core.errors import ConfigError, DataError, ScheduleError
-from pipeal.data.iterators.base import CheckpointableIterator, State
-from pipeal.data.iterators.checks import add_note, at_least, check_instance
+from pipeal.data.checks import at_least
+from pipeal.data.iterators.base import CheckpointableIterator, State, check_frame
+from pipeal.data.iterators.checks import add_note, check_instance
 from pipeal.data.iterators.shards import ShardIterator
 from pipeal.data.loading.workers import serve_parent, starting_workers
 
+__all__ = ["CheckpointableLoader", "IterableCheckpointedDataset"]
+
 T = TypeVar("T")
 Pipeline: TypeAlias = CheckpointableIterator[T] | Callable[[int, int], CheckpointableIterator[T]]
+
+_VERSION = 1
+"""Of the format of the loader's states."""
 
 
 class IterableCheckpointedDataset(IterableDataset[T]):
@@ -55,7 +61,7 @@ class IterableCheckpointedDataset(IterableDataset[T]):
         if worker is None or worker.num_workers == 1:
             return self._source
         state = self._source.getstate()
-        share = _strided(self._source, worker.num_workers, worker.id)
+        share = ShardIterator(self._source, worker.num_workers, worker.id, "keep")
         self._source.setstate(state)  # to build over a pipeline has sent it to its beginning
         return share
 
@@ -145,7 +151,7 @@ class CheckpointableLoader(Generic[T]):
         """Where the consumer stands: JSON values, one pipeline's state for each shard; None for one not begun."""
         return {
             "kind": type(self).__name__,
-            "version": 1,
+            "version": _VERSION,
             "setup": dict(self._setup),
             "ended": self._ended,
             "next": self._next,
@@ -159,7 +165,7 @@ class CheckpointableLoader(Generic[T]):
             DataError: The state of something else, of another version, or of another number of shards or ranks.
         """
         if checkpoint is not None:
-            _check(checkpoint, self.getstate())
+            self._check(checkpoint)
         self.close()
         self._restored = checkpoint is not None and not checkpoint["ended"]
         self._ended = checkpoint is not None and checkpoint["ended"]
@@ -182,6 +188,16 @@ class CheckpointableLoader(Generic[T]):
     def __exit__(self, *raised: object) -> None:
         self.close()
 
+    def _check(self, state: Any) -> None:
+        kind = type(self).__name__
+        check_frame(state, kind, _VERSION, self._setup)
+        shards, turn = state.get("shards"), state.get("next")
+        whole = isinstance(shards, list) and len(shards) == self._shards and type(state.get("ended")) is bool
+        if not whole or type(turn) is not int or not 0 <= turn < self._shards:
+            raise DataError(
+                f"a damaged state of {kind}; wanted {', '.join(self.getstate())}, and a state for each shard"
+            )
+
     def _run(self, number: int) -> Generator[T, None, None]:
         served = _Shards(self._source, self._setup, self._next, list(self._states))
         # Without batches of its own, and with what arrives handed on as it is.
@@ -190,20 +206,16 @@ class CheckpointableLoader(Generic[T]):
             arriving = iter(loader)
         due = 0
         try:
-            while True:
-                try:
-                    shard, state, item = next(arriving)
-                except StopIteration:
-                    break
-                except Exception as failure:
-                    add_note(failure, f"raised when item {due} of this pass of CheckpointableLoader was due, from 0")
-                    raise
+            for shard, state, item in arriving:
                 if number != self._runs:
                     raise ScheduleError("another pass over this loader has begun; one at a time: it has one state")
                 if state is not None:
                     self._states[shard], self._next = state, (shard + 1) % self._shards
                     due += 1
                     yield item
+        except Exception as failure:
+            add_note(failure, f"raised when item {due} of this pass of CheckpointableLoader was due, from 0")
+            raise
         finally:
             # Left to garbage collection, the workers would live as long as the traceback of an exception.
             end_workers = getattr(arriving, "_shutdown_workers", None)
@@ -228,22 +240,21 @@ class _Shards(IterableDataset[tuple[int, "State | None", Any]]):
         # A DataLoader asks worker 0 first: the shard whose turn it is must live there.
         turns = [(self.next + place) % shards for place in range(number, shards, workers)]
         pipelines = {shard: self._open(shard, alone=shards == workers) for shard in turns}
-        going = set(turns)
+        going = True
         try:
             while going:
+                going = False
                 for shard in turns:
-                    if shard in going:
-                        try:
-                            item = next(pipelines[shard])
-                        except StopIteration:
-                            going.discard(shard)
-                        except Exception as failure:
-                            add_note(failure, f"raised in shard {shard} of {shards}")
-                            raise
-                        else:
-                            yield shard, pipelines[shard].getstate(), item
-                            continue
-                    yield shard, None, None
+                    try:
+                        item = next(pipelines[shard])
+                    except StopIteration:
+                        yield shard, None, None  # at every further turn, too
+                        continue
+                    except Exception as failure:
+                        add_note(failure, f"raised in shard {shard} of {shards}")
+                        raise
+                    going = True
+                    yield shard, pipelines[shard].getstate(), item
         finally:
             for pipeline in pipelines.values():
                 if pipeline is self.source:
@@ -255,7 +266,7 @@ class _Shards(IterableDataset[tuple[int, "State | None", Any]]):
         shards, rank = self.setup["shards"], self.setup["instance_rank"]
         if isinstance(self.source, CheckpointableIterator):
             own = self.source if alone else copy.deepcopy(self.source)
-            pipeline = own if shards == 1 else _strided(own, shards, shard)
+            pipeline = own if shards == 1 else ShardIterator(own, shards, shard, "keep")
         else:
             pipeline = self.source(self.setup["num_instances"] * shards, rank * shards + shard)
             if not isinstance(pipeline, CheckpointableIterator):
@@ -264,25 +275,5 @@ class _Shards(IterableDataset[tuple[int, "State | None", Any]]):
         return pipeline
 
 
-def _strided(source: CheckpointableIterator[T], count: int, place: int) -> CheckpointableIterator[T]:
-    return ShardIterator(source, count, place, "keep")
-
-
 def _as_it_is(item: T) -> T:
     return item
-
-
-def _check(found: Any, own: State) -> None:
-    if not isinstance(found, dict) or found.get("kind") != own["kind"]:
-        kind = found.get("kind") if isinstance(found, dict) else type(found).__name__
-        raise DataError(f"a state of {kind}; wanted one of {own['kind']}.getstate()")
-    if found.get("version") != own["version"]:
-        raise DataError(f"a state in version {found.get('version')}; wanted version {own['version']}")
-    if found.get("setup") != own["setup"]:
-        raise DataError(
-            f"a state of {found.get('setup')}; the loader has {own['setup']}; build it with the settings of the state"
-        )
-    shards, turn = found.get("shards"), found.get("next")
-    whole = isinstance(shards, list) and len(shards) == len(own["shards"]) and type(found.get("ended")) is bool
-    if not whole or type(turn) is not int or not 0 <= turn < len(own["shards"]):
-        raise DataError(f"a damaged state of {own['kind']}; wanted {', '.join(own)}, and a state for each shard")

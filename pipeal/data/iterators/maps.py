@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import apply, check_callable
+from pipeal.data.iterators.checks import a_function, apply
+
+__all__ = ["MapIterator", "MultiplexIterator", "RecurrentIterator", "SamplingRandomMapIterator", "ZipIterator"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -27,14 +29,11 @@ class MapIterator(Stage[Out]):
 
     def __init__(self, source_iterator: CheckpointableIterator[In], transform: Callable[[In], Out]) -> None:
         super().__init__(source_iterator)
-        check_callable("transform", transform)
-        self._transform = transform
+        self._transform = a_function("transform", transform)
         self._finish()
 
     def _next(self) -> Out:
         return apply(self._transform, next(self._sources[0]))
-
-    def _begin(self, state: State | None) -> None: ...
 
 
 class RecurrentIterator(Stage[Out]):
@@ -61,8 +60,7 @@ class RecurrentIterator(Stage[Out]):
         initial_state: Any = None,
     ) -> None:
         super().__init__(source_iterator)
-        check_callable("step_function", step_function)
-        self._step = step_function
+        self._step = a_function("step_function", step_function)
         self._initial = copy.deepcopy(initial_state)
         self._finish()
 
@@ -75,7 +73,7 @@ class RecurrentIterator(Stage[Out]):
             raise DataError("a damaged state of RecurrentIterator: it holds no memory")
         self._memory = copy.deepcopy(self._initial) if state is None else state["memory"]
 
-    def _position(self) -> State:
+    def _progress(self) -> State:
         return {"memory": copy.deepcopy(self._memory)}
 
 
@@ -88,6 +86,7 @@ class SamplingRandomMapIterator(Stage[Out]):
         seed: At least 0. None draws one, which the state remembers.
     """
 
+    setup = ("seed",)
     fields = ("yielded",)
     _yielded: int
 
@@ -98,8 +97,7 @@ class SamplingRandomMapIterator(Stage[Out]):
         seed: int | None = 0,
     ) -> None:
         super().__init__(source_iterator)
-        check_callable("transform", transform)
-        self._transform = transform
+        self._transform = a_function("transform", transform)
         self._take_seed(seed)
         self._finish()
 
@@ -108,15 +106,6 @@ class SamplingRandomMapIterator(Stage[Out]):
         output = apply(self._transform, self._random(self._yielded), item)
         self._yielded += 1
         return output
-
-    def _begin(self, state: State | None) -> None:
-        self._yielded = state["yielded"] if state else 0
-
-    def _position(self) -> State:
-        return {"yielded": self._yielded}
-
-    def _setup(self) -> State:
-        return {"seed": self._seed}
 
 
 class ZipIterator(Stage[tuple[Any, ...]]):
@@ -136,8 +125,6 @@ class ZipIterator(Stage[tuple[Any, ...]]):
     def _next(self) -> tuple[Any, ...]:
         # A list: inside a generator expression the end of a source would be an error.
         return tuple([next(source) for source in self._sources])
-
-    def _begin(self, state: State | None) -> None: ...
 
 
 class MultiplexIterator(Stage[T]):
@@ -161,7 +148,4 @@ class MultiplexIterator(Stage[T]):
         count = len(self._sources) - 1
         if not hasattr(index, "__index__") or not 0 <= index < count:
             raise DataError(f"control_iterator gave the index {index!r}; wanted one of 0 to {count - 1}")
-        item: T = next(self._sources[1 + index])
-        return item
-
-    def _begin(self, state: State | None) -> None: ...
+        return next(self._sources[1 + index])

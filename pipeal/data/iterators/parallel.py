@@ -20,12 +20,15 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pipeal.core.errors import ConfigError
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import add_note, apply, at_least, check_callable, shorter
+from pipeal.data.iterators.checks import a_function, add_note, apply, shorter
 from pipeal.data.loading.workers import serve_parent, starting_workers
+
+__all__ = ["ParallelMapIterator"]
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -34,24 +37,19 @@ GRACE_S = 5.0
 """How long a process may take to finish its chunk after the iterator was closed."""
 
 
-@dataclass(slots=True)
+_Answer: TypeAlias = tuple[list[Any], Exception | None, str]
+"""What a process made of a chunk: the results up to the first failure, that, and its trace."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Items under way; ``served`` counts from the chunk's beginning, where ``state`` was taken."""
+    """Items under way; ``first`` counts from the chunk's beginning, where ``state`` was taken."""
 
     state: list[State]
     first: int
     answer: Future[_Answer]
     source_failure: Exception | None = None
     """What the source raised after the items of this chunk."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a process made of a chunk: the results up to the first failure, and that."""
-
-    results: list[Any]
-    failure: BaseException | None = None
-    trace: str = ""
 
 
 class ParallelMapIterator(Stage[Out]):
@@ -76,9 +74,10 @@ class ParallelMapIterator(Stage[Out]):
         ConfigError: A setting out of range; from ``next``: a function that cannot be pickled and must be.
     """
 
+    setup = ("chunk",)
     fields = ("served", "position")
     _served: int
-    _count: int
+    _position: int
     _skip: int
     _flying: deque[_Chunk]
     _source_ended: bool
@@ -97,8 +96,7 @@ class ParallelMapIterator(Stage[Out]):
         start_method: str | None = None,
     ) -> None:
         super().__init__(source_iterator)
-        check_callable("transform", transform)
-        self._transform = transform
+        self._transform = a_function("transform", transform)
         self._processes = at_least("num_processes", num_processes, 1)
         self._chunk = (at_least("num_items_per_process", num_items_per_process, 1) + 1) // 2
         if start_method not in (None, *multiprocessing.get_all_start_methods()):
@@ -118,12 +116,7 @@ class ParallelMapIterator(Stage[Out]):
             context = multiprocessing.get_context(self._start_method)
             if context.get_start_method() != "fork":
                 _check_importable(self._transform)
-            self._pool = ProcessPoolExecutor(
-                self._processes,
-                mp_context=context,
-                initializer=_learn,
-                initargs=(self._transform,),
-            )
+            self._pool = ProcessPoolExecutor(self._processes, context, _learn, (self._transform,))
             self._owner = os.getpid()
             self._end = weakref.finalize(self, _end, self._pool, self._owner)
             # The pool starts its processes with the first task.
@@ -142,18 +135,17 @@ class ParallelMapIterator(Stage[Out]):
                 raise StopIteration
             chunk = self._flying[0]
             with self._dying():
-                answer = chunk.answer.result()
+                results, failure, trace = chunk.answer.result()
             place = self._served - chunk.first
-            if place < len(answer.results):
+            if place < len(results):
                 self._served += 1
-                self._count += 1
-                result: Out = answer.results[place]
-                return result
-            failure = answer.failure or chunk.source_failure
+                self._position += 1
+                return results[place]
+            failure = failure or chunk.source_failure
             if failure is not None:
-                add_note(failure, f"raised for item {self._count} of ParallelMapIterator, from 0")
-                if answer.trace:
-                    add_note(failure, f"in its process:\n{answer.trace}")
+                add_note(failure, f"raised for item {self._position} of ParallelMapIterator, from 0")
+                if trace:
+                    add_note(failure, f"in its process:\n{trace}")
                 raise failure
             self._flying.popleft()
             self._served = 0
@@ -171,7 +163,7 @@ class ParallelMapIterator(Stage[Out]):
         self._source_ended = len(items) < self._chunk
         first, self._skip = self._skip, 0
         if len(items) < first and source_failure is None:
-            raise shorter("ParallelMapIterator", f"item {self._count}")
+            raise shorter("ParallelMapIterator", f"item {self._position}")
         if first >= len(items) and source_failure is None:
             self._served = 0
             return
@@ -189,11 +181,13 @@ class ParallelMapIterator(Stage[Out]):
         try:
             yield
         except BrokenProcessPool as failure:
-            add_note(failure, f"a process died with item {self._count} or a later one of ParallelMapIterator")
+            add_note(failure, f"a process died with item {self._position} or a later one of ParallelMapIterator")
             self._drop_pool()  # it stays broken; after restoring a state, another one starts
             raise
         except Exception as failure:
-            add_note(failure, f"raised between processes for item {self._count} of ParallelMapIterator or a later one")
+            add_note(
+                failure, f"raised between processes for item {self._position} of ParallelMapIterator or a later one"
+            )
             raise
 
     def _stop(self) -> None:
@@ -209,19 +203,13 @@ class ParallelMapIterator(Stage[Out]):
             self._pool = self._end = None
 
     def _begin(self, state: State | None) -> None:
-        self._served, self._count = (state["served"], state["position"]) if state else (0, 0)
+        super()._begin(state)
         self._skip = self._served
         self._flying = deque()
         self._source_ended = False
 
     def _source_states(self) -> list[State]:
         return self._flying[0].state if self._flying else super()._source_states()
-
-    def _position(self) -> State:
-        return {"served": self._served, "position": self._count}
-
-    def _setup(self) -> State:
-        return {"chunk": self._chunk}
 
 
 _transform: Callable[[Any], Any]
@@ -236,10 +224,8 @@ def _learn(transform: Callable[[Any], Any]) -> None:
 
 def _answer(items: list[Any]) -> _Answer:
     """Runs in a process."""
-    answer = _answers(_transform, items)
-    if answer.failure is None:
-        return answer
-    return _Answer(answer.results, _portable(answer.failure), answer.trace)
+    results, failure, trace = _answers(_transform, items)
+    return results, failure and _portable(failure), trace
 
 
 def _answers(transform: Callable[[Any], Any], items: list[Any]) -> _Answer:
@@ -248,8 +234,8 @@ def _answers(transform: Callable[[Any], Any], items: list[Any]) -> _Answer:
         try:
             results.append(apply(transform, item))
         except Exception as failure:  # noqa: BLE001  travels to the consumer
-            return _Answer(results, failure, "".join(traceback.format_exception(failure)).rstrip())
-    return _Answer(results)
+            return results, failure, "".join(traceback.format_exception(failure)).rstrip()
+    return results, None, ""
 
 
 def _check_importable(transform: Callable[[Any], Any]) -> None:
@@ -262,7 +248,7 @@ def _check_importable(transform: Callable[[Any], Any]) -> None:
         ) from failure
 
 
-def _portable(failure: BaseException) -> BaseException:
+def _portable(failure: Exception) -> Exception:
     """The failure itself where it survives pickling, which types with an unusual ``__init__`` do not."""
     try:
         pickle.loads(pickle.dumps(failure))

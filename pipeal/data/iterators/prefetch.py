@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import weakref
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.channel import Channel
-from pipeal.data.iterators.checks import add_note, at_least, shorter
+from pipeal.data.iterators.checks import add_note, shorter
+from pipeal.data.iterators.reading_thread import ReadingThread
+
+__all__ = ["PrefetchIterator"]
 
 T = TypeVar("T")
 
@@ -26,13 +27,8 @@ MAX_REPLAY = 16
 """A state is taken every so many items at least; after restoring, fewer than that are read a second time."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What the thread hands over: an item and, now and then, the state of the source after it; or the end."""
-
-    item: Any = None
-    state: State | None = None
-    end: BaseException | None = None
+_Read: TypeAlias = tuple[Any, State | None]
+"""An item and, now and then, the state of the source after it."""
 
 
 class PrefetchIterator(Stage[T]):
@@ -54,9 +50,8 @@ class PrefetchIterator(Stage[T]):
     fields = ("offset", "position")
     _state: State
     _offset: int
-    _count: int
-    _channel: Channel[_Read] | None
-    _end: weakref.finalize[Any, Any] | None
+    _position: int
+    _reading: ReadingThread[_Read] | None
 
     def __init__(
         self,
@@ -76,48 +71,33 @@ class PrefetchIterator(Stage[T]):
     def _next(self) -> T:
         if self._owner != os.getpid():
             self._go_to(self.getstate())  # a forked copy: it has the channel, but not the thread
-        channel = self._start() if self._channel is None else self._channel
-        if self._warn and not len(channel):
-            _log.warning("item %d is wanted, but the prefetch buffer is empty", self._count)
-        read: _Read = channel.get()
-        if read.end is not None:
+        if self._reading is None:
+            self._sources[0].prepare()  # a process that is forked while threads run may inherit a lock that stays shut
+            self._reading = ReadingThread(_with_states(self._sources[0], self._offset, self._every), self._size)
+        if self._warn and not self._reading.ready:
+            _log.warning("item %d is wanted, but the prefetch buffer is empty", self._position)
+        try:
+            item, state = next(self._reading)
+        except BaseException as end:
             self._stop()
-            if not isinstance(read.end, StopIteration):
-                add_note(read.end, f"raised for item {self._count} of PrefetchIterator, counted from 0")
-            raise read.end
-        self._count += 1
+            if not isinstance(end, StopIteration):
+                add_note(end, f"raised for item {self._position} of PrefetchIterator, counted from 0")
+            raise
+        self._position += 1
         self._offset += 1
-        if read.state is not None:
-            self._state, self._offset = read.state, 0
-        item: T = read.item
+        if state is not None:
+            self._state, self._offset = state, 0
         return item
 
-    def _start(self) -> Channel[_Read]:
-        self._sources[0].prepare()  # a process that is forked while threads run may inherit a lock that stays shut
-        channel: Channel[_Read] = Channel(self._size)
-        # The thread holds no reference to the iterator: it must not keep it alive. A daemon, since the interpreter
-        # joins other threads before it runs finalizers.
-        thread = threading.Thread(
-            target=_read_ahead,
-            args=(self._sources[0], self._offset, self._every, channel),
-            name="pipeal-prefetch",
-            daemon=True,
-        )
-        self._channel = channel
-        self._end = weakref.finalize(self, _end, channel, thread, os.getpid())
-        thread.start()
-        return channel
-
     def _stop(self) -> None:
-        if self._end is not None:
-            self._end()
-        self._channel = None
+        if self._reading is not None:
+            self._reading.close(patient=True)  # the source must stand still before it is sent elsewhere
+        self._reading = None
 
     def _begin(self, state: State | None) -> None:
+        super()._begin(state)
         self._state = self._sources[0].getstate()
-        self._offset, self._count = (state["offset"], state["position"]) if state else (0, 0)
-        self._channel = None
-        self._end = None
+        self._reading = None
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,29 +108,10 @@ class PrefetchIterator(Stage[T]):
     def _source_states(self) -> list[State]:
         return [self._state]
 
-    def _position(self) -> State:
-        return {"offset": self._offset, "position": self._count}
 
-
-def _read_ahead(source: CheckpointableIterator[Any], skip: int, every: int, channel: Channel[_Read]) -> None:
-    """Runs in the thread until the source ends or fails, or the channel is closed."""
-    try:
-        if sum(1 for _ in islice(source, skip)) < skip:
-            raise shorter("PrefetchIterator", f"item {skip} after a state")
-        count = skip
-        while True:
-            item = next(source)
-            count += 1
-            if not channel.put(_Read(item, source.getstate() if count % every == 0 else None)):
-                return
-    except BaseException as end:  # noqa: BLE001  handed to the consumer, who raises it
-        channel.put(_Read(end=end))
-
-
-def _end(channel: Channel[_Read], thread: threading.Thread, process: int) -> None:
-    if os.getpid() != process:
-        return  # a forked copy: it has no such thread, but perhaps a lock that the thread held
-    channel.close()
-    # Garbage collection may run anywhere, on that very thread too.
-    if thread.is_alive() and thread is not threading.current_thread():
-        thread.join()
+def _with_states(source: CheckpointableIterator[Any], skip: int, every: int) -> Iterator[_Read]:
+    """Reads on behind ``skip`` items, in the thread."""
+    if sum(1 for _ in islice(source, skip)) < skip:
+        raise shorter("PrefetchIterator", f"item {skip} after a state")
+    for count, item in enumerate(source, start=skip + 1):
+        yield item, source.getstate() if count % every == 0 else None

@@ -5,9 +5,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import TypeVar
 
-from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
+from pipeal.data.checks import one_of
+from pipeal.data.iterators.base import CheckpointableIterator, Stage
 from pipeal.data.iterators.checks import check_instance
-from pipeal.data.iterators.sources import Uneven, check_uneven
+from pipeal.data.iterators.sources import Uneven
+
+__all__ = ["ShardIterator"]
 
 T = TypeVar("T")
 
@@ -31,6 +34,8 @@ class ShardIterator(Stage[T]):
     [[0, 2, 4], [1, 3, 4]]
     """
 
+    setup = ("num_instances", "instance_rank", "uneven")
+
     def __init__(
         self,
         source_iterator: CheckpointableIterator[T],
@@ -39,19 +44,15 @@ class ShardIterator(Stage[T]):
         uneven: Uneven = "drop",
     ) -> None:
         super().__init__(source_iterator)
-        self._instances, self._rank = check_instance(num_instances, instance_rank)
-        self._uneven = check_uneven(uneven)
+        self._num_instances, self._instance_rank = check_instance(num_instances, instance_rank)
+        self._uneven = one_of("uneven", uneven, Uneven)
         self._finish()
 
     def _next(self) -> T:
-        items = list(islice(self._sources[0], self._instances))
-        whole = len(items) == self._instances
-        if not items or (self._uneven == "drop" and not whole) or (self._uneven == "keep" and self._rank >= len(items)):
+        items = list(islice(self._sources[0], self._num_instances))
+        if not items:
             raise StopIteration
-        item: T = items[self._rank % len(items)]
-        return item
-
-    def _begin(self, state: State | None) -> None: ...
-
-    def _setup(self) -> State:
-        return {"num_instances": self._instances, "instance_rank": self._rank, "uneven": self._uneven}
+        lacking = len(items) < self._num_instances
+        if lacking and (self._uneven == "drop" or (self._uneven == "keep" and self._instance_rank >= len(items))):
+            raise StopIteration
+        return items[self._instance_rank % len(items)]

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.batching.reread import read_from
+from pipeal.data.checks import one_of
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
 from pipeal.data.iterators.checks import check_instance
+
+__all__ = [
+    "ChunkedSourceIterator",
+    "InfinitePermutationSourceIterator",
+    "NativeCheckpointableIterator",
+    "RandomIterator",
+    "create_source_iterator",
+]
 
 T = TypeVar("T")
 Uneven: TypeAlias = Literal["keep", "drop", "repeat"]
@@ -33,9 +42,10 @@ class NativeCheckpointableIterator(Stage[T]):
     ('a', 1, ['b', 'c'])
     """
 
+    setup: ClassVar[tuple[str, ...]] = ("items",)
     fields = ("yielded",)
     _yielded: int
-    _items: Iterator[T] | None
+    _reader: Iterator[T] | None
 
     def __init__(self, iterable: Samples[T]) -> None:
         super().__init__()
@@ -51,24 +61,19 @@ class NativeCheckpointableIterator(Stage[T]):
                 "wanted a list or another iterable that can"
             )
         self._iterable = iterable
+        self._items = len(iterable) if isinstance(iterable, Sequence) else None
         self._finish()
 
     def _next(self) -> T:
-        if self._items is None:
-            self._items = read_from(self._iterable, self._yielded)
-        item = next(self._items)
+        if self._reader is None:
+            self._reader = read_from(self._iterable, self._yielded)
+        item = next(self._reader)
         self._yielded += 1
         return item
 
     def _begin(self, state: State | None) -> None:
-        self._yielded = state["yielded"] if state else 0
-        self._items = None
-
-    def _position(self) -> State:
-        return {"yielded": self._yielded}
-
-    def _setup(self) -> State:
-        return {"items": len(self._iterable) if isinstance(self._iterable, Sequence) else None}
+        super()._begin(state)
+        self._reader = None
 
 
 class ChunkedSourceIterator(NativeCheckpointableIterator[T]):
@@ -92,11 +97,13 @@ class ChunkedSourceIterator(NativeCheckpointableIterator[T]):
     [[1, 2, 3], [4, 5, 5]]
     """
 
+    setup = ("items", "num_instances", "instance_rank", "uneven")
+
     def __init__(
         self, source_items: Sequence[T], num_instances: int = 1, instance_rank: int = 0, *, uneven: Uneven = "keep"
     ) -> None:
-        instances, rank = check_instance(num_instances, instance_rank)
-        self._share = [instances, rank, check_uneven(uneven)]
+        self._num_instances, self._instance_rank = instances, rank = check_instance(num_instances, instance_rank)
+        self._uneven = one_of("uneven", uneven, Uneven)
         items = _sequence(source_items)
         each, more = divmod(len(items), instances)
         if uneven == "drop":
@@ -106,12 +113,8 @@ class ChunkedSourceIterator(NativeCheckpointableIterator[T]):
         part = [items[place] for place in range(begin, begin + each + (rank < more))]
         if uneven == "repeat" and more and rank >= more:
             part.append(part[-1] if part else items[len(items) - 1])
-        self._of = len(items)
         super().__init__(part)
-
-    def _setup(self) -> State:
-        instances, rank, uneven = self._share
-        return {"items": self._of, "num_instances": instances, "instance_rank": rank, "uneven": uneven}
+        self._items = len(items)  # of the whole list: a state of another part, or of another list, is refused
 
 
 class InfinitePermutationSourceIterator(Stage[T]):
@@ -135,6 +138,7 @@ class InfinitePermutationSourceIterator(Stage[T]):
     [[1, 2, 3], [1, 2, 3]]
     """
 
+    setup = ("items", "seed", "shuffle", "num_instances", "instance_rank")
     fields = ("yielded",)
     _yielded: int
     _pass: int
@@ -149,47 +153,35 @@ class InfinitePermutationSourceIterator(Stage[T]):
         instance_rank: int = 0,
     ) -> None:
         super().__init__()
-        self._instances, self._rank = check_instance(num_instances, instance_rank)
-        if shuffle and seed is None and self._instances > 1:
+        self._num_instances, self._instance_rank = check_instance(num_instances, instance_rank)
+        if shuffle and seed is None and self._num_instances > 1:
             raise ConfigError(
-                f"seed is None with {self._instances} instances, whose shares would overlap; "
+                f"seed is None with {self._num_instances} instances, whose shares would overlap; "
                 "pass one seed, the same to all of them"
             )
         items = _sequence(source_items)
-        self._items = [items[place] for place in range(len(items))]
-        if not self._items:
+        self._data = [items[place] for place in range(len(items))]
+        self._items = len(self._data)
+        if not self._data:
             raise ConfigError("source_items is empty; wanted at least one item")
         self._shuffle = bool(shuffle)
         self._take_seed(seed)
         self._finish()
 
     def _next(self) -> T:
-        position = self._rank + self._yielded * self._instances
-        number, index = divmod(position, len(self._items))
+        number, index = divmod(self._instance_rank + self._yielded * self._num_instances, self._items)
         self._yielded += 1
         if not self._shuffle:
-            return self._items[index]
+            return self._data[index]
         if number != self._pass:
-            self._order = list(range(len(self._items)))
+            self._order = list(range(self._items))
             self._random(number).shuffle(self._order)
             self._pass = number
-        return self._items[self._order[index]]
+        return self._data[self._order[index]]
 
     def _begin(self, state: State | None) -> None:
-        self._yielded = state["yielded"] if state else 0
+        super()._begin(state)
         self._pass, self._order = -1, []
-
-    def _position(self) -> State:
-        return {"yielded": self._yielded}
-
-    def _setup(self) -> State:
-        return {
-            "items": len(self._items),
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "num_instances": self._instances,
-            "instance_rank": self._rank,
-        }
 
 
 class RandomIterator(Stage[float]):
@@ -199,6 +191,7 @@ class RandomIterator(Stage[float]):
         seed: At least 0. None draws one, which the state remembers.
     """
 
+    setup = ("seed",)
     fields = ("yielded",)
     _yielded: int
 
@@ -211,15 +204,6 @@ class RandomIterator(Stage[float]):
         number = self._keyed(self._yielded)
         self._yielded += 1
         return (number >> 10) * 2.0**-53  # of 63 bits, the 53 that a float holds
-
-    def _begin(self, state: State | None) -> None:
-        self._yielded = state["yielded"] if state else 0
-
-    def _position(self) -> State:
-        return {"yielded": self._yielded}
-
-    def _setup(self) -> State:
-        return {"seed": self._seed}
 
 
 def create_source_iterator(
@@ -244,20 +228,7 @@ def create_source_iterator(
     return ChunkedSourceIterator(source_items, num_instances, instance_rank, uneven=uneven)
 
 
-def check_uneven(uneven: Any) -> Uneven:
-    """Refuses other words than the three.
-
-    Raises:
-        ConfigError: It is another.
-    """
-    if uneven not in ("keep", "drop", "repeat"):
-        raise ConfigError(f"uneven is {uneven!r}; wanted 'keep', 'drop' or 'repeat'")
-    found: Uneven = uneven
-    return found
-
-
 def _sequence(items: Any) -> Sequence[Any]:
     if isinstance(items, Mapping) or not hasattr(items, "__len__") or not hasattr(items, "__getitem__"):
         raise ConfigError(f"source_items is of type {type(items).__name__}; wanted a list")
-    found: Sequence[Any] = items
-    return found
+    return items

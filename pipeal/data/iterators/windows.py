@@ -15,8 +15,11 @@ from typing import ClassVar, TypeVar
 
 from pipeal.core.errors import DataError
 from pipeal.core.samples import Samples, as_iterable
+from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import apply, at_least, check_callable, shorter
+from pipeal.data.iterators.checks import a_function, apply, shorter
+
+__all__ = ["BlockwiseShuffleIterator", "FixedBatchIterator", "SelectManyIterator", "WindowedIterator"]
 
 T = TypeVar("T")
 In = TypeVar("In")
@@ -56,12 +59,8 @@ class WindowStage(Stage[T]):
         self._window, self._served, self._outputs = self._window + 1, 0, None
 
     def _begin(self, state: State | None) -> None:
-        self._starts = super()._source_states()
-        self._window, self._served = (state["window"], state["served"]) if state else (0, 0)
-        self._outputs = None
-
-    def _position(self) -> State:
-        return {"window": self._window, "served": self._served}
+        super()._begin(state)
+        self._starts, self._outputs = super()._source_states(), None
 
     def _source_states(self) -> list[State]:
         return list(self._starts)
@@ -86,9 +85,7 @@ class SelectManyIterator(WindowStage[T]):
         collection_selector: Callable[[In], Samples[T]] | None = None,
     ) -> None:
         super().__init__(source_iterator)
-        if collection_selector is not None:
-            check_callable("collection_selector", collection_selector)
-        self._selector = collection_selector
+        self._selector = None if collection_selector is None else a_function("collection_selector", collection_selector)
         self._finish()
 
     def _read(self) -> Iterable[T]:
@@ -114,21 +111,20 @@ class BlockwiseShuffleIterator(WindowStage[T]):
     ([0, 1, 2], [3, 4])
     """
 
+    setup = ("block_size", "seed")
+
     def __init__(self, source_iterator: CheckpointableIterator[T], block_size: int, seed: int | None = 0) -> None:
         super().__init__(source_iterator)
-        self._size = at_least("block_size", block_size, 1)
+        self._block_size = at_least("block_size", block_size, 1)
         self._take_seed(seed)
         self._finish()
 
     def _read(self) -> Iterable[T]:
-        block = list(islice(self._sources[0], self._size))
+        block = list(islice(self._sources[0], self._block_size))
         if not block:
             raise StopIteration
         self._random(self._window).shuffle(block)
         return block
-
-    def _setup(self) -> State:
-        return {"block_size": self._size, "seed": self._seed}
 
 
 class FixedBatchIterator(Stage[list[T]]):
@@ -139,21 +135,18 @@ class FixedBatchIterator(Stage[list[T]]):
     [[0, 1], [2, 3], [4]]
     """
 
+    setup = ("batch_size",)
+
     def __init__(self, source_iterator: CheckpointableIterator[T], batch_size: int) -> None:
         super().__init__(source_iterator)
-        self._size = at_least("batch_size", batch_size, 1)
+        self._batch_size = at_least("batch_size", batch_size, 1)
         self._finish()
 
     def _next(self) -> list[T]:
-        batch = list(islice(self._sources[0], self._size))
+        batch = list(islice(self._sources[0], self._batch_size))
         if not batch:
             raise StopIteration
         return batch
-
-    def _begin(self, state: State | None) -> None: ...
-
-    def _setup(self) -> State:
-        return {"batch_size": self._size}
 
 
 class WindowedIterator(Stage[tuple[T, ...]]):
@@ -164,7 +157,9 @@ class WindowedIterator(Stage[tuple[T, ...]]):
     [(1, 2, 3), (2, 3, 4)]
     """
 
+    setup = ("width",)
     fields = ("skip",)
+    _skip: int
 
     def __init__(self, source_iterator: CheckpointableIterator[T], width: int) -> None:
         super().__init__(source_iterator)
@@ -197,7 +192,7 @@ class WindowedIterator(Stage[tuple[T, ...]]):
             self._held.append(item)
 
     def _begin(self, state: State | None) -> None:
-        self._skip = state["skip"] if state else 0
+        super()._begin(state)
         self._first = self._skip  # of the next window, counted from the first mark
         self._read = 0
         self._held: deque[T] = deque()
@@ -206,8 +201,5 @@ class WindowedIterator(Stage[tuple[T, ...]]):
     def _source_states(self) -> list[State]:
         return [self._marks[0][1]]
 
-    def _position(self) -> State:
+    def _progress(self) -> State:
         return {"skip": self._first - self._marks[0][0]}
-
-    def _setup(self) -> State:
-        return {"width": self._width}

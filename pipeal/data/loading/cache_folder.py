@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 from platformdirs import user_cache_path
 
 from pipeal.core.errors import DataError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class CacheError(DataError):
@@ -28,6 +36,59 @@ def cache_folder() -> Path:
     if not folder.is_absolute():  # as where HOME is not set, and the system knows no user
         raise CacheError(f"no cache folder: {folder} has no home; set HOME, or name a folder (data.cache_dir)")
     return folder
+
+
+def kept(
+    source: Path,
+    what: str,
+    kind: str,
+    key: str,
+    read: Callable[[Path], T | None],
+    write: Callable[[Path], None],
+    cache: bool | Path,
+) -> T | None:
+    """What is made out of a data file: made once, and read from its own files from then on.
+
+    Args:
+        source: The data file, or folder. Its name and place are part of the names of the files that are made.
+        what: What is made; a folder in the user's cache folder is called so.
+        kind: What tells several forms of one source apart; part of the names, too.
+        key: Another one for each content of the source. Files of other keys are removed.
+        read: Reads the files whose names begin with a stem; None where they are not there, or not whole.
+        write: Makes them.
+        cache: The folder they lie in; True for one in the user's cache folder; False keeps nothing.
+
+    Returns:
+        What ``read`` gives; None where nothing is to be kept, or where the user's cache folder cannot be written to,
+        which is logged.
+
+    Raises:
+        CacheError: The folder that was named cannot be written to.
+    """
+    if cache is False:
+        return None
+    try:
+        folder = cache_folder() / what if cache is True else cache
+        place = blake2b(str(source.resolve()).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+        known = f"{source.name}{kind}.{place}."
+        stem = folder / f"{known}{key}"
+        found = read(stem)
+        if found is None:
+            write(stem)
+            for old in folder.glob(escape(known) + "*"):
+                if not old.name.startswith(stem.name):
+                    # Another process may be faster, or own the file; it only takes room.
+                    with suppress(OSError):
+                        old.unlink()
+            found = read(stem)
+        if found is None:
+            raise CacheError(f"{stem}.*: not what was just written; check the disk, or choose another data.cache_dir")
+        return found
+    except CacheError as error:
+        if cache is not True:
+            raise
+        _log.warning(f"{source.name}: its {what} are made each time: {error}")
+        return None
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 from pipeal.core.errors import DataError
 
+__all__ = ["Progress", "download"]
+
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes there so far, and the bytes in all (None where unknown)."""
 
@@ -24,7 +26,6 @@ def download(
     destination: Path,
     *,
     md5: str | None = None,
-    sha256: str | None = None,
     progress: Progress | None = None,
     timeout_s: float = 30.0,
 ) -> Path:
@@ -37,7 +38,6 @@ def download(
         url: An http or https address.
         destination: Where the file goes; never half-written. Its folder is made.
         md5: The wanted MD5, in hexadecimal.
-        sha256: The wanted SHA-256, in hexadecimal.
         progress: Called after every chunk.
         timeout_s: How long the server may be silent.
 
@@ -48,19 +48,18 @@ def download(
         DataError: No connection, an HTTP error, a connection cut (the part file stays, for the next call), a
             wrong checksum (the part file is removed), or a disk that refuses.
     """
-    wanted = {name: value.lower() for name, value in (("md5", md5), ("sha256", sha256)) if value}
     part = destination.with_name(destination.name + ".part")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        if not wanted:
+        if md5 is None:
             part.unlink(missing_ok=True)
         # A part that is already whole: the last call ended between the last byte and the rename.
-        if not (wanted and part.is_file() and _digests(part, wanted) == wanted):
+        if md5 is None or not part.is_file() or md5_of(part) != md5.lower():
             _fetch(url, part, progress, timeout_s)
-        found = _digests(part, wanted)
-        if found != wanted:
-            part.unlink()
-            raise DataError(f"{url}: {_words(found)}, wanted {_words(wanted)}; the bad file is removed, try again")
+            found = md5_of(part) if md5 else None
+            if md5 and found != md5.lower():
+                part.unlink()
+                raise DataError(f"{url}: md5 {found}, wanted md5 {md5}; the bad file is removed, try again")
         os.replace(part, destination)
     except OSError as error:
         raise DataError(
@@ -71,9 +70,18 @@ def download(
 
 def verify(path: Path, *, md5: str | None) -> None:
     """Raises DataError where the file does not have that MD5; ``None`` accepts any file."""
-    found = _digests(path, {"md5": ""})["md5"] if md5 else None
+    found = md5_of(path) if md5 else None
     if found != md5:
         raise DataError(f"{path}: md5 {found}, wanted {md5}; delete the file and fetch it again")
+
+
+def md5_of(path: Path) -> str:
+    """The MD5 of a file, in hexadecimal."""
+    md5 = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            md5.update(chunk)
+    return md5.hexdigest()
 
 
 def _fetch(url: str, part: Path, progress: Progress | None, timeout_s: float) -> None:
@@ -125,16 +133,3 @@ def _read(response: http.client.HTTPResponse, url: str) -> bytes:
         return error.partial  # The caller counts the bytes and tells.
     except (OSError, http.client.HTTPException) as error:
         raise DataError(f"{url}: connection lost ({error}); run the same again to go on from there") from error
-
-
-def _words(digests: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in digests.items())
-
-
-def _digests(path: Path, names: dict[str, str]) -> dict[str, str]:
-    hashes = {name: hashlib.new(name, usedforsecurity=False) for name in names}
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            for value in hashes.values():
-                value.update(chunk)
-    return {name: value.hexdigest() for name, value in hashes.items()}

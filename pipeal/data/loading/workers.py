@@ -74,26 +74,13 @@ def _same_handler_of_deaths() -> Iterator[None]:
 def worker_failure(error: BaseException) -> WorkerError | None:
     """What PyTorch, or Python, says of a worker process that died, in one line; None for any other error."""
     said = " ".join(str(error).split())
-    died = (
-        "a worker process that prepares batches died, perhaps for want of memory; lower data.workers, or set it to "
-        f"0 to see the cause ({said})"
-    )
     if isinstance(error, ConnectionError | FileNotFoundError | EOFError) and _handing_over(error):
-        return WorkerError(died)
+        return WorkerError(f"{_DIED} ({said})")
     if not isinstance(error, RuntimeError):
         return None
-    if _NO_SHARED_MEMORY.search(said):
-        return WorkerError(
-            f"no shared memory is left to hand batches over in; lower data.workers, or give the machine more of it "
-            f"(/dev/shm; --shm-size of a container) ({said[:300]})"
-        )
-    if _NO_FILES.search(said):
-        return WorkerError(
-            "no open files are left to hand batches over in; raise their number (ulimit -n), or lower data.workers "
-            f"({said[:300]})"
-        )
-    if _DIED.search(said):
-        return WorkerError(died)
+    for pattern, advice in _REASONS:
+        if pattern.search(said):
+            return WorkerError(f"{advice} ({said[:300]})")
     return None
 
 
@@ -105,11 +92,29 @@ def _handing_over(error: BaseException) -> bool:
     )
 
 
-_DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|killed by signal)|Pin memory thread exited unexpectedly")
-_NO_FILES = re.compile(r"Too many open files|received \d+ items of ancdata")
-_NO_SHARED_MEMORY = re.compile(
-    r"out of shared memory|unable to (write to file|open shared memory object|resize file|allocate shared memory)"
+_DIED = (
+    "a worker process that prepares batches died, perhaps for want of memory; lower data.workers, or set it to 0 to "
+    "see the cause"
 )
+_REASONS = (
+    (
+        re.compile(
+            "out of shared memory|"
+            "unable to (write to file|open shared memory object|resize file|allocate shared memory)"
+        ),
+        "no shared memory is left to hand batches over in; lower data.workers, or give the machine more of it "
+        "(/dev/shm; --shm-size of a container)",
+    ),
+    (
+        re.compile(r"Too many open files|received \d+ items of ancdata"),
+        "no open files are left to hand batches over in; raise their number (ulimit -n), or lower data.workers",
+    ),
+    (
+        re.compile("DataLoader worker .*(exited unexpectedly|killed by signal)|Pin memory thread exited unexpectedly"),
+        _DIED,
+    ),
+)
+"""What PyTorch says, and what to make of it."""
 
 
 def _follow(parent: multiprocessing.process.BaseProcess) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy.typing as npt
 import torch
 
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.core.outofmemory import is_out_of_memory
-from pipeal.data.memory.peaks import PeakMeter, collect_peaks, device_memory, meter_for
+from pipeal.data.memory.peaks import PeakMeter, attempt, collect_peaks, device_memory, meter_for
+
+__all__ = ["MemoryModel", "fit_memory_model", "max_batch_cost", "probe_memory"]
 
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -142,15 +143,8 @@ def probe_memory(
     if not todo:
         raise DataError("no shapes to measure; wanted at least 3")
     for _ in range(warm_up):
-        try:
-            step(*todo[0])
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            raise DataError(f"even the smallest of the shapes, {todo[0]}, runs out of memory") from error
-        finally:
-            if cleanup is not None:
-                cleanup()
+        if not attempt(cleanup, step, *todo[0]):
+            raise DataError(f"even the smallest of the shapes, {todo[0]}, runs out of memory")
 
     def work(shape: tuple[int, int]) -> tuple[int, int]:
         step(*shape)
@@ -203,11 +197,22 @@ def max_batch_cost(
         raise ConfigError(f"share is {share} and tolerance {tolerance}; wanted 0 < share <= 1 and 0 <= tolerance <= 1")
     if low < 1 or (high is not None and high < low):
         raise ConfigError(f"low is {low} and high {high}; wanted 1 <= low <= high")
-    measured = _Trials(step, meter or meter_for(device), cleanup)
+    meter = meter or meter_for(device)
+
+    def peak_of(cost: int) -> int | None:
+        """The peak of a step; None if it runs out of memory."""
+        meter.start()
+        if not attempt(cleanup, step, cost):
+            return None
+        found = meter.peak_bytes()
+        if found is None:
+            raise ConfigError("the peak of a step cannot be measured here, only that of the process; pass a meter")
+        return found
+
     budget = share * (device_memory(device) if total_bytes is None else total_bytes)
     for _ in range(warm_up):
-        measured.peak(low)
-    good, peak = low, measured.peak(low)
+        peak_of(low)
+    good, peak = low, peak_of(low)
     if peak is None or peak > budget:
         found = "runs out of memory" if peak is None else f"needs {peak} bytes"
         raise ConfigError(f"a batch of cost {low} {found}; the budget is {budget:.0f} bytes: lower low, or raise share")
@@ -223,7 +228,7 @@ def max_batch_cost(
         else:
             trial = _next_cost((good, peak), before, budget, tolerance)
             trial = trial if high is None else min(trial, high)
-        needed = measured.peak(trial)
+        needed = peak_of(trial)
         if needed is not None and needed <= budget:
             before, good, peak = (good, peak), trial, needed
         else:
@@ -243,49 +248,13 @@ def _next_cost(last: tuple[int, int], before: tuple[int, int] | None, budget: fl
     return max(int(trial), cost + max(1, int(tolerance * cost)))
 
 
-class _Trials:
-    """Runs steps one by one, each from the same start, and lives through those that run out of memory."""
-
-    def __init__(self, step: Callable[[int], object], meter: PeakMeter, cleanup: Callable[[], None] | None) -> None:
-        self._step, self._meter, self._cleanup = step, meter, cleanup
-
-    def peak(self, cost: int) -> int | None:
-        """The peak of a step; None if it ran out of memory."""
-        self._meter.start()
-        ended = self._ends(cost)
-        if self._cleanup is not None:
-            self._cleanup()
-        if not ended:
-            return None
-        peak = self._meter.peak_bytes()
-        if peak is None:
-            raise ConfigError(
-                "the peak of a step cannot be measured here, only that of the whole process; pass a meter"
-            )
-        return peak
-
-    def _ends(self, cost: int) -> bool:
-        # A function of its own: once it has returned, the error is gone, whose traceback holds the step's tensors.
-        try:
-            self._step(cost)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return False
-        return True
-
-
 def _non_negative(terms: _Floats, wanted: _Floats) -> _Floats:
     """The ``x >= 0`` that makes ``|terms·x − wanted|`` least: the best of the solutions with any terms left out."""
-    columns = range(terms.shape[1])
     best, least = np.zeros(terms.shape[1]), float(wanted @ wanted)
-    for count in range(1, terms.shape[1] + 1):
-        for chosen in combinations(columns, count):
-            part = terms[:, chosen]
-            solved = np.linalg.lstsq(part, wanted, rcond=None)[0]
-            error = float(np.sum((part @ solved - wanted) ** 2))
-            if (solved >= 0).all() and error < least:
-                least = error
-                best = np.zeros(terms.shape[1])
-                best[list(chosen)] = solved
+    for kept in product((False, True), repeat=terms.shape[1]):
+        solved = np.zeros(terms.shape[1])
+        solved[list(kept)] = np.linalg.lstsq(terms[:, kept], wanted, rcond=None)[0]
+        error = float(np.sum((terms @ solved - wanted) ** 2))
+        if (solved >= 0).all() and error < least:
+            best, least = solved, error
     return best

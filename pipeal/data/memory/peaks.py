@@ -9,13 +9,23 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.samples import Samples, as_iterable
+
+__all__ = [
+    "CudaPeak",
+    "PeakMeter",
+    "ResidentPeak",
+    "collect_cuda_peak_alloc",
+    "collect_peaks",
+    "device_memory",
+    "meter_for",
+]
 
 _Data = TypeVar("_Data")
 _Feature = TypeVar("_Feature")
@@ -162,25 +172,35 @@ def collect_peaks(
     peaks: list[int] = []
     for position, data in enumerate(as_iterable(dataset, DataError)):
         meter.start()
-        found: list[_Feature] = []
-        why = "its peak is not above that of the process before, and cannot be told from it"
-        try:
-            found.append(work(data))
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            why = "it ran out of memory"
-        finally:
-            # Not before the error is let go of: its traceback holds what the step had allocated.
-            if cleanup is not None:
-                cleanup()
+        found = attempt(cleanup, work, data)
         peak = meter.peak_bytes() if found else None
         if peak is None:
+            unknown = "its peak is not above that of the process before, and cannot be told from it"
+            why = unknown if found else "it ran out of memory"
             warnings.warn(f"sample {position} is left out of the peaks: {why}", stacklevel=2)
         else:
-            features.append(found[0])
+            features += found
             peaks.append(peak)
     return features, peaks
+
+
+def attempt(cleanup: Callable[[], None] | None, step: Callable[..., _Feature], *arguments: Any) -> list[_Feature]:
+    """Runs a step, and cleans up: what the step gives, as the only item; no item where it runs out of memory."""
+    try:
+        return _without_its_error(step, *arguments)
+    finally:
+        if cleanup is not None:
+            cleanup()
+
+
+def _without_its_error(step: Callable[..., _Feature], *arguments: Any) -> list[_Feature]:
+    # A function of its own: once it has returned, the error is gone, whose traceback holds the step's tensors.
+    try:
+        return [step(*arguments)]
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return []
 
 
 def device_memory(device: torch.device | str) -> int:

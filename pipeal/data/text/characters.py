@@ -13,32 +13,37 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from pipeal.core.atomic import write_whole
-from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.errors import DataError
 from pipeal.core.rng import key_seed
 from pipeal.data.batching.ranks import WHOLE, Share
+from pipeal.data.checks import at_least
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.loader import Batch
-from pipeal.data.loading.sources import SOURCES, fetch
-from pipeal.data.text.lines import read_lines
+from pipeal.data.loading.sources import Source, obtain
+from pipeal.data.text.lines import plain_or_gz, read_lines
+from pipeal.data.text.vocab import load_json
+
+__all__ = ["Alphabet", "Characters", "RandomBlocks", "find_shakespeare", "read_characters"]
 
 TRAINED_TENTHS = 9
 """So many tenths of a text, from its beginning, are trained on; the rest validates."""
 
 _FORMAT = "pipeal-alphabet-1"
-_UNICODE = 0x110000
-_PIECE = 1 << 20
-_FOLDER, _FILE = "tinyshakespeare", "input.txt"
+_PIECE = 10_000
+"""Lines that are numbered at a time."""
+_SHAKESPEARE = Source(
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+    "6fb458f1232090904fb40fe944165e91",
+)
 
 
 class Alphabet:
@@ -97,15 +102,7 @@ class Alphabet:
         Raises:
             DataError: The file cannot be read, or is something else.
         """
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            if state["format"] != _FORMAT or not isinstance(state["characters"], str):
-                raise ValueError(f"format {state['format']!r}")
-            return cls(state["characters"])
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}; it comes with a trained run") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"{path}: not a saved alphabet ({error!r}); train the model again") from error
+        return load_json(path, _FORMAT, "alphabet", lambda state: cls("".join(state["characters"])))
 
 
 @dataclass(frozen=True)
@@ -131,53 +128,32 @@ def read_characters(path: Path) -> Characters:
     Raises:
         DataError: It cannot be read, is not UTF-8, or is empty.
     """
-    # Little is kept but a byte, or four, for each character: until all were seen they are numbered as they come.
-    numbers = np.full(_UNICODE, -1, np.int32)
-    known: list[int] = []
-    parts: list[npt.NDArray[Any]] = []
-    fingerprint = 0
+    # Read twice: the numbers of the characters are known once all were seen, and little is kept but a byte for each.
+    seen: set[str] = set()
+    count = fingerprint = 0
     for text in _pieces(path):
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        fingerprint = crc32(codes.data, fingerprint)
-        new = np.unique(codes[numbers[codes] < 0])
-        numbers[new] = np.arange(len(known), len(known) + len(new))
-        known += new.tolist()
-        parts.append(numbers[codes].astype(_narrow(len(known))))
-    characters = sum(map(len, parts))
-    if characters < 2:
-        raise DataError(f"{path}: a text of {characters} characters; expected some to train on and some to validate on")
-    order = np.argsort(known)
-    places = np.empty(len(known), _narrow(len(known)))
-    places[order] = np.arange(len(known))
-    numbered = np.empty(characters, places.dtype)
-    end = characters
-    while parts:
-        part = parts.pop()
-        numbered[end - len(part) : end] = places[part]
-        end -= len(part)
-    ids = torch.from_numpy(numbered)
-    middle = characters * TRAINED_TENTHS // 10
-    alphabet = Alphabet("".join(chr(known[place]) for place in order))
+        seen.update(text)
+        count += len(text)
+        fingerprint = crc32(text.encode("utf-32-le"), fingerprint)
+    if count < 2:
+        raise DataError(f"{path}: a text of {count} characters; expected some to train on and some to validate on")
+    alphabet = Alphabet("".join(sorted(seen)))
+    ids = torch.empty(count, dtype=torch.uint8 if len(alphabet) <= 256 else torch.int32)
+    done = 0
+    for text in _pieces(path):
+        ids[done : done + len(text)] = alphabet.encode(text)
+        done += len(text)
+    if done != count:
+        raise DataError(f"{path}: {done:,} of {count:,} characters when read a second time; take a file that stays")
+    middle = count * TRAINED_TENTHS // 10
     return Characters(alphabet, ids[:middle], ids[middle:], f"{fingerprint:08x}")
 
 
 def _pieces(path: Path) -> Iterator[str]:
     """A text in pieces of whole lines, whose ends are ``\\n``."""
-    waiting: list[str] = []
-    size = 0
-    for line in read_lines(path):
-        waiting.append(line)
-        size += len(line)
-        if size >= _PIECE:
-            yield with_plain_ends("".join(waiting))
-            waiting, size = [], 0
-    if waiting:
-        yield with_plain_ends("".join(waiting))
-
-
-def _narrow(characters: int) -> type[np.uint8] | type[np.int32]:
-    """The type of so many numbers."""
-    return np.uint8 if characters <= 256 else np.int32
+    lines = read_lines(path)
+    while piece := "".join(islice(lines, _PIECE)):
+        yield with_plain_ends(piece)
 
 
 def with_plain_ends(text: str) -> str:
@@ -194,19 +170,12 @@ def find_shakespeare(root: Path, *, download: bool = True, progress: Progress | 
     Raises:
         DataError: It is not there and not to be had, with what to fetch and where to put it.
     """
-    wanted = root / _FOLDER / _FILE
-    for path in (wanted, root / "shakespeare.txt"):
-        for found in (path, path.with_name(path.name + ".gz")):
-            if found.is_file():
-                return found
-    sources = SOURCES["shakespeare"]
-    if not download:
-        raise DataError(
-            f"shakespeare: no {_FILE} (nor .gz) in {wanted.parent}; fetch {sources[0].url}, and put it there, or "
-            "name another data root"
-        )
-    fetch(sources, wanted.parent, [_FILE], progress)
-    return wanted
+    wanted = root / "tinyshakespeare" / _SHAKESPEARE.name
+    found = plain_or_gz(wanted) or plain_or_gz(root / "shakespeare.txt")
+    if found is None:
+        lacking = f"shakespeare: no {wanted.name} (nor .gz) in {wanted.parent}"
+        obtain(lacking, [_SHAKESPEARE], wanted.parent, [wanted.name], download=download, progress=progress)
+    return found or wanted
 
 
 class RandomBlocks:
@@ -242,18 +211,15 @@ class RandomBlocks:
         pin_memory: bool = False,
         share: Share = WHOLE,
     ) -> None:
-        for name, size in (("block", block), ("batch_size", batch_size), ("batches", batches)):
-            if size < 1:
-                raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
         if len(text) <= block:
             raise DataError(
                 f"{len(text)} characters, but a block of {block} with its targets takes {block + 1}; "
                 "take a longer text or shorter blocks"
             )
         self.text = text
-        self.block = block
-        self.batch_size = batch_size
-        self.batches = batches
+        self.block = at_least("block", block, 1)
+        self.batch_size = at_least("batch_size", batch_size, 1)
+        self.batches = at_least("batches", batches, 1)
         self.seed = seed
         self.same = same
         self.share = share

@@ -6,15 +6,21 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from pipeal.core.errors import DataError
 from pipeal.data.loading.download import Progress
-from pipeal.data.loading.names import canonical_name
-from pipeal.data.loading.sources import SOURCES, Source, fetch, unpack_present
-from pipeal.data.text import toynews as embedded
-from pipeal.data.text.lines import read_lines
-from pipeal.data.text.rows import SENTIMENTS, read_labelled, read_reviews
+from pipeal.data.loading.sources import Source, by_name, obtain
+from pipeal.data.text.agnews import AGNEWS
+from pipeal.data.text.dbpedia import DBPEDIA
+from pipeal.data.text.imdb import IMDB
+from pipeal.data.text.lines import plain_or_gz
+from pipeal.data.text.published import PublishedTexts
+from pipeal.data.text.toynews import TOYNEWS
+
+__all__ = ["TEXT_DATASETS", "TextDataset", "TextSplit", "canonical_text_name", "load_text", "published_max_len"]
+
+_PUBLISHED = (AGNEWS, DBPEDIA, IMDB, TOYNEWS)
+
+TEXT_DATASETS = tuple(published.name for published in _PUBLISHED)
+"""The canonical names of the text data sets."""
 
 
 @dataclass(frozen=True)
@@ -38,39 +44,6 @@ class TextDataset:
     test: TextSplit
 
 
-@dataclass(frozen=True)
-class _Published:
-    """The layout of a published data set: its folder, its files, its classes."""
-
-    folder: str
-    files: tuple[str, ...]
-    classes: tuple[str, ...]
-
-
-_AGNEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
-_DBPEDIA_CLASSES = (
-    *("Company", "EducationalInstitution", "Artist", "Athlete", "OfficeHolder", "MeanOfTransportation"),
-    *("Building", "NaturalPlace", "Village", "Animal", "Plant", "Album", "Film", "WrittenWork"),
-)
-_PUBLISHED = {
-    "agnews": _Published("ag_news_csv", ("train.csv", "test.csv"), _AGNEWS_CLASSES),
-    "dbpedia": _Published("dbpedia_csv", ("train.csv", "test.csv"), _DBPEDIA_CLASSES),
-    "imdb": _Published("imdb", ("IMDB_Dataset.csv",), SENTIMENTS),
-}
-_SPELLINGS = {
-    "agnews": "agnews",
-    "dbpedia": "dbpedia",
-    "dbpedia14": "dbpedia",
-    "imdb": "imdb",
-    "toynews": "toynews",
-    "demo": "toynews",
-    "embedded": "toynews",
-}
-
-TEXT_DATASETS = tuple(dict.fromkeys(_SPELLINGS.values()))
-"""The canonical names of the text data sets."""
-
-
 def canonical_text_name(name: str) -> str:
     """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.
 
@@ -80,7 +53,12 @@ def canonical_text_name(name: str) -> str:
     Raises:
         DataError: The name is unknown; the message holds the nearest known one.
     """
-    return canonical_name(name, _SPELLINGS)
+    return by_name(name, _PUBLISHED).name
+
+
+def published_max_len(name: str) -> int:
+    """How many words of a text published experiments with a data set keep."""
+    return by_name(name, _PUBLISHED).max_len
 
 
 def load_text(
@@ -89,7 +67,7 @@ def load_text(
     *,
     download: bool = True,
     seed: int = 0,
-    sources: Mapping[str, Collection[Source]] = SOURCES,
+    sources: Mapping[str, Collection[Source]] | None = None,
     progress: Progress | None = None,
 ) -> TextDataset:
     """Loads a data set by any of its spellings.
@@ -103,79 +81,30 @@ def load_text(
         root: The folder of all data; ``data`` in the current one by default.
         download: Fetch missing files where the data set has a public address.
         seed: Of the random split of IMDb into 80 % train and 20 % test, and of ``toynews``.
-        sources: The public addresses, by canonical name.
+        sources: Other addresses than the public ones, by canonical name.
         progress: Called during downloads.
 
     Raises:
         DataError: An unknown name; missing files that are not to be had, with what to fetch and where to put
             it; a malformed file, with its line.
     """
-    known = canonical_text_name(name)
-    if known == "toynews":
-        return _toynews(seed)
-    published = _PUBLISHED[known]
+    published = by_name(name, _PUBLISHED)
     folder, files = _find(published, root or Path("data"))
     missing = [wanted for wanted, path in files.items() if path is None]
-    addresses = sources.get(known, ())
     if missing:
-        unpack_present(addresses, folder, missing)
-        missing = [wanted for wanted in missing if not (folder / wanted).is_file()]
-        if missing and download and addresses:
-            fetch(addresses, folder, missing, progress)
-        elif missing:
-            raise DataError(_how_to_get(known, missing, folder, addresses))
+        lacking = f"{published.name}: no {' or '.join(missing)} (nor .gz) in {folder}"
+        addresses = published.sources if sources is None else sources.get(published.name, ())
+        obtain(lacking, addresses, folder, missing, download=download, progress=progress)
     paths = {wanted: path or folder / wanted for wanted, path in files.items()}
-    if known == "imdb":
-        train, test = _shuffle_split(*read_reviews(paths["IMDB_Dataset.csv"]), seed=seed)
-        return TextDataset(known, published.classes, train, test)
-    classes = _class_names(paths["train.csv"].with_name("classes.txt"), published.classes)
-    splits = [TextSplit(*read_labelled(paths[wanted], len(classes))) for wanted in published.files]
-    return TextDataset(known, classes, *splits)
+    classes, train, test = published.read(paths, seed)
+    return TextDataset(published.name, classes, TextSplit(*train), TextSplit(*test))
 
 
-def _find(published: _Published, root: Path) -> tuple[Path, dict[str, Path | None]]:
+def _find(published: PublishedTexts, root: Path) -> tuple[Path, dict[str, Path | None]]:
     """The folder the files belong to, and the path of each, None where it is missing."""
     folders = (root / published.folder, root)
     for folder in folders:
-        found = {wanted: _plain_or_gz(folder / wanted) for wanted in published.files}
+        found = {wanted: plain_or_gz(folder / wanted) for wanted in published.files}
         if any(found.values()):
             return folder, found
     return folders[0], dict.fromkeys(published.files)
-
-
-def _plain_or_gz(path: Path) -> Path | None:
-    zipped = path.with_name(path.name + ".gz")
-    return path if path.is_file() else zipped if zipped.is_file() else None
-
-
-def _how_to_get(name: str, missing: list[str], folder: Path, sources: Collection[Source]) -> str:
-    urls = [source.url for source in sources if set(source.files) & set(missing)]
-    what = f"fetch {' and '.join(urls)}, and put it there" if urls else "put it there"
-    return f"{name}: no {' or '.join(missing)} (nor .gz) in {folder}; {what}, or name another data root"
-
-
-def _class_names(path: Path, default: tuple[str, ...]) -> tuple[str, ...]:
-    """The lines of ``classes.txt``; the default where there is no such file."""
-    if not path.is_file():
-        return default
-    names = tuple(line.strip() for line in read_lines(path) if line.strip())
-    # Another count is another data set: without this, AG News files would pass for DBpedia.
-    if len(names) != len(default):
-        raise DataError(f"{path}: {len(names)} class names, wanted {len(default)}; is it another data set's?")
-    return names
-
-
-def _shuffle_split(texts: list[str], labels: list[int], *, seed: int) -> tuple[TextSplit, TextSplit]:
-    """A random 80 % to train on and 20 %, rounded up, to test on."""
-    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
-    tests = -(-len(texts) // 5)
-    parts = order[tests:], order[:tests]
-    if not parts[0]:
-        raise DataError(f"imdb: {len(texts)} review cannot be split into train and test; wanted at least 2")
-    train, test = (TextSplit([texts[i] for i in part], [labels[i] for i in part]) for part in parts)
-    return train, test
-
-
-def _toynews(seed: int) -> TextDataset:
-    train, test = (TextSplit(*split) for split in embedded.toynews(seed))
-    return TextDataset("toynews", embedded.CLASSES, train, test)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from pipeal.core.errors import DataError, unknown_name
-from pipeal.data.loading.cache_folder import CacheError
 from pipeal.data.text.vector_file import VectorFile
 from pipeal.data.text.vocab import Vocab
 
-_log = logging.getLogger(__name__)
+__all__ = ["VectorTable", "find_vectors", "list_vectors", "load_vectors"]
 
 _FOLDERS = ("", "glove", "embedding")
 _PATTERNS = {
@@ -31,14 +25,6 @@ _ADDRESSES = {
     "glove": "https://nlp.stanford.edu/data/glove.6B.zip",
     "fasttext": "https://dl.fbaipublicfiles.com/fasttext/vectors-english/wiki-news-300d-1M.vec.zip",
 }
-
-
-class TorchtextVectors(Protocol):
-    """What ``torchtext.vocab.Vectors`` offers, as far as it is needed here."""
-
-    stoi: Mapping[str, int]
-    vectors: Tensor
-    dim: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +65,7 @@ def load_vectors(
     """
     file = VectorFile(path, dim)
     get = vocab.indices.get
-    cached = None
-    if cache:
-        try:
-            cached = file.cached(cache if isinstance(cache, Path) else None)
-        except CacheError as error:
-            if isinstance(cache, Path):
-                raise
-            _log.warning(f"{path.name} is read as text each time: {error}")
+    cached = file.cached(cache)
     if cached is not None:
         places: dict[int, int] = {}
         for place, word in enumerate(cached.words):
@@ -103,22 +82,6 @@ def load_vectors(
     return _table(list(known), rows, vocab, seed)
 
 
-def vectors_from_torchtext(vectors: TorchtextVectors, vocab: Vocab, *, seed: int = 0) -> VectorTable:
-    """Takes the rows of a ``torchtext.vocab.Vectors`` object, or of what looks like one.
-
-    Raises:
-        DataError: It is no such object, or its parts do not fit each other.
-    """
-    try:
-        stoi, matrix, dim = vectors.stoi, vectors.vectors.detach().cpu().float().numpy(), vectors.dim
-    except AttributeError as error:
-        raise DataError(f"{type(vectors).__name__} is no torchtext vectors object: {error}") from error
-    if matrix.shape != (len(stoi), dim):
-        raise DataError(f"vectors of shape {matrix.shape}, wanted ({len(stoi)}, {dim}) by its stoi and dim")
-    places = {index: stoi[word] for word, index in vocab.indices.items() if word in stoi}
-    return _table(list(places), matrix[list(places.values())], vocab, seed)
-
-
 def find_vectors(root: Path, kind: str = "glove", dim: int = 300) -> Path:
     """Finds a published vector file under ``root``, ``root/glove`` or ``root/embedding``.
 
@@ -132,16 +95,14 @@ def find_vectors(root: Path, kind: str = "glove", dim: int = 300) -> Path:
     """
     if kind not in _PATTERNS:
         raise DataError(unknown_name("kind of vectors", kind, _PATTERNS))
-    names = [pattern.format(dim=dim) + end for pattern in _PATTERNS[kind] for end in ("", ".gz")]
-    for name in names:
-        for folder in _FOLDERS:
-            found = sorted((root / folder).glob(name))
-            if found:
-                return found[0]
-    raise DataError(
-        f"no {kind} vectors of dimension {dim} ({', '.join(names)}) in {root}, its glove or its embedding; "
-        f"fetch {_ADDRESSES[kind]}, unpack it into {root / 'glove'}, or choose another dimension"
-    )
+    found = list_vectors(root).get((kind, dim))
+    if found is None:
+        names = ", ".join(pattern.format(dim=dim) for pattern in _PATTERNS[kind])
+        raise DataError(
+            f"no {kind} vectors of dimension {dim} ({names}, plain or .gz) in {root}, its glove or its embedding; "
+            f"fetch {_ADDRESSES[kind]}, unpack it into {root / 'glove'}, or choose another dimension"
+        )
+    return found
 
 
 def list_vectors(root: Path) -> dict[tuple[str, int], Path]:
@@ -149,15 +110,13 @@ def list_vectors(root: Path) -> dict[tuple[str, int], Path]:
 
     Nothing of the files is read, and there may be none.
     """
-    names = {path.name for folder in _FOLDERS for path in (root / folder).glob("*") if path.is_file()}
-    found = {}
+    found: dict[tuple[str, int], Path] = {}
     for kind, patterns in _PATTERNS.items():
-        wild = tuple(pattern.format(dim="*") + end for pattern in patterns for end in ("", ".gz"))
-        for name in sorted(names):
-            dim = re.search(r"[.-](\d+)d", name)
-            if dim and any(fnmatch(name, pattern) for pattern in wild):
-                key = kind, int(dim[1])
-                found[key] = find_vectors(root, *key)
+        for name in (pattern.format(dim="*") + end for pattern in patterns for end in ("", ".gz")):
+            for path in (path for folder in _FOLDERS for path in sorted((root / folder).glob(name))):
+                dim = re.search(r"[.-](\d+)d", path.name)
+                if dim:
+                    found.setdefault((kind, int(dim[1])), path)
     return found
 
 

@@ -38,3 +38,8 @@ def read_lines(path: Path) -> Generator[str, None, None]:
         ) from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def plain_or_gz(path: Path) -> Path | None:
+    """The file, or else the one with ``.gz`` behind its name; None where there is neither."""
+    return next((found for found in (path, path.with_name(path.name + ".gz")) if found.is_file()), None)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
+
+from pipeal.data.text.published import Labelled, PublishedTexts
 
 CLASSES = ("world", "sport", "business", "science")
 
@@ -45,8 +50,8 @@ _OTHER_SHARE = 0.07
 _FUNCTION_SHARE = 0.35
 
 
-def toynews(seed: int = 0) -> tuple[tuple[list[str], list[int]], tuple[list[str], list[int]]]:
-    """Makes the data set: (texts, labels) of the train split, and of the test split.
+def toynews(_paths: Mapping[str, Path], seed: int) -> tuple[tuple[str, ...], Labelled, Labelled]:
+    """Makes the data set: class names, train split, test split.
 
     A text has 5 to 60 words. Each word comes from the text's topic, from any topic (misleading), from words
     that all topics share, or from function words; how much comes from the topic differs from text to text. A
@@ -56,10 +61,10 @@ def toynews(seed: int = 0) -> tuple[tuple[list[str], list[int]], tuple[list[str]
         seed: Decides every word; equal seeds give equal texts on every machine.
     """
     random = np.random.default_rng((seed, 0x70_79_6E_73))
-    return _split(random, TRAIN_TEXTS), _split(random, TEST_TEXTS)
+    return CLASSES, _split(random, TRAIN_TEXTS), _split(random, TEST_TEXTS)
 
 
-def _split(random: np.random.Generator, count: int) -> tuple[list[str], list[int]]:
+def _split(random: np.random.Generator, count: int) -> Labelled:
     topics = [words.split() for words in _TOPICS]
     pools = [*topics, _SHARED.split(), _FUNCTION.split()]
     flat = np.array([word for pool in pools for word in pool])
@@ -87,3 +92,6 @@ def _split(random: np.random.Generator, count: int) -> tuple[list[str], list[int
     starts = (ends - lengths).tolist()
     texts = [" ".join(words[start:end]).capitalize() + "." for start, end in zip(starts, ends.tolist(), strict=True)]
     return texts, labels.tolist()
+
+
+TOYNEWS = PublishedTexts(name="toynews", spellings=("demo", "embedded"), read=toynews)

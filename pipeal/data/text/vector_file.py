@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from glob import escape
-from itertools import chain
 from math import isfinite
 from pathlib import Path
 
@@ -17,7 +14,7 @@ import numpy.typing as npt
 
 from pipeal.core.atomic import replacing
 from pipeal.core.errors import DataError
-from pipeal.data.loading.cache_folder import CacheError, cache_folder, writing
+from pipeal.data.loading.cache_folder import kept, writing
 from pipeal.data.text.lines import read_lines
 
 
@@ -83,39 +80,25 @@ class VectorFile:
             found = str(error)
         raise DataError(f"{self.path}, line {line}: {found}; wanted a word and {self.dim} numbers")
 
-    def cached(self, folder: Path | None = None) -> VectorRows:
+    def cached(self, cache: bool | Path = True) -> VectorRows | None:
         """All rows, from the binary form; the first call makes it.
 
         The form is two files, named after the text file's place, size and time of change: ``.words`` (UTF-8, one a
-        line) and ``.f32`` (the rows, end to end). They lie in the user's cache folder.
+        line) and ``.f32`` (the rows, end to end).
 
         Args:
-            folder: Another place for them.
+            cache: See :func:`pipeal.data.loading.cache_folder.kept`.
 
         Raises:
             CacheError: They cannot be written.
             DataError: What :meth:`rows` and :meth:`numbers` raise.
         """
         stat = self.path.stat()
-        place = hashlib.blake2b(str(self.path.resolve()).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
         key = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=8).hexdigest()
-        folder = folder or cache_folder() / "vectors"
-        known = f"{self.path.name}.{place}"
-        words_path, matrix_path = (folder / f"{known}.{key}.{kind}" for kind in ("words", "f32"))
-        cached = self._open(words_path, matrix_path)
-        if cached is None:
-            self._convert(words_path, matrix_path)
-            for old in chain(*(folder.glob(f"{escape(known)}.{'?' * 16}.{end}") for end in _ENDS)):
-                if old not in (words_path, matrix_path):
-                    # Another process may be faster, or own the file; it only takes room.
-                    with suppress(OSError):
-                        old.unlink()
-            cached = self._open(words_path, matrix_path)
-        if cached is None:
-            raise CacheError(f"{matrix_path} does not hold what was just written; check the disk")
-        return cached
+        return kept(self.path, "vectors", "", key, self._open, self._convert, cache)
 
-    def _convert(self, words_path: Path, matrix_path: Path) -> None:
+    def _convert(self, stem: Path) -> None:
+        words_path, matrix_path = _form(stem)
         with (
             writing(),
             replacing(words_path) as words_aside,
@@ -127,21 +110,21 @@ class VectorFile:
                 words.write(word + "\n")
                 matrix.write(self.numbers(number, texts))
 
-    def _open(self, words_path: Path, matrix_path: Path) -> VectorRows | None:
+    def _open(self, stem: Path) -> VectorRows | None:
         """None where there is no binary form, or half of one."""
-        if not (words_path.is_file() and matrix_path.is_file()):
-            return None
+        words_path, matrix_path = _form(stem)
         try:
             # As bytes: reading as text would take a "\r" within a word for the end of a line.
             words = words_path.read_bytes().decode("utf-8").split("\n")[:-1]
+            if not words or matrix_path.stat().st_size != 4 * self.dim * len(words):
+                return None
         except (OSError, ValueError):
-            return None
-        if not words or matrix_path.stat().st_size != 4 * self.dim * len(words):
             return None
         return VectorRows(words, np.memmap(matrix_path, np.float32, "r", shape=(len(words), self.dim)))
 
 
-_ENDS = ("words", "f32")
+def _form(stem: Path) -> tuple[Path, Path]:
+    return stem.with_name(stem.name + ".words"), stem.with_name(stem.name + ".f32")
 
 
 def _first_line(path: Path) -> tuple[bool, int]:

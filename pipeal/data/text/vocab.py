@@ -4,62 +4,66 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
-from typing import Protocol
+from typing import Any, TypeVar
 from zlib import crc32
-
-import numpy as np
-import numpy.typing as npt
 
 from pipeal.core.atomic import write_whole
 from pipeal.core.errors import ConfigError, DataError
 
+__all__ = ["Vocab"]
+
 _FORMAT = "pipeal-vocab-1"
 
-
-class TorchtextVocab(Protocol):
-    """What ``torchtext.vocab.Vocab`` offers, as far as it is needed here."""
-
-    def get_itos(self) -> Sequence[str]:
-        """The words by number."""
-        ...
-
-    def get_stoi(self) -> Mapping[str, int]:
-        """The numbers by word."""
-        ...
-
-    def get_default_index(self) -> int | None:
-        """The number of unknown words, None where there is none."""
-        ...
+T = TypeVar("T")
 
 
+@dataclass(frozen=True)
 class Vocab:
     """An ordered set of words, among them one for padding and one for all unknown words.
 
-    Attributes:
+    Args:
         words: The words by number.
-        indices: The numbers by word, read-only.
-        pad_index: The number that fills the end of short samples.
-        unk_index: The number of every word that is not in the vocabulary.
+        pad: The one that fills the end of short samples.
+        unk: The one that stands for every word that is not in the vocabulary.
+
+    Raises:
+        DataError: A word is there twice, or one of the two is not there, or they are one.
     """
 
+    words: tuple[str, ...]
+    pad: str = "<pad>"
+    unk: str = "<unk>"
+
     def __init__(self, words: Iterable[str], *, pad: str = "<pad>", unk: str = "<unk>") -> None:
-        self.words = tuple(words)
-        indices = {word: index for index, word in enumerate(self.words)}
-        if len(indices) != len(self.words):
+        vars(self).update(words=tuple(words), pad=pad, unk=unk)  # it is frozen to others
+        if len(self.indices) != len(self.words):
             ((word, count),) = Counter(self.words).most_common(1)
             raise DataError(f"vocabulary: {word!r} is there {count} times, wanted every word once")
         for role, word in (("padding", pad), ("unknown words", unk)):
-            if word not in indices:
+            if word not in self.indices:
                 raise DataError(f"vocabulary: no {word!r} for {role}; add it to the specials")
         if pad == unk:
             raise DataError(f"vocabulary: {pad!r} stands for padding and for unknown words; wanted two words")
-        self.indices: Mapping[str, int] = MappingProxyType(indices)
-        self.pad_index = indices[pad]
-        self.unk_index = indices[unk]
+
+    @cached_property
+    def indices(self) -> Mapping[str, int]:
+        """The numbers by word, not to be changed."""
+        return {word: index for index, word in enumerate(self.words)}
+
+    @property
+    def pad_index(self) -> int:
+        """The number that fills the end of short samples."""
+        return self.indices[self.pad]
+
+    @property
+    def unk_index(self) -> int:
+        """The number of every word that is not in the vocabulary."""
+        return self.indices[self.unk]
 
     @property
     def fingerprint(self) -> str:
@@ -101,42 +105,15 @@ class Vocab:
         return cls(words, pad=specials[0], unk=specials[1])
 
     @classmethod
-    def from_torchtext(cls, vocab: TorchtextVocab, *, pad: str = "<pad>", unk: str | None = None) -> Vocab:
-        """Takes over a ``torchtext.vocab.Vocab`` (or what looks like one) with its numbers.
-
-        Args:
-            vocab: The vocabulary.
-            pad: Its word for padding.
-            unk: Its word for unknown words; by default the one at its default index, else ``<unk>``.
-
-        Raises:
-            DataError: It is no such object, or has no word for padding or for unknown words.
-        """
-        try:
-            words, default = tuple(vocab.get_itos()), vocab.get_default_index()
-        except AttributeError as error:
-            raise DataError(f"{type(vocab).__name__} is no torchtext vocabulary: {error}") from error
-        if unk is None:
-            unk = "<unk>" if default is None else words[default]
-        return cls(words, pad=pad, unk=unk)
-
-    @classmethod
     def load(cls, path: Path) -> Vocab:
         """Reads what :meth:`save` wrote.
 
         Raises:
             DataError: The file cannot be read or is something else.
         """
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            if state["format"] != _FORMAT:
-                raise DataError(f"{path}: format {state['format']!r}, wanted {_FORMAT!r}")
-            words, pad, unk = state["words"], state["pad"], state["unk"]
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: not a saved vocabulary ({error!r}); build and save it again") from error
-        return cls(words, pad=pad, unk=unk)
+        return load_json(
+            path, _FORMAT, "vocabulary", lambda state: cls(state["words"], pad=state["pad"], unk=state["unk"])
+        )
 
     def save(self, path: Path) -> None:
         """Writes the vocabulary as JSON text, whole or not at all.
@@ -144,18 +121,8 @@ class Vocab:
         Raises:
             DataError: The system refused to write.
         """
-        state = {
-            "format": _FORMAT,
-            "pad": self.words[self.pad_index],
-            "unk": self.words[self.unk_index],
-            "words": self.words,
-        }
+        state = {"format": _FORMAT, "pad": self.pad, "unk": self.unk, "words": self.words}
         write_whole(path, json.dumps(state, ensure_ascii=False))
-
-    def encode(self, tokens: Iterable[str]) -> npt.NDArray[np.int32]:
-        """The numbers of the words, ``(len(tokens),)``; unknown words get ``unk_index``."""
-        get, unk = self.indices.get, self.unk_index
-        return np.array([get(token, unk) for token in tokens], dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -166,22 +133,22 @@ class Vocab:
     def __getitem__(self, word: str) -> int:
         return self.indices.get(word, self.unk_index)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Vocab):
-            return NotImplemented
-        mine, theirs = ((vocab.words, vocab.pad_index, vocab.unk_index) for vocab in (self, other))
-        return mine == theirs
-
-    def __hash__(self) -> int:
-        return hash((self.words, self.pad_index, self.unk_index))
-
     def __repr__(self) -> str:
         return f"Vocab({len(self)} words, pad_index={self.pad_index}, unk_index={self.unk_index})"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # A mappingproxy cannot be pickled; spawn workers need it.
-        return _rebuild, (self.words, self.words[self.pad_index], self.words[self.unk_index])
 
+def load_json(path: Path, format: str, what: str, make: Callable[[dict[str, Any]], T]) -> T:
+    """Makes what was saved as JSON out of its state, whose ``format`` must be that.
 
-def _rebuild(words: Sequence[str], pad: str, unk: str) -> Vocab:
-    return Vocab(words, pad=pad, unk=unk)
+    Raises:
+        DataError: The file cannot be read, or is something else.
+    """
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if state["format"] != format:
+            raise ValueError(f"format {state['format']!r}, wanted {format!r}")
+        return make(state)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; it comes with a trained run") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(f"{path}: not a saved {what} ({error!r}); train the model again") from error

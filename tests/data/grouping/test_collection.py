@@ -311,7 +311,7 @@ MISTAKES = {
     "padded_to half": (
         lambda: texts([1]).group(UniGrouper(), padded_to={"sequence": 3.5}),
         ConfigError,
-        "3.5 found; wanted whole",
+        "padded_to is 3.5; wanted a whole",
     ),
     "widths of groups": (
         lambda: DataCollection("(B, M_x)", data_groups=[torch.ones(1, 2), torch.ones(3, 4)]),

@@ -44,12 +44,6 @@ def test_found_thresholds_split_into_so_many_groups(lengths: list[int], data: st
     assert len(grouped(lengths, thresholds)) == min(k + 1, distinct)
 
 
-def test_lengths_above_the_last_threshold_may_be_refused() -> None:
-    with pytest.raises(DataError, match="sample 1 has t length 9, above the last threshold 4"):
-        grouped([1, 9, 4], [2, 4], above="raise")
-    assert grouped([1, 4], [2, 4], above="raise") == [[0], [1]]
-
-
 def test_what_is_given_is_taken() -> None:
     assert UniGrouper().partition({}, 3) == [[0, 1, 2]]
     assert PredefinedGrouper([[2, 0], [], [1]]).partition({}, 3) == [[2, 0], [], [1]]
@@ -74,7 +68,6 @@ MISTAKES = {
     "tensor": (lambda: LengthThresholdGrouper("t", torch.tensor([1.5])), ConfigError, "1.5"),  # type: ignore[arg-type]
     "a number": (lambda: LengthThresholdGrouper("t", 4), ConfigError, "a list"),  # type: ignore[arg-type]
     "bool": (lambda: LengthThresholdGrouper("t", [True]), ConfigError, "whole"),
-    "above": (lambda: LengthThresholdGrouper("t", [1], above="rise"), ConfigError, "raise"),  # type: ignore[arg-type]
     "no such length": (
         lambda: grouped([1], [1]) and LengthThresholdGrouper("u", [1]).partition({"t": np.ones(1, int)}, 1),
         DataError,

@@ -368,7 +368,7 @@ def test_one_end_ends_a_multiplex_and_a_zip_for_good():
         ),
         (lambda: its.ChunkedSourceIterator([1], 0, 0), "num_instances is 0"),
         (lambda: its.ChunkedSourceIterator({1}), "source_items is of type set; wanted a list"),
-        (lambda: its.ChunkedSourceIterator([1], uneven="pad"), "uneven is 'pad'; wanted 'keep', 'drop' or 'repeat'"),
+        (lambda: its.ChunkedSourceIterator([1], uneven="pad"), "uneven is 'pad'; wanted one of keep, drop, repeat"),
         (lambda: its.create_source_iterator([1], train=False), "shuffle=True with train=False"),
         (lambda: its.chunked_dataset_iterator([1], list, 3, train=False), "shuffle=True with train=False"),
         (lambda: its.FixedBatchIterator(Data([1]), 0), "batch_size is 0; wanted a whole number of at least 1"),

@@ -263,10 +263,10 @@ def test_a_prefetch_over_an_endless_source_reads_no_further_than_its_buffer():
     with PrefetchIterator(NativeCheckpointableIterator(Endless()), 5) as fetched:
         assert next(fetched) == 0
         deadline = time.monotonic() + 120
-        while len(fetched._channel) < 5 and time.monotonic() < deadline:
+        while fetched._reading.ready < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)
-        assert len(fetched._channel) == 5
+        assert fetched._reading.ready == 5
         assert list(islice(fetched, 20)) == list(range(1, 21))
 
 

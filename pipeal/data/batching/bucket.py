@@ -15,13 +15,16 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.generator_passes import GeneratorPasses
 from pipeal.data.batching.packing import SizeTypeError
 from pipeal.data.batching.passes import PassSampler
-from pipeal.data.batching.ranks import Uneven
-from pipeal.data.batching.size_ranges import bucket_of, check_finite, real_numbers, rising_bounds
+from pipeal.data.batching.samplers import Known
+from pipeal.data.batching.size_ranges import bucket_of, create_buckets, real_numbers, rising_bounds
+
+__all__ = ["BucketBatchSampler", "EmptyBucketsError"]
 
 _NO_SAMPLES: tuple[list[int], ...] = ()
 """The batches of a bucket that holds no sample."""
@@ -104,11 +107,12 @@ class BucketBatchSampler(PassSampler):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        uneven: Uneven = "split",
         largest_first: bool = False,
     ) -> None:
         self._sizes = real_numbers("sizes", sizes, DataError)
-        check_finite(self._sizes)
+        if not np.isfinite(self._sizes).all():
+            first = int(np.argmin(np.isfinite(self._sizes)))
+            raise DataError(f"sample {first} has size {self._sizes[first]}; wanted a finite number")
         self._bounds = bounds = rising_bounds(bucket_boundaries)
         if not isinstance(base_batch_sampler_class, type):
             raise SizeTypeError(f"base_batch_sampler_class is {base_batch_sampler_class!r}; wanted a class")
@@ -121,7 +125,7 @@ class BucketBatchSampler(PassSampler):
                 raise SizeTypeError(f"generator is on {generator.device}; compatible=True wants one of the CPU")
             self._state = generator.get_state()
             seed = int(torch.randint(2**53, (), generator=generator, device=generator.device))
-        super().__init__(seed=seed, rank=rank, world_size=world_size, uneven=uneven, largest_first=largest_first)
+        super().__init__(seed=seed, rank=rank, world_size=world_size, largest_first=largest_first)
         self.sizes, self.bucket_boundaries = sizes, bucket_boundaries.sort().values
         self.num_buckets = len(bounds) - 1
         self.shuffle = shuffle is None or bool(shuffle)
@@ -150,7 +154,7 @@ class BucketBatchSampler(PassSampler):
                 "left out",
                 stacklevel=2,
             )
-        self._latest_bases = self._bases(0)
+        self._latest_bases = self._bases(self._orders(0))
 
     @property
     def bucket_element_indices(self) -> list[list[int]]:
@@ -160,7 +164,7 @@ class BucketBatchSampler(PassSampler):
     @property
     def base_batch_samplers(self) -> list[Any]:
         """The base samplers of the pass begun last, of all ranges that hold samples."""
-        return list(self._latest_bases)
+        return [base for base in self._latest_bases if base is not _NO_SAMPLES]
 
     @property
     def dropped(self) -> int:
@@ -170,26 +174,20 @@ class BucketBatchSampler(PassSampler):
     def _batches(self, epoch: int) -> Iterable[list[int]]:
         if self.compatible and self.shuffle:
             return self._passes().batches(epoch)
-        bases = self._begin_bases(self._orders(epoch))
-        batches = ([*map(int, batch)] for base in bases for batch in base)
-        return self._in_random_order(batches, epoch) if self.shuffle else batches
-
-    def _in_random_order(self, batches: Iterable[list[int]], epoch: int) -> Iterable[list[int]]:
+        batches = ([*map(int, batch)] for base in self._begin_bases(self._orders(epoch)) for batch in base)
+        if not self.shuffle:
+            return batches
         found = list(batches)
         # The third number keeps it apart from the shuffling of indices.
         turn = np.random.default_rng((self.seed, epoch, 1)).permutation(len(found))
         return [found[place] for place in turn.tolist()]
 
-    def _bases(self, epoch: int) -> list[Any]:
-        """The base samplers of an epoch, of all buckets that hold samples."""
-        return [base for base in self._bases_over(self._orders(epoch)) if base is not _NO_SAMPLES]
-
     def _begin_bases(self, orders: list[list[int]]) -> list[Any]:
-        bases = self._bases_over(orders)
-        self._latest_bases = [base for base in bases if base is not _NO_SAMPLES]
-        return bases
+        self._latest_bases = self._bases(orders)
+        return self._latest_bases
 
-    def _bases_over(self, orders: list[list[int]]) -> list[Any]:
+    def _bases(self, orders: list[list[int]]) -> list[Any]:
+        """The base sampler of each bucket over its indices."""
         return [
             self.base_batch_sampler_class(order, **kwargs) if order else _NO_SAMPLES
             for order, kwargs in zip(orders, self._kwargs, strict=True)
@@ -216,7 +214,7 @@ class BucketBatchSampler(PassSampler):
         base = self.base_batch_sampler_class
         if not hasattr(base, "__len__"):
             raise TypeError(f"{base.__name__} has no len(), so the number of batches is not known before a pass")
-        return sum(map(len, self._bases(epoch)))
+        return sum(map(len, self._bases(self._orders(epoch))))
 
     def _options(self) -> tuple[object, ...]:
         plain = [
@@ -234,6 +232,16 @@ class BucketBatchSampler(PassSampler):
         return [len(batch) * max(islice(sizes, len(batch))) for batch in batches]
 
 
+def make_sampler(
+    known: Known, *, batch_size: int, bucket_width: int, bucket_samples: int, largest_first: bool
+) -> BucketBatchSampler:
+    """The sampler that ``data.batching`` asks for."""
+    sizes = torch.from_numpy(known.lengths)
+    bounds = create_buckets(sizes, bucket_width, bucket_samples).bucket_boundaries
+    base = {"batch_size": batch_size, "drop_last": False}
+    return BucketBatchSampler(sizes, bounds, BatchSampler, base, seed=known.seed, largest_first=largest_first)
+
+
 def _check_keywords(name: str, found: object) -> None:
     if found is not None and not (isinstance(found, dict) and all(isinstance(key, str) for key in found)):
         raise ConfigError(f"base_batch_sampler_{name}_kwargs is {found!r}; wanted a dictionary of keyword arguments")
@@ -242,14 +250,13 @@ def _check_keywords(name: str, found: object) -> None:
 def _individual_kwargs(found: dict[str, Iterable[Any]] | None, buckets: int) -> list[dict[str, Any]]:
     """The keyword arguments that each bucket's base sampler has for itself."""
     _check_keywords("individual", found)
-    values = {key: _list(key, value) for key, value in (found or {}).items()}
-    for key, value in values.items():
-        if len(value) != buckets:
-            raise ConfigError(f"{len(value)} values of {key!r} for {buckets} buckets; wanted one for each")
-    return [{key: value[bucket] for key, value in values.items()} for bucket in range(buckets)]
-
-
-def _list(key: str, value: Iterable[Any]) -> list[Any]:
-    if not isinstance(value, Iterable):
-        raise ConfigError(f"the values of {key!r} are {value!r}; wanted one for each bucket")
-    return list(value)
+    kwargs: list[dict[str, Any]] = [{} for _ in range(buckets)]
+    for key, value in (found or {}).items():
+        if not isinstance(value, Iterable):
+            raise ConfigError(f"the values of {key!r} are {value!r}; wanted one for each bucket")
+        values = list(value)
+        if len(values) != buckets:
+            raise ConfigError(f"{len(values)} values of {key!r} for {buckets} buckets; wanted one for each")
+        for own, chosen in zip(kwargs, values, strict=True):
+            own[key] = chosen
+    return kwargs
