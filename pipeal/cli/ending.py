@@ -7,16 +7,22 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
-from typing import NoReturn, ParamSpec
+from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 from pipeal.core.errors import PipealError
-from pipeal.engine.distributed.launch import Launch
+
+if TYPE_CHECKING:
+    from pipeal.engine.distributed.launch import Launch
 
 P = ParamSpec("P")
 
 
 def own_launch() -> Launch | None:
     """Which of several processes this is; None where it is alone."""
+    if "WORLD_SIZE" not in os.environ:
+        return None
+    from pipeal.engine.distributed.launch import Launch  # its room imports PyTorch, which one process may not need yet
+
     try:
         launch = Launch.found()
     except PipealError:  # the command itself says so

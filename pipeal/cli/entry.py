@@ -14,6 +14,8 @@ import errno
 import io
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import click
@@ -29,7 +31,6 @@ from pipeal.core.errors import (
     StallError,
     WorkerError,
 )
-from pipeal.core.outofmemory import bytes_asked, in_units, is_out_of_memory
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """A disk that takes no more."""
@@ -48,6 +49,19 @@ TERMINATED = 143
 
 _LONGEST = 1_000
 """Characters of the one line for a mistake."""
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Shows that PyTorch is being loaded, which takes seconds.
+
+    A command imports the rooms that need it inside this context, and not at the top of its file: so ``--help``, a
+    mistyped name and the completion of a shell answer at once.
+    """
+    from rich.console import Console  # ``--help`` needs none
+
+    with Console(stderr=True).status("loading PyTorch"):
+        yield
 
 
 @at_once
@@ -88,6 +102,8 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         sys.stderr.close()
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
+        from pipeal.core.outofmemory import bytes_asked, in_units, is_out_of_memory  # knows PyTorch's errors
+
         if not is_out_of_memory(error):
             raise
         asked = bytes_asked(error)

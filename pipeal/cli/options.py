@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from pipeal.core.methods import COMPARE, COMPARED, DEFAULT, MODES
-from pipeal.engine import SCHEDULES
+from pipeal.core.options import ScheduleName
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+SCHEDULES = get_args(ScheduleName)
 
 _TOGETHER = " and ".join(method.name for method in COMPARED)
 _MODES = f"{DEFAULT.name} (default), {', '.join(MODES[1:-1])}, or {COMPARE}, which trains {_TOGETHER}."
@@ -55,6 +57,7 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         click.option(
             "--resume",
             metavar="auto|never|RUN",
+            default="auto",
             help="auto (default) goes on with an unfinished run of the same command; or the folder of a run or "
             "of one of its checkpoints (RUN/checkpoints/step-000000100); or never.",
         ),

@@ -8,13 +8,7 @@ import click
 
 from pipeal.cli import entry
 from pipeal.cli.options import offered, training_options
-from pipeal.config import VisionConfig
-from pipeal.data import IMAGE_DATASETS, Augmentation, canonical_image_name
-from pipeal.models import VISION_MODELS, canonical_vision_model
-from pipeal.run.build_vision import VisionModels, vision_experiment
-from pipeal.run.configure import configure, say_form
-from pipeal.run.distributed import carry_out
-from pipeal.run.followers import Kind
+from pipeal.core.names import IMAGE_DATASETS, VISION_MODELS, Augmentation, canonical_image_name, canonical_model
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
@@ -29,25 +23,17 @@ from pipeal.run.followers import Kind
     ),
     click.option("--batch-size", type=int, help="Images per training batch; default: the experiment's."),
 )
-def command(
-    dataset: str,
-    model: str,
-    config_file: str | None,
-    overrides: tuple[str, ...],
-    resume: str | None,
-    retry: bool,
-    **given: Any,
-) -> None:
+def command(dataset: str, model: str, **given: Any) -> None:
     """Trains MODEL on DATASET, and shows how it went.
 
     DATASET is tinyimagenet, cifar10, cifar100, or toyimages, which needs no download. MODEL is vgg or resnet; the
     published spellings choose the form: VGG and Resnet the BP form, VGGAL and ResnetAL the AL form.
     """
-    name, classifier = canonical_image_name(dataset), canonical_vision_model(model)
-    config = configure(VisionConfig, name, classifier, config_file, overrides, given)
-    say_form(classifier, config)
-    kind = Kind(vision_experiment, lambda config, blueprint: VisionModels(config, **blueprint))
-    carry_out(kind, config, "auto" if resume is None else resume, retry=retry)
+    data, named = canonical_image_name(dataset), canonical_model(model, VISION_MODELS)
+    with entry.loading():
+        from pipeal.run.train import train
+
+    train("vision", data, named, **given)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from pipeal.core.methods import DEFAULT, MODES, with_all
-from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision
+from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision, ScheduleName
 
 Text: TypeAlias = Annotated[str, Field(strict=True, pattern=r"^[^\x00]+$", description="text")]
 Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]
@@ -182,7 +182,7 @@ class EngineConfig:
         trace_batches: Batches recorded for the timeline.
     """
 
-    schedule: Literal["sequential", "backward-overlap", "al-fm", "pipelined"] = "pipelined"
+    schedule: ScheduleName = "pipelined"
     devices: Text | Texts = "auto"
     sizes: Counts | None = None
     replicas: Count = 1

@@ -9,6 +9,9 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from pipeal.core.errors import ConfigError, PlacementError, check_named, unknown_name
 
+ScheduleName: TypeAlias = Literal["sequential", "backward-overlap", "al-fm", "pipelined"]
+"""What may run beside what; :data:`pipeal.engine.SCHEDULES` has the schedules."""
+
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 """The type of the matrix products of a forward."""
 

@@ -1,5 +1,6 @@
 """Data sets, words, vectors and batches; works with a plain PyTorch ``DataLoader`` and no engine."""
 
+from pipeal.core.names import IMAGE_DATASETS, TEXT_DATASETS, Augmentation, canonical_image_name, canonical_text_name
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.data.batching.binned import BinnedBatchSampler
 from pipeal.data.batching.bounds import find_thresholds, length_bounds, round_up
@@ -36,9 +37,9 @@ from pipeal.data.grouping import (
     ValuePadder,
     ZeroPadder,
 )
-from pipeal.data.images.augment import Augment, Augmentation
+from pipeal.data.images.augment import Augment
 from pipeal.data.images.cache import OnBroken
-from pipeal.data.images.datasets import IMAGE_DATASETS, ImageDataset, canonical_image_name, load_images
+from pipeal.data.images.datasets import ImageDataset, load_images
 from pipeal.data.images.loader import ImageBatches
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.iterators import (
@@ -83,7 +84,7 @@ from pipeal.data.memory.peaks import (
 from pipeal.data.text.characters import Alphabet, Characters, RandomBlocks, find_shakespeare, read_characters
 from pipeal.data.text.cleaning import STOP_WORDS, clean
 from pipeal.data.text.corpus import Corpus
-from pipeal.data.text.datasets import TEXT_DATASETS, TextDataset, TextSplit, canonical_text_name, load_text
+from pipeal.data.text.datasets import TextDataset, TextSplit, load_text
 from pipeal.data.text.embeddings import VectorTable, find_vectors, list_vectors, load_vectors, vectors_from_torchtext
 from pipeal.data.text.vocab import Vocab
 

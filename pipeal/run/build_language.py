@@ -10,22 +10,23 @@ from typing import Any
 
 import torch
 
-from pipeal.config import LanguageConfig, LanguageModelConfig, RunConfig
-from pipeal.core.artifacts import ALPHABET
-from pipeal.core.errors import ConfigError, DataError, unknown_name
+from pipeal.config import LanguageConfig, LanguageModelConfig, RunConfig, load_config
+from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CONFIG
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.names import LANGUAGE_MODELS, canonical_corpus, canonical_model
 from pipeal.core.rng import key_seed
 from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, ReadAhead, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
+from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage, OptimizerFactory
-from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate_each
+from pipeal.models import CharDims, TokenCrossEntropy, build_language, generate_each
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, data_root, from_seed, rates
-from pipeal.run.say import Say
+from pipeal.run.say import Say, say
 from pipeal.run.stopping import StopRequest, Unless
+from pipeal.training.checkpoint.resume import ResumedTraining
+from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.evaluation import Criterion, accuracy_and_loss
-
-DATASETS = ("shakespeare", "text")
-"""What a language model is trained on; ``text`` is any file of the user's."""
 
 SAMPLE = 300
 """Characters that are shown of what a trained model writes."""
@@ -171,7 +172,7 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
         ConfigError: The data set or the model is unknown, a size does not fit, or an option is of other models.
     """
     dataset = canonical_corpus(config.dataset)
-    name, _ = canonical_language_model(config.model.name)
+    name, _ = canonical_model(config.model.name, LANGUAGE_MODELS)
     config = replace(config, dataset=dataset, model=replace(config.model, name=name))
     _dims(config.model)  # sizes that do not fit are told before anything is read
     data = config.data
@@ -221,16 +222,30 @@ def _of_language(config: RunConfig) -> LanguageConfig:
     return config
 
 
-def canonical_corpus(name: str) -> str:
-    """The name behind a spelling of a data set that language models are trained on.
+def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
+    """The configuration, the alphabet and the model of a run of a language model, from its newest checkpoint.
 
     Raises:
-        DataError: It is none.
+        DataError: The folder is no such run, or holds no checkpoint that is as it was written.
+        ConfigError: Its configuration is of something else.
     """
-    plain = name.lower().replace("tiny", "").replace("_", "").replace("-", "")
-    if plain not in DATASETS:
-        raise DataError(f"{unknown_name('data set', name, DATASETS)} for a language model")
-    return plain
+    if not CONFIG.at(folder).is_file():
+        forms = sorted(path.parent for path in folder.glob(f"*/{CONFIG.name}"))
+        hint = f"it compares several; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
+        raise DataError(f"{folder}: no run of one form; {hint}")
+    # Of a comparison both forms read with the same alphabet, which lies above them.
+    home = folder if ALPHABET.at(folder).is_file() else folder.resolve().parent
+    if not ALPHABET.at(home).is_file():
+        raise DataError(f"{folder}: no {ALPHABET.name}; expected the run of a language model")
+    config = load_config(LanguageConfig, CONFIG.at(folder))
+    alphabet = Alphabet.load(ALPHABET.at(home))
+    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(say)
+    if saved is None:
+        raise DataError(f"{folder}: no checkpoint; train until the first one is written")
+    package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)
+    make_ready(package, config.train.precision)
+    ResumedTraining.of(saved).load_into(package)
+    return config, alphabet, package
 
 
 def first_prompt(alphabet: Alphabet) -> str:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig, TextModelConfig
 from pipeal.core.artifacts import VOCABULARY
 from pipeal.core.errors import ConfigError
+from pipeal.core.names import TEXT_MODELS, canonical_model, canonical_text_name
 from pipeal.data import (
     WHOLE,
     BatchLoader,
@@ -23,7 +24,6 @@ from pipeal.data import (
     ReadAhead,
     Share,
     Vocab,
-    canonical_text_name,
     clean,
     find_thresholds,
     find_vectors,
@@ -33,7 +33,7 @@ from pipeal.data import (
 )
 from pipeal.engine import Pipeline
 from pipeal.methods.al import ALPackage, TouchedAdam, touch_rows
-from pipeal.models import TextDims, build_text, canonical_text_model, group_layers
+from pipeal.models import TextDims, build_text, group_layers
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
 from pipeal.run.build_batches import batch_sampler
@@ -192,7 +192,7 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
         ConfigError: The data set or the model is unknown, or a size does not fit.
     """
     dataset = canonical_text_name(config.dataset)
-    name, _ = canonical_text_model(config.model.name)
+    name, _ = canonical_model(config.model.name, TEXT_MODELS)
     data = config.data
     config = replace(
         config,

@@ -11,21 +11,20 @@ import torch
 from pipeal.config import RunConfig, VisionConfig, VisionModelConfig
 from pipeal.core.artifacts import IMAGES
 from pipeal.core.errors import ConfigError
+from pipeal.core.names import VISION_MODELS, Augmentation, canonical_image_name, canonical_model
 from pipeal.data import (
     WHOLE,
-    Augmentation,
     EpochBatches,
     ImageBatches,
     ImageDataset,
     ImageSplit,
     Share,
-    canonical_image_name,
     load_images,
 )
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.cpus import cores
 from pipeal.methods.al import ALPackage
-from pipeal.models import VisionDims, build_vision, canonical_vision_model
+from pipeal.models import VisionDims, build_vision
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
 from pipeal.run.build import data_root, evaluated_part, from_seed, hold_out, kept_in, rates
@@ -166,7 +165,7 @@ def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
         ConfigError: The data set or the model is unknown, or a size does not fit.
     """
     dataset = canonical_image_name(config.dataset)
-    name, _ = canonical_vision_model(config.model.name)
+    name, _ = canonical_model(config.model.name, VISION_MODELS)
     data = config.data
     model = replace(config.model, name=name)
     config = replace(config, dataset=dataset, model=model, data=replace(data, workers=_workers(config)))

@@ -11,6 +11,7 @@ from pipeal.config import RunConfig
 from pipeal.core.errors import ConfigError, PlacementError, first_line
 from pipeal.core.methods import COMPARE, METHODS
 from pipeal.core.modules import module_of
+from pipeal.core.names import Mode
 from pipeal.core.options import Precision
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.spread import blocks_of
@@ -23,7 +24,6 @@ from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
-from pipeal.models.registry import Mode
 from pipeal.planning.placement import Placement, fit, place
 from pipeal.planning.planner import TRIAL_BATCHES
 from pipeal.planning.pure.trials import TimeLimit

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import DEFAULT, METHODS
+from pipeal.core.names import Mode, form_told
 from pipeal.engine.devices import device_names
 from pipeal.engine.distributed.launch import Launch
-from pipeal.models.registry import Mode, form_told
 from pipeal.run.grid import parse_grid, settings_of, with_setting
 from pipeal.run.say import say
 

@@ -18,10 +18,10 @@ import torch
 
 from pipeal.config import RunConfig
 from pipeal.core.methods import COMPARE, COMPARED, METHODS, Method
+from pipeal.core.names import Mode
 from pipeal.core.spread import blocks_of
 from pipeal.engine.devices import device_names
 from pipeal.engine.devices.threads import intra_op_threads
-from pipeal.models.registry import Mode
 from pipeal.run.build import Experiment
 from pipeal.run.say import Say
 

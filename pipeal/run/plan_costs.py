@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
@@ -16,28 +16,28 @@ import torch
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import BASELINE, DEFAULT
+from pipeal.core.names import (
+    LANGUAGE_MODELS,
+    TEXT_MODELS,
+    VISION_MODELS,
+    canonical_corpus,
+    canonical_image_name,
+    canonical_model,
+    canonical_text_name,
+    is_language_model,
+)
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import batch_size
-from pipeal.data import canonical_image_name, canonical_text_name
 from pipeal.engine.devices import fastest_precision
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.parts import UncuttableError, cut, samples_in
 from pipeal.methods.bp_parts import bp_parts
-from pipeal.models import (
-    LANGUAGE_MODELS,
-    TEXT_MODELS,
-    VISION_MODELS,
-    canonical_language_model,
-    canonical_text_model,
-    canonical_vision_model,
-    is_language_model,
-)
 from pipeal.planning.measure.contention import crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, measure_in_turns
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs
 from pipeal.reporting.environment import environment
 from pipeal.run.build import Experiment
-from pipeal.run.build_language import canonical_corpus, language_experiment
+from pipeal.run.build_language import language_experiment
 from pipeal.run.build_text import text_experiment
 from pipeal.run.build_vision import vision_experiment
 from pipeal.run.choices import sample_batches
@@ -272,7 +272,7 @@ def _experiment(wanted: Wanted, say: Say) -> Experiment:
                 f"--dataset: {wanted.model} has no embedded data; expected shakespeare, or text with "
                 "--set data.text=FILE"
             )
-        corpus, (language, _) = canonical_corpus(wanted.dataset), canonical_language_model(wanted.model)
+        corpus, (language, _) = canonical_corpus(wanted.dataset), canonical_model(wanted.model, LANGUAGE_MODELS)
         path = None if wanted.preset is None else find_config("shakespeare", f"charlm-{wanted.preset}")
         file = None if path is None else str(path)
         return language_experiment(
@@ -280,7 +280,7 @@ def _experiment(wanted: Wanted, say: Say) -> Experiment:
         )
     if wanted.preset is not None:
         raise ConfigError(f"--preset: found {wanted.preset}, but {wanted.model} has none; they are for charlm")
-    text, vision = (_named(find, wanted.model) for find in (canonical_text_model, canonical_vision_model))
+    text, vision = (_named(wanted.model, known) for known in (TEXT_MODELS, VISION_MODELS))
     if text is not None:
         name = canonical_text_name(wanted.dataset or "toynews")
         config = configure(TextConfig, name, text, None, wanted.overrides, given)
@@ -291,9 +291,9 @@ def _experiment(wanted: Wanted, say: Say) -> Experiment:
     return vision_experiment(configure(VisionConfig, name, vision, None, wanted.overrides, given), say)
 
 
-def _named(find: Callable[[str], tuple[str, Any]], model: str) -> tuple[str, None] | None:
+def _named(model: str, known: Iterable[str]) -> tuple[str, None] | None:
     """The canonical name; a spelling that implies a form does not matter, since both are measured."""
     try:
-        return find(model)[0], None
+        return canonical_model(model, known)[0], None
     except ConfigError:
         return None

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.core.errors import ConfigError, PlacementError
 from pipeal.core.methods import COMPARE, COMPARED, METHODS, with_all
+from pipeal.core.names import Mode
 from pipeal.core.options import Precision
 from pipeal.data import WHOLE, Batch, EpochBatches, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
@@ -27,7 +28,6 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
-from pipeal.models.registry import Mode
 from pipeal.planning.measure.layers import balanced_sizes
 from pipeal.planning.planner import TRIAL_BATCHES
 from pipeal.run.build import Experiment

@@ -26,7 +26,7 @@ from pipeal.config import (
 )
 from pipeal.config.effects import BATCHING, IDLE, IDLE_IN_ONE_PROCESS
 from pipeal.core.errors import ConfigError
-from pipeal.run import configure
+from pipeal.run import configure, train
 from tests.cli.running import run_command, told_one_line
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -123,8 +123,7 @@ def configured(
     said: list[str] = []
     found: list[RunConfig] = []
     monkeypatch.setattr(configure, "say", said.append)
-    for module in (text, vision):
-        monkeypatch.setattr(module, "carry_out", lambda _, config, __, **___: found.append(config))
+    monkeypatch.setattr(train, "carry_out", lambda _, config, __, **___: found.append(config))
     command.main(arguments, standalone_mode=False)
     return found[0], [line for line in said if not line.startswith("training the ")]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.names import canonical_image_name
 from pipeal.data.images import toyimages
 from pipeal.data.images.cache import Decoded, OnBroken, cached, in_memory
 from pipeal.data.images.cifar import cifar
@@ -17,7 +18,6 @@ from pipeal.data.images.files import Layout, Listing, class_folders, open_files,
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.cache_folder import CacheError, cache_folder
 from pipeal.data.loading.download import Progress
-from pipeal.data.loading.names import canonical_name
 from pipeal.data.loading.sources import SOURCES, Source, fetch
 
 Colour: TypeAlias = tuple[float, float, float]
@@ -28,7 +28,7 @@ class ImageDataset:
     """A data set: its canonical name, the class names in label order, two splits, and its pixels' statistics.
 
     Attributes:
-        name: See :func:`canonical_image_name`.
+        name: See :func:`pipeal.core.names.canonical_image_name`.
         classes: The names.
         train: What to train on.
         test: What to test on.
@@ -86,30 +86,6 @@ _PUBLISHED = {
         )
     },
 }
-_SPELLINGS = {
-    "tinyimagenet": "tinyimagenet",
-    "tinyimagenet200": "tinyimagenet",
-    "cifar10": "cifar10",
-    "cifar100": "cifar100",
-    "toyimages": "toyimages",
-    "demo": "toyimages",
-    "embedded": "toyimages",
-}
-
-IMAGE_DATASETS = tuple(dict.fromkeys(_SPELLINGS.values()))
-"""The canonical names of the image data sets."""
-
-
-def canonical_image_name(name: str) -> str:
-    """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.
-
-    >>> [canonical_image_name(name) for name in ("tinyImageNet", "tiny-imagenet-200", "CIFAR-10", "demo")]
-    ['tinyimagenet', 'tinyimagenet', 'cifar10', 'toyimages']
-
-    Raises:
-        DataError: The name is unknown; the message holds the nearest known one.
-    """
-    return canonical_name(name, _SPELLINGS)
 
 
 def load_images(
@@ -139,7 +115,7 @@ def load_images(
     kept as memory-mapped files.
 
     Args:
-        name: See :func:`canonical_image_name`.
+        name: See :func:`pipeal.core.names.canonical_image_name`.
         root: The folder of all data; ``data`` in the current one by default.
         size: The side of the square images, in pixels.
         download: Fetch the data set where it is missing.
