@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from typing import NoReturn
 
 import click
 
-from pipeal.cli.ending import at_once, spoken
+from pipeal.cli.ending import at_once, own_launch, spoken
 from pipeal.core.errors import (
     Interrupted,
     NonFiniteError,
@@ -78,7 +79,8 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, nor terminals know every letter
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        command.main(arguments, standalone_mode=False)
+        with _messages_shown():
+            command.main(arguments, standalone_mode=False)
     except click.UsageError as error:
         _leave(f"{error.format_message()} (see --help)", 2)
     except click.ClickException as error:
@@ -118,6 +120,33 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
             raise
         _leave(f"{error.filename or 'output'}: {error.strerror}; make room or choose another --out", 1)
     sys.exit(0)
+
+
+class _Messages(logging.Handler):
+    """Prints what pipeal logs on standard error, as it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints a message; a closed pipe is raised, and ends the command."""
+        # The stream is looked up each time: progress bars put their own in its place, which prints above them.
+        print(self.format(record), file=sys.stderr)
+
+
+@contextmanager
+def _messages_shown() -> Iterator[None]:
+    """Shows what pipeal logs within the ``with`` block; of several processes rank 0 speaks for all."""
+    launch = own_launch()
+    if launch is not None and launch.rank:
+        yield
+        return
+    logger, messages = logging.getLogger("pipeal"), _Messages()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(messages)
+    try:
+        yield
+    finally:
+        logger.removeHandler(messages)
+        logger.setLevel(level)
 
 
 def _with_notes(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,11 +23,12 @@ from pipeal.methods.al import ALPackage, OptimizerFactory
 from pipeal.models import CharDims, TokenCrossEntropy, build_language, generate_each
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, data_root, from_seed, rates
-from pipeal.run.say import Say, say
 from pipeal.run.stopping import StopRequest, Unless
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.evaluation import Criterion, accuracy_and_loss
+
+_log = logging.getLogger(__name__)
 
 SAMPLE = 300
 """Characters that are shown of what a trained model writes."""
@@ -160,12 +162,11 @@ class LanguageExperiment:
         )
 
 
-def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
+def language_experiment(config: LanguageConfig) -> LanguageExperiment:
     """Reads the text.
 
     Args:
         config: What was asked for.
-        say: Told what is being done, in a few words.
 
     Raises:
         DataError: The text is missing, malformed, or too short for the blocks.
@@ -191,7 +192,7 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
             raise ConfigError(f"data.text: found {data.text}, but the data set is {dataset}; for a file, say text")
         with bars.downloads() as bar:
             path = find_shakespeare(data_root(config), download=data.download, progress=bar)
-    say(f"reading {path.name}")
+    _log.info(f"reading {path.name}")
     text = read_characters(path)
     count = round(len(text.train) * data.held_out)
     if data.held_out and not count:
@@ -239,7 +240,7 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
         raise DataError(f"{folder}: no {ALPHABET.name}; expected the run of a language model")
     config = load_config(LanguageConfig, CONFIG.at(folder))
     alphabet = Alphabet.load(ALPHABET.at(home))
-    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(say)
+    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(_log.warning)
     if saved is None:
         raise DataError(f"{folder}: no checkpoint; train until the first one is written")
     package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)

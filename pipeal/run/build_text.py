@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,8 +38,9 @@ from pipeal.models import TextDims, build_text, group_layers
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
 from pipeal.run.build_batches import batch_sampler
-from pipeal.run.say import Say
 from pipeal.run.stopping import StopRequest
+
+_log = logging.getLogger(__name__)
 
 PUBLISHED_MAX_LEN = {"agnews": 128, "dbpedia": 128, "imdb": 256}
 EVALUATION_BUDGET = 32_768
@@ -180,12 +182,11 @@ class TextExperiment:
         return ()
 
 
-def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
+def text_experiment(config: TextConfig) -> TextExperiment:
     """Reads the data and makes the vocabulary.
 
     Args:
         config: What was asked for.
-        say: Told what is being done, in a few words.
 
     Raises:
         DataError: The data is missing or malformed.
@@ -207,11 +208,11 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
             "engine.replicas 1"
         )
     root = data_root(config)
-    say(f"reading {dataset}")
+    _log.info(f"reading {dataset}")
     with bars.downloads() as bar:
         bar.begin(f"reading {dataset}")
         texts = load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
-    say("building the vocabulary")
+    _log.info("building the vocabulary")
     with bars.Steps("building the vocabulary"):
         words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
         kept, out = hold_out(len(words), data.held_out)
@@ -240,15 +241,17 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
     if config.model.pretrained == "none":
         if config.model.vectors is not None:
             raise ConfigError("model.vectors: found a file, but model.pretrained is none; say glove or fasttext")
-        _tell_of_vectors(config.model, root, say)
+        _tell_of_vectors(config.model, root)
     else:
-        pretrained, found = _pretrained(config, root, vocab, say)
+        pretrained, found = _pretrained(config, root, vocab)
         facts["words_with_pretrained_vectors"] = found
     if data.batching.oversize == "drop":
         over = int((train.lengths > data.batching.budget_tokens).sum())
         facts["dropped_samples"] = over
         if over:
-            say(f"dropping {over:,} of {len(train):,} training samples, which are over the budget by themselves")
+            _log.warning(
+                f"dropping {over:,} of {len(train):,} training samples, which are over the budget by themselves"
+            )
     thresholds = _thresholds(train.lengths, config.model.grouping)
     if thresholds:
         facts["grouped_at"] = " ".join(map(str, thresholds))
@@ -260,7 +263,7 @@ def _train_sampler(train: Corpus, data: TextDataConfig, seed: int) -> EpochBatch
     return batch_sampler(train.lengths, data.batching, data.max_len or int(train.lengths.max()), seed)
 
 
-def _pretrained(config: TextConfig, root: Path, vocab: Vocab, say: Say) -> tuple[npt.NDArray[np.float32], int]:
+def _pretrained(config: TextConfig, root: Path, vocab: Vocab) -> tuple[npt.NDArray[np.float32], int]:
     model = config.model
     if model.vectors is not None:
         path = Path(model.vectors)
@@ -268,11 +271,11 @@ def _pretrained(config: TextConfig, root: Path, vocab: Vocab, say: Say) -> tuple
         path = find_vectors(root, model.pretrained, model.embedding_dim)
     with bars.Steps("reading") as reading:
         reading(path.name)
-        table = load_vectors(path, vocab, model.embedding_dim, cache=kept_in(config), seed=config.train.seed, say=say)
+        table = load_vectors(path, vocab, model.embedding_dim, cache=kept_in(config), seed=config.train.seed)
     return table.weight, table.found
 
 
-def _tell_of_vectors(model: TextModelConfig, root: Path, say: Say) -> None:
+def _tell_of_vectors(model: TextModelConfig, root: Path) -> None:
     """Says how vectors that lie there could be used, those of the configured width first."""
     there = list_vectors(root)
     if there:
@@ -281,7 +284,7 @@ def _tell_of_vectors(model: TextModelConfig, root: Path, say: Say) -> None:
         if model.name == "transformer":
             wanted["n_heads"] = next(heads for heads in range(model.n_heads, 0, -1) if dim % heads == 0)
         sets = [f"--set model.{key}={value}" for key, value in wanted.items() if value != getattr(model, key)]
-        say(f"word vectors are learnt from scratch; to begin with those of {there[kind, dim]}: {' '.join(sets)}")
+        _log.info(f"word vectors are learnt from scratch; to begin with those of {there[kind, dim]}: {' '.join(sets)}")
 
 
 def _dims(model: TextModelConfig) -> TextDims:

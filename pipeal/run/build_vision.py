@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from pipeal.models import VisionDims, build_vision
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
 from pipeal.run.build import data_root, evaluated_part, from_seed, hold_out, kept_in, rates
-from pipeal.run.say import Say
 from pipeal.run.stopping import StopRequest
+
+_log = logging.getLogger(__name__)
 
 EVALUATION_BATCH = 512
 """Images per batch where nothing has to be kept for a backward, as published."""
@@ -153,12 +155,11 @@ class VisionExperiment:
         )
 
 
-def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
+def vision_experiment(config: VisionConfig) -> VisionExperiment:
     """Reads the images.
 
     Args:
         config: What was asked for.
-        say: Told what is being done, in a few words.
 
     Raises:
         DataError: The data is missing or malformed.
@@ -170,7 +171,7 @@ def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
     model = replace(config.model, name=name)
     config = replace(config, dataset=dataset, model=model, data=replace(data, workers=_workers(config)))
     _dims(config.model, data.size)  # sizes that do not fit are told before anything is read
-    say(f"reading {dataset}")
+    _log.info(f"reading {dataset}")
     with bars.downloads() as fetching, bars.decodings() as decoding:
         fetching.begin(f"reading {dataset}")
 
@@ -188,7 +189,6 @@ def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
             threads=cores(),
             progress=fetching,
             decoding=decoded,
-            say=say,
         )
     train, held = images.train, None
     if data.held_out:
@@ -196,7 +196,7 @@ def vision_experiment(config: VisionConfig, say: Say) -> VisionExperiment:
         train, held = images.train.subset(kept), images.train.subset(out)
     broken = [*images.train.skipped, *images.test.skipped]
     if broken:
-        say(f"left out {len(broken)} broken images, the first {broken[0]}")
+        _log.warning(f"left out {len(broken)} broken images, the first {broken[0]}")
     with bars.Steps("summing up the images"):
         facts: dict[str, int | float | str] = {
             "classes": len(images.classes),

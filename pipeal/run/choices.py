@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -32,13 +33,13 @@ from pipeal.reporting.tables import table_text
 from pipeal.run.build import Experiment
 from pipeal.run.opening import engine_options
 from pipeal.run.remembered import PlacementCache, key_of
-from pipeal.run.say import Say
+
+_log = logging.getLogger(__name__)
 
 
 def choose(
     experiment: Experiment,
     form: Mode,
-    say: Say,
     config: RunConfig | None = None,
     *,
     cache: PlacementCache | None = None,
@@ -51,7 +52,6 @@ def choose(
     Args:
         experiment: What is to be run.
         form: Which form of it.
-        say: Told what is being done.
         config: What to complete, with threads that stay if there are any; the experiment's configuration if None. Where
             its ``train.mode`` is ``compare``, a method of one layer takes the first of the devices that it names; else
             all.
@@ -61,7 +61,7 @@ def choose(
         PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
     """
     config = config or experiment.config
-    cache = cache or PlacementCache(say)
+    cache = cache or PlacementCache()
     _check_threads(config.engine.threads)
     method = METHODS[form]
     if method.is_whole:  # one stage: there is nothing to overlap, and nothing to hand to a thread
@@ -70,7 +70,7 @@ def choose(
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         if config.engine.devices == "auto":
             precision = _precision(config, *all_devices())
-            source, placement = _tried(experiment, config, form, batches, precision, say, cache)
+            source, placement = _tried(experiment, config, form, batches, precision, cache)
         else:
             devices = _named_devices(config, form)
             precision = _precision(config, *devices)
@@ -86,9 +86,9 @@ def choose(
         sizes=tuple(placement.sizes),
         threads=placement.threads,
     )
-    say(f"{method.label} on {placement}, {engine.schedule}, {precision} ({source})")
+    _log.info(f"{method.label} on {placement}, {engine.schedule}, {precision} ({source})")
     if engine.compile != "none":
-        say("its first batches are compiled for, which may take minutes")
+        _log.info("its first batches are compiled for, which may take minutes")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
 
 
@@ -111,7 +111,6 @@ def _tried(
     form: Mode,
     batches: EpochBatches,
     precision: Precision,
-    say: Say,
     cache: PlacementCache,
 ) -> tuple[str, Placement]:
     """What measurement finds best, now or before; and which of the two it is."""
@@ -123,7 +122,7 @@ def _tried(
     key = key_of(package, sample, form, precision, *_settings(config))
     if (known := cache.recall(key)) is not None and _is_here(known.placement, len(package)):
         return f"{known}; --retry tries again", known.placement
-    say(f"choosing devices for {METHODS[form].label}")
+    _log.info(f"choosing devices for {METHODS[form].label}")
     trials: list[Placement] = []
     with bars.trials(f"choosing devices for {METHODS[form].label}") as bar:
         taken = place(
@@ -133,12 +132,12 @@ def _tried(
             engine_options(config, precision),
             limit=TimeLimit(_batches_of(config, batches)),
             on_step=bar,
-            on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
+            on_left_out=lambda trial, error: _log.info(f"  {trial}: left out, {first_line(error)}"),
             on_trial=trials.append,
         )
     if not trials:
         return "the only choice", taken
-    say(_table(trials, taken, form))
+    _log.info(_table(trials, taken, form))
     cache.keep(key, taken)
     return "tried now", taken
 

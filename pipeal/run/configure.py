@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +13,8 @@ from pipeal.core.names import Mode, form_told
 from pipeal.engine.devices import device_names
 from pipeal.engine.distributed.launch import Launch
 from pipeal.run.grid import parse_grid, settings_of, with_setting
-from pipeal.run.say import say
+
+_log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -84,9 +86,8 @@ def configure(
     idle: dict[str, None] = {}  # each line once, in order
     for setting in settings_of(grid):
         idle |= dict.fromkeys(check_effects(with_setting(config, setting), asked, stages=stages, processes=processes))
-    if launch is None or launch.rank == 0:
-        for line in idle:
-            say(line)
+    for line in idle:
+        _log.warning(line)
     return config
 
 
@@ -99,12 +100,12 @@ def _stages(config: RunConfig) -> int | None:
 
 
 def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:
-    """Says in one line which form is trained, once for all ranks.
+    """Says in one line which form is trained.
 
     Args:
         model: The canonical name of the model, and the form that its spelling implies.
         config: What is trained.
     """
-    told, launch = form_told(model, config.train.mode), Launch.found()
-    if told is not None and (launch is None or not launch.rank):
-        say(told)
+    told = form_told(model, config.train.mode)
+    if told is not None:
+        _log.info(told)

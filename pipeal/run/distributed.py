@@ -30,7 +30,6 @@ from pipeal.engine.distributed.world import World, open_world
 from pipeal.reporting.environment import environment
 from pipeal.run.experiment import run_experiment
 from pipeal.run.followers import OWN, Follower, Kind
-from pipeal.run.say import say
 from pipeal.run.site import OneProcess
 from pipeal.run.stopping import StopRequest
 from pipeal.run.team import Team, require_devices
@@ -53,7 +52,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     keep_freed_memory()
     launch = Launch.found()
     if launch is None or launch.size == 1:
-        run_experiment(lambda say: kind.read(config, say), resume, OneProcess(retry=retry))
+        run_experiment(kind.read(config), resume, OneProcess(retry=retry))
         return
     if retry:
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
@@ -83,8 +82,8 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
         else:
             with _blaming(world):
                 world.on_signal(_signal_here)
-                team = Team(world, device, say)
-                run_experiment(lambda say: team.gather(kind.read(config, say)), resume, team)
+                team = Team(world, device)
+                run_experiment(team.gather(kind.read(config)), resume, team)
                 team.dismiss()
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,18 +23,19 @@ from pipeal.run.forms import Form, asked_forms, in_turns
 from pipeal.run.grid import parse_grid
 from pipeal.run.outcome import Outcome, show, write_curves, write_summary
 from pipeal.run.run_folder import RunFolder, Status
-from pipeal.run.say import Say, say
 from pipeal.run.site import ONE_PROCESS, Site
 from pipeal.run.stopping import StopRequest
 from pipeal.run.training import require_same_data, train_form
 from pipeal.run.tuning import check_grid, tune, tuned
 
+_log = logging.getLogger(__name__)
 
-def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site: Site = ONE_PROCESS) -> Path:
+
+def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ONE_PROCESS) -> Path:
     """Carries out an experiment, or the rest of one, and shows what came of it.
 
     Args:
-        make: Builds the experiment; it is given a function to say what it is doing.
+        experiment: What is to be run.
         resume: ``auto`` takes up the newest unfinished run of just this configuration, if there is one; ``never``
             begins anew; anything else is the folder of the run to take up, or of one of its checkpoints.
         site: Where it is carried out.
@@ -45,19 +47,18 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
         PipealError: A user's mistake, in one line; nothing has been written then.
         Interrupted: The run was asked to end, and saved.
     """
-    experiment = make(say)
     config = experiment.config
-    asked = asked_forms(experiment, say, alternates=site.alternates)
+    asked = asked_forms(experiment, alternates=site.alternates)
     compared = len(asked) > 1
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
-        found = find_run(config, resume, say)
+        found = find_run(config, resume)
         if found is not None:
             open_now.enter_context(found)
-            say(f"going on with {found.path}")
+            _log.info(f"going on with {found.path}")
             if found.passed is not None:
-                say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
+                _log.info(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
         own = partial(_own, compared=compared)
         if found is not None:
             for form in asked:
@@ -65,13 +66,10 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
         if config.tune.grid:
             check_grid(experiment, asked)
         elif found is None or not all(CONFIG.at(own(found.path, form.name)).is_file() for form in asked):
-            lr = at_its_length(experiment, config, say).train.lr
+            lr = at_its_length(experiment, config).train.lr
             asked = [replace(one, config=replace(one.config, train=replace(one.config.train, lr=lr))) for one in asked]
-        heard: list[str] = []  # what was tried to make the choices: the run keeps it
-        forms = [
-            replace(form, config=_choice(experiment, form, found, site, _also_to(heard), compared=compared))
-            for form in asked
-        ]
+        with _Heard() as heard:  # what was tried to make the choices: the run keeps it
+            forms = [replace(form, config=_choice(experiment, form, found, site, compared=compared)) for form in asked]
         run = found or open_now.enter_context(new_run(config))
         if resume != "auto":
             run.way_back = f"--resume {run.path}"
@@ -85,25 +83,25 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
             write_whole(CONFIG.at(path), dump_config(form.config))
         run.keep_asked()
         experiment.save(folder)
-        attempts = Attempts(say)
-        if heard:
-            text = "\n".join([*heard, ""])
+        attempts = Attempts()
+        if heard.lines:
+            text = "\n".join([*heard.lines, ""])
             attempts.make(PLACEMENT.at(folder), lambda: write_whole(PLACEMENT.at(folder), text))
         # One request for all of it: what waits to be written, is drawn or calibrated is given up at a second signal.
         with StopRequest() as stop:
             if any(form.config.tune.grid for form in forms):
-                forms = tune(experiment, forms, run, stop, say, site.open_pipeline)
+                forms = tune(experiment, forms, run, stop, site.open_pipeline)
                 for form, path in zip(forms, folders, strict=True):
                     write_whole(CONFIG.at(path), dump_config(form.config))
             trainings = [
-                train_form(experiment, form, path, run, stop, attempts, say, site.open_pipeline)
+                train_form(experiment, form, path, run, stop, attempts, site.open_pipeline)
                 for form, path in zip(forms, folders, strict=True)
             ]
             if site.alternates:
                 outcomes = in_turns(trainings)
             else:
                 if compared:
-                    say("the forms are trained one after the other: processes serve one pipeline at a time")
+                    _log.info("the forms are trained one after the other: processes serve one pipeline at a time")
                 outcomes = [outcome for training in trainings for outcome in in_turns([training])]
         if compared:
             write_curves(outcomes, folder, attempts)
@@ -160,12 +158,27 @@ def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:
     return found
 
 
-def _also_to(heard: list[str]) -> Say:
-    def also_say(text: str) -> None:
-        heard.append(text)
-        say(text)
+class _Heard(logging.Handler):
+    """Keeps what pipeal logs within its ``with`` block, whether or not it is shown."""
 
-    return also_say
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._logger = logging.getLogger("pipeal")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps a message."""
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> _Heard:
+        self._level = self._logger.level
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)
 
 
 def _own(folder: Path, form: str, *, compared: bool) -> Path:
@@ -177,7 +190,6 @@ def _choice(
     form: Form,
     run: RunFolder | None,
     site: Site,
-    say: Say,
     *,
     compared: bool,
 ) -> RunConfig:
@@ -185,7 +197,7 @@ def _choice(
     config = form.config
     path = None if run is None else CONFIG.at(_own(run.path, form.name, compared=compared))
     if run is None or path is None or not path.is_file():
-        return site.choose(experiment, form.mode, say, config)
+        return site.choose(experiment, form.mode, config)
     before = _as_chosen(type(config), path)
     if config.tune.grid and not before.tune.grid:  # its trials are behind it
         config = tuned(config, {key: value_at(before, key) for key in parse_grid(config)})
@@ -202,7 +214,7 @@ def _choice(
                 f"{path}: {error}; to go on elsewhere, give --resume {run.path} and --devices"
             ) from error
         if site.retry:
-            say("--retry: without effect, since a run is taken up; --resume never begins a new one")
+            _log.warning("--retry: without effect, since a run is taken up; --resume never begins a new one")
         return replace(config, engine=before.engine, train=replace(train, mode=form.mode))
     engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
-    return site.choose(experiment, form.mode, say, replace(config, engine=engine, train=train))
+    return site.choose(experiment, form.mode, replace(config, engine=engine, train=train))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -21,7 +22,8 @@ from pipeal.core.errors import ConfigError, DataError, first_line
 from pipeal.data.loading.lock import FileLock, lock_is_held
 from pipeal.run.decisive import decisive
 from pipeal.run.run_folder import RunFolder, last_told, write_asked
-from pipeal.run.say import Say
+
+_log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -29,14 +31,13 @@ _ABANDONED_S = 600.0
 """How long a folder may be in the making: it takes less than a second."""
 
 
-def find_run(config: RunConfig, resume: str, say: Say = lambda _: None) -> RunFolder | None:
+def find_run(config: RunConfig, resume: str) -> RunFolder | None:
     """The folder of the run to take up again, locked; None to begin a new one.
 
     Args:
         config: As asked for.
         resume: ``auto`` takes the newest unfinished run of the same configuration, if there is one; ``never`` none;
             anything else is the folder of a run, or of one of its checkpoints to go on from.
-        say: Told of an unfinished run that ``auto`` leaves alone since it cannot be taken up.
 
     Raises:
         ConfigError: The folder holds no run, another process works in it, or its run was asked for with another
@@ -59,7 +60,7 @@ def find_run(config: RunConfig, resume: str, say: Say = lambda _: None) -> RunFo
         raise _unusable(config, error) from error
     numbered = [(number, path) for path in paths if (number := _number(path, config)) is not None]
     for _, path in sorted(numbered, reverse=True):
-        found = _unfinished(path, config, say)
+        found = _unfinished(path, config)
         if found is not None:
             return found
     return None
@@ -134,11 +135,11 @@ def _takes_name(aside: Path, path: Path) -> bool:
     return True
 
 
-def _unfinished(path: Path, config: RunConfig, say: Say) -> RunFolder | None:
+def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
     """The run in a folder, locked, if it was asked for in just this way, did not finish, and nobody works at it."""
     if not ASKED.at(path).is_file():
         if CHECKPOINTS.at(path).is_dir() and last_told(path).get("status") != "finished":
-            say(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
+            _log.warning(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
         return None
     try:
         asked = load_config(type(config), ASKED.at(path))
@@ -150,10 +151,10 @@ def _unfinished(path: Path, config: RunConfig, say: Say) -> RunFolder | None:
         lock = FileLock.take(LOCK.at(path))
     except (OSError, ValueError) as error:
         if last_told(path).get("status") != "finished":
-            say(f"{path} is left alone: {first_line(error)}")
+            _log.warning(f"{path} is left alone: {first_line(error)}")
         return None
     if lock is None:
-        say(f"{path} is left alone: another process works at this run")
+        _log.warning(f"{path} is left alone: another process works at this run")
         return None
     if last_told(path).get("status") == "finished":
         lock.release()

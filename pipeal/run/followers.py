@@ -21,7 +21,6 @@ from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage
 from pipeal.run.build import Experiment, Models
 from pipeal.run.opening import open_pipeline
-from pipeal.run.say import Say
 from pipeal.run.team import own_means, rank_device
 from pipeal.training.checkpoint.rank_files import RankFiles
 
@@ -40,7 +39,7 @@ class Kind(Generic[Config]):
         models: Makes models of a configuration and the blueprint of an experiment, without the data.
     """
 
-    read: Callable[[Config, Say], Experiment]
+    read: Callable[[Config], Experiment]
     models: Callable[[Config, Mapping[str, Any]], Models]
 
 
@@ -85,7 +84,7 @@ class Follower(Generic[Config]):
         """The first stage of a replica reads the data; all others need to know only how large it is."""
         facts = None
         if self.world.mesh.stage_of(self.world.rank) == 0:
-            self._experiment = self.kind.read(config, _silent)
+            self._experiment = self.kind.read(config)
             self._models, facts = self._experiment, self._experiment.facts
         else:
             self._models = self.kind.models(config, blueprint)
@@ -132,10 +131,6 @@ def with_own_data(told: Config, asked: Config) -> Config:
     """What rank 0 said, but for where the data lies here and how it is read."""
     own = {key: getattr(asked.data, key) for key in OWN if hasattr(asked.data, key)}
     return replace(told, data=replace(told.data, **own))
-
-
-def _silent(_: str) -> None:
-    """Rank 0 says it."""
 
 
 @contextmanager

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
@@ -23,7 +24,8 @@ from pipeal.core.spread import blocks_of
 from pipeal.engine.devices import device_names
 from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.run.build import Experiment
-from pipeal.run.say import Say
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ class Form:
     config: RunConfig
 
 
-def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[Form]:
+def asked_forms(experiment: Experiment, *, alternates: bool) -> list[Form]:
     """The forms that a run trains, with what is asked of each.
 
     A comparison on several devices that the user named has a method that trains the network as a whole twice: on the
@@ -53,7 +55,6 @@ def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[F
 
     Args:
         experiment: What is to be run.
-        say: Told why a form is left out.
         alternates: Whether all of it is done in this process.
     """
     config = experiment.config
@@ -66,7 +67,7 @@ def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[F
         return forms
     for method in COMPARED:
         if method.is_whole:
-            forms += _spread(experiment, method, devices, say)
+            forms += _spread(experiment, method, devices)
     return forms
 
 
@@ -74,11 +75,11 @@ def _form(method: Method, config: RunConfig) -> Form:
     return Form(method.name, method.label, method.name, config)
 
 
-def _spread(experiment: Experiment, method: Method, devices: Sequence[str], say: Say) -> list[Form]:
+def _spread(experiment: Experiment, method: Method, devices: Sequence[str]) -> list[Form]:
     """A method of one layer with its blocks over several devices, if there are as many."""
     config = experiment.config
     if config.engine.compile != "none":
-        say(f"{method.label} over several devices is not compared: engine.compile is for layers on one")
+        _log.warning(f"{method.label} over several devices is not compared: engine.compile is for layers on one")
         return []
     (layer,) = experiment.package(method.name, config.train.seed)
     devices = devices[: blocks_of(layer)]

@@ -16,7 +16,6 @@ from pipeal.planning.pure.layer_cost import Costs, LayerCost, save_costs
 from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
 from pipeal.run.plan_devices import devices_of, link_of
 from pipeal.run.plan_forecasts import Plan
-from pipeal.run.say import say
 
 _MOST_GROUPS = 100_000
 """Devices times those of a stage: what the search for a layout can go through while one waits."""
@@ -62,7 +61,7 @@ def plan(
     else:
         _check_numbers(**given)
         wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
-        costs, configured = measure_model(wanted, micro_batches, say)
+        costs, configured = measure_model(wanted, micro_batches)
         given["queue_depth"] = given["queue_depth"] or configured.engine.queue_depth
         folder.mkdir(parents=True, exist_ok=True)
         save_costs(costs, folder / "costs.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -43,7 +44,8 @@ from pipeal.run.build_vision import vision_experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.configure import configure
 from pipeal.run.opening import engine_options
-from pipeal.run.say import Say
+
+_log = logging.getLogger(__name__)
 
 BATCHES = 10
 """Counted, of each round."""
@@ -114,13 +116,12 @@ def _require_alike(first: str, one: Costs, path: str, other: Costs) -> None:
             raise ConfigError(f"--costs: {first} and {path} are of different models: {what}: {before} and {now}")
 
 
-def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[Costs, RunConfig]:
+def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, RunConfig]:
     """Trains both forms of the model on the first batches of its data, on a GPU if there is one.
 
     Args:
         wanted: Which model.
         micro_batches: Into how many backpropagation is to cut a batch; None for some numbers to choose from.
-        say: Told what is being done.
 
     Returns:
         The costs, and the configuration that they are of.
@@ -129,7 +130,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         PipealError: As for a training.
     """
     _refuse_planned(wanted.overrides)
-    experiment = _experiment(wanted, say)
+    experiment = _experiment(wanted)
     config = experiment.config
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     kind = torch.cuda.get_device_name(0) if device != "cpu" else "cpu"
@@ -152,7 +153,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         raise ConfigError(
             f"--micro-batches: {micro_batches} of a batch of {fewest} samples; expected at most one for each sample"
         )
-    say(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
+    _log.info(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
     parts = bp_parts(list(experiment.package(BASELINE.name, config.train.seed)))
     cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
     cuts = sorted({number for number in cuts if number <= fewest})
@@ -166,7 +167,7 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
     )
     if wanted.crowds:
         numbers = " and ".join(map(str, crowds(len(package)))) or "no"
-        say(f"measuring how much {numbers} stages at once slow each other")
+        _log.info(f"measuring how much {numbers} stages at once slow each other")
         crowding = measure_contention(package, batches, options=options)
     counted = [batch_size(x) for x, _ in batches[WARM_UP:]]
     backprop = [_in_the_mean(rows, backprop[0], counted, number) for rows, number in zip(backprop, cuts, strict=True)]
@@ -264,7 +265,7 @@ def _repeated(rows: Sequence[LayerCost], count: int) -> tuple[LayerCost, ...]:
     return tuple(islice(chain(rows[:1], cycle(rows[1:])), count))
 
 
-def _experiment(wanted: Wanted, say: Say) -> Experiment:
+def _experiment(wanted: Wanted) -> Experiment:
     given: dict[str, Any] = {"mode": None, "data_root": wanted.data_root}
     if is_language_model(wanted.model):
         if wanted.dataset is None:
@@ -275,20 +276,18 @@ def _experiment(wanted: Wanted, say: Say) -> Experiment:
         corpus, (language, _) = canonical_corpus(wanted.dataset), canonical_model(wanted.model, LANGUAGE_MODELS)
         path = None if wanted.preset is None else find_config("shakespeare", f"charlm-{wanted.preset}")
         file = None if path is None else str(path)
-        return language_experiment(
-            configure(LanguageConfig, corpus, (language, None), file, wanted.overrides, given), say
-        )
+        return language_experiment(configure(LanguageConfig, corpus, (language, None), file, wanted.overrides, given))
     if wanted.preset is not None:
         raise ConfigError(f"--preset: found {wanted.preset}, but {wanted.model} has none; they are for charlm")
     text, vision = (_named(wanted.model, known) for known in (TEXT_MODELS, VISION_MODELS))
     if text is not None:
         name = canonical_text_name(wanted.dataset or "toynews")
         config = configure(TextConfig, name, text, None, wanted.overrides, given)
-        return text_experiment(config, say)
+        return text_experiment(config)
     if vision is None:
         raise ConfigError(unknown_name("model", wanted.model, (*TEXT_MODELS, *VISION_MODELS, *LANGUAGE_MODELS)))
     name = canonical_image_name(wanted.dataset or "toyimages")
-    return vision_experiment(configure(VisionConfig, name, vision, None, wanted.overrides, given), say)
+    return vision_experiment(configure(VisionConfig, name, vision, None, wanted.overrides, given))
 
 
 def _named(model: str, known: Iterable[str]) -> tuple[str, None] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -25,8 +26,9 @@ from pipeal.data.loading.cache_folder import cache_folder
 from pipeal.engine.devices.cpus import load_average
 from pipeal.planning.placement import Placement
 from pipeal.reporting.environment import environment
-from pipeal.run.say import Say
 from pipeal.training.checkpoint.checked import checked
+
+_log = logging.getLogger(__name__)
 
 RENEWED_AFTER_S = 7 * 24 * 3600.0
 """For so long a choice is remembered."""
@@ -58,7 +60,6 @@ class PlacementCache:
     """One choice each, in a file of its own.
 
     Args:
-        say: Told, in a line, of a file that is not as it was written, or cannot be.
         folder: Where they are; None for the user's cache folder.
         retry: Whether nothing that is known counts.
         now: Seconds of the epoch.
@@ -67,14 +68,12 @@ class PlacementCache:
 
     def __init__(
         self,
-        say: Say,
         folder: Path | None = None,
         *,
         retry: bool = False,
         now: Callable[[], float] = time.time,
         load: Callable[[], float | None] = load_average,
     ) -> None:
-        self._say = say
         self._folder = folder
         self._retry = retry
         self._now = now
@@ -90,22 +89,22 @@ class PlacementCache:
         except FileNotFoundError:  # none yet
             return None
         except (OSError, ValueError, DataError) as error:
-            self._say(f"what was found before is not remembered: {error}")
+            _log.warning(f"what was found before is not remembered: {error}")
             return None
         try:
             found = _read(json.loads(text))
         except ValueError as error:
-            self._say(f"{path} is not as it was written ({error}), and is made again")
+            _log.warning(f"{path} is not as it was written ({error}), and is made again")
             return None
         return found if 0 <= self._now() - found.since < RENEWED_AFTER_S else None
 
     def keep(self, key: str, placement: Placement) -> None:
-        """Keeps a choice; that it cannot be kept is said."""
+        """Keeps a choice; that it cannot be kept is logged."""
         kept = _Kept(placement.devices, placement.sizes, placement.threads, self._now(), self._load())
         try:
             write_whole(self._path(key), json.dumps(asdict(kept)))
         except DataError as error:
-            self._say(f"what was found is not remembered: {error}")
+            _log.warning(f"what was found is not remembered: {error}")
 
     def _path(self, key: str) -> Path:
         return (self._folder or cache_folder() / "placements") / f"{key}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -33,9 +34,10 @@ from pipeal.planning.planner import TRIAL_BATCHES
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.opening import engine_options, open_pipeline
-from pipeal.run.say import Say
 from pipeal.run.stopping import StopRequest
 from pipeal.training.evaluation import Criterion
+
+_log = logging.getLogger(__name__)
 
 
 class Team:
@@ -44,16 +46,14 @@ class Team:
     Args:
         world: The processes.
         device: ``cpu`` or ``cuda``, for all.
-        say: Told what a user should know.
     """
 
     alternates = False  # the other ranks serve one pipeline at a time
     retry = False  # stages are measured each time
 
-    def __init__(self, world: World, device: str, say: Say) -> None:
+    def __init__(self, world: World, device: str) -> None:
         self.world = world
         self.device = device
-        self._say = say
         self.pipe: DistributedPipeline | None = None
         self._threads = 1
         self._precision: Precision = "fp32"
@@ -80,7 +80,7 @@ class Team:
         """Lets all others leave."""
         self.world.tell({"do": "leave"})
 
-    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
+    def choose(self, experiment: Experiment, form: Mode, config: RunConfig | None = None) -> RunConfig:
         """One stage for each process of a replica.
 
         Raises:
@@ -113,7 +113,7 @@ class Team:
             elif mesh.stages in (1, layers):
                 sizes = balance([1.0] * layers, mesh.stages)
             else:
-                say(f"measuring {METHODS[form].label} layers, to balance {mesh.stages} stages")
+                _log.info(f"measuring {METHODS[form].label} layers, to balance {mesh.stages} stages")
                 sizes = balanced_sizes(
                     experiment.package(form, config.train.seed),
                     sample_batches(batches, TRIAL_BATCHES),
@@ -123,7 +123,7 @@ class Team:
                 )
         schedule = "sequential" if METHODS[form].is_whole else engine.schedule
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
-        say(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
+        _log.info(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
         return replace(
             config,
             engine=replace(
@@ -170,7 +170,7 @@ class Team:
             seen = self.world.gather(True)
         if self._opened == 1 and not all(seen):
             blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
-            self._say(
+            _log.warning(
                 f"{dump_folder.resolve()} is not seen by rank{'s' if len(blind) > 1 else ''} {', '.join(blind)}: rank "
                 "0 writes their layers; an --out that all machines share spares them the way"
             )

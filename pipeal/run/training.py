@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
@@ -24,13 +25,14 @@ from pipeal.run.forms import Form
 from pipeal.run.opening import new_package, open_pipeline
 from pipeal.run.outcome import Outcome
 from pipeal.run.run_folder import RunFolder
-from pipeal.run.say import Say
 from pipeal.run.stopping import StopRequest
 from pipeal.run.turns import Turns, tell_of_graphs
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 from pipeal.training.checkpoint.writer import CheckpointWriter
 from pipeal.training.position import Position
+
+_log = logging.getLogger(__name__)
 
 
 def train_form(
@@ -40,7 +42,6 @@ def train_form(
     run: RunFolder,
     stop: StopRequest,
     attempts: Attempts,
-    say: Say,
     open_pipe: Callable[..., Pipeline] | None = None,
 ) -> Generator[int, None, Outcome]:
     """All turns of one form. What there is by then is written even if the last epoch does not come.
@@ -52,7 +53,6 @@ def train_form(
         run: The run's folder, told how the run stands.
         stop: Whether the run is to end; of all its forms.
         attempts: What is written beside the checkpoints goes through it.
-        say: Told what is being done.
         open_pipe: Opens the pipeline of a turn, as :func:`open_pipeline` does.
 
     Yields:
@@ -65,7 +65,7 @@ def train_form(
     config, train = form.config, form.config.train
     experiment = experiment.under(config)
     with CheckpointStore(CHECKPOINTS.at(folder), keep=train.checkpoint.keep) as store:
-        saved = _saved(store, run, form.label, say) if run.resumed else None
+        saved = _saved(store, run, form.label) if run.resumed else None
         resumed = None if saved is None else ResumedTraining.of(saved)
         position = Position() if resumed is None else resumed.position
         if saved is not None and resumed is not None:
@@ -77,15 +77,15 @@ def train_form(
                     f"the checkpoint {saved.path} was taken after {position.where}, the run has {train.epochs}; "
                     "raise train.epochs, or start over with --resume never"
                 )
-            say(f"{form.label} goes on after {position.where}")
-            tell_of_graphs(config, say)
+            _log.info(f"{form.label} goes on after {position.where}")
+            tell_of_graphs(config)
         package = new_package(experiment, config, position.turn)
         parameters = package.effective_parameters(), package.affiliated_parameters()
         facts, lengths = experiment.facts, experiment.lengths
         outcome = Outcome(form, position.rows, position.totals, facts, lengths, parameters, folder)
         try:
             with (
-                CheckpointWriter(store, say) as writer,
+                CheckpointWriter(store) as writer,
                 ExitStack() as open_now,
                 Progress(epochs=train.epochs, turns=train.repeat, label=form.label) as progress,
             ):
@@ -96,7 +96,6 @@ def train_form(
                     folder=folder,
                     run=run,
                     attempts=attempts,
-                    say=say,
                     store=store,
                     writer=writer,
                     recorders=recorders,
@@ -110,7 +109,7 @@ def train_form(
                     try:
                         store.make_newest(saved)
                     except UntidyError as error:
-                        say(str(error))
+                        _log.warning(str(error))
                     resumed = None  # its copy of all states is no longer needed
                 yield len(position.rows)
                 while True:
@@ -124,7 +123,7 @@ def train_form(
             outcome.ended_unsaved = writer.failing
             outcome.afterword = training.afterword
             if stop.signal is None:
-                outcome.costs = _costs(experiment, form, say)
+                outcome.costs = _costs(experiment, form)
         except BaseException as error:
             outcome.write(attempts)
             if attempts.missing:
@@ -141,38 +140,38 @@ def train_form(
     return outcome
 
 
-def _costs(experiment: Experiment, form: Form, say: Say) -> FormCosts | None:
+def _costs(experiment: Experiment, form: Form) -> FormCosts | None:
     """None where memory does not suffice for the models that are counted on: no run fails for a column."""
     try:
         return form_costs(experiment, form.config)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        say(f"the costs of {form.label} are not counted: {first_line(error)}")
+        _log.warning(f"the costs of {form.label} are not counted: {first_line(error)}")
         return None
 
 
-def _saved(store: CheckpointStore, run: RunFolder, label: str, say: Say) -> Checkpoint | None:
+def _saved(store: CheckpointStore, run: RunFolder, label: str) -> Checkpoint | None:
     """The checkpoint to go on from: the one that was named, if it is of this form, or the newest."""
     named = run.checkpoint
     if named is not None and named.resolve().parent == store.folder.resolve():
         return Checkpoint.open(named)
-    return _newest(store, label, say)
+    return _newest(store, label)
 
 
-def _newest(store: CheckpointStore, label: str, say: Say) -> Checkpoint | None:
-    """The checkpoint to go on from; where there is none, that is said."""
+def _newest(store: CheckpointStore, label: str) -> Checkpoint | None:
+    """The checkpoint to go on from; where there is none, that is logged."""
     bad = []
 
     def tell(text: str) -> None:
         bad.append(text)
-        say(text)
+        _log.warning(text)
 
     found = store.newest(tell)
     if found is None and bad:
-        say(f"no checkpoint in {store.folder} is as it was written: {label} starts over in the same folder")
+        _log.warning(f"no checkpoint in {store.folder} is as it was written: {label} starts over in the same folder")
     elif found is None:
-        say(f"there is no checkpoint in {store.folder} yet: {label} begins at its first batch")
+        _log.warning(f"there is no checkpoint in {store.folder} yet: {label} begins at its first batch")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -40,7 +41,6 @@ from pipeal.run.grid import (
 )
 from pipeal.run.opening import course_of, new_package
 from pipeal.run.run_folder import RunFolder
-from pipeal.run.say import Say
 from pipeal.run.stopping import Stoppable, StopRequest, worker_failures
 from pipeal.run.turns import measured
 from pipeal.training.checkpoint.checked import checked
@@ -48,6 +48,8 @@ from pipeal.training.metric import best_rows
 from pipeal.training.position import Position
 from pipeal.training.row import EpochRow
 from pipeal.training.trainer import Scores, fit
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,6 @@ def tune(
     forms: Sequence[Form],
     run: RunFolder,
     stop: StopRequest,
-    say: Say,
     open_pipe: Callable[..., Pipeline],
 ) -> list[Form]:
     """Trains every form with every setting of ``tune.grid``, one seed each, and gives the forms with their best.
@@ -106,7 +107,6 @@ def tune(
         forms: With every choice made but for what the length of the run decides.
         run: The run's folder.
         stop: Whether the run is to end.
-        say: Told what is being done.
         open_pipe: As :func:`pipeal.run.opening.open_pipeline`.
 
     Returns:
@@ -138,7 +138,7 @@ def tune(
         for number, (setting, form) in enumerate(wanted, 1):
             if _find(trials, form, setting) is None:
                 label = f"trial {number}/{len(wanted)}  {form.label} {_shown(setting)}"
-                trials.append(_tried(experiment, form, setting, label, run, stop, say, open_pipe))
+                trials.append(_tried(experiment, form, setting, label, run, stop, open_pipe))
                 write_json(TRIALS.at(run.path), _kept(name, grid, trials, {}, []))
         equals = {form.name: _equals(experiment, form, grid, trials) for form in forms}
         best = {form: found[0] for form, found in equals.items()}
@@ -148,15 +148,16 @@ def tune(
             break
         for key in grid:
             if new := [value for value in wider[key] if value not in grid[key]]:
-                say(f"the best {key} is at the edge of what was tried: {', '.join(map(str, new))} as well, for all")
+                _log.info(
+                    f"the best {key} is at the edge of what was tried: {', '.join(map(str, new))} as well, for all"
+                )
         grid = wider
     write_json(TRIALS.at(run.path), _kept(name, grid, trials, {form: best[form].setting for form in best}, notes))
-    say(_table(name, forms, grid, trials, best))
+    _log.info(_table(name, forms, grid, trials, best))
     for note in notes:
-        say(note)
+        _log.info(note)
     return [
-        replace(form, config=at_its_length(experiment, tuned(form.config, best[form.name].setting), say))
-        for form in forms
+        replace(form, config=at_its_length(experiment, tuned(form.config, best[form.name].setting))) for form in forms
     ]
 
 
@@ -220,7 +221,7 @@ def _check_setting(experiment: Experiment, form: Form, setting: Setting) -> None
     """
     for config in (_trial_config(form, setting), tuned(form.config, setting)):
         check_effects(config, setting)
-        at_its_length(experiment, config, lambda _: None)
+        at_its_length(experiment, config, quiet=True)
     if any(key.startswith("model.") for key in setting):
         experiment.under(config).package(form.mode, config.train.seed)
 
@@ -264,11 +265,10 @@ def _tried(
     label: str,
     run: RunFolder,
     stop: StopRequest,
-    say: Say,
     open_pipe: Callable[..., Pipeline],
 ) -> Trial:
     """Trains a form with a setting."""
-    config = at_its_length(experiment, _trial_config(form, setting), lambda _: None)
+    config = at_its_length(experiment, _trial_config(form, setting), quiet=True)
     seed, epochs = config.train.seed, config.train.epochs
     tried = experiment.under(config)
     held, position, saves = tried.held_out(), Position(), _Unsaved(stop, run.way_back)
@@ -299,7 +299,7 @@ def _tried(
             failed = first_line(error)
     best = best_rows(position.rows)
     if failed is not None or not best or best[0].score == -math.inf:
-        say(f"{label}: {failed or 'diverged'}")
+        _log.warning(f"{label}: {failed or 'diverged'}")
         return Trial(form.name, setting, seed, epochs, None, None)
     (row,) = best
     return Trial(form.name, setting, seed, epochs, row.epoch, row.held_acc if row.held_loss is None else row.held_loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
@@ -27,7 +28,6 @@ from pipeal.reporting.timeline import draw_timeline
 from pipeal.run.build import Experiment
 from pipeal.run.opening import course_of, new_package, seed_of, window_of
 from pipeal.run.run_folder import RunFolder
-from pipeal.run.say import Say
 from pipeal.run.stopping import Stoppable, StopRequest, Unless, worker_failures
 from pipeal.training.calibration import calibrate
 from pipeal.training.checkpoint.policy import CheckpointPolicy
@@ -41,6 +41,8 @@ from pipeal.training.rewind import Decision, Rewinds, go_back
 from pipeal.training.row import EpochRow
 from pipeal.training.trainer import Leave, Scores, fit
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(kw_only=True)
 class Turns:
@@ -52,7 +54,6 @@ class Turns:
         folder: Where the form's files go.
         run: The run's folder, told how the run stands.
         attempts: What is written beside the checkpoints goes through it.
-        say: Told what is being done.
         store: Of the checkpoints.
         writer: Writes them.
         recorders: Told of every epoch.
@@ -67,7 +68,6 @@ class Turns:
     folder: Path
     run: RunFolder
     attempts: Attempts
-    say: Say
     store: CheckpointStore
     writer: CheckpointWriter
     recorders: Sequence[Recorder]
@@ -89,15 +89,15 @@ class Turns:
             if not written:
                 add_note(error, f"the checkpoint to go back to was not written within {PATIENCE_S:g} s")
                 raise error
-            saved = self.store.newest(self.say)
+            saved = self.store.newest(_log.warning)
             if not go_back(package, position, saved, begun, partial(self._package, position.turn)):
                 add_note(error, f"there is no good checkpoint in {self.store.folder} to go back to")
                 raise error
             if len(position.rows) < rows:
                 self.record_again(position.rows)
             self.tell(position.epoch)
-            self.say(f"{why}; going back to where it stood after {position.where}")
-            tell_of_graphs(self.config, self.say)
+            _log.warning(f"{why}; going back to where it stood after {position.where}")
+            tell_of_graphs(self.config)
             del broken, error  # and the frames they came through, which hold the last batches
 
     def _attempt(
@@ -237,7 +237,7 @@ class Turns:
         held_out = experiment.held_out()
         if held_out is None or not METHODS[config.train.mode].has_exits or experiment.criterion is not None:
             return None
-        self.say("calibrating the early exit on held-out samples")
+        _log.info("calibrating the early exit on held-out samples")
         calibration = calibrate(pipe, Unless(stop, held_out), tolerance=config.train.exit_tolerance)
         table = exit_table(pipe, Unless(stop, experiment.test_evaluation()), calibration)
         kept, drawn = EXITS.at(self.folder), EXITS_PICTURE.at(self.folder)
@@ -260,7 +260,7 @@ def measured(
     return accuracy_and_loss(pipe, Unless(stop, batches), criterion)
 
 
-def tell_of_graphs(config: RunConfig, say: Say) -> None:
+def tell_of_graphs(config: RunConfig) -> None:
     """Says, where a run goes on from a checkpoint, what may then be other than without one."""
     if config.engine.compile == "dynamic":
-        say("graphs for all sizes are compiled with the first batch after it: it may round otherwise from here")
+        _log.info("graphs for all sizes are compiled with the first batch after it: it may round otherwise from here")

@@ -156,19 +156,19 @@ def task_of(model: str, device: torch.device, data_root: str) -> Task:
     values = {"data": {"root": data_root, "download": False}, "engine": {"devices": [str(device)]}}
     if model == "charlm":
         path = find_config("shakespeare", f"charlm-{'gpu' if device.type == 'cuda' else 'cpu'}")
-        text = language_experiment(load_config(LanguageConfig, path, values=values), lambda _: None)
+        text = language_experiment(load_config(LanguageConfig, path, values=values))
         config = text.config
         few = -(-_EVALUATED // config.data.batch_size)
         estimate = replace(text, config=replace(config, data=replace(config.data, estimate_batches=few)))
         return Task(model, device, text, list(estimate.test_evaluation()))
     if model == "resnet":
         path = find_config("cifar10", model)
-        images = vision_experiment(load_config(VisionConfig, path, values=values), lambda _: None)
+        images = vision_experiment(load_config(VisionConfig, path, values=values))
         test = images.dataset.test
         part = replace(images, dataset=replace(images.dataset, test=test.subset(spread(len(test)))))
         return Task(model, device, images, list(part.test_evaluation()))
     path = find_config("agnews", model)
-    news = text_experiment(load_config(TextConfig, path, values=values), lambda _: None)
+    news = text_experiment(load_config(TextConfig, path, values=values))
     few_news = news.test.subset(spread(len(news.test)))
     sampler = PlannedBatchSampler(few_news.lengths, 16_384, shuffle=False)
     return Task(model, device, news, list(BatchLoader(few_news, sampler)))

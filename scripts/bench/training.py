@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -77,6 +77,7 @@ def _evaluate(test: EpochBatches, pipe: Pipeline) -> Scores:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset")
@@ -96,11 +97,11 @@ def main() -> None:
     )
     if options.epochs:
         config = replace(config, train=replace(config.train, epochs=options.epochs))
-    whole = text_experiment(config, lambda text: print(text, file=sys.stderr))
-    whole = whole.under(at_its_length(whole, whole.config, lambda text: print(text, file=sys.stderr)))
+    whole = text_experiment(config)
+    whole = whole.under(at_its_length(whole, whole.config))
     planned = len(of_kind(whole, "plan", 1).train_batches(0))
     experiments = {kind: of_kind(whole, kind, -(-len(whole.train) // planned)) for kind in options.kinds}
-    chosen = choose(of_kind(whole, "plan", 1), "al", lambda text: print(text, file=sys.stderr))
+    chosen = choose(of_kind(whole, "plan", 1), "al")
     trained: dict[str, list[Position]] = {kind: [] for kind in experiments}
     for seed in range(options.seeds):
         for kind, position in train_in_turns(experiments, chosen, seed).items():

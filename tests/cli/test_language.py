@@ -94,7 +94,7 @@ def test_the_report_and_the_list_of_runs_speak_of_losses(corpus: Path, capsys: p
 def test_parts_of_a_text_have_no_character_in_common(corpus: Path) -> None:
     """The published split stays; held out is the end of what is trained on, and no block reaches into another part."""
     config = load_config(LanguageConfig, values={"dataset": "text", "data": {"text": str(corpus)}})
-    experiment = language_experiment(config, lambda _: None)
+    experiment = language_experiment(config)
     whole = len(corpus.read_text())
     train, held, validation = experiment.train, experiment.held, experiment.text.validation
     assert torch.equal(torch.cat((train, held)), experiment.text.train)
@@ -104,7 +104,7 @@ def test_parts_of_a_text_have_no_character_in_common(corpus: Path) -> None:
     for blocks, part in zip(parts, (train, held, validation), strict=True):
         assert blocks is not None
         assert torch.equal(blocks.text, part)
-    assert language_experiment(replace(config, data=replace(config.data, held_out=0.0)), print).held_out() is None
+    assert language_experiment(replace(config, data=replace(config.data, held_out=0.0))).held_out() is None
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu*2"])

@@ -52,7 +52,7 @@ def test_the_picture_of_batches_is_of_the_form_by_its_label(tmp_path: Path, monk
     """Its title was the whole ``Form``, with the configuration in it."""
     titles = []
     monkeypatch.setattr(Batches, "draw", lambda self, path, title, padding: titles.append(title))
-    replace(outcome(tmp_path), lengths=np.array([3, 5])).write(Attempts(print))
+    replace(outcome(tmp_path), lengths=np.array([3, 5])).write(Attempts())
     assert titles == ["toynews transformer AL: batches"]
 
 

@@ -54,7 +54,7 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
         package=lambda *_: [0, 0, 0],
         train_batches=lambda *_: SimpleNamespace(close=lambda: None),
     )
-    chosen = Team(world, "cpu", lambda _: None).choose(experiment, "al", lambda _: None)
+    chosen = Team(world, "cpu").choose(experiment, "al")
     assert (chosen.engine.sizes, found) == ((2, 1), ["medium"])
 
 
@@ -77,9 +77,9 @@ def test_all_ranks_have_what_is_fast_on_all(monkeypatch: pytest.MonkeyPatch, oth
         package=lambda *_: [0, 0, 0],
         train_batches=lambda *_: SimpleNamespace(close=lambda: None),
     )
-    lead = Team(world, "cpu", lambda _: None)
+    lead = Team(world, "cpu")
     lead.gather(experiment)
-    chosen = lead.choose(experiment, "al", lambda _: None)
+    chosen = lead.choose(experiment, "al")
     assert (chosen.train.precision, chosen.engine.threads) == (wanted, 1)
 
 

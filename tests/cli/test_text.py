@@ -427,15 +427,14 @@ def test_vectors_of_a_wrong_width_are_refused(tmp_path: Path, capsys: pytest.Cap
         ("transformer", "--set model.pretrained=glove --set model.embedding_dim=50 --set model.n_heads=5"),
     ],
 )
-def test_vectors_that_lie_there_are_mentioned(model: str, wanted: str, tmp_path: Path) -> None:
+def test_vectors_that_lie_there_are_mentioned(model: str, wanted: str, tmp_path: Path, said: list[str]) -> None:
     root = agnews(tmp_path)
     (root / "glove").mkdir()
     vectors = root / "glove" / "glove.6B.50d.txt"
     for name in (vectors.name, "glove.6B.25d.txt"):
         (root / "glove" / name).write_text("news " + " ".join(["0.5"] * int(name[9:11])) + "\n")
-    said: list[str] = []
     asked = {"dataset": "agnews", "model": {"name": model}, "data": {"root": str(root)}}
-    experiment = text_experiment(load_config(TextConfig, None, values=asked), said.append)
+    experiment = text_experiment(load_config(TextConfig, None, values=asked))
     assert [line for line in said if "vectors" in line] == [
         f"word vectors are learnt from scratch; to begin with those of {vectors}: {wanted}"
     ]
@@ -443,7 +442,7 @@ def test_vectors_that_lie_there_are_mentioned(model: str, wanted: str, tmp_path:
 
     overrides = tuple(wanted.replace("--set ", "").split())
     said.clear()
-    experiment = text_experiment(load_config(TextConfig, None, values=asked, overrides=overrides), said.append)
+    experiment = text_experiment(load_config(TextConfig, None, values=asked, overrides=overrides))
     assert not [line for line in said if "from scratch" in line]
     assert experiment.facts["words_with_pretrained_vectors"] == 1
     assert len(experiment.package("al", 0)) == 4

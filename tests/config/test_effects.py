@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import redirect_stderr
 from dataclasses import fields, replace
 from functools import reduce
+from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -13,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 import click
 import pytest
 
-from pipeal.cli import text, vision
+from pipeal.cli import entry, text, vision
 from pipeal.config import (
     BatchingConfig,
     LanguageConfig,
@@ -26,7 +28,7 @@ from pipeal.config import (
 )
 from pipeal.config.effects import BATCHING, IDLE, IDLE_IN_ONE_PROCESS
 from pipeal.core.errors import ConfigError
-from pipeal.run import configure, train
+from pipeal.run import train
 from tests.cli.running import run_command, told_one_line
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -120,12 +122,11 @@ def configured(
     monkeypatch: pytest.MonkeyPatch, command: click.Command, arguments: list[str]
 ) -> tuple[RunConfig, list[str]]:
     """What a command makes of its arguments, and what it tells beside the form; nothing is carried out."""
-    said: list[str] = []
     found: list[RunConfig] = []
-    monkeypatch.setattr(configure, "say", said.append)
     monkeypatch.setattr(train, "carry_out", lambda _, config, __, **___: found.append(config))
-    command.main(arguments, standalone_mode=False)
-    return found[0], [line for line in said if not line.startswith("training the ")]
+    with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit, match="0"):
+        entry.run(command, arguments)
+    return found[0], [line for line in said.getvalue().splitlines() if not line.startswith("training the ")]
 
 
 BP = "train.mode is bp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.cache_folder import CacheError, cache_folder
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.sources import SOURCES, Source, fetch
+
+_log = logging.getLogger(__name__)
 
 Colour: TypeAlias = tuple[float, float, float]
 
@@ -101,7 +104,6 @@ def load_images(
     sources: Mapping[str, Collection[Source]] = SOURCES,
     progress: Progress | None = None,
     decoding: Progress | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> ImageDataset:
     """Loads a data set by any of its spellings.
 
@@ -127,7 +129,6 @@ def load_images(
         sources: The public addresses, by canonical name.
         progress: Called during downloads, with bytes.
         decoding: Called while images are decoded, with images.
-        say: Told, in a line, that the user's cache folder cannot be written to.
 
     Raises:
         DataError: An unknown name; files that are not to be had, with what to fetch and where to put it; a broken
@@ -156,7 +157,7 @@ def load_images(
 
     path, layout = found
     opened = partial(cifar, known, path, _md5(addresses, path)) if layout is None else partial(_listing, path, layout)
-    decoded = _decoded(opened, path, cache, size, on_broken, threads, tell, say)
+    decoded = _decoded(opened, path, cache, size, on_broken, threads, tell)
     return ImageDataset(known, decoded.classes, decoded.train, decoded.test, published.mean, published.std)
 
 
@@ -168,7 +169,6 @@ def _decoded(
     on_broken: OnBroken,
     threads: int,
     tell: Progress,
-    say: Callable[[str], None],
 ) -> Decoded:
     if cache is not False:
         try:
@@ -177,7 +177,7 @@ def _decoded(
         except CacheError as error:
             if cache is not True:
                 raise
-            say(f"decoded images are kept in memory alone: {error}")
+            _log.warning(f"decoded images are kept in memory alone: {error}")
     with opened() as listing:
         return in_memory(listing, path, size, on_broken, threads, tell)
 
