@@ -14,6 +14,8 @@ from pipeal.data.batching.packing import Oversize
 from pipeal.data.batching.samplers import EpochSampler, Lengths, Plan
 from pipeal.data.batching.stream import BinnedBatchIterator, PadTo
 
+__all__ = ["BinnedBatchSampler"]
+
 
 class BinnedBatchSampler(EpochSampler):
     """Cuts batches as :class:`BinnedBatchIterator` does, from the samples in an order that is drawn for each epoch.

@@ -13,6 +13,8 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.partitions import least_total, most_balanced
 from pipeal.data.batching.samplers import Lengths
 
+__all__ = ["find_thresholds", "length_bounds", "round_up"]
+
 CostFn: TypeAlias = Callable[[int], float]
 Objective: TypeAlias = Literal["total", "balanced"]
 Counted: TypeAlias = tuple[Lengths, Sequence[float] | npt.NDArray[np.generic]]

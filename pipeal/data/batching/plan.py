@@ -23,6 +23,8 @@ from pipeal.data.batching.packing import Oversize
 from pipeal.data.batching.ranks import check_ranks
 from pipeal.data.batching.samplers import EpochSampler, Lengths, Plan, at_least
 
+__all__ = ["PlannedBatchSampler"]
+
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _VERSION = 2
 

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from pipeal.core.errors import ConfigError, DataError
 
+__all__ = ["EpochSampler", "FixedBatchSampler", "LengthGroupedBatchSampler", "TokenBudgetBatchSampler", "padding_share"]
+
 Lengths: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 _Indices: TypeAlias = npt.NDArray[np.int64]
 

@@ -21,6 +21,8 @@ from pipeal.data.batching.packing import Cost, Log, Oversize, Packer, SizeOf, Si
 from pipeal.data.batching.passes import PassSampler
 from pipeal.data.batching.ranks import Uneven
 
+__all__ = ["SizeAwareBatchSampler", "size_aware_batching"]
+
 _Data = TypeVar("_Data")
 
 

@@ -23,6 +23,8 @@ from pipeal.data.batching.passes import PassSampler
 from pipeal.data.batching.ranks import Uneven
 from pipeal.data.batching.size_ranges import bucket_of, check_finite, real_numbers, rising_bounds
 
+__all__ = ["BucketBatchSampler", "EmptyBucketsError"]
+
 _NO_SAMPLES: tuple[list[int], ...] = ()
 """The batches of a bucket that holds no sample."""
 

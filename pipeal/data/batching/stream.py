@@ -26,6 +26,8 @@ from pipeal.data.batching.packing import Oversize, as_number
 from pipeal.data.batching.reread import CheckpointableSource, place_of, reader_at
 from pipeal.data.batching.samplers import Lengths, at_least
 
+__all__ = ["BinnedBatchIterator", "StreamBatch"]
+
 T = TypeVar("T")
 PadTo = Literal["bound", "longest"]
 _VERSION = 1

@@ -23,6 +23,8 @@ from pipeal.core.names import Augmentation
 from pipeal.core.rng import key_seed
 from pipeal.data.images.decode import Pixels
 
+__all__ = ["Augment"]
+
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 PADDING = 4

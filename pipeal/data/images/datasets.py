@@ -21,6 +21,8 @@ from pipeal.data.loading.cache_folder import CacheError, cache_folder
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.sources import SOURCES, Source, fetch
 
+__all__ = ["ImageDataset", "load_images"]
+
 _log = logging.getLogger(__name__)
 
 Colour: TypeAlias = tuple[float, float, float]

@@ -20,6 +20,8 @@ from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.workers import serve_parent, starting_workers, worker_failure
 
+__all__ = ["ImageBatches"]
+
 _Order: TypeAlias = tuple[int, list[int]]
 """A request to a worker: the epoch, and the samples of a batch. The epoch travels with each request, because
 workers live on from one epoch to the next and know nothing else of it."""

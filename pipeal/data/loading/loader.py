@@ -15,6 +15,8 @@ from torch import Tensor
 from pipeal.data.batching.ranks import WHOLE, Share
 from pipeal.data.text.corpus import Corpus
 
+__all__ = ["Batch", "BatchLoader", "EpochBatchSampler", "EpochBatches"]
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:

@@ -16,6 +16,8 @@ from pipeal.data.text import toynews as embedded
 from pipeal.data.text.lines import read_lines
 from pipeal.data.text.rows import SENTIMENTS, read_labelled, read_reviews
 
+__all__ = ["TextDataset", "TextSplit", "load_text"]
+
 
 @dataclass(frozen=True)
 class TextSplit:

@@ -20,6 +20,8 @@ from pipeal.data.loading.cache_folder import CacheError
 from pipeal.data.text.vector_file import VectorFile
 from pipeal.data.text.vocab import Vocab
 
+__all__ = ["VectorTable", "find_vectors", "list_vectors", "load_vectors", "vectors_from_torchtext"]
+
 _log = logging.getLogger(__name__)
 
 _FOLDERS = ("", "glove", "embedding")
