@@ -18,7 +18,7 @@ import torch
 
 from pipeal.cli import generate, text
 from pipeal.cli.main import command as pipeal
-from pipeal.config import LanguageConfig, load_config
+from pipeal.config import LanguageConfig, find_config, load_config
 from pipeal.engine.stage import Stage
 from pipeal.reporting.page import read_runs
 from pipeal.run.build_language import language_experiment
@@ -293,5 +293,5 @@ def test_a_mistake_is_one_line(
 @pytest.mark.parametrize("preset", ["cpu", "gpu"])
 def test_a_preset_is_a_whole_configuration_that_options_change(preset: str) -> None:
     assert text.PRESETS == ("cpu", "gpu")
-    config = load_config(LanguageConfig, text._preset_file(preset, None), values={"train": {"epochs": 1}})
+    config = load_config(LanguageConfig, find_config("shakespeare", f"charlm-{preset}"), values={"train": {"epochs": 1}})
     assert (config.model.block, config.train.epochs) == ({"cpu": 64, "gpu": 256}[preset], 1)
