@@ -124,6 +124,17 @@ def is_language_model(name: str) -> bool:
     return _plain(name) in LANGUAGE_MODELS
 
 
+def contradicts(implied: Mode | None, mode: str | None) -> bool:
+    """Whether a mode asks for another form than a spelling stands for.
+
+    The spellings of the BP form go with the mode ``al``, too: they are the published names of the models.
+
+    >>> contradicts("bp", "greedy"), contradicts("bp", "al"), contradicts("al", "bp"), contradicts("al", "compare")
+    (True, False, True, False)
+    """
+    return implied is not None and mode in METHODS and mode not in (implied, DEFAULT.name)
+
+
 def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
     """One line on the form that is trained, and how to have the other; None where both are.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import DEFAULT, METHODS
-from pipeal.core.names import LANGUAGE_MODELS, TEXT_MODELS, VISION_MODELS, Mode, canonical_model
+from pipeal.core.names import LANGUAGE_MODELS, TEXT_MODELS, VISION_MODELS, Mode, canonical_model, contradicts
 from pipeal.methods import Network, make_layers
 from pipeal.methods.al import ALPackage, LearningRates, OptimizerFactory
 from pipeal.models.charlm import LESSON, CharDims
@@ -117,8 +117,9 @@ def _form_of(name: str, mode: Mode | None, known: Mapping[str, str]) -> tuple[An
     plain, implied = canonical_model(name, known)
     if mode is not None and mode not in METHODS:
         raise ConfigError(unknown_name("mode", mode, tuple(METHODS)))
-    if mode is not None and implied == DEFAULT.name != mode:
-        raise ConfigError(f"model {name!r} is the {DEFAULT.label} form, but the mode is {mode!r}; ask for {plain!r}")
+    if implied is not None and contradicts(implied, mode):
+        label = METHODS[implied].label
+        raise ConfigError(f"model {name!r} is the {label} form, but the mode is {mode!r}; ask for {plain!r}")
     return resolve_name(known[plain]), mode or implied or DEFAULT.name
 
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config
 from pipeal.core.errors import ConfigError
-from pipeal.core.methods import DEFAULT, METHODS
-from pipeal.core.names import Mode, form_told
+from pipeal.core.methods import METHODS
+from pipeal.core.names import Mode, contradicts, form_told
 from pipeal.engine.devices import device_names
 from pipeal.engine.distributed.launch import Launch
 from pipeal.run.grid import parse_grid, settings_of, with_setting
@@ -62,9 +62,10 @@ def configure(
         PlacementError: The devices are no names.
     """
     name, implied = model
-    if implied == DEFAULT.name and given["mode"] in set(METHODS) - {implied}:
+    if implied is not None and contradicts(implied, given["mode"]):
+        label = METHODS[implied].label
         raise ConfigError(
-            f"that spelling of the model is its {DEFAULT.label} form, but --mode is {given['mode']}; ask for {name!r}"
+            f"that spelling of the model is its {label} form, but --mode is {given['mode']}; ask for {name!r}"
         )
     if given["mode"] is None:
         given["mode"] = implied

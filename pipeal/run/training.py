@@ -12,6 +12,7 @@ from typing import Any
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import CHECKPOINTS, ROWS, ROWS_JSON, TENSORBOARD
 from pipeal.core.errors import DataError, Interrupted, UntidyError, first_line
+from pipeal.core.methods import METHODS
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.engine import Pipeline
 from pipeal.engine.runner.error_context import add_note
@@ -176,10 +177,11 @@ def _newest(store: CheckpointStore, label: str) -> Checkpoint | None:
 
 
 def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
-    yield CsvRecorder(ROWS.at(folder))
+    losses = METHODS[config.train.mode].losses
+    yield CsvRecorder(ROWS.at(folder), losses)
     yield JsonLinesRecorder(ROWS_JSON.at(folder))
     if config.train.tensorboard:
-        yield TensorBoardRecorder(TENSORBOARD.at(folder))
+        yield TensorBoardRecorder(TENSORBOARD.at(folder), losses)
 
 
 def require_same_data(experiment: Experiment, folder: Path) -> None:

@@ -293,5 +293,7 @@ def test_a_mistake_is_one_line(
 @pytest.mark.parametrize("preset", ["cpu", "gpu"])
 def test_a_preset_is_a_whole_configuration_that_options_change(preset: str) -> None:
     assert text.PRESETS == ("cpu", "gpu")
-    config = load_config(LanguageConfig, find_config("shakespeare", f"charlm-{preset}"), values={"train": {"epochs": 1}})
+    config = load_config(
+        LanguageConfig, find_config("shakespeare", f"charlm-{preset}"), values={"train": {"epochs": 1}}
+    )
     assert (config.model.block, config.train.epochs) == ({"cpu": 64, "gpu": 256}[preset], 1)
