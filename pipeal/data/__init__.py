@@ -13,6 +13,8 @@ from pipeal.core.names import canonical_text_name as canonical_text_name
 from pipeal.core.outofmemory import is_out_of_memory as is_out_of_memory
 from pipeal.data.batching.binned import *
 from pipeal.data.batching.bounds import *
+from pipeal.data.batching.bucket import *
+from pipeal.data.batching.fixed import *
 from pipeal.data.batching.packing import *
 from pipeal.data.batching.passes import *
 from pipeal.data.batching.plan import *
@@ -20,9 +22,9 @@ from pipeal.data.batching.ranks import *
 from pipeal.data.batching.reread import *
 from pipeal.data.batching.samplers import *
 from pipeal.data.batching.size_aware import *
-from pipeal.data.batching.size_buckets import *
 from pipeal.data.batching.size_ranges import *
 from pipeal.data.batching.stream import *
+from pipeal.data.batching.token_budget import *
 from pipeal.data.grouping import *
 from pipeal.data.images.augment import *
 from pipeal.data.images.cache import *

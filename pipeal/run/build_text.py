@@ -32,12 +32,12 @@ from pipeal.data import (
     load_text,
     load_vectors,
 )
+from pipeal.data.batching import Known, make_sampler
 from pipeal.engine import Pipeline
 from pipeal.methods.al import ALPackage, TouchedAdam, touch_rows
 from pipeal.models import TextDims, build_text, group_layers
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
-from pipeal.run.build_batches import batch_sampler
 from pipeal.run.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
@@ -260,7 +260,8 @@ def text_experiment(config: TextConfig) -> TextExperiment:
 
 
 def _train_sampler(train: Corpus, data: TextDataConfig, seed: int) -> EpochBatchSampler:
-    return batch_sampler(train.lengths, data.batching, data.max_len or int(train.lengths.max()), seed)
+    known = Known(train.lengths, data.max_len or int(train.lengths.max()), seed)
+    return make_sampler(data.batching.kind, known, **data.batching.heeded)
 
 
 def _pretrained(config: TextConfig, root: Path, vocab: Vocab) -> tuple[npt.NDArray[np.float32], int]:

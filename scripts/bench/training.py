@@ -17,9 +17,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from pipeal.config import BatchingConfig, RunConfig, TextConfig, find_config, load_config
+from pipeal.config import RunConfig, TextConfig, find_config, load_config
+from pipeal.config.text import KINDS
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.allocator import keep_freed_memory
@@ -41,7 +42,7 @@ COUNTING = ("fixed", "bucket")
 def of_kind(experiment: TextExperiment, kind: str, batch_size: int) -> TextExperiment:
     """The experiment with its batches joined in that way; ``batch_size`` is for those that count samples."""
     config = experiment.config
-    batching = replace(config.data.batching, kind=kind)  # type: ignore[arg-type]
+    batching = replace(config.data.batching, kind=kind)
     if kind in COUNTING:
         batching = replace(batching, batch_size=batch_size)
     return replace(experiment, config=replace(config, data=replace(config.data, batching=batching)))
@@ -83,8 +84,7 @@ def main() -> None:
     parser.add_argument("dataset")
     parser.add_argument("model")
     parser.add_argument("--data-root", default="data")
-    kinds = get_args(get_type_hints(BatchingConfig)["kind"])
-    parser.add_argument("--kinds", nargs="+", default=["plan", "fixed"], choices=kinds)
+    parser.add_argument("--kinds", nargs="+", default=["plan", "fixed"], choices=list(KINDS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="by default those of the configuration")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")

@@ -23,11 +23,11 @@ from pipeal.cli.text import command
 from pipeal.config import BatchingConfig, TextConfig, TextDataConfig, check_effects, load_config
 from pipeal.core.errors import ConfigError, DataError, PlacementError
 from pipeal.data import Grouped
+from pipeal.data.batching import Known, make_sampler
 from pipeal.engine.devices import device_names
 from pipeal.methods.al.bridges import VectorBridge
 from pipeal.reporting.batches import Batches
 from pipeal.run.build import hold_out
-from pipeal.run.build_batches import batch_sampler
 from pipeal.run.build_text import text_experiment
 from tests.cli.running import run_command, told_one_line
 
@@ -209,7 +209,7 @@ def test_each_option_of_a_kind_changes_its_batches_and_all_others_are_refused(ki
     def batches(**options: Any) -> list[tuple[list[int], int]] | str:
         config = BatchingConfig(kind=kind, **{**usual, **options})
         try:
-            sampler = batch_sampler(lengths, config, 60, seed=0)
+            sampler = make_sampler(kind, Known(lengths, 60, seed=0), **config.heeded)
         except DataError:
             return "over the budget"
         padded = getattr(sampler, "padded_lengths", lengths)

@@ -129,7 +129,7 @@ def checked_bounds(bounds: Lengths) -> _Ints:
     """The bounds as an array.
 
     They are not sorted for the caller: what made bounds that do not rise has made a mistake. Only
-    :class:`pipeal.data.batching.size_buckets.BucketBatchSampler` sorts, as the document says that it follows.
+    :class:`pipeal.data.batching.bucket.BucketBatchSampler` sorts, as the document says that it follows.
 
     Raises:
         DataError: No bounds, bounds that are not whole numbers of at least 1, or ones that do not rise.

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from pipeal.core.errors import ConfigError, DataError, ScheduleError, unknown_name
 from pipeal.core.names import Augmentation
+from pipeal.data.batching.fixed import FixedBatchSampler
 from pipeal.data.batching.ranks import WHOLE, Share
-from pipeal.data.batching.samplers import FixedBatchSampler
 from pipeal.data.images.augment import Augment
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.loader import Batch
