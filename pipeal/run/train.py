@@ -16,7 +16,7 @@ from pipeal.run.followers import Kind
 
 KINDS: Mapping[str, tuple[type[RunConfig], Kind[Any]]] = {
     "text": (TextConfig, Kind(text_experiment, TextModels.of)),
-    "vision": (VisionConfig, Kind(vision_experiment, lambda config, blueprint: VisionModels(config, **blueprint))),
+    "vision": (VisionConfig, Kind(vision_experiment, VisionModels.of)),
     "language": (LanguageConfig, Kind(language_experiment, LanguageModels.of)),
 }
 

@@ -96,8 +96,9 @@ def test_parts_of_a_text_have_no_character_in_common(corpus: Path) -> None:
     config = load_config(LanguageConfig, values={"dataset": "text", "data": {"text": str(corpus)}})
     experiment = language_experiment(config)
     whole = len(corpus.read_text())
-    train, held, validation = experiment.train, experiment.held, experiment.text.validation
-    assert torch.equal(torch.cat((train, held)), experiment.text.train)
+    assert experiment.held is not None
+    train, held, validation = (part.characters for part in (experiment.train, experiment.held, experiment.test))
+    assert torch.equal(torch.cat((train, held, validation)), experiment.alphabet.encode(corpus.read_text()))
     assert (len(train) + len(held), len(validation)) == (whole * 9 // 10, whole - whole * 9 // 10)
     assert len(held) == round(0.05 * (whole * 9 // 10))
     parts = experiment.train_evaluation(), experiment.held_out(), experiment.test_evaluation()
