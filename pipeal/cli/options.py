@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from pipeal.core.methods import COMPARE, COMPARED, DEFAULT, MODES
-from pipeal.core.options import ScheduleName
+from pipeal.core.names import ScheduleName
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -12,7 +12,8 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from pipeal.core.methods import DEFAULT, MODES, with_all
-from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision, ScheduleName
+from pipeal.core.names import ScheduleName
+from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision
 
 Text: TypeAlias = Annotated[str, Field(strict=True, pattern=r"^[^\x00]+$", description="text")]
 Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]

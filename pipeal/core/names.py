@@ -1,4 +1,4 @@
-"""Data sets and models by the names that users give them, without their code, and without PyTorch.
+"""Data sets, models and schedules by the names that users give them, without their code, and without PyTorch.
 
 Commands read names here, so that ``--help`` and a mistyped name answer at once. A data set or model is listed in one
 line here; its code finds its canonical name in :mod:`pipeal.data` or :mod:`pipeal.models`.
@@ -22,6 +22,9 @@ from pipeal.core.methods import BASELINE, COMPARED, DEFAULT, METHODS
 
 Mode: TypeAlias = str
 """The name of a method, which is the form of a model that it trains: one of :data:`pipeal.core.methods.METHODS`."""
+
+ScheduleName: TypeAlias = Literal["sequential", "backward-overlap", "al-fm", "pipelined"]
+"""What may run beside what; :data:`pipeal.engine.SCHEDULES` has the schedules."""
 
 Augmentation: TypeAlias = Literal["none", "basic", "strong"]
 """What training images go through."""

@@ -9,8 +9,7 @@ from typing import get_args
 
 import pytest
 
-from pipeal.core.names import LANGUAGE_MODELS, TEXT_MODELS, VISION_MODELS
-from pipeal.core.options import ScheduleName
+from pipeal.core.names import LANGUAGE_MODELS, TEXT_MODELS, VISION_MODELS, ScheduleName
 from pipeal.engine import SCHEDULES
 
 RUN = """

@@ -83,7 +83,7 @@ def run(
     config = load_config(kind, folder / "config.yaml")
     saved = CheckpointStore(folder / "checkpoints").newest(print)
     assert saved is not None
-    model = make(config, lambda _: None).package(config.train.mode, 0)
+    model = make(config).package(config.train.mode, 0)
     ResumedTraining.of(saved).load_into(model)
     with (folder / "epochs.csv").open() as file:
         rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
