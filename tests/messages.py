@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pipeal.core.messages import logged_to
+
 
 class _Kept(logging.Handler):
     def __init__(self) -> None:
@@ -19,12 +21,5 @@ class _Kept(logging.Handler):
 @contextmanager
 def messages() -> Iterator[list[str]]:
     """The messages of this block, from every thread, as the commands would print them."""
-    logger, kept = logging.getLogger("pipeal"), _Kept()
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(kept)
-    try:
+    with logged_to(_Kept()) as kept:
         yield kept.lines
-    finally:
-        logger.removeHandler(kept)
-        logger.setLevel(level)

@@ -18,12 +18,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from pipeal.core.errors import PipealError, StallError, exit_code
+from pipeal.core.messages import logged_to
 
 if TYPE_CHECKING:
     from pipeal.engine.distributed.launch import Launch
@@ -155,22 +156,10 @@ class _Messages(logging.Handler):
         print(self.format(record), file=sys.stderr)
 
 
-@contextmanager
-def _messages_shown() -> Iterator[None]:
+def _messages_shown() -> AbstractContextManager[object]:
     """Shows what pipeal logs within the ``with`` block; of several processes rank 0 speaks for all."""
     launch = _own_launch()
-    if launch is not None and launch.rank:
-        yield
-        return
-    logger, messages = logging.getLogger("pipeal"), _Messages()
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    logger.addHandler(messages)
-    try:
-        yield
-    finally:
-        logger.removeHandler(messages)
-        logger.setLevel(level)
+    return logged_to(_Messages()) if launch is None or launch.rank == 0 else nullcontext()
 
 
 def _notes(error: BaseException) -> list[str]:

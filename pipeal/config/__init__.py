@@ -3,6 +3,7 @@
 from pipeal.config.effects import check_effects as check_effects
 from pipeal.config.language import LanguageConfig as LanguageConfig
 from pipeal.config.language import LanguageModelConfig as LanguageModelConfig
+from pipeal.config.load import all_values as all_values
 from pipeal.config.load import dump_config as dump_config
 from pipeal.config.load import find_config as find_config
 from pipeal.config.load import given_keys as given_keys

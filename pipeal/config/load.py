@@ -106,6 +106,16 @@ def value_at(config: Any, key: str) -> Any:
     return reduce(getattr, key.split("."), config)
 
 
+def all_values(config: RunConfig) -> dict[str, Any]:
+    """Every key of a configuration, dotted, with its value.
+
+    >>> from pipeal.config import TextConfig
+    >>> all_values(TextConfig())["train.lr.decay"]
+    'cosine'
+    """
+    return dict(_leaves(asdict(config), type(config), ""))
+
+
 def is_left_over(key: str, value: object) -> bool:
     """Whether a key is one that earlier versions had, at the default that it had.
 

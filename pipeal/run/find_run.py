@@ -7,28 +7,31 @@ import logging
 import re
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from time import time
-from typing import TypeVar
 from uuid import uuid4
 
-from pipeal.config import RunConfig, document, load_config
+from pipeal.config import RunConfig, all_values, document, load_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import sync_folder
 from pipeal.core.errors import ConfigError, DataError, first_line
 from pipeal.data.loading.lock import FileLock, lock_is_held
-from pipeal.run.decisive import decisive
+from pipeal.run.grid import is_in
 from pipeal.run.run_folder import RunFolder, last_told, write_asked
 
 _log = logging.getLogger(__name__)
 
-Config = TypeVar("Config", bound=RunConfig)
-
 _ABANDONED_S = 600.0
 """How long a folder may be in the making: it takes less than a second."""
+
+_FREE = (
+    *("engine", "out", "train.epochs", "train.checkpoint", "train.on_non_finite", "train.tensorboard"),
+    *("train.exit_tolerance", "data.root", "data.text", "data.download", "data.workers"),
+    *("data.prefetch", "data.cache", "data.cache_dir"),
+)
+"""How a run is executed, where its data is, how long it goes: what may differ when it is taken up again."""
 
 
 def find_run(config: RunConfig, resume: str) -> RunFolder | None:
@@ -82,7 +85,8 @@ def new_run(config: RunConfig) -> RunFolder:
         lock = FileLock.take(LOCK.at(aside))
         assert lock is not None  # nobody else knows of it
         write_asked(aside, config)
-        path = next(path for path in map(partial(_numbered, config), count(1)) if _takes_name(aside, path))
+        named = (root / f"{_name(config)}-{number:03d}" for number in count(1))
+        path = next(path for path in named if _takes_name(aside, path))
         sync_folder(root)
         return RunFolder(path, config, asked=None, lock=lock)
     except BaseException as error:
@@ -109,10 +113,6 @@ def _sweep(config: RunConfig) -> None:
 
 def _name(config: RunConfig) -> str:
     return f"{config.dataset}-{config.model.name}-{config.train.mode}"
-
-
-def _numbered(config: RunConfig, number: int) -> Path:
-    return Path(config.out) / f"{_name(config)}-{number:03d}"
 
 
 def _number(path: Path, config: RunConfig) -> int | None:
@@ -177,8 +177,9 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
             f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
         )
     asked = load_config(type(config), ASKED.at(path))
-    for (key, before), (_, now) in zip(decisive(asked), decisive(config), strict=True):
-        if before != now:
+    now_asked = all_values(config)
+    for key, before in all_values(asked).items():
+        if (now := now_asked[key]) != before and not is_in(key, _FREE):  # it decides the weights
             raise ConfigError(
                 f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
             )

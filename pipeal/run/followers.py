@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from pipeal.config import RunConfig, document, load_config
@@ -21,6 +19,7 @@ from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage
 from pipeal.run.build import Experiment, Models
 from pipeal.run.opening import open_pipeline
+from pipeal.run.stopping import StopRequest
 from pipeal.run.team import own_means, rank_device
 from pipeal.training.checkpoint.rank_files import RankFiles
 
@@ -68,7 +67,8 @@ class Follower(Generic[Config]):
             PeerLostError: Another rank is lost.
             Exception: What this rank failed with, or else what rank 0 ended a pipeline with.
         """
-        with _signals_passed_on(self.world):
+        # A signal asks the run to end: rank 0 saves, for which it needs the others. A second one ends this process.
+        with StopRequest(self.world.pass_on):
             while True:
                 order = self.world.hear()
                 if order["do"] == "leave":
@@ -131,23 +131,3 @@ def with_own_data(told: Config, asked: Config) -> Config:
     """What rank 0 said, but for where the data lies here and how it is read."""
     own = {key: getattr(asked.data, key) for key in OWN if hasattr(asked.data, key)}
     return replace(told, data=replace(told.data, **own))
-
-
-@contextmanager
-def _signals_passed_on(world: World) -> Iterator[None]:
-    """A signal asks the run to end: rank 0 saves, for which it needs the others. A second one ends this process."""
-    before: dict[int, Any] = {}
-
-    def heard(number: int, _: FrameType | None) -> None:
-        world.pass_on(number)
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) not in (None, signal.SIG_IGN):
-            before[number] = signal.signal(number, heard)
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -13,17 +13,23 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from pipeal.config import RunConfig
+from pipeal.core.errors import Interrupted
 from pipeal.core.methods import COMPARE, COMPARED, METHODS, Method
 from pipeal.core.names import Mode
 from pipeal.core.spread import blocks_of
 from pipeal.engine.devices import device_names
 from pipeal.engine.devices.threads import intra_op_threads
+from pipeal.reporting.attempts import Attempts
 from pipeal.run.build import Experiment
+from pipeal.run.run_folder import RunFolder
+from pipeal.run.site import Site
+from pipeal.run.stopping import StopRequest
 
 _log = logging.getLogger(__name__)
 
@@ -39,12 +45,42 @@ class Form:
         label: What tables and pictures call it.
         mode: Which form it is.
         config: Of this form; once devices, threads and precision are chosen, with every choice made.
+        is_compared: Whether it is one of several.
     """
 
     name: str
     label: str
     mode: Mode
     config: RunConfig
+    is_compared: bool = False
+
+    def folder(self, run: Path) -> Path:
+        """Where its files lie in the folder of a run."""
+        return run / self.name if self.is_compared else run
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run under way: what all of its forms share, their turns and their trials.
+
+    Attributes:
+        experiment: What is to be run.
+        folder: Told how the run stands.
+        stop: Whether it is to end.
+        attempts: What is written beside the checkpoints goes through it.
+        site: Where it is carried out; opens the pipelines.
+    """
+
+    experiment: Experiment
+    folder: RunFolder
+    stop: StopRequest
+    attempts: Attempts
+    site: Site
+
+    def require_wanted(self, goes_on: str) -> None:
+        """Raises :class:`Interrupted` where the run is to end; ``goes_on`` says from where it would go on."""
+        if (code := self.stop.code()) is not None:
+            raise Interrupted(f"interrupted; {self.folder.way_back} goes on {goes_on}", code)
 
 
 def asked_forms(experiment: Experiment, *, alternates: bool) -> list[Form]:
@@ -59,8 +95,9 @@ def asked_forms(experiment: Experiment, *, alternates: bool) -> list[Form]:
     """
     config = experiment.config
     if config.train.mode != COMPARE:
-        return [_form(METHODS[config.train.mode], config)]
-    forms = [_form(method, config) for method in COMPARED]
+        method = METHODS[config.train.mode]
+        return [Form(method.name, method.label, method.name, config)]
+    forms = [Form(method.name, method.label, method.name, config, is_compared=True) for method in COMPARED]
     named = config.engine.devices
     devices = device_names(named)
     if named == "auto" or len(devices) < 2 or not alternates:
@@ -69,10 +106,6 @@ def asked_forms(experiment: Experiment, *, alternates: bool) -> list[Form]:
         if method.is_whole:
             forms += _spread(experiment, method, devices)
     return forms
-
-
-def _form(method: Method, config: RunConfig) -> Form:
-    return Form(method.name, method.label, method.name, config)
 
 
 def _spread(experiment: Experiment, method: Method, devices: Sequence[str]) -> list[Form]:
@@ -87,7 +120,8 @@ def _spread(experiment: Experiment, method: Method, devices: Sequence[str]) -> l
         return []
     engine = replace(config.engine, devices=tuple(devices), sizes=None)
     spread = replace(config, engine=engine, train=replace(config.train, mode=method.name))
-    return [Form(f"{method.name}-spread", f"{method.label} over {len(devices)}", method.name, spread)]
+    label = f"{method.label} over {len(devices)}"
+    return [Form(f"{method.name}-spread", label, method.name, spread, is_compared=True)]
 
 
 def in_turns(trainings: Sequence[Generator[int, None, T]]) -> list[T]:

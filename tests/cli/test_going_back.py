@@ -17,7 +17,7 @@ from pipeal.training.position import Position
 from pipeal.training.rewind import Rewinds
 
 
-class Run:
+class Folder:
     """A run's folder that remembers what it was told."""
 
     path = status_path = Path("runs/x")
@@ -30,25 +30,22 @@ class Run:
         self.told.append(epoch)
 
 
-def made(run: Run, *, written: bool = True, policy: str = "stop-and-rewind", compile: str = "none") -> Turns:
-    """The turns of a form whose checkpoints are written, or are not in time."""
+def made(
+    where: Position,
+    folder: Folder | None = None,
+    *,
+    written: bool = True,
+    policy: str = "stop-and-rewind",
+    compile: str = "none",
+) -> Turns:
+    """The turns of a form, from a position on, whose checkpoints are written, or are not in time."""
     train, engine = SimpleNamespace(on_non_finite=policy, accumulate=1), SimpleNamespace(compile=compile)
-    config: Any = SimpleNamespace(train=train, engine=engine)
+    run: Any = SimpleNamespace(folder=folder or Folder(), attempts=Attempts())
+    outcome: Any = SimpleNamespace(config=SimpleNamespace(train=train, engine=engine), position=where)
     store: Any = SimpleNamespace(folder="checkpoints", newest=lambda _: None)
     writer: Any = SimpleNamespace(flush=lambda _: written)
     fake: Any = None
-    return Turns(
-        experiment=fake,
-        config=config,
-        folder=fake,
-        run=run,
-        attempts=Attempts(),
-        store=store,
-        writer=writer,
-        recorders=(),
-        progress=fake,
-        open_pipe=fake,
-    )
+    return Turns(run, outcome, store, writer, (), fake)
 
 
 def broken() -> NonFiniteError:
@@ -67,7 +64,7 @@ def attempts(monkeypatch: pytest.MonkeyPatch, *found: tuple[NonFiniteError, str]
 
 def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     """Symptom: status.json told an epoch that had been undone, until that was behind once more."""
-    run, where = Run(), Position(epoch=3, batches=30)
+    folder, where = Folder(), Position(epoch=3, batches=30)
 
     def back(_: Any, position: Position, *others: Any) -> bool:
         position.epoch, position.batches = 1, 10
@@ -75,9 +72,8 @@ def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.M
 
     monkeypatch.setattr(pipeal.run.turns, "go_back", back)
     attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
-    turns = made(run)
-    list(turns.turn(None, where, None))  # type: ignore[arg-type]
-    assert run.told == [1]
+    list(made(where, folder).turn(None))  # type: ignore[arg-type]
+    assert folder.told == [1]
     assert said == ["batch 7 is left out; going back to where it stood after epoch 1"]
 
 
@@ -94,9 +90,9 @@ def test_rows_of_epochs_that_are_to_come_again_are_taken_back(monkeypatch: pytes
 
     monkeypatch.setattr(pipeal.run.turns, "go_back", back)
     attempts(monkeypatch, (broken(), "batch 27 is left out"), None)
-    turns = made(Run())
+    turns = made(where)
     turns.recorders = (recorder,)
-    list(turns.turn(None, where, None))  # type: ignore[arg-type]
+    list(turns.turn(None))  # type: ignore[arg-type]
     assert kept == [["row 1"]]
 
 
@@ -112,9 +108,9 @@ def test_why_nothing_goes_back_is_told(
 ) -> None:
     """Symptom: a disk that hangs was told as one that holds no good checkpoint."""
     attempts(monkeypatch, (broken(), "batch 7 is left out"))
-    turns = made(Run(), written=written)
+    turns = made(Position(batches=30), written=written)
     with pytest.raises(NonFiniteError) as caught:
-        list(turns.turn(None, Position(batches=30), None))  # type: ignore[arg-type]
+        list(turns.turn(None))  # type: ignore[arg-type]
     assert caught.value.__notes__ == [note]
     assert said == []
 
@@ -126,19 +122,18 @@ def test_that_graphs_for_all_sizes_may_round_otherwise_after_it_is_said(
     monkeypatch.setattr(pipeal.run.turns, "go_back", lambda *_: True)
     monkeypatch.setattr(Turns, "tell", lambda *_: None)
     attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
-    turns = made(Run(), compile=compile)
-    list(turns.turn(Any, Position(batches=30), Any))  # type: ignore[arg-type]
+    list(made(Position(batches=30), compile=compile).turn(None))  # type: ignore[arg-type]
     assert [text for text in said if text.startswith("graphs for all sizes")] == said[1:]
     assert len(said) == 1 + may
 
 
 def test_nothing_goes_back_under_a_stage_that_may_still_learn() -> None:
     """Symptom: the thread that was left behind updated layers that had just been put back."""
-    turns = made(Run())
     where = Position(batches=30)
+    turns = made(where)
     for left_behind in (True, False):
         pipe: Any = SimpleNamespace(left_behind=left_behind)
-        decision = turns._decide(broken(), Rewinds(), where, pipe)
+        decision = turns._decide(broken(), Rewinds(), pipe)
         assert decision.goes_back is not left_behind
         assert ("a stage stands still" in decision.why) is left_behind
         assert bool(where.totals.left_out) is not left_behind
@@ -146,9 +141,9 @@ def test_nothing_goes_back_under_a_stage_that_may_still_learn() -> None:
 
 @pytest.mark.parametrize(("policy", "why"), [("raise", "or leave such batches out: --resume runs/x"), ("skip", "")])
 def test_what_else_there_is_to_do_depends_on_what_was_asked_for(policy: str, why: str) -> None:
-    turns = made(Run(), policy=policy)
+    turns = made(Position(batches=30), policy=policy)
     pipe: Any = SimpleNamespace(left_behind=False)
-    decision = turns._decide(broken(), Rewinds(), Position(batches=30), pipe)
+    decision = turns._decide(broken(), Rewinds(), pipe)
     assert not decision.goes_back
     assert decision.why.startswith(why)
     assert bool(decision.why) is bool(why)

@@ -17,12 +17,13 @@ from pipeal.cli.text import command
 from pipeal.config import LrConfig, TextConfig, TuneConfig, load_config
 from pipeal.core.errors import ConfigError, DataError, Interrupted
 from pipeal.models import TokenCrossEntropy
+from pipeal.reporting.attempts import Attempts
 from pipeal.run import tuning
 from pipeal.run.build_text import TextExperiment, text_experiment
 from pipeal.run.duration import at_its_length, at_length
-from pipeal.run.forms import Form
+from pipeal.run.forms import Form, Run
 from pipeal.run.grid import Value, parse_grid, with_setting
-from pipeal.run.opening import open_pipeline
+from pipeal.run.site import ONE_PROCESS
 from pipeal.run.stopping import StopRequest
 from pipeal.run.tuning import Trial, tune, widen
 from tests.cli.running import run_command, told_one_line
@@ -58,9 +59,9 @@ def forms_of(experiment: TextExperiment) -> list[Form]:
 
 
 def tuned(experiment: TextExperiment, folder: Path, stop: StopRequest | None = None) -> tuple[list[Form], list[str]]:
-    run: Any = SimpleNamespace(path=folder, way_back="the same command")
+    kept: Any = SimpleNamespace(path=folder, way_back="the same command")
     with messages() as said:
-        return tune(experiment, forms_of(experiment), run, stop or StopRequest(), open_pipeline), said
+        return tune(Run(experiment, kept, stop or StopRequest(), Attempts(), ONE_PROCESS), forms_of(experiment)), said
 
 
 def test_trials_look_at_held_out_samples_alone_and_are_not_run_again(
@@ -155,6 +156,24 @@ def test_a_range_is_widened_twice_and_then_that_is_said(tmp_path: Path, monkeypa
     assert json.loads((tmp_path / "tune.json").read_text())["notes"] == bounds
 
 
+@pytest.mark.parametrize("when", ["advance", "begin_epoch"])
+def test_a_trial_under_way_ends_at_its_next_batch(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no checkpoint: what it did is not kept, what was done before is."""
+    experiment = text_experiment(config(agnews(tmp_path / "data", count=10), "train.lr.base=0.001,0.01"))
+    stop, calls = StopRequest(), []
+
+    def then_stop(*_: Any, **__: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            stop.signal = signal.SIGTERM
+
+    monkeypatch.setattr(tuning._TrialProgress, when, then_stop)
+    with pytest.raises(Interrupted, match="in a trial of --tune; the same command goes on with it") as ended:
+        tuned(experiment, tmp_path, stop)
+    assert ended.value.code == 143
+    assert len(calls) == 2
+
+
 def test_what_is_no_range_of_numbers_is_not_widened() -> None:
     words = {"model.embedding_updates": ("dense", "touched"), "train.lr.base": (1e-3,)}
     best = [{"model.embedding_updates": "touched", "train.lr.base": 1e-3}]
@@ -190,7 +209,8 @@ def test_a_range_does_not_grow_by_what_the_model_cannot_be_made_with(edge: int, 
     asked = config(agnews(tmp_path / "data"), "model.n_heads=5,8")
     model = replace(asked.model, name="transformer", embedding_dim=40, n_heads=5)
     experiment = text_experiment(replace(asked, model=model))
-    fits = partial(tuning._fits, experiment, forms_of(experiment))
+    run: Any = SimpleNamespace(experiment=experiment)
+    fits = tuning._Search(run, forms_of(experiment), {}, []).fits
     grid: dict[str, tuple[Value, ...]] = {"model.n_heads": (5, 8)}
     assert fits(grid)
     assert widen(grid, [[{"model.n_heads": edge}]], fits, Counter())[1] == [
