@@ -25,8 +25,8 @@ from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
-from pipeal.planning.placement import Placement, fit, place
-from pipeal.planning.planner import TRIAL_BATCHES
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import TRIAL_BATCHES, fit, place
 from pipeal.planning.pure.trials import TimeLimit
 from pipeal.reporting import bars
 from pipeal.reporting.tables import table_text

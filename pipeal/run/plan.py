@@ -11,7 +11,7 @@ from pipeal.core.errors import ConfigError
 from pipeal.core.options import DEFAULTS
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.planning.measure.contention import contention_of
-from pipeal.planning.pure.candidates import Setup, share_of
+from pipeal.planning.pure.hardware import Setup
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, save_costs
 from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
 from pipeal.run.plan_devices import devices_of, link_of
@@ -79,7 +79,9 @@ def _setup(by_kind: dict[str, Costs], **given: Any) -> Setup:
     if given["share_cores"]:
         costs = next(iter(by_kind.values()))
         if len(by_kind) > 1 or not costs.crowding:
-            raise ConfigError("--share-cores: these costs say nothing of stages that share cores; measure anew with it")
+            raise ConfigError(
+                "--share-cores: these costs say nothing of stages that share cores; measure again with it"
+            )
         crowding = contention_of(costs.crowding)
     devices = devices_of(given["devices"], given["device_speed"], given["memory"], list(by_kind))
     if len(devices) * given["stage_replicas"] > _MOST_GROUPS:
@@ -105,7 +107,7 @@ def _check_numbers(**given: Any) -> None:
             f"--devices: found {given['devices']!r}; expected a number, since kinds have names in --costs"
         )
     setup_given = {**given, "share_cores": False}
-    share_of(_setup({"any": Costs("any", (LayerCost(0.0, 0.0),))}, **setup_given))
+    _setup({"any": Costs("any", (LayerCost(0.0, 0.0),))}, **setup_given).share()
 
 
 def _folder(out: str) -> Path:

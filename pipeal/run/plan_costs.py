@@ -134,54 +134,75 @@ def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, Run
     config = experiment.config
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     kind = torch.cuda.get_device_name(0) if device != "cpu" else "cpu"
-    threads, compiled = config.engine.threads or 1, config.engine.compile
-    if config.train.accumulate > 1:
-        raise ConfigError(
-            f"train.accumulate: found {config.train.accumulate}, but a plan has an update after every batch; expected 1"
-        )
-    if wanted.crowds:
-        _check_crowds(device, threads, compiled)
-    check_compile(compiled, [torch.device(device)])
+    _require_measurable(config, device, wanted.crowds)
     precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
     package = experiment.package(DEFAULT.name, config.train.seed)
     if wanted.crowds and len(package) < 2:
         raise ConfigError("--share-cores: the model has one layer, so that no two stages share cores; leave it out")
     with closing(experiment.train_batches(config.train.seed)) as feed:
         batches = [pair_of(batch) for batch in sample_batches(feed, WARM_UP + BATCHES)]
-    fewest = min(batch_size(x) for x, _ in batches)
-    if micro_batches is not None and micro_batches > fewest:
-        raise ConfigError(
-            f"--micro-batches: {micro_batches} of a batch of {fewest} samples; expected at most one for each sample"
-        )
+    samples = [batch_size(x) for x, _ in batches]
+    cuts = _cuts(micro_batches, min(samples))
     _log.info(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
     parts = bp_parts(list(experiment.package(BASELINE.name, config.train.seed)))
-    cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
-    cuts = sorted({number for number in cuts if number <= fewest})
-    crowding: dict[int, float] = {}
     options = engine_options(config, precision)
+    crowding: dict[int, float] = {}
     layers, *backprop = measure_in_turns(
         [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
         options,
         device=device,
-        rounds=3 if compiled == "none" else 1,  # each compiles again
+        rounds=3 if options.compile == "none" else 1,  # each compiles again
     )
     if wanted.crowds:
         numbers = " and ".join(map(str, crowds(len(package)))) or "no"
         _log.info(f"measuring how much {numbers} stages at once slow each other")
-        crowding = measure_contention(package, batches, options=options)
-    counted = [batch_size(x) for x, _ in batches[WARM_UP:]]
-    backprop = [_in_the_mean(rows, backprop[0], counted, number) for rows, number in zip(backprop, cuts, strict=True)]
+        crowding = measure_contention(package, batches, crowds(len(package)), options=options)
+    blocks = {
+        number: _in_the_mean(rows, backprop[0], samples[WARM_UP:], number)
+        for rows, number in zip(backprop, cuts, strict=True)
+    }
     facts = {
         "dataset": config.dataset,
         "model": config.model.name,
         "precision": precision,
-        "compile": compiled,
-        "threads": threads,
+        "compile": options.compile,
+        "threads": options.threads or 1,
         "matmul": config.engine.matmul,
         **environment(),
     }
-    samples = fmean(batch_size(x) for x, _ in batches)
-    return Costs(kind, layers, dict(zip(cuts, backprop, strict=True)), crowding, samples, facts), config
+    return Costs(kind, layers, blocks, crowding, fmean(samples), facts), config
+
+
+def _require_measurable(config: RunConfig, device: str, crowds: bool) -> None:
+    """Before minutes go by: refuses what a plan has no words for, and stages that cannot share cores."""
+    engine, accumulate = config.engine, config.train.accumulate
+    if accumulate > 1:
+        raise ConfigError(
+            f"train.accumulate: found {accumulate}, but a plan has an update after every batch; expected 1"
+        )
+    wrong = {
+        "stages on a GPU do not share the cores; leave it out": device != "cpu",
+        f"found engine.threads={engine.threads}; expected 1 for stages that share cores": (engine.threads or 1) > 1,
+        f"found engine.compile={engine.compile}; expected none, or a plan without it": engine.compile != "none",
+    }
+    for why, is_so in wrong.items():
+        if crowds and is_so:
+            raise ConfigError(f"--share-cores: {why}")
+    check_compile(engine.compile, [torch.device(device)])
+
+
+def _cuts(wanted: int | None, fewest: int) -> list[int]:
+    """Into how many micro-batches a batch is cut: not at all, and as asked, or into some numbers to choose from.
+
+    Raises:
+        ConfigError: The smallest batch has fewer samples than that.
+    """
+    if wanted is not None and wanted > fewest:
+        raise ConfigError(
+            f"--micro-batches: {wanted} of a batch of {fewest} samples; expected at most one for each sample"
+        )
+    asked = MICRO_BATCHES if wanted is None else (wanted,)
+    return sorted({1, *(number for number in asked if number <= fewest)})
 
 
 def _micro_batch(batch: Any, count: int) -> Any:
@@ -228,15 +249,6 @@ def _in_the_mean(
     )
 
 
-def _check_crowds(device: str, threads: int, compiled: str) -> None:
-    if device != "cpu":
-        raise ConfigError("--share-cores: stages on a GPU do not share the cores; leave it out")
-    if threads > 1:
-        raise ConfigError(f"--share-cores: found engine.threads={threads}; expected 1 for stages that share cores")
-    if compiled != "none":
-        raise ConfigError(f"--share-cores: found engine.compile={compiled}; expected none, or a plan without it")
-
-
 def _refuse_planned(overrides: Sequence[str]) -> None:
     """A plan is about these, and has options for them."""
     for key in (text.partition("=")[0].strip() for text in overrides):
@@ -250,19 +262,17 @@ def deepened(costs: Costs, layers: int) -> Costs:
     Raises:
         ConfigError: There is nothing to repeat.
     """
-    if len(costs.layers) < 2 and layers > len(costs.layers):
-        raise ConfigError(f"--layers: {layers} of a model of {len(costs.layers)}; expected one with a layer to repeat")
-    deep = {number: _with_head(rows, len(costs.layers), layers) for number, rows in costs.backprop.items()}
-    return replace(costs, layers=_repeated(costs.layers, layers), backprop=deep)
+    before = len(costs.layers)
+    if before < 2 and layers > before:
+        raise ConfigError(f"--layers: {layers} of a model of {before}; expected one with a layer to repeat")
 
+    def deep(rows: tuple[LayerCost, ...]) -> tuple[LayerCost, ...]:
+        """What blocks for backpropagation there are beside those of the layers is the head, which comes once."""
+        return (*islice(chain(rows[:1], cycle(rows[1:before])), layers), *rows[before:])
 
-def _with_head(rows: tuple[LayerCost, ...], before: int, layers: int) -> tuple[LayerCost, ...]:
-    """The blocks for backpropagation, repeated likewise; what they have more than AL layers is the head."""
-    return (*_repeated(rows[:before], layers), *rows[before:])
-
-
-def _repeated(rows: Sequence[LayerCost], count: int) -> tuple[LayerCost, ...]:
-    return tuple(islice(chain(rows[:1], cycle(rows[1:])), count))
+    return replace(
+        costs, layers=deep(costs.layers), backprop={number: deep(rows) for number, rows in costs.backprop.items()}
+    )
 
 
 def _experiment(wanted: Wanted) -> Experiment:

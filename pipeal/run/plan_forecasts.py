@@ -10,17 +10,18 @@ from typing import Any
 import click
 
 from pipeal.core.errors import ConfigError, PlacementError
-from pipeal.planning.pure.candidates import Setup, lay_out, share_of
+from pipeal.planning.pure.candidates import alone_s
 from pipeal.planning.pure.forecast import (
     METHODS,
     RIVALS,
     Forecast,
     Model,
-    alone_s,
     best_forecast,
     on_fewer,
 )
+from pipeal.planning.pure.hardware import Setup
 from pipeal.planning.pure.layer_cost import Costs, LayerCost
+from pipeal.planning.pure.layout import best_layout
 from pipeal.reporting.plan_plot import draw_plan
 from pipeal.reporting.recorders import write_json
 from pipeal.reporting.tables import print_table
@@ -55,14 +56,14 @@ class Plan:
         bp = _by_micro_batches(self.by_kind, self.setup, self.micro_batches)
         self.model = Model(al, bp, self.micro_batches)
         self.notes: list[str] = []
-        lay_out(al, self.setup)  # what does not fit at all is told at once, and in one line
+        best_layout(al, self.setup)  # what does not fit at all is told at once, and in one line
         self.forecasts = self._forecasts(self.setup, self.notes)
         self.layout = next(found.layout for found in self.forecasts if found.method == "AL pipelined")
         self.alone = {"AL": alone_s(al, self.setup.devices)}
         if self.model.bp:
             whole = {kind: costs.backprop[1] for kind, costs in self.by_kind.items()}
             self.alone["BP"] = alone_s(whole, self.setup.devices)
-        each = len(share_of(self.setup))
+        each = len(self.setup.share())
         self.curves: dict[str, list[tuple[int, float]]] = {}
         for count in _some(each):
             fewer = on_fewer(self.setup, count)
@@ -197,7 +198,7 @@ def _by_micro_batches(
         if wanted is not None:
             raise ConfigError(
                 f"--micro-batches: found {wanted}, but these costs hold none of backpropagation on every kind of "
-                "device; leave it out, or measure anew"
+                "device; leave it out, or measure again"
             )
         return {}
     stages = min(len(setup.devices), max(len(costs.layers) for costs in by_kind.values()))
@@ -210,7 +211,7 @@ def _by_micro_batches(
     if wanted is not None and wanted not in measured:
         raise ConfigError(
             f"--micro-batches: found {wanted}, but what they cost was measured for {_span(sorted(measured))}; leave it "
-            "out for the best of these, or measure anew"
+            "out for the best of these, or measure again"
         )
     taken = measured if wanted is None else {1, wanted}
     return {

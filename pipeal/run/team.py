@@ -27,8 +27,7 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
-from pipeal.planning.measure.layers import balanced_sizes
-from pipeal.planning.planner import TRIAL_BATCHES
+from pipeal.planning.planner import TRIAL_BATCHES, fit
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.opening import engine_options, open_pipeline
@@ -110,13 +109,13 @@ class Team:
                 sizes = balance([1.0] * layers, mesh.stages)
             else:
                 _log.info(f"measuring {METHODS[form].label} layers, to balance {mesh.stages} stages")
-                sizes = balanced_sizes(
+                sizes = fit(
                     experiment.package(form, config.train.seed),
                     sample_batches(batches, TRIAL_BATCHES),
-                    mesh.stages,
+                    engine.schedule,
+                    [device] * mesh.stages,
                     replace(engine_options(config, precision), threads=threads),
-                    device=device,
-                )
+                ).sizes
         schedule = "sequential" if METHODS[form].is_whole else engine.schedule
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
         _log.info(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")

@@ -47,9 +47,8 @@ from pipeal.planning.measure.contention import (
     seconds_among,
 )
 from pipeal.planning.measure.layers import WARM_UP, measure
-from pipeal.planning.pure.candidates import Setup
 from pipeal.planning.pure.forecast import forecast
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import Layout, PlannedStage
 

@@ -34,7 +34,8 @@ from pipeal.engine.trace import StageClock
 from pipeal.methods.al import ALPackage
 from pipeal.models import build_text
 from pipeal.planning.measure.layers import WARM_UP
-from pipeal.planning.placement import Placement, place
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import place
 from pipeal.reporting.environment import environment
 from pipeal.reporting.tables import print_table
 from pipeal.training.checkpoint.policy import CheckpointPolicy

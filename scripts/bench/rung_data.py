@@ -22,8 +22,8 @@ from pipeal.core.tree import move
 from pipeal.data import WHOLE, BatchLoader, PlannedBatchSampler, Share
 from pipeal.engine.devices.cpus import cores
 from pipeal.methods.al import ALPackage
-from pipeal.planning.measure.layers import balanced_sizes
-from pipeal.planning.placement import Placement, place
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import fit, place
 from pipeal.run.build_language import language_experiment
 from pipeal.run.build_text import text_experiment
 from pipeal.run.build_vision import vision_experiment
@@ -134,9 +134,8 @@ class Task:
                 threads = max(1, cores() // ranks) if on_cpu else 1
                 options = EngineOptions(threads=threads, **setting.of_pipeline)
                 devices = ["cpu"] * ranks if on_cpu else [f"cuda:{rank}" for rank in range(ranks)]
-                found = Placement(
-                    devices, balanced_sizes(package, batches, ranks, options, device=str(self.device)), threads
-                )
+                sizes = fit(package, batches, "pipelined", [str(self.device)] * ranks, options).sizes
+                found = Placement(devices, sizes, threads)
             else:
                 where = ["cpu"] if on_cpu else None
                 options = EngineOptions(**setting.of_pipeline)

@@ -122,7 +122,7 @@ def test_threads_bind_every_form_and_are_otherwise_found_the_same_way(
         tried.append(threads)
         return {4: 3.0, 2: 1.0, 1: 2.0}[threads]
 
-    monkeypatch.setattr("pipeal.planning.placement._Search._measure", trial)
+    monkeypatch.setattr("pipeal.planning.search.Search._measure", trial)
     monkeypatch.setattr("pipeal.engine.devices.threads.cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     keys = ["dataset=toynews", "train.mode=compare", "engine.devices=cpu"]

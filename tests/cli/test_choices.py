@@ -25,7 +25,7 @@ TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 2)
     monkeypatch.setattr("pipeal.run.choices.TRIAL_BATCHES", 4)
     monkeypatch.setattr("pipeal.run.choices.TimeLimit", lambda _: TimeLimit(clock=lambda: 0.0))  # time for all
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

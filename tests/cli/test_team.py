@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 
 from pipeal.config import EngineConfig, LanguageConfig, TextConfig, load_config
 from pipeal.core.errors import PlacementError
 from pipeal.engine.distributed.world import World
 from pipeal.engine.pipeline import Pipeline
-from pipeal.planning.measure.virtual import VirtualLayer
+from pipeal.planning.placement import Placement
 from pipeal.run import team
 from pipeal.run.followers import with_own_data
 from pipeal.run.team import Team, require_devices
@@ -39,12 +40,12 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
     """They were measured with exact matrix products, whatever ``engine.matmul`` said."""
     found: list[str] = []
 
-    def balanced(*given: Any, **_: Any) -> list[int]:
+    def balanced(*given: Any, **_: Any) -> Placement:
         with Pipeline([VirtualLayer(0, 0)], "cpu", options=given[-1]):
             found.append(torch.get_float32_matmul_precision())
-        return [2, 1]
+        return Placement(["cpu"] * 2, [2, 1], 1)
 
-    monkeypatch.setattr(team, "balanced_sizes", balanced)
+    monkeypatch.setattr(team, "fit", balanced)
     monkeypatch.setattr(team, "sample_batches", lambda *_: [])
     monkeypatch.setattr(team, "stage_devices", lambda *_: ["cpu", "cpu"])
     mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda _: None, stage_of=lambda rank: rank)

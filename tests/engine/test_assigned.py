@@ -117,7 +117,7 @@ def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_batches")
 def test_a_users_own_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)  # on a single one there is nothing to try
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 2)  # on a single one there is nothing to try
     package, trials = small(), []
     before = [value.clone() for value in package.state_dict().values()]
     placement = pipeal.plan(package, iter(batches(3)), threads=1, on_trial=trials.append)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
+from bench.virtual import VirtualLayer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import Pipeline
 from pipeal.engine import SCHEDULES, Action, Schedule, Task, violations
 from pipeal.planning import simulate
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.pure.simulate import Durations, Hop, Rules
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE

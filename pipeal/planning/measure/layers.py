@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from pipeal.core.errors import PlacementError
 from pipeal.core.modules import layers_of, module_of
 from pipeal.core.options import DEFAULTS, Compile, EngineOptions
-from pipeal.core.outofmemory import is_out_of_memory
-from pipeal.core.partition import balance
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import Tree, tensors
@@ -157,31 +155,6 @@ def seconds_by_layer(spans: Iterable[Span], layers: int, batches: int) -> list[d
     for span in spans:
         totals[span.layer, span.action] += span.end - span.begin
     return [{action: totals[layer, action] / batches for action in Action} for layer in range(layers)]
-
-
-def balanced_sizes(
-    model: nn.Module | Iterable[TrainableLayer],
-    batches: Sequence[Any],
-    stages: int,
-    options: EngineOptions = DEFAULTS,
-    *,
-    device: str = "cpu",
-) -> list[int]:
-    """The number of layers of each stage, balanced by what they cost; as even as can be where they do not fit together.
-
-    Trains the layers it is given; all arguments but ``stages`` are those of :func:`layer_costs`.
-
-    Raises:
-        PlacementError: More stages than layers, or too few batches.
-    """
-    layers = layers_of(model)
-    try:
-        costs = layer_costs(layers, batches, options, device=device)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return balance([1.0] * len(layers), stages)
-    return balance([sum(cost.values()) for cost in costs], stages)
 
 
 def counted_of(batches: Sequence[Any]) -> int:

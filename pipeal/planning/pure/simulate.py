@@ -3,26 +3,24 @@
 A clock that is only counted goes from event to event. Each stage works through its own tasks in their order; a task
 begins when all that the schedule names has ended and its packet has come over the link. Stages that share cores work
 at the pace that so many at once have, and so does what carries a packet: between processes of one machine, that is
-work of the same cores.
+work of the same cores. Stages with devices of their own all work at the pace 1.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from pipeal.engine.schedule import Action, Task
+from pipeal.planning.pure.hardware import Contention
 
 Durations = Mapping[Action, float]
-
-Contention: TypeAlias = Callable[[int], float]
-"""How many times as long an action takes while so many stages, or carriers of packets, work at once."""
 
 
 class Rules(Protocol):
@@ -120,7 +118,7 @@ def simulate(
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """A packet that the cores carry: over which link, its number, and what that takes."""
+    """A packet on its way: over which link, its number, and what that takes."""
 
     link: tuple[int, Action]
     number: int
@@ -150,7 +148,7 @@ class _Clock:
         self.batches = batches
         self.queue_depth = queue_depth
         self.hops = hops
-        self.crowding = None if crowding is None else cache(crowding)
+        self.pace_of = cache(crowding or (lambda _: 1.0))
         self.lines: list[list[Task]] = [[] for _ in costs]
         for task in schedule.order(self.stages, batches):
             self.lines[task.stage].append(task)
@@ -162,8 +160,7 @@ class _Clock:
         self.ended = [0.0] * self.stages
         self.taken = [0] * self.stages  # packets that a stage has begun with
         self.keeping: list[Task | None] = [None] * self.stages  # a forward whose packet finds no space
-        # Links, by the sender and what is sent; where cores are shared, with the packets that wait for one.
-        self.free_at: dict[tuple[int, Action], float] = {}
+        # Links, by the sender and what is sent: the packet that is carried, and those that wait for it.
         self.queues: dict[tuple[int, Action], deque[_Sending]] = {}
         self.sends_back = self.stages > 1 and Task(0, 1, Action.BACKWARD) in self.after(
             Task(0, 0, Action.BACKWARD), self.stages
@@ -175,37 +172,34 @@ class _Clock:
         self.spans: list[SimulatedSpan] | None = [] if keep_spans else None
         self.makespan = 0.0
         self.turn = count()
-        self.events: list[tuple[float, int, Task | int]] = []  # when a task ends alone, or a packet comes
-        # Of tasks that share cores, the work done by each since the start, if all were there from the start.
+        self.coming: list[tuple[float, int, int]] = []  # when a packet that was carried comes, and its number
+        # What each of those at work has done since the start, if all were there from the start; and at how much of it
+        # a task has ended, or a packet has been carried.
         self.work = 0.0
-        self.sharing: list[tuple[float, int, Task | _Sending]] = []
+        self.working: list[tuple[float, int, Task | _Sending]] = []
         self.at_work = [1] * self.stages if at_work is None else at_work
         self.crowd = 0  # cores that are worked on, by stages and carriers
 
     def run(self) -> Simulation:
         for stage in range(self.stages):
             self.look_up(stage)
-        while self.events or self.sharing:
-            alone = self.events[0][0] if self.events else inf
-            if self.crowding is not None and self.sharing:
-                pace = self.crowding(self.crowd)
-                shared = self.now + (self.sharing[0][0] - self.work) * pace
-                if shared <= alone:
-                    self.now = shared
-                    self.work, _, done = heappop(self.sharing)
-                    if isinstance(done, _Sending):
-                        self.crowd -= 1
-                        self.arrive(done)
-                    else:
-                        self.crowd -= self.at_work[done.stage]
-                        self.end(done)
-                    continue
-                self.work += (alone - self.now) / pace
-            self.now, _, what = heappop(self.events)
-            if isinstance(what, Task):
-                self.end(what)
+        while self.coming or self.working:
+            comes = self.coming[0][0] if self.coming else inf
+            pace = self.pace_of(self.crowd) if self.working else 1.0
+            ends = self.now + (self.working[0][0] - self.work) * pace if self.working else inf
+            if ends > comes:
+                self.work += (comes - self.now) / pace
+                self.now, _, number = heappop(self.coming)
+                self.mark(number)
+                continue
+            self.now = ends
+            self.work, _, done = heappop(self.working)
+            if isinstance(done, _Sending):
+                self.crowd -= 1
+                self.arrive(done)
             else:
-                self.mark(what)
+                self.crowd -= self.at_work[done.stage]
+                self.end(done)
         left = sum(map(len, self.lines)) - sum(self.next)
         assert not left, f"{left} tasks wait for each other"
         whole = self.makespan
@@ -242,11 +236,8 @@ class _Clock:
     def begin(self, task: Task) -> None:
         stage, seconds = task.stage, self.costs[task.stage][task.action]
         self.begun[stage] = self.now
-        if self.crowding is None:
-            heappush(self.events, (self.now + seconds, next(self.turn), task))
-        else:
-            self.crowd += self.at_work[stage]
-            heappush(self.sharing, (self.work + seconds, next(self.turn), task))
+        self.crowd += self.at_work[stage]
+        heappush(self.working, (self.work + seconds, next(self.turn), task))
         if task.action is Action.FORWARD:
             self.holding[stage] += 1
             self.held[stage] = max(self.held[stage], self.holding[stage])
@@ -288,29 +279,24 @@ class _Clock:
         if self.hops is None:
             self.mark(number + self.tasks)
             return
-        link, hop = (task.stage, task.action), self.hops[over]
-        if self.crowding is not None:
-            sending = _Sending(link, number + self.tasks, hop)
-            queue = self.queues.setdefault(link, deque())
-            queue.append(sending)
-            if len(queue) == 1:
-                self.carry(sending)
-            return
-        passed = max(self.now, self.free_at.get(link, 0.0)) + hop.busy_s
-        self.free_at[link] = passed
-        heappush(self.events, (passed + hop.latency_s, next(self.turn), number + self.tasks))
+        link = task.stage, task.action
+        sending = _Sending(link, number + self.tasks, self.hops[over])
+        queue = self.queues.setdefault(link, deque())
+        queue.append(sending)
+        if len(queue) == 1:
+            self.carry(sending)
 
     def carry(self, sending: _Sending) -> None:
         self.crowd += 1
-        heappush(self.sharing, (self.work + sending.hop.busy_s, next(self.turn), sending))
+        heappush(self.working, (self.work + sending.hop.busy_s, next(self.turn), sending))
 
     def arrive(self, sending: _Sending) -> None:
-        """A packet has been carried by cores that others share; the next one may follow."""
+        """A packet has been carried; the next one may follow."""
         queue = self.queues[sending.link]
         queue.popleft()
         if queue:
             self.carry(queue[0])
-        heappush(self.events, (self.now + sending.hop.latency_s, next(self.turn), sending.number))
+        heappush(self.coming, (self.now + sending.hop.latency_s, next(self.turn), sending.number))
 
     def mark(self, number: int) -> None:
         """Something that stages may wait for is there."""
