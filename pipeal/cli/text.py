@@ -9,23 +9,14 @@ import click
 from pipeal.cli import entry
 from pipeal.cli.options import offered, training_options
 from pipeal.core.errors import ConfigError
-from pipeal.core.names import (
-    CORPORA,
-    LANGUAGE_MODELS,
-    TEXT_DATASETS,
-    TEXT_MODELS,
-    canonical_corpus,
-    canonical_model,
-    canonical_text_name,
-    is_language_model,
-)
+from pipeal.core.names import LANGUAGE, TEXT
 
 PRESETS = ("cpu", "gpu")
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
-@click.argument("dataset", shell_complete=offered((*TEXT_DATASETS, *CORPORA)))
-@click.argument("model", shell_complete=offered((*TEXT_MODELS, *LANGUAGE_MODELS)))
+@click.argument("dataset", shell_complete=offered((*TEXT.datasets, *LANGUAGE.datasets)))
+@click.argument("model", shell_complete=offered((*TEXT.models, *LANGUAGE.models)))
 @training_options(
     click.option("--max-len", type=int, help="Words kept of a text; default: the published length."),
     click.option("--text", metavar="FILE", help="The file that the data set text stands for; charlm."),
@@ -38,16 +29,15 @@ def command(dataset: str, model: str, preset: str | None, config_file: str | Non
     is shakespeare, or text for any file, and MODEL charlm, which writes texts like it. The published spellings
     choose the form: LSTM and Transformer the BP form, LSTMAL and TransformerAL the AL form.
     """
-    if is_language_model(model):
-        kind, data, named = "language", canonical_corpus(dataset), canonical_model(model, LANGUAGE_MODELS)
-    else:
-        named = canonical_model(model, TEXT_MODELS)
-        models = ", ".join(LANGUAGE_MODELS)
-        if dataset.lower() in CORPORA:
-            raise ConfigError(f"{dataset} is for language models ({models}), found {model}")
-        if preset is not None:
-            raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for {models}")
-        kind, data = "text", canonical_text_name(dataset)
+    is_language = LANGUAGE.has_model(model)
+    names, other, kind = (LANGUAGE, TEXT, "language") if is_language else (TEXT, LANGUAGE, "text")
+    named = names.model(model)
+    if dataset.lower() in other.datasets:
+        expected = ", ".join(names.datasets)
+        raise ConfigError(f"{dataset} is for {' and '.join(other.models)}, found {model}; expected {expected} for it")
+    if preset is not None and not is_language:
+        raise ConfigError(f"--preset: found {preset}, but {model} has none; they are for {', '.join(LANGUAGE.models)}")
+    data = names.dataset(dataset)
     if preset is not None and config_file is not None:
         raise ConfigError(f"--preset {preset} and --config {config_file}: either is a whole configuration; give one")
     with entry.loading():

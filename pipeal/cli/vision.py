@@ -8,12 +8,12 @@ import click
 
 from pipeal.cli import entry
 from pipeal.cli.options import offered, training_options
-from pipeal.core.names import IMAGE_DATASETS, VISION_MODELS, Augmentation, canonical_image_name, canonical_model
+from pipeal.core.names import VISION, Augmentation
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
-@click.argument("dataset", shell_complete=offered(IMAGE_DATASETS))
-@click.argument("model", shell_complete=offered(VISION_MODELS))
+@click.argument("dataset", shell_complete=offered(VISION.datasets))
+@click.argument("model", shell_complete=offered(VISION.models))
 @training_options(
     click.option("--size", type=int, help="Side of the images, in pixels; default: 32."),
     click.option(
@@ -29,7 +29,7 @@ def command(dataset: str, model: str, **given: Any) -> None:
     DATASET is tinyimagenet, cifar10, cifar100, or toyimages, which needs no download. MODEL is vgg or resnet; the
     published spellings choose the form: VGG and Resnet the BP form, VGGAL and ResnetAL the AL form.
     """
-    data, named = canonical_image_name(dataset), canonical_model(model, VISION_MODELS)
+    data, named = VISION.dataset(dataset), VISION.model(model)
     with entry.loading():
         from pipeal.run.train import train
 

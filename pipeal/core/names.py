@@ -14,7 +14,8 @@ The commands say in one line which form they train.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from pipeal.core.errors import ConfigError, DataError, unknown_name
@@ -29,102 +30,96 @@ ScheduleName: TypeAlias = Literal["sequential", "backward-overlap", "al-fm", "pi
 Augmentation: TypeAlias = Literal["none", "basic", "strong"]
 """What training images go through."""
 
-_TEXT_SPELLINGS = {
-    "agnews": "agnews",
-    "dbpedia": "dbpedia",
-    "dbpedia14": "dbpedia",
-    "imdb": "imdb",
-    "toynews": "toynews",
-    "demo": "toynews",
-    "embedded": "toynews",
-}
-_IMAGE_SPELLINGS = {
-    "tinyimagenet": "tinyimagenet",
-    "tinyimagenet200": "tinyimagenet",
-    "cifar10": "cifar10",
-    "cifar100": "cifar100",
-    "toyimages": "toyimages",
-    "demo": "toyimages",
-    "embedded": "toyimages",
-}
-_CORPUS_SPELLINGS = {"shakespeare": "shakespeare", "tinyshakespeare": "shakespeare", "text": "text"}
-
-TEXT_DATASETS = tuple(dict.fromkeys(_TEXT_SPELLINGS.values()))
-"""The canonical names of the data sets of classified texts."""
-IMAGE_DATASETS = tuple(dict.fromkeys(_IMAGE_SPELLINGS.values()))
-"""The canonical names of the data sets of classified images."""
-CORPORA = tuple(dict.fromkeys(_CORPUS_SPELLINGS.values()))
-"""What a language model is trained on; ``text`` is any file of the user's."""
-
-TEXT_MODELS: Mapping[str, str] = {"lstm": "pipeal.models.text:LSTM", "transformer": "pipeal.models.text:Transformer"}
-"""The canonical names of the text models, and where their classes are."""
-VISION_MODELS: Mapping[str, str] = {"vgg": "pipeal.models.vision:VGG", "resnet": "pipeal.models.vision:Resnet"}
-"""The canonical names of the vision models, and where their classes are."""
-LANGUAGE_MODELS: Mapping[str, str] = {"charlm": "pipeal.models.charlm:CharLM"}
-"""The canonical names of the language models, and where their classes are."""
-
 _PUBLISHED_BP = ("LSTM", "Transformer", "VGG", "Resnet")  # the published commands' spellings of their BP forms
 
 
-def canonical_text_name(name: str) -> str:
-    """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.
+@dataclass(frozen=True)
+class Names:
+    """The names of one kind of data, and of the models for it.
 
-    >>> [canonical_text_name(name) for name in ("AG_NEWS", "Dbpedia", "IMDb", "demo")]
-    ['agnews', 'dbpedia', 'imdb', 'toynews']
-
-    Raises:
-        DataError: The name is unknown; the message holds the nearest known one.
+    Attributes:
+        spellings: Of data sets, in small letters without ``_``, ``-`` and spaces; and the canonical name of each.
+        models: The canonical names of models, and where their classes are.
     """
-    return _canonical_name(name, _TEXT_SPELLINGS, "data set")
+
+    spellings: Mapping[str, str]
+    models: Mapping[str, str]
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The canonical names of the data sets."""
+        return tuple(dict.fromkeys(self.spellings.values()))
+
+    def dataset(self, name: str) -> str:
+        """The canonical name of a data set; case, ``_``, ``-`` and spaces do not count.
+
+        >>> [TEXT.dataset(name) for name in ("AG_NEWS", "Dbpedia", "IMDb", "demo")]
+        ['agnews', 'dbpedia', 'imdb', 'toynews']
+        >>> [VISION.dataset(name) for name in ("tinyImageNet", "tiny-imagenet-200", "CIFAR-10", "demo")]
+        ['tinyimagenet', 'tinyimagenet', 'cifar10', 'toyimages']
+
+        Raises:
+            DataError: The name is unknown; the message holds the nearest known one.
+        """
+        known = self.spellings.get(name.lower().translate({ord(mark): None for mark in "_- "}))
+        if known is None:
+            raise DataError(unknown_name("data set", name, self.datasets))
+        return known
+
+    def has_model(self, name: str) -> bool:
+        """Whether a name is, in any spelling, that of a model for such data."""
+        return _plain(name) in self.models
+
+    def model(self, name: str) -> tuple[str, Mode | None]:
+        """The canonical name of a model, and the form that its spelling implies.
+
+        >>> TEXT.model("TransformerAL"), TEXT.model("lstm"), VISION.model("VGG"), LANGUAGE.model("CharLM")
+        (('transformer', 'al'), ('lstm', None), ('vgg', 'bp'), ('charlm', None))
+
+        Raises:
+            ConfigError: There is no such model.
+        """
+        plain = _plain(name)
+        if plain not in self.models:
+            raise ConfigError(unknown_name("model", name, self.models))
+        if plain != name.lower():
+            return plain, DEFAULT.name
+        return plain, (BASELINE.name if name in _PUBLISHED_BP else None)
 
 
-def canonical_image_name(name: str) -> str:
-    """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.
+TEXT = Names(
+    {
+        "agnews": "agnews",
+        "dbpedia": "dbpedia",
+        "dbpedia14": "dbpedia",
+        "imdb": "imdb",
+        "toynews": "toynews",
+        "demo": "toynews",
+        "embedded": "toynews",
+    },
+    {"lstm": "pipeal.models.text:LSTM", "transformer": "pipeal.models.text:Transformer"},
+)
+"""Classified texts."""
 
-    >>> [canonical_image_name(name) for name in ("tinyImageNet", "tiny-imagenet-200", "CIFAR-10", "demo")]
-    ['tinyimagenet', 'tinyimagenet', 'cifar10', 'toyimages']
+VISION = Names(
+    {
+        "tinyimagenet": "tinyimagenet",
+        "tinyimagenet200": "tinyimagenet",
+        "cifar10": "cifar10",
+        "cifar100": "cifar100",
+        "toyimages": "toyimages",
+        "demo": "toyimages",
+        "embedded": "toyimages",
+    },
+    {"vgg": "pipeal.models.vision:VGG", "resnet": "pipeal.models.vision:Resnet"},
+)
+"""Classified images."""
 
-    Raises:
-        DataError: The name is unknown; the message holds the nearest known one.
-    """
-    return _canonical_name(name, _IMAGE_SPELLINGS, "data set")
-
-
-def canonical_corpus(name: str) -> str:
-    """The name behind a spelling of a data set that language models are trained on.
-
-    Raises:
-        DataError: It is none.
-    """
-    return _canonical_name(name, _CORPUS_SPELLINGS, "data set for a language model")
-
-
-def canonical_model(name: str, known: Iterable[str]) -> tuple[str, Mode | None]:
-    """The canonical name of a model, and the form that its spelling implies.
-
-    Args:
-        name: As a user wrote it.
-        known: The canonical names of its kind, such as :data:`TEXT_MODELS`.
-
-    >>> canonical_model("TransformerAL", TEXT_MODELS), canonical_model("lstm", TEXT_MODELS)
-    (('transformer', 'al'), ('lstm', None))
-    >>> canonical_model("VGG", VISION_MODELS), canonical_model("CharLM", LANGUAGE_MODELS)
-    (('vgg', 'bp'), ('charlm', None))
-
-    Raises:
-        ConfigError: There is no such model.
-    """
-    plain = _plain(name)
-    if plain not in known:
-        raise ConfigError(unknown_name("model", name, known))
-    if plain != name.lower():
-        return plain, DEFAULT.name
-    return plain, (BASELINE.name if name in _PUBLISHED_BP else None)
-
-
-def is_language_model(name: str) -> bool:
-    """Whether a name is, in any spelling, that of a language model."""
-    return _plain(name) in LANGUAGE_MODELS
+LANGUAGE = Names(
+    {"shakespeare": "shakespeare", "tinyshakespeare": "shakespeare", "text": "text"},
+    {"charlm": "pipeal.models.charlm:CharLM"},
+)
+"""Texts that a language model is trained on; ``text`` is any file of the user's."""
 
 
 def contradicts(implied: Mode | None, mode: str | None) -> bool:
@@ -145,9 +140,9 @@ def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
         model: The canonical name, and the form that its spelling implies.
         mode: What is trained: the name of a method, or ``compare``.
 
-    >>> form_told(canonical_model("Resnet", VISION_MODELS), "bp")
+    >>> form_told(VISION.model("Resnet"), "bp")
     'training the BP form (backpropagation) of resnet, which that spelling stands for; --mode al trains the AL form'
-    >>> form_told(canonical_model("ResNet", VISION_MODELS), "al")
+    >>> form_told(VISION.model("ResNet"), "al")
     'training the AL form (local losses) of resnet; --mode bp trains the BP form'
     """
     name, implied = model
@@ -159,13 +154,6 @@ def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
     chosen = ", which that spelling stands for" if implied == mode else ""
     told = f"training the {METHODS[mode].title} of {name}{chosen}"
     return f"{told}; {spelt}--mode {other.name} trains the {other.label} form"
-
-
-def _canonical_name(name: str, spellings: Mapping[str, str], kind: str) -> str:
-    known = spellings.get(name.lower().translate({ord(mark): None for mark in "_- "}))
-    if known is None:
-        raise DataError(unknown_name(kind, name, set(spellings.values())))
-    return known
 
 
 def _plain(name: str) -> str:

@@ -1,6 +1,6 @@
 """Models in AL and in BP form, and their registry."""
 
-from pipeal.core.names import LANGUAGE_MODELS, TEXT_MODELS, VISION_MODELS
+from pipeal.core.names import LANGUAGE, TEXT, VISION
 from pipeal.methods.al.place_codes import UNLABELLED, TokenCrossEntropy
 from pipeal.models.causal import CausalAttention, CausalBlock, CharacterEmbedding
 from pipeal.models.charlm import CharDims, CharLM, CharLMAL
@@ -13,6 +13,8 @@ from pipeal.models.registry import build_language, build_text, build_vision
 from pipeal.models.text import LSTM, LSTMAL, TextDims, Transformer, TransformerAL
 from pipeal.models.transformer import TransformerBlock
 from pipeal.models.vision import VGG, VGGAL, Resnet, ResnetAL, VisionDims
+
+TEXT_MODELS, VISION_MODELS, LANGUAGE_MODELS = tuple(TEXT.models), tuple(VISION.models), tuple(LANGUAGE.models)
 
 __all__ = [
     "LANGUAGE_MODELS",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
 
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import DEFAULT, METHODS
-from pipeal.core.names import LANGUAGE_MODELS, TEXT_MODELS, VISION_MODELS, Mode, canonical_model, contradicts
+from pipeal.core.names import LANGUAGE, TEXT, VISION, Mode, Names, contradicts
 from pipeal.methods import Network, make_layers
 from pipeal.methods.al import ALPackage, LearningRates, OptimizerFactory
 from pipeal.models.charlm import LESSON, CharDims
@@ -48,7 +47,7 @@ def build_text(
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
-    model, form = _form_of(name, mode, TEXT_MODELS)
+    model, form = _form_of(name, mode, TEXT)
     network = model.network(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
     return _package(form, network, lr, optimizer)
 
@@ -79,7 +78,7 @@ def build_vision(
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
-    model, form = _form_of(name, mode, VISION_MODELS)
+    model, form = _form_of(name, mode, VISION)
     return _package(form, model.network(classes, dims=dims), lr, optimizer)
 
 
@@ -108,19 +107,19 @@ def build_language(
     Raises:
         ConfigError: The name or mode is unknown, or they contradict each other.
     """
-    model, form = _form_of(name, mode, LANGUAGE_MODELS)
+    model, form = _form_of(name, mode, LANGUAGE)
     return _package(form, model.network(characters, dims=dims), lr, optimizer)
 
 
-def _form_of(name: str, mode: Mode | None, known: Mapping[str, str]) -> tuple[Any, Mode]:
+def _form_of(name: str, mode: Mode | None, names: Names) -> tuple[Any, Mode]:
     """The class that a name stands for, and the form that name and mode together ask for."""
-    plain, implied = canonical_model(name, known)
+    plain, implied = names.model(name)
     if mode is not None and mode not in METHODS:
         raise ConfigError(unknown_name("mode", mode, tuple(METHODS)))
     if implied is not None and contradicts(implied, mode):
         label = METHODS[implied].label
         raise ConfigError(f"model {name!r} is the {label} form, but the mode is {mode!r}; ask for {plain!r}")
-    return resolve_name(known[plain]), mode or implied or DEFAULT.name
+    return resolve_name(names.models[plain]), mode or implied or DEFAULT.name
 
 
 def _package(form: Mode, network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> ALPackage:

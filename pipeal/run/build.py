@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -16,7 +16,7 @@ from pipeal.config import LrConfig, RunConfig
 from pipeal.config.schema import USUAL_RATE
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
-from pipeal.core.names import canonical_model
+from pipeal.core.names import Names
 from pipeal.data import WHOLE, EpochBatches, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.threads import intra_op_threads
@@ -178,19 +178,15 @@ def facts_of(classes: int, train: Part, held: Part | None, test: Part) -> dict[s
     return facts
 
 
-def with_names(config: Config, dataset: str, models: Iterable[str]) -> Config:
+def with_names(config: Config, names: Names) -> Config:
     """The configuration with its names in their canonical spelling.
 
-    Args:
-        config: As asked for.
-        dataset: The canonical name of its data set.
-        models: The canonical names of the models for such data.
-
     Raises:
-        ConfigError: The model is none of them.
+        DataError: The data set is none of these.
+        ConfigError: The model is none of these.
     """
-    name, _ = canonical_model(config.model.name, models)
-    return replace(config, dataset=dataset, model=replace(config.model, name=name))
+    model, _ = names.model(config.model.name)
+    return replace(config, dataset=names.dataset(config.dataset), model=replace(config.model, name=model))
 
 
 def data_root(config: RunConfig) -> Path:

@@ -13,7 +13,7 @@ import torch
 from pipeal.config import LanguageConfig, LanguageModelConfig, load_config
 from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CONFIG
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.core.names import LANGUAGE_MODELS, canonical_corpus
+from pipeal.core.names import LANGUAGE
 from pipeal.core.rng import key_seed
 from pipeal.data import WHOLE, Alphabet, RandomBlocks, ReadAhead, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
@@ -138,8 +138,8 @@ def language_experiment(config: LanguageConfig) -> LanguageExperiment:
         DataError: The text is missing, malformed, or too short for the blocks.
         ConfigError: The data set or the model is unknown, a size does not fit, or an option is of other models.
     """
-    dataset = canonical_corpus(config.dataset)
-    config = with_names(config, dataset, LANGUAGE_MODELS)
+    config = with_names(config, LANGUAGE)
+    dataset = config.dataset
     _dims(config.model)  # sizes that do not fit are told before anything is read
     data = config.data
     for key in ("train_accuracy_samples", "exit_tolerance"):

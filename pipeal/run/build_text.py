@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
 from pipeal.core.artifacts import VOCABULARY
 from pipeal.core.errors import ConfigError
-from pipeal.core.names import TEXT_MODELS, canonical_text_name
+from pipeal.core.names import TEXT
 from pipeal.data import (
     WHOLE,
     BatchLoader,
@@ -165,8 +165,8 @@ def text_experiment(config: TextConfig) -> TextExperiment:
         DataError: The data is missing or malformed.
         ConfigError: The data set or the model is unknown, or a size does not fit.
     """
-    dataset = canonical_text_name(config.dataset)
-    config = with_names(config, dataset, TEXT_MODELS)
+    config = with_names(config, TEXT)
+    dataset = config.dataset
     data = replace(config.data, max_len=config.data.max_len or PUBLISHED_MAX_LEN.get(dataset, 128))
     config = replace(config, data=data)
     _dims(config.model)  # widths that do not fit are told before anything is read

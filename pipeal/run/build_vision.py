@@ -12,7 +12,7 @@ import torch
 from pipeal.config import VisionConfig, VisionModelConfig
 from pipeal.core.artifacts import IMAGES
 from pipeal.core.errors import ConfigError
-from pipeal.core.names import VISION_MODELS, canonical_image_name
+from pipeal.core.names import VISION
 from pipeal.data import (
     WHOLE,
     EpochBatches,
@@ -109,8 +109,8 @@ def vision_experiment(config: VisionConfig) -> VisionExperiment:
         DataError: The data is missing or malformed.
         ConfigError: The data set or the model is unknown, or a size does not fit.
     """
-    dataset = canonical_image_name(config.dataset)
-    config = with_names(config, dataset, VISION_MODELS)
+    config = with_names(config, VISION)
+    dataset = config.dataset
     data = replace(config.data, workers=_workers(config))
     config = replace(config, data=data)
     _dims(config.model, data.size)  # sizes that do not fit are told before anything is read

@@ -264,8 +264,8 @@ def test_a_text_without_line_ends_is_written_on_from_its_first_character(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("agnews", "charlm"), "unknown data set for a language model 'agnews'"),
-        (("shakespeare", "lstm"), "shakespeare is for language models .charlm., found lstm"),
+        (("agnews", "charlm"), "agnews is for lstm and transformer, found charlm; expected shakespeare, text"),
+        (("shakespeare", "lstm"), "shakespeare is for charlm, found lstm; expected agnews, dbpedia"),
         (("text", "charlm"), "data.text: found null, .* name the file with --text FILE"),
         (("shakespeare", "charlm", "--text=x.txt"), "data.text: found x.txt, but the data set is shakespeare"),
         (("text", "charlm", "--text=/nowhere/x.txt"), "cannot read /nowhere/x.txt"),

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from pipeal.core.names import LANGUAGE_MODELS, TEXT_MODELS, VISION_MODELS, ScheduleName
+from pipeal.core.names import LANGUAGE, TEXT, VISION, ScheduleName
 from pipeal.engine import SCHEDULES
 
 RUN = """
@@ -84,5 +84,5 @@ def test_the_package_loads_pytorch_when_a_name_needs_it() -> None:
 
 def test_names_known_without_their_code_are_those_of_the_code() -> None:
     assert get_args(ScheduleName) == tuple(SCHEDULES)
-    for home in (*TEXT_MODELS.values(), *VISION_MODELS.values(), *LANGUAGE_MODELS.values()):
-        assert callable(resolve_name(home).network)
+    for names in (TEXT, VISION, LANGUAGE):
+        assert all(callable(resolve_name(home).network) for home in names.models.values())

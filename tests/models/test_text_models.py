@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, PlacementError
-from pipeal.core.names import canonical_model
+from pipeal.core.names import TEXT
 from pipeal.core.rng import keyed, may_draw
 from pipeal.data import Grouped
 from pipeal.methods.al import ALPackage, set_device
@@ -277,7 +277,7 @@ def test_an_optimizer_and_rates_per_side_pass_through() -> None:
     ],
 )
 def test_the_seeds_spellings_are_known(spelling: str, meant: tuple[str, str | None]) -> None:
-    assert canonical_model(spelling, TEXT_MODELS) == meant
+    assert TEXT.model(spelling) == meant
     assert len(build_text(spelling, vocab_size=9, classes=2, dims=SMALL)) == (1 if meant[1] == "bp" else 4)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.names import canonical_model
+from pipeal.core.names import VISION
 from pipeal.core.rng import may_draw
 from pipeal.methods.al import ALPackage
 from pipeal.models import VGG, VGGAL, VISION_MODELS, Resnet, ResnetAL, VisionDims, build_vision
@@ -118,18 +118,18 @@ def test_the_inverse_codes_decode_from_the_start(name: str) -> None:
 
 
 def test_published_spellings() -> None:
-    assert canonical_model("ResnetAL", VISION_MODELS) == ("resnet", "al")
-    assert canonical_model("Resnet", VISION_MODELS) == ("resnet", "bp")
-    assert canonical_model("VGGAL", VISION_MODELS) == ("vgg", "al")
-    assert canonical_model("VGG", VISION_MODELS) == ("vgg", "bp")
+    assert VISION.model("ResnetAL") == ("resnet", "al")
+    assert VISION.model("Resnet") == ("resnet", "bp")
+    assert VISION.model("VGGAL") == ("vgg", "al")
+    assert VISION.model("VGG") == ("vgg", "bp")
     for other in ("RESNET", "ResNet", "resnet", "rEsnet"):
-        assert canonical_model(other, VISION_MODELS) == ("resnet", None)
+        assert VISION.model(other) == ("resnet", None)
     for other in ("ResNetAL", "RESNETAL", "resnetal"):
-        assert canonical_model(other, VISION_MODELS) == ("resnet", "al")
+        assert VISION.model(other) == ("resnet", "al")
     assert len(build_vision("Resnet", classes=3, dims=SMALL)) == 1
     assert len(build_vision("resnet", classes=3, dims=SMALL)) == 5
     with pytest.raises(ConfigError, match="did you mean 'resnet'"):
-        canonical_model("resnt", VISION_MODELS)
+        VISION.model("resnt")
     with pytest.raises(ConfigError, match="is the AL form, but the mode is 'bp'"):
         build_vision("VGGAL", "bp", classes=3)
     with pytest.raises(ConfigError, match="the BP form has no sides"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.core.names import canonical_image_name
+from pipeal.core.names import VISION
 from pipeal.data.images import toyimages
 from pipeal.data.images.cache import Decoded, OnBroken, cached, in_memory
 from pipeal.data.images.cifar import cifar
@@ -21,7 +21,10 @@ from pipeal.data.loading.cache_folder import CacheError, cache_folder
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.sources import SOURCES, Source, fetch
 
-__all__ = ["ImageDataset", "load_images"]
+__all__ = ["IMAGE_DATASETS", "ImageDataset", "canonical_image_name", "load_images"]
+
+IMAGE_DATASETS = VISION.datasets
+canonical_image_name = VISION.dataset
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +36,7 @@ class ImageDataset:
     """A data set: its canonical name, the class names in label order, two splits, and its pixels' statistics.
 
     Attributes:
-        name: See :func:`pipeal.core.names.canonical_image_name`.
+        name: See :meth:`pipeal.core.names.Names.dataset`.
         classes: The names.
         train: What to train on.
         test: What to test on.
@@ -119,7 +122,7 @@ def load_images(
     kept as memory-mapped files.
 
     Args:
-        name: See :func:`pipeal.core.names.canonical_image_name`.
+        name: See :meth:`pipeal.core.names.Names.dataset`.
         root: The folder of all data; ``data`` in the current one by default.
         size: The side of the square images, in pixels.
         download: Fetch the data set where it is missing.
@@ -137,7 +140,7 @@ def load_images(
             archive or image, with its path; a cache that cannot be written.
         ConfigError: A value out of range.
     """
-    known = canonical_image_name(name)
+    known = VISION.dataset(name)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"size is {size!r}; wanted a whole number of pixels, at least 1")
     if on_broken not in ("raise", "skip"):

@@ -9,14 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from pipeal.core.errors import DataError
-from pipeal.core.names import canonical_text_name
+from pipeal.core.names import TEXT
 from pipeal.data.loading.download import Progress
 from pipeal.data.loading.sources import SOURCES, Source, fetch, unpack_present
 from pipeal.data.text import toynews as embedded
 from pipeal.data.text.lines import read_lines
 from pipeal.data.text.rows import SENTIMENTS, read_labelled, read_reviews
 
-__all__ = ["TextDataset", "TextSplit", "load_text"]
+__all__ = ["TEXT_DATASETS", "TextDataset", "TextSplit", "canonical_text_name", "load_text"]
+
+TEXT_DATASETS = TEXT.datasets
+canonical_text_name = TEXT.dataset
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def load_text(
     embedded and needs no files.
 
     Args:
-        name: See :func:`pipeal.core.names.canonical_text_name`.
+        name: See :meth:`pipeal.core.names.Names.dataset`.
         root: The folder of all data; ``data`` in the current one by default.
         download: Fetch missing files where the data set has a public address.
         seed: Of the random split of IMDb into 80 % train and 20 % test, and of ``toynews``.
@@ -88,7 +91,7 @@ def load_text(
         DataError: An unknown name; missing files that are not to be had, with what to fetch and where to put
             it; a malformed file, with its line.
     """
-    known = canonical_text_name(name)
+    known = TEXT.dataset(name)
     if known == "toynews":
         return _toynews(seed)
     published = _PUBLISHED[known]
