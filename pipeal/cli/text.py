@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.options import offered, training_options
+from pipeal.cli.options import offered, setting, training_options
 from pipeal.core.errors import ConfigError
 from pipeal.core.names import LANGUAGE, TEXT
 
@@ -18,8 +18,8 @@ PRESETS = ("cpu", "gpu")
 @click.argument("dataset", shell_complete=offered((*TEXT.datasets, *LANGUAGE.datasets)))
 @click.argument("model", shell_complete=offered((*TEXT.models, *LANGUAGE.models)))
 @training_options(
-    click.option("--max-len", type=int, help="Words kept of a text; default: the published length."),
-    click.option("--text", metavar="FILE", help="The file that the data set text stands for; charlm."),
+    setting("data.max_len", "--max-len", type=int, help="Words kept of a text; default: the published length."),
+    setting("data.text", "--text", metavar="FILE", help="The file that the data set text stands for; charlm."),
     click.option("--preset", type=click.Choice(PRESETS), help="Sizes of charlm; default: the lesson's, tiny."),
 )
 def command(dataset: str, model: str, preset: str | None, config_file: str | None, **given: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.options import offered, training_options
+from pipeal.cli.options import offered, setting, training_options
 from pipeal.core.names import VISION, Augmentation
 
 
@@ -15,13 +15,14 @@ from pipeal.core.names import VISION, Augmentation
 @click.argument("dataset", shell_complete=offered(VISION.datasets))
 @click.argument("model", shell_complete=offered(VISION.models))
 @training_options(
-    click.option("--size", type=int, help="Side of the images, in pixels; default: 32."),
-    click.option(
+    setting("data.size", "--size", type=int, help="Side of the images, in pixels; default: 32."),
+    setting(
+        "data.augmentation",
         "--augmentation",
         shell_complete=offered(get_args(Augmentation)),
         help="Of training images: none, basic or strong; default: the experiment's.",
     ),
-    click.option("--batch-size", type=int, help="Images per training batch; default: the experiment's."),
+    setting("data.batch_size", "--batch-size", type=int, help="Images per training batch; default: the experiment's."),
 )
 def command(dataset: str, model: str, **given: Any) -> None:
     """Trains MODEL on DATASET, and shows how it went.

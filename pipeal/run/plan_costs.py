@@ -267,7 +267,7 @@ def deepened(costs: Costs, layers: int) -> Costs:
 
 
 def _experiment(wanted: Wanted) -> Experiment:
-    given: dict[str, Any] = {"mode": None, "data_root": wanted.data_root}
+    given = {"data.root": wanted.data_root}
     # Whatever form a spelling implies: both are measured.
     if LANGUAGE.has_model(wanted.model):
         if wanted.dataset is None:

@@ -44,7 +44,7 @@ def train(
         resume: As for :func:`pipeal.run.distributed.carry_out`.
         retry: Likewise.
         preset: Of a language model, the sizes that come with pipeal, in the place of ``config_file``.
-        given: The other options, None where they were not given.
+        given: The other options, as :func:`pipeal.cli.options.setting` names them; None where they were not given.
 
     Raises:
         PipealError: As for :func:`pipeal.run.configure.configure` and :func:`pipeal.run.distributed.carry_out`.
@@ -52,6 +52,7 @@ def train(
     schema, of_kind = KINDS[kind]
     if preset is not None:
         config_file = str(find_config("shakespeare", f"charlm-{preset}"))
-    config = configure(schema, dataset, model, config_file, overrides, given)
+    settings = {name.replace("__", "."): value for name, value in given.items()}
+    config = configure(schema, dataset, model, config_file, overrides, settings)
     say_form(model, config)
     carry_out(of_kind, config, resume, retry=retry)
