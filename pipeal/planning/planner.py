@@ -58,8 +58,8 @@ def plan(
         batches: Pairs ``(x, y)``, or objects with attributes ``x`` and ``y``. The first :data:`TRIAL_BATCHES` are
             drawn, which are gone from an iterator; fewer are gone through several times.
         schedule: The schedule it is for.
-        devices: Which may be used: ``"cpu"``, or GPUs such as ``"cuda:0,cuda:1"``; None for all GPUs, or the CPU
-            without any.
+        devices: Which may be used: ``"cpu"``, or GPUs such as ``"cuda:0,cuda:1"``; None, or ``"auto"``, for all
+            GPUs, or the CPU without any.
         on_trial: Called with each candidate and its time.
         options: Give the pipeline the same. Where they leave ``threads`` open, several numbers are tried.
         keywords: As for :class:`pipeal.Pipeline`.
@@ -80,7 +80,7 @@ def plan(
         list(islice(cycle(few), TRIAL_BATCHES)),
         schedule,
         with_keywords(options, keywords),
-        devices=None if devices is None else device_names(devices),
+        devices=None if devices in (None, "auto") else device_names(devices),
         **({} if on_trial is None else {"on_trial": on_trial}),
     )
 
@@ -125,7 +125,7 @@ def place(
     usable = _usable(devices)
     counts = _thread_counts(usable, schedule, options)
     choices = _candidate_devices(len(layers), usable)
-    if len(choices) == len(counts) == 1 and _are_alike(usable):
+    if len(choices) == len(counts) == len({_kind(device) for device in usable}) == 1:
         return Placement(choices[0], [len(layers)], counts[0])
     counted_of(batches)
     search = Search(layers, batches, schedule, options, TrialOptions(**search_options))
@@ -252,23 +252,15 @@ def _thread_counts(usable: Sequence[str], schedule: Schedule, options: EngineOpt
     """The numbers of threads that are tried for one stage, in order."""
     if usable[0] != "cpu" or options.threads is not None:
         return [threads_each(usable[:1], schedule, options.threads)]
-    counts = _halves(min(cores(), omp_threads() or cores()))
+    most = min(cores(), omp_threads() or cores())
+    counts = [most >> times for times in range(most.bit_length())]  # 12, 6, 3, 1
     # On a busy machine, threads that wait for one that is not at work may take fifty times as long as a single one.
     return counts[::-1] if is_busy() else counts
 
 
 def _kind(device: str) -> str:
     found = parse_device(device)
-    return torch.cuda.get_device_name(found) if found.type == "cuda" else found.type
-
-
-def _halves(most: int) -> list[int]:
-    """A number, half of it, and so on.
-
-    >>> _halves(12)
-    [12, 6, 3, 1]
-    """
-    return [most] if most == 1 else [most, *_halves(most // 2)]
+    return torch.cuda.get_device_name(device) if found.type == "cuda" else found.type
 
 
 def _usable(wanted: Sequence[str] | None) -> list[str]:
@@ -279,10 +271,6 @@ def _usable(wanted: Sequence[str] | None) -> list[str]:
     if not names or (len(names) > 1 and "cpu" in names):
         raise PlacementError(f"found the devices {names} to choose among; expected 'cpu', or one or more GPUs")
     return names
-
-
-def _are_alike(devices: Sequence[str]) -> bool:
-    return len(devices) == 1 or len({torch.cuda.get_device_name(device) for device in devices}) == 1
 
 
 def _candidate_devices(layers: int, usable: list[str]) -> list[list[str]]:

@@ -17,7 +17,6 @@ from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.trace import Window
 from pipeal.planning.measure.layers import (
     WARM_UP,
-    before_the_clock,
     layer_costs,
     seconds_by_layer,
     uncollected,
@@ -43,7 +42,7 @@ _MANY = 64
 
 
 def _unheard(*_: object) -> None:
-    """Nobody listens."""
+    """For callers that want no news."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +138,13 @@ class Search:
         if self._too_large is not None and not self.trials.times:
             raise self._too_large
         self.trials.repeat()
-        best = self.trials.best
         tried = {
             id(times): replace(times.candidate, seconds_per_batch=times.seconds, stage_s=self._alone(times.candidate))
             for times in self.trials.times
         }
         for placement in sorted(tried.values(), key=lambda each: (len(each.devices), -each.threads)):
             self._how.on_trial(placement)
-        return tried[id(best)]
+        return tried[id(self.trials.best)]
 
     def _alone(self, candidate: Placement) -> tuple[float, ...] | None:
         """What the layers of each stage took per batch in the trial of one stage, unless that is known better."""
@@ -167,7 +165,7 @@ class Search:
             trace=Window(0, _ALL),
             options=replace(self.options, threads=candidate.threads, on_non_finite="ignore"),
         ) as pipe:
-            before = before_the_clock(self.batches, self.options.compile)
+            before = [] if self.options.compile == "none" else self.batches  # nothing is left to compile on the clock
             pipe.run(before)
             warmed = len(before) + 1
             warming_s = pipe.run(self.batches[:1]).seconds
@@ -177,11 +175,13 @@ class Search:
                 pipe.run(self.batches[1:WARM_UP])
                 warmed += WARM_UP - 1
             timed = cycle(self.batches[WARM_UP:])
-            look = pipe.run(islice(timed, LOOK_AFTER)).seconds * _in_the_long_run(self.schedule, stages, LOOK_AFTER)
+
+            def timed_s(count: int) -> float:
+                return pipe.run(islice(timed, count)).seconds * _in_the_long_run(self.schedule, stages, count)
+
+            look = timed_s(LOOK_AFTER)
             count = more(look / LOOK_AFTER)
-            rest = 0.0
-            if count:
-                rest = pipe.run(islice(timed, count)).seconds * _in_the_long_run(self.schedule, stages, count)
+            rest = timed_s(count) if count else 0.0
             if self.costs is None and len(candidate.devices) == 1:
                 self.costs = seconds_by_layer(
                     (span for span in pipe.spans() if span.batch >= warmed), len(self.layers), LOOK_AFTER + count

@@ -8,17 +8,11 @@ from typing import Any
 import click
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.options import DEFAULTS
 from pipeal.engine.devices.allocator import keep_freed_memory
-from pipeal.planning.measure.contention import contention_of
-from pipeal.planning.pure.hardware import Setup
-from pipeal.planning.pure.layer_cost import Costs, LayerCost, save_costs
+from pipeal.planning.pure.layer_cost import save_costs
 from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
-from pipeal.run.plan_devices import devices_of, link_of
 from pipeal.run.plan_forecasts import Plan
-
-_MOST_GROUPS = 100_000
-"""Devices times those of a stage: what the search for a layout can go through while one waits."""
+from pipeal.run.plan_setup import check_numbers, setup_of
 
 
 def plan(
@@ -59,7 +53,7 @@ def plan(
                 raise ConfigError(f"{option}: found {value} beside --costs, which were measured already; give one")
         by_kind = load_all(cost_files)
     else:
-        _check_numbers(**given)
+        check_numbers(given)
         wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
         costs, configured = measure_model(wanted, micro_batches)
         given["queue_depth"] = given["queue_depth"] or configured.engine.queue_depth
@@ -68,46 +62,10 @@ def plan(
         by_kind = {costs.kind: costs}
     if layers is not None:
         by_kind = {kind: deepened(costs, layers) for kind, costs in by_kind.items()}
-    found = Plan(by_kind, _setup(by_kind, **given), micro_batches)
+    found = Plan(by_kind, setup_of(by_kind, given), micro_batches)
     found.show()
     found.write(folder)
     click.echo(f"\n{folder / 'plan.png'} shows fewer devices, too; {folder / 'plan.json'} has every figure")
-
-
-def _setup(by_kind: dict[str, Costs], **given: Any) -> Setup:
-    crowding = None
-    if given["share_cores"]:
-        costs = next(iter(by_kind.values()))
-        if len(by_kind) > 1 or not costs.crowding:
-            raise ConfigError(
-                "--share-cores: these costs say nothing of stages that share cores; measure again with it"
-            )
-        crowding = contention_of(costs.crowding)
-    devices = devices_of(given["devices"], given["device_speed"], given["memory"], list(by_kind))
-    if len(devices) * given["stage_replicas"] > _MOST_GROUPS:
-        raise ConfigError(
-            f"--stage-replicas: {given['stage_replicas']} of {len(devices)} devices are too many to search; expected "
-            f"at most {_MOST_GROUPS // len(devices)} with so many devices"
-        )
-    return Setup(
-        tuple(devices),
-        link_of(given["link"], given["latency"]),
-        replicas=given["replicas"],
-        stage_replicas=given["stage_replicas"],
-        batches=given["batches"],
-        queue_depth=given["queue_depth"] or DEFAULTS.queue_depth,
-        crowding=crowding,
-    )
-
-
-def _check_numbers(**given: Any) -> None:
-    """Before minutes go by: all that can be told without costs. Kinds cannot, where they are yet to be measured."""
-    if not given["devices"].isascii() or not given["devices"].isdigit():
-        raise ConfigError(
-            f"--devices: found {given['devices']!r}; expected a number, since kinds have names in --costs"
-        )
-    setup_given = {**given, "share_cores": False}
-    _setup({"any": Costs("any", (LayerCost(0.0, 0.0),))}, **setup_given).share()
 
 
 def _folder(out: str) -> Path:

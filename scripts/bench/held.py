@@ -177,7 +177,7 @@ def predict(
         PlannedStage(layers, (number,), cpu, 0.0, 0.0, 0) for number, layers in enumerate(layers_of_stages(sizes))
     ]
     share = None if crowding is None else contention_of(crowding)
-    setup = Setup((cpu,) * len(sizes), link or Link(), batches=batches, crowding=share)
+    setup = Setup((cpu,) * len(sizes), link or Link(), batches=batches, contention=share)
     layout = Layout(tuple(stages), any_order=True)
     return forecast("AL pipelined", PIPELINED, {"cpu": costs}, setup, layout).batch_s
 

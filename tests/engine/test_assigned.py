@@ -149,6 +149,7 @@ def test_a_plan_wants_batches_that_are_pairs() -> None:
 
 
 @pytest.mark.usefixtures("few_batches")
-def test_a_plan_goes_through_few_batches_several_times() -> None:
+@pytest.mark.parametrize("devices", ["cpu", "auto", None])
+def test_a_plan_goes_through_few_batches_several_times(devices: str | None) -> None:
     layers = [BP(nn.Linear(6, 3), nn.CrossEntropyLoss())]
-    assert pipeal.plan(layers, batches(1), devices="cpu", threads=1).sizes == [1]
+    assert pipeal.plan(layers, batches(1), devices=devices, threads=1).sizes == [1]

@@ -67,7 +67,7 @@ def test_no_layout_that_fits_is_faster_on_any_devices(
     """Gradients are averaged while blocks go backward with the last micro-batch, the last block first."""
     row = [LayerCost(s, s, 1.0, 0, size, 0, kept, sent) for s, sent, kept, size in rows]
     costs, averaging = {"cpu": row}, Averaging(down=True, parts=micro_batches, alone=alone)
-    setup = Setup((), link, replicas, most, crowding=float if alone else None)
+    setup = Setup((), link, replicas, most, contention=float if alone else None)
 
     def takes_s(sizes: list[int], groups: list[tuple[int, ...]]) -> float | None:
         worst, start = 0.0, 0

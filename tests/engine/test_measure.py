@@ -149,7 +149,7 @@ def test_a_failure_in_a_crowd_reaches_the_caller() -> None:
 
 
 def test_more_at_once_than_layers_is_refused() -> None:
-    with pytest.raises(PlacementError, match="2 stages at once of 1 layer"):
+    with pytest.raises(PlacementError, match="2 stages for 1 layers"):
         measure_contention([VirtualLayer(0.001, 0.001)], [(None, None)] * 4, [2])
     with pytest.raises(PlacementError, match="3 stages at once of 2 parts"):
         measure_contention([VirtualLayer(0.001, 0.001)] * 3, [(None, None)] * 4, [3], sizes=[2, 1])

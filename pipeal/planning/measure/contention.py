@@ -83,10 +83,9 @@ def measure_contention(
     layers = deepcopy(layers_of(model))
     counted_of(batches)
     most = max([1, *at_once])
-    if most > len(layers if sizes is None else sizes):
-        whole = f"{len(layers)} layers" if sizes is None else f"{len(sizes)} parts"
-        raise PlacementError(f"{most} stages at once of {whole}; expected at most one for each of them")
     sizes = balance([1.0] * len(layers), most) if sizes is None else check_sizes(sizes, len(layers), len(sizes))
+    if most > len(sizes):
+        raise PlacementError(f"{most} stages at once of {len(sizes)} parts; expected at most one for each of them")
     with intra_op_threads(1):  # given back to the process, too, in which each of the threads to come sets its own
         parts = parts_of(layers, recorded(layers, batches, options), sizes)
         turns = [

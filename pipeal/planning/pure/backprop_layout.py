@@ -37,7 +37,7 @@ def backprop_layout(
     Raises:
         PlacementError: Nothing fits.
     """
-    averaging = Averaging(down=True, parts=schedule.micro_batches, alone=setup.crowding is not None)
+    averaging = Averaging(down=True, parts=schedule.micro_batches, alone=setup.contention is not None)
     unbounded = replace(setup, queue_depth=0)  # no stage waits for space: no more than a batch is ever on its way
 
     def search(held: int, graphs: int = 1) -> Layout:

@@ -41,7 +41,7 @@ def layouts(
     share = setup.share()
     found = _layouts_on(costs, setup, schedule, share, searches)
     uneven = setup.link != Link() or len(set(share)) > 1
-    if schedule.serial or not (setup.crowding or (schedule.joins and uneven)):
+    if schedule.serial or not (setup.contention or (schedule.joins and uneven)):
         return found
     alone = {device: alone_s(costs, [device]) for device in set(share)}
     fastest = sorted(range(len(share)), key=lambda place: alone[share[place]])

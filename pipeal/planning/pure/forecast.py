@@ -134,12 +134,12 @@ def forecast(
     if isinstance(schedule, BackpropSchedule):  # all of a batch may be on its way, and none is charged for waiting
         micro, queue_depth, waiting = schedule.micro_batches, schedule.micro_batches, 0
     sums = {kind: LayerSums(row) for kind, row in costs.items()}
-    averaging = Averaging(down=isinstance(schedule, BackpropSchedule), alone=setup.crowding is not None)
+    averaging = Averaging(down=isinstance(schedule, BackpropSchedule), alone=setup.contention is not None)
     durations = [
         sums[stage.device.kind].durations(stage.layers, stage.group(), setup, averaging) for stage in layout.stages
     ]
     hops = _hops(costs, setup.link, layout)
-    crowding = _crowding(setup)
+    contention = _contention(setup)
 
     def run(batches: int) -> Simulation:
         return simulate(
@@ -148,9 +148,8 @@ def forecast(
             batches * micro,
             queue_depth=queue_depth,
             hops=hops,
-            crowding=crowding,
+            contention=contention,
             at_work=[len(stage.devices) for stage in layout.stages],
-            keep_spans=False,
         )
 
     simulated, seen, pace_s = _steady(schedule, setup, run)
@@ -219,10 +218,10 @@ def _a_part(batches: int, queue_depth: int) -> int:
     return part - part % queue_depth if queue_depth <= part else part
 
 
-def _crowding(setup: Setup) -> Contention | None:
+def _contention(setup: Setup) -> Contention | None:
     """As it is for one of the replicas: all of them do the same at the same time, on the same cores."""
-    crowding, replicas = setup.crowding, setup.replicas
-    return None if crowding is None else lambda at_once: crowding(at_once * replicas)
+    contention, replicas = setup.contention, setup.replicas
+    return None if contention is None else lambda at_once: contention(at_once * replicas)
 
 
 def on_fewer(setup: Setup, each: int) -> Setup:

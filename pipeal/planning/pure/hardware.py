@@ -83,8 +83,8 @@ class Setup:
         batches: How long the run is, in batches of each replica.
         queue_depth: Packets that may wait behind a stage, or be on their way; they count as its memory. 0 to count
             none, and let as many be on their way as there are.
-        crowding: For stages, their replicas included, that share the cores of one machine; None for devices of their
-            own.
+        contention: How much stages slow each other, their replicas included, that share the cores of one machine; None
+            for devices of their own.
     """
 
     devices: tuple[PlannedDevice, ...]
@@ -93,7 +93,7 @@ class Setup:
     stage_replicas: int = 1
     batches: int = 1000
     queue_depth: int = 2
-    crowding: Contention | None = None
+    contention: Contention | None = None
 
     def share(self) -> list[PlannedDevice]:
         """The devices of one replica.

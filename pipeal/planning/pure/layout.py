@@ -119,7 +119,7 @@ def best_layout(
     ([2, 1], [(1,), (0,)], 4.0)
     """
     used = setup.share() if devices is None else devices
-    averaging = averaging or Averaging(alone=setup.crowding is not None)
+    averaging = averaging or Averaging(alone=setup.contention is not None)
     problem = _Problem(costs, setup, used, schedule, averaging, graphs, updates)
     best, _ = problem.attempt(inf)
     if not best:

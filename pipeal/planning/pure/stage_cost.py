@@ -118,7 +118,7 @@ class StageSeconds:
             rest = [own_s + average_s for own_s, (_, average_s, _) in zip(rest, each, strict=True)]
         self._ends = range(len(row) + 1)
         self._averages = each if counts and not averaging.alone else []
-        self._learnt: dict[int, tuple[list[float], Iterator[float]]] = {}  # by their first layer: all asked for so far
+        self._stages: dict[int, tuple[list[float], Iterator[float]]] = {}  # by their first layer: all asked for so far
         # Each a pair of sums over the layers: its time is the first at a stage's end, less the second at its start.
         forward = [cost.forward_s / count / device.speed for cost in row]
         early = [cost.backward_s / count / device.speed * (1 - 1 / averaging.parts) for cost in row]
@@ -127,26 +127,40 @@ class StageSeconds:
 
     def __call__(self, start: int, end: int) -> float:
         """Seconds per batch, for the layers from ``start`` to before ``end``."""
-        ends, starts = self._busy
-        busy_s = ends[end] - starts[start]
         if not self._averages:
-            return busy_s
-        if start not in self._learnt:
-            self._learnt[start] = [], learnt(map(self._averages.__getitem__, self._ends[start:-1]))
-        found, more = self._learnt[start]
+            ends, starts = self._busy
+            return ends[end] - starts[start]
+        if end == start + 1:  # asked of every layer, while few begin a stage
+            return self._seconds(start, end, sum(self._averages[start]))
+        found, more = self._from(start)
         while len(found) < end - start:
             found.append(next(more))
-        before, earlier = self._before
-        return max(busy_s, before[end] - earlier[start] + found[end - start - 1])
+        return found[end - start - 1]
 
     def furthest(self, start: int, limit_s: float) -> int:
         """The last end of a stage from ``start`` on that takes no longer; ``start`` itself where there is none."""
-        return start + bisect_right(self._ends[start + 1 :], limit_s, key=lambda end: self(start, end))
+        if not self._averages:
+            return start + bisect_right(self._ends[start + 1 :], limit_s, key=lambda end: self(start, end))
+        found, more = self._from(start)
+        while (not found or found[-1] <= limit_s) and (seconds := next(more, None)) is not None:
+            found.append(seconds)
+        return start + bisect_right(found, limit_s)
 
     def work_s(self, layer: int) -> float:
         """The least that a layer adds to the time of any stage."""
         _, starts = self._busy
         return starts[layer + 1] - starts[layer]
+
+    def _from(self, start: int) -> tuple[list[float], Iterator[float]]:
+        """What stages from ``start`` on take, as far as it was asked for, and what further ones do."""
+        if start not in self._stages:
+            waiting = enumerate(learnt(map(self._averages.__getitem__, self._ends[start:-1])), start + 1)
+            self._stages[start] = [], (self._seconds(start, end, learnt_s) for end, learnt_s in waiting)
+        return self._stages[start]
+
+    def _seconds(self, start: int, end: int, learnt_s: float) -> float:
+        (ends, starts), (before, earlier) = self._busy, self._before
+        return max(ends[end] - starts[start], before[end] - earlier[start] + learnt_s)
 
 
 def averages(row: Sequence[LayerCost], group: Group, setup: Setup, how: Averaging) -> list[Averaged]:
