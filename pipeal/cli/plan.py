@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from pipeal.cli import entry
 from pipeal.cli.text import PRESETS
-from pipeal.core.errors import ConfigError
-from pipeal.engine.devices.allocator import keep_freed_memory
-from pipeal.planning.pure.layer_cost import save_costs
-from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
-from pipeal.run.plan_forecasts import Plan
-from pipeal.run.plan_setup import check_numbers, setup_of
 
 _count = click.IntRange(min=1, max=10**9)
 _few = click.IntRange(min=1, max=2_000)
@@ -56,49 +50,14 @@ _few = click.IntRange(min=1, max=2_000)
     help="Any configuration key, repeatable; config.yaml of a run lists all.",
 )
 @click.option("--out", default="plan", help="Folder for costs.json, plan.json and plan.png.")
-def command(
-    dataset: str | None,
-    model: str | None,
-    preset: str | None,
-    cost_files: tuple[str, ...],
-    layers: int | None,
-    data_root: str | None,
-    overrides: tuple[str, ...],
-    out: str,
-    **given: Any,
-) -> None:
+def command(**given: Any) -> None:
     """Forecasts training on any number of devices.
 
     Measures what each layer of a model costs here, on a few real batches; finds the stages for the devices asked for
     that are best; and simulates every schedule of Associated Learning, and of pipelined backpropagation, on them.
     Where there is no GPU here, a device is one core.
     """
-    folder = _folder(out)
-    keep_freed_memory()
-    micro_batches = given["micro_batches"]
-    if cost_files:
-        asked = {"--dataset": dataset, "--model": model, "--preset": preset, "--data-root": data_root}
-        for option, value in {**asked, "--set": " ".join(overrides) or None}.items():
-            if value is not None:
-                raise ConfigError(f"{option}: found {value} beside --costs, which were measured already; give one")
-        by_kind = load_all(cost_files)
-    else:
-        check_numbers(given)
-        wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
-        costs, configured = measure_model(wanted, micro_batches)
-        given["queue_depth"] = given["queue_depth"] or configured.engine.queue_depth
-        folder.mkdir(parents=True, exist_ok=True)
-        save_costs(costs, folder / "costs.json")
-        by_kind = {costs.kind: costs}
-    if layers is not None:
-        by_kind = {kind: deepened(costs, layers) for kind, costs in by_kind.items()}
-    plan = Plan(by_kind, setup_of(by_kind, given), micro_batches)
-    plan.show()
-    plan.write(folder)
-    click.echo(f"\n{folder / 'plan.png'} shows fewer devices, too; {folder / 'plan.json'} has every figure")
+    with entry.loading():
+        from pipeal.run.plan import plan
 
-
-def _folder(out: str) -> Path:
-    if not out or "\0" in out or (Path(out).exists() and not Path(out).is_dir()):
-        raise ConfigError(f"--out: found {out!r}, expected the name of a folder")
-    return Path(out)
+    plan(**given)

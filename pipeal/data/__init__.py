@@ -5,6 +5,7 @@ Each module says in its ``__all__`` which of its names are public; they are all 
 
 import types
 
+from pipeal.core.names import Augmentation as Augmentation
 from pipeal.core.outofmemory import is_out_of_memory as is_out_of_memory
 from pipeal.data.batching.binned import *
 from pipeal.data.batching.bounds import *

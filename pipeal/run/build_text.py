@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig, TextModelConfig
+from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
 from pipeal.core.artifacts import VOCABULARY
 from pipeal.core.errors import ConfigError
+from pipeal.core.names import TEXT
 from pipeal.data import (
     WHOLE,
     BatchLoader,
     Corpus,
     EpochBatches,
-    EpochBatchSampler,
     PlannedBatchSampler,
     ReadAhead,
     Share,
     Vocab,
-    canonical_text_name,
     clean,
     find_thresholds,
     find_vectors,
@@ -34,12 +33,20 @@ from pipeal.data import (
     published_max_len,
 )
 from pipeal.data.batching import Known, make_sampler
-from pipeal.engine import Pipeline
 from pipeal.methods.al import ALPackage, TouchedAdam, touch_rows
-from pipeal.models import TextDims, build_text, canonical_text_model, group_layers
+from pipeal.models import TextDims, build_text, group_layers
 from pipeal.reporting import bars
-from pipeal.run.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
-from pipeal.run.stopping import StopRequest
+from pipeal.run.build import (
+    SPLIT_SEED,
+    Experiment,
+    Models,
+    data_root,
+    facts_of,
+    hold_out,
+    kept_in,
+    rates,
+    with_names,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -48,8 +55,8 @@ EVALUATION_BUDGET = 32_768
 
 
 @dataclass(frozen=True)
-class TextModels:
-    """Makes text models; see :class:`pipeal.run.build.Models`.
+class TextModels(Models):
+    """Makes text models.
 
     Attributes:
         config: Which, and how wide.
@@ -57,7 +64,7 @@ class TextModels:
         classes: How many classes there are.
         pad_index: The word that pads.
         thresholds: Where layers group; none for no grouping.
-        pretrained: ``(vocab_size, embedding_dim)`` word vectors.
+        pretrained: ``(vocab_size, embedding_dim)`` word vectors; in the blueprint, whether there are any.
     """
 
     config: TextConfig
@@ -68,12 +75,17 @@ class TextModels:
     pretrained: npt.NDArray[np.float32] | None
 
     @classmethod
-    def of(cls, config: TextConfig, blueprint: Mapping[str, Any]) -> TextModels:
+    def of(cls, config: RunConfig, blueprint: Mapping[str, Any]) -> TextModels:
         """Those of an experiment whose data was read elsewhere; the first layer's vectors, if any, are left blank."""
-        found = dict(blueprint)
-        shape = found["vocab_size"], config.model.embedding_dim
-        pretrained = np.zeros(shape, np.float32) if found.pop("pretrained") else None
-        return cls(config, **found, pretrained=pretrained)
+        assert isinstance(config, TextConfig)
+        shape = blueprint["vocab_size"], config.model.embedding_dim
+        pretrained = np.zeros(shape, np.float32) if blueprint["pretrained"] else None
+        return cls(config, **{**blueprint, "pretrained": pretrained})
+
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        """Sizes; see :meth:`of`."""
+        return {**super().blueprint, "pretrained": self.pretrained is not None}
 
     def under(self, config: RunConfig) -> TextModels:
         """Those of another configuration of the same texts.
@@ -88,10 +100,9 @@ class TextModels:
                 f"model.embedding_dim: found {width}, but the word vectors that were read have "
                 f"{self.pretrained.shape[1]}; expected the same"
             )
-        return replace(self, config=config)
+        return super().under(config)
 
-    @from_seed
-    def package(self, mode: str) -> ALPackage:
+    def build(self, mode: str) -> ALPackage:
         """A new model of the configured name and widths."""
         model = self.config.model
         package = build_text(
@@ -113,73 +124,35 @@ class TextModels:
 
 
 @dataclass(frozen=True)
-class TextExperiment:
-    """A text data set and a model for it; see :class:`Experiment`."""
+class TextExperiment(Experiment):
+    """A data set of classified texts and a model for it."""
 
-    config: TextConfig
+    models: TextModels
     train: Corpus
     held: Corpus | None
     test: Corpus
     vocab: Vocab
-    models: TextModels
-    facts: dict[str, int | float | str]
-
-    def package(self, mode: str, seed: int) -> ALPackage:
-        """A new model of the configured name and widths."""
-        return self.models.package(mode, seed)
-
-    def under(self, config: RunConfig) -> TextExperiment:
-        """The same texts, trained on otherwise."""
-        models = self.models.under(config)
-        return replace(self, config=models.config, models=models)
-
-    @property
-    def blueprint(self) -> dict[str, Any]:
-        """Sizes; see :meth:`TextModels.of`."""
-        models = self.models
-        return {
-            "vocab_size": models.vocab_size,
-            "classes": models.classes,
-            "pad_index": models.pad_index,
-            "thresholds": models.thresholds,
-            "pretrained": models.pretrained is not None,
-        }
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """The lengths of the training samples."""
         return self.train.lengths
 
-    @property
-    def criterion(self) -> None:
-        """Texts are classified: the accuracy tells."""
-
-    def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
+    def batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         """Shuffled batches as configured."""
         data = self.config.data
-        sampler = _train_sampler(self.train, data, seed)
+        known = Known(self.lengths, data.max_len or int(self.lengths.max()), seed)
+        sampler = make_sampler(data.batching.kind, known, **data.batching.heeded)
         return ReadAhead(BatchLoader(self.train, sampler, pin_memory=True, share=share), data.prefetch)
+
+    def in_order(self, part: Corpus) -> EpochBatches:
+        """Batches of as many texts as the budget of an evaluation holds."""
+        budget = max(EVALUATION_BUDGET, int(part.lengths.max()))
+        return BatchLoader(part, PlannedBatchSampler(part.lengths, budget, shuffle=False), pin_memory=True)
 
     def save(self, folder: Path) -> None:
         """Leaves ``vocab.json``."""
         self.vocab.save(VOCABULARY.at(folder))
-
-    def train_evaluation(self) -> EpochBatches:
-        """The training set, or a fixed random part of the configured size."""
-        part = evaluated_part(len(self.train), self.config.train.train_accuracy_samples)
-        return _in_order(self.train if part is None else self.train.subset(part))
-
-    def held_out(self) -> EpochBatches | None:
-        """The part of the training set that is not trained on."""
-        return None if self.held is None else _in_order(self.held)
-
-    def test_evaluation(self) -> EpochBatches:
-        """The test set."""
-        return _in_order(self.test)
-
-    def afterword(self, pipe: Pipeline, stop: StopRequest) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing."""
-        return ()
 
 
 def text_experiment(config: TextConfig) -> TextExperiment:
@@ -192,15 +165,10 @@ def text_experiment(config: TextConfig) -> TextExperiment:
         DataError: The data is missing or malformed.
         ConfigError: The data set or the model is unknown, or a size does not fit.
     """
-    dataset = canonical_text_name(config.dataset)
-    name, _ = canonical_text_model(config.model.name)
-    data = config.data
-    config = replace(
-        config,
-        dataset=dataset,
-        model=replace(config.model, name=name),
-        data=replace(data, max_len=data.max_len or published_max_len(dataset)),
-    )
+    config = with_names(config, TEXT)
+    dataset = config.dataset
+    data = replace(config.data, max_len=config.data.max_len or published_max_len(dataset))
+    config = replace(config, data=data)
     _dims(config.model)  # widths that do not fit are told before anything is read
     if config.model.embedding_updates == "touched" and config.engine.replicas > 1:
         raise ConfigError(
@@ -218,25 +186,18 @@ def text_experiment(config: TextConfig) -> TextExperiment:
         kept, out = hold_out(len(words), data.held_out)
         vocab = Vocab.build([words[row] for row in kept], max_size=data.vocab_size, min_frequency=data.min_frequency)
         classes = len(texts.classes)
-        whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=config.data.max_len, classes=classes)
+        whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=data.max_len, classes=classes)
         train, held = whole.subset(kept), (whole.subset(out) if len(out) else None)
         test = Corpus.encode(
-            texts.test, vocab, max_len=config.data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
+            texts.test, vocab, max_len=data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
         )
-    facts: dict[str, int | float | str] = {
-        "classes": classes,
-        "train_samples": len(train),
-        "held_out_samples": 0 if held is None else len(held),
-        "test_samples": len(test),
+    facts = facts_of(classes, train, held, test) | {
         "vocabulary": len(vocab),
         "mean_length": round(float(train.lengths.mean()), 2),
         "longest": int(train.lengths.max()),
         "batching": data.batching.kind,
         "fingerprint": f"{train.fingerprint}-{vocab.fingerprint}",
-        "test_fingerprint": test.fingerprint,
     }
-    if held is not None:
-        facts["held_out_fingerprint"] = held.fingerprint
     pretrained = None
     if config.model.pretrained == "none":
         if config.model.vectors is not None:
@@ -256,12 +217,7 @@ def text_experiment(config: TextConfig) -> TextExperiment:
     if thresholds:
         facts["grouped_at"] = " ".join(map(str, thresholds))
     models = TextModels(config, len(vocab), classes, vocab.pad_index, thresholds, pretrained)
-    return TextExperiment(config, train, held, test, vocab, models, facts)
-
-
-def _train_sampler(train: Corpus, data: TextDataConfig, seed: int) -> EpochBatchSampler:
-    known = Known(train.lengths, data.max_len or int(train.lengths.max()), seed)
-    return make_sampler(data.batching.kind, known, **data.batching.heeded)
+    return TextExperiment(models, train, held, test, facts, vocab)
 
 
 def _pretrained(config: TextConfig, root: Path, vocab: Vocab) -> tuple[npt.NDArray[np.float32], int]:
@@ -311,8 +267,3 @@ def _thresholds(lengths: npt.NDArray[np.int64], grouping: GroupingConfig) -> lis
             f"are of {distinct} kinds; expected at most as many"
         )
     return find_thresholds(lengths, lambda length: length**power, grouping.thresholds)
-
-
-def _in_order(corpus: Corpus) -> EpochBatches:
-    budget = max(EVALUATION_BUDGET, int(corpus.lengths.max()))
-    return BatchLoader(corpus, PlannedBatchSampler(corpus.lengths, budget, shuffle=False), pin_memory=True)

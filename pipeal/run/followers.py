@@ -85,7 +85,7 @@ class Follower(Generic[Config]):
         facts = None
         if self.world.mesh.stage_of(self.world.rank) == 0:
             self._experiment = self.kind.read(config)
-            self._models, facts = self._experiment, self._experiment.facts
+            self._models, facts = self._experiment.models, self._experiment.facts
         else:
             self._models = self.kind.models(config, blueprint)
         self.world.gather({**own_means(self.world, config.engine, self.device), "facts": facts})
@@ -118,7 +118,7 @@ class Follower(Generic[Config]):
             return
         mesh = self.world.mesh
         share = Share(mesh.replica_of(self.world.rank), mesh.replicas)
-        with closing(self._experiment.under(config).train_batches(seed, share)) as batches:
+        with closing(self._experiment.under(config).batches(seed, share)) as batches:
 
             def feed(epoch: int, first: int) -> Iterator[Batch]:
                 batches.set_epoch(epoch, first)

@@ -23,10 +23,10 @@ import torch
 from pipeal.config import RunConfig
 from pipeal.core.errors import Interrupted
 from pipeal.core.methods import COMPARE, COMPARED, METHODS, Method
+from pipeal.core.names import Mode
 from pipeal.core.spread import blocks_of
 from pipeal.engine.devices import device_names
 from pipeal.engine.devices.threads import intra_op_threads
-from pipeal.models.registry import Mode
 from pipeal.reporting.attempts import Attempts
 from pipeal.run.build import Experiment
 from pipeal.run.run_folder import RunFolder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
@@ -17,28 +17,19 @@ import torch
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import BASELINE, DEFAULT
+from pipeal.core.names import LANGUAGE, TEXT, VISION
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import batch_size
-from pipeal.data import canonical_image_name, canonical_text_name
 from pipeal.engine.devices import fastest_precision
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.parts import UncuttableError, cut, samples_in
 from pipeal.methods.bp_parts import bp_parts
-from pipeal.models import (
-    LANGUAGE_MODELS,
-    TEXT_MODELS,
-    VISION_MODELS,
-    canonical_language_model,
-    canonical_text_model,
-    canonical_vision_model,
-    is_language_model,
-)
 from pipeal.planning.measure.contention import crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, measure_in_turns
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs
 from pipeal.reporting.environment import environment
 from pipeal.run.build import Experiment
-from pipeal.run.build_language import canonical_corpus, language_experiment
+from pipeal.run.build_language import language_experiment
 from pipeal.run.build_text import text_experiment
 from pipeal.run.build_vision import vision_experiment
 from pipeal.run.choices import sample_batches
@@ -276,33 +267,25 @@ def deepened(costs: Costs, layers: int) -> Costs:
 
 
 def _experiment(wanted: Wanted) -> Experiment:
-    given: dict[str, Any] = {"mode": None, "data_root": wanted.data_root}
-    if is_language_model(wanted.model):
+    given = {"data.root": wanted.data_root}
+    # Whatever form a spelling implies: both are measured.
+    if LANGUAGE.has_model(wanted.model):
         if wanted.dataset is None:
             raise ConfigError(
                 f"--dataset: {wanted.model} has no embedded data; expected shakespeare, or text with "
                 "--set data.text=FILE"
             )
-        corpus, (language, _) = canonical_corpus(wanted.dataset), canonical_language_model(wanted.model)
+        corpus, (language, _) = LANGUAGE.dataset(wanted.dataset), LANGUAGE.model(wanted.model)
         path = None if wanted.preset is None else find_config("shakespeare", f"charlm-{wanted.preset}")
         file = None if path is None else str(path)
         return language_experiment(configure(LanguageConfig, corpus, (language, None), file, wanted.overrides, given))
     if wanted.preset is not None:
         raise ConfigError(f"--preset: found {wanted.preset}, but {wanted.model} has none; they are for charlm")
-    text, vision = (_named(find, wanted.model) for find in (canonical_text_model, canonical_vision_model))
-    if text is not None:
-        name = canonical_text_name(wanted.dataset or "toynews")
-        config = configure(TextConfig, name, text, None, wanted.overrides, given)
-        return text_experiment(config)
-    if vision is None:
-        raise ConfigError(unknown_name("model", wanted.model, (*TEXT_MODELS, *VISION_MODELS, *LANGUAGE_MODELS)))
-    name = canonical_image_name(wanted.dataset or "toyimages")
-    return vision_experiment(configure(VisionConfig, name, vision, None, wanted.overrides, given))
-
-
-def _named(find: Callable[[str], tuple[str, Any]], model: str) -> tuple[str, None] | None:
-    """The canonical name; a spelling that implies a form does not matter, since both are measured."""
-    try:
-        return find(model)[0], None
-    except ConfigError:
-        return None
+    names = next((names for names in (TEXT, VISION) if names.has_model(wanted.model)), None)
+    if names is None:
+        known = [*TEXT.models, *VISION.models, *LANGUAGE.models]
+        raise ConfigError(unknown_name("model", wanted.model, known))
+    data, (model, _) = names.dataset(wanted.dataset or "embedded"), names.model(wanted.model)
+    if names is TEXT:
+        return text_experiment(configure(TextConfig, data, (model, None), None, wanted.overrides, given))
+    return vision_experiment(configure(VisionConfig, data, (model, None), None, wanted.overrides, given))

@@ -37,23 +37,45 @@ FORMAT = 1
 """Raised whenever what is chosen among, or how, changes."""
 
 
+_Count: TypeAlias = Annotated[int, Field(strict=True, gt=0)]
+
+
 @dataclass(frozen=True)
 class Remembered:
-    """A choice, and when it was made.
+    """A choice, and when it was made: what a file holds.
 
     Attributes:
-        placement: What was chosen.
+        devices: One for each stage.
+        sizes: The layers of each.
+        threads: Of each CPU worker.
         since: Seconds of the epoch.
         load: The machine's load average then, over a minute; None where the system does not say.
+
+    Raises:
+        ValueError: Devices and sizes are not of one number, or there are none.
     """
 
-    placement: Placement
+    devices: list[str]
+    sizes: list[_Count]
+    threads: _Count
     since: float
     load: float | None
+
+    def __post_init__(self) -> None:
+        if not self.devices or len(self.devices) != len(self.sizes):
+            raise ValueError(f"{len(self.devices)} devices for {len(self.sizes)} sizes")
+
+    @property
+    def placement(self) -> Placement:
+        """What was chosen."""
+        return Placement(self.devices, self.sizes, self.threads)
 
     def __str__(self) -> str:
         date = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M")
         return f"remembered from {date}" + ("" if self.load is None else f", load {self.load:.1f}")
+
+
+_REMEMBERED = TypeAdapter(Remembered)
 
 
 class PlacementCache:
@@ -92,7 +114,7 @@ class PlacementCache:
             _log.warning(f"what was found before is not remembered: {error}")
             return None
         try:
-            found = _read(json.loads(text))
+            found = checked(_REMEMBERED, json.loads(text))
         except ValueError as error:
             _log.warning(f"{path} is not as it was written ({error}), and is made again")
             return None
@@ -100,7 +122,7 @@ class PlacementCache:
 
     def keep(self, key: str, placement: Placement) -> None:
         """Keeps a choice; that it cannot be kept is logged."""
-        kept = _Kept(placement.devices, placement.sizes, placement.threads, self._now(), self._load())
+        kept = Remembered(placement.devices, placement.sizes, placement.threads, self._now(), self._load())
         try:
             write_whole(self._path(key), json.dumps(asdict(kept)))
         except DataError as error:
@@ -125,27 +147,3 @@ def key_of(model: nn.Module, batches: Sequence[Any], *settings: object) -> str:
     named = os.environ.get("OMP_NUM_THREADS")
     text = repr((FORMAT, machine, weights, size, named, settings))
     return blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-def _read(values: Any) -> Remembered:
-    kept = checked(_KEPT, values)
-    if not kept.devices or len(kept.devices) != len(kept.sizes):
-        raise ValueError(f"{len(kept.devices)} devices for {len(kept.sizes)} sizes")
-    return Remembered(Placement(kept.devices, kept.sizes, kept.threads), kept.since, kept.load)
-
-
-_Count: TypeAlias = Annotated[int, Field(strict=True, gt=0)]
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What a file holds."""
-
-    devices: list[str]
-    sizes: list[_Count]
-    threads: _Count
-    since: float
-    load: float | None
-
-
-_KEPT = TypeAdapter(_Kept)

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from pipeal.config import EngineConfig, RunConfig
 from pipeal.core.errors import ConfigError
+from pipeal.core.names import Mode
 from pipeal.engine import Pipeline, Window
 from pipeal.methods.al import ALPackage
-from pipeal.models.registry import Mode
 from pipeal.run.build import Experiment
 from pipeal.run.choices import choose
 from pipeal.run.opening import open_pipeline

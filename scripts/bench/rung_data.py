@@ -64,13 +64,11 @@ class Task:
             helpers = "workers" if self.model == "resnet" else "prefetch"
             config = replace(config, data=replace(config.data, **{helpers: 0}))
         if self.model == "resnet":
-            model = replace(config.model, channels_last=setting.channels_last)
-            return replace(self.experiment, config=replace(config, model=model))
-        if self.model in TEXTS:
+            config = replace(config, model=replace(config.model, channels_last=setting.channels_last))
+        elif self.model in TEXTS:
             updates = "touched" if setting.touched else "dense"
             config = replace(config, model=replace(config.model, embedding_updates=updates))
-            return replace(self.experiment, config=config, models=replace(self.experiment.models, config=config))
-        return replace(self.experiment, config=config)
+        return self.experiment.under(config)
 
     def package(self, setting: Setting, seed: int) -> ALPackage:
         """A new model."""
@@ -84,7 +82,7 @@ class Task:
 
     def batches(self, setting: Setting, seed: int, share: Share = WHOLE, epoch: int | None = None) -> Iterator[Any]:
         """Those of one epoch, or of all."""
-        found = self.of(setting).train_batches(seed, share)
+        found = self.of(setting).batches(seed, share)
         for number in count() if epoch is None else [epoch]:
             found.set_epoch(number)
             yield from found
@@ -158,7 +156,7 @@ def task_of(model: str, device: torch.device, data_root: str) -> Task:
         text = language_experiment(load_config(LanguageConfig, path, values=values))
         config = text.config
         few = -(-_EVALUATED // config.data.batch_size)
-        estimate = replace(text, config=replace(config, data=replace(config.data, estimate_batches=few)))
+        estimate = text.under(replace(config, data=replace(config.data, estimate_batches=few)))
         return Task(model, device, text, list(estimate.test_evaluation()))
     if model == "resnet":
         path = find_config("cifar10", model)

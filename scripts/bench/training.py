@@ -45,7 +45,7 @@ def of_kind(experiment: TextExperiment, kind: str, batch_size: int) -> TextExper
     batching = replace(config.data.batching, kind=kind)
     if kind in COUNTING:
         batching = replace(batching, batch_size=batch_size)
-    return replace(experiment, config=replace(config, data=replace(config.data, batching=batching)))
+    return experiment.under(replace(config, data=replace(config.data, batching=batching)))
 
 
 def train_in_turns(experiments: dict[str, TextExperiment], chosen: RunConfig, seed: int) -> dict[str, Position]:

@@ -87,7 +87,7 @@ def assert_equal(one: Path, other: Path) -> None:
         (["--devices=cpu*6"], "6 devices for 5 blocks of the BP form; expected at most 5"),
         (["--devices=cpu*2", "--set=engine.sizes=[2,2]"], r"sizes \[2, 2\] cover 4 layers"),
         (["--devices=cpu*2", "--set=engine.sizes=[1,2,2]"], r"3 sizes \[1, 2, 2\] for 2 stages"),
-        (["--devices=cpu*2", "--set=engine.compile=static"], "compile is of a layer on one device"),
+        (["--devices=cpu*2", "--set=engine.compile=static"], "compile='static' needs a layer on one device"),
     ],
 )
 def test_what_does_not_fit_gets_one_line(

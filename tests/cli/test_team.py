@@ -73,7 +73,7 @@ def test_all_ranks_have_what_is_fast_on_all(monkeypatch: pytest.MonkeyPatch, oth
     world: Any = SimpleNamespace(mesh=mesh, rank=0, launch=launch, tell=lambda _: None, gather=gather)
     experiment: Any = SimpleNamespace(
         config=load_config(TextConfig, None, overrides=["engine.sizes=[2,1]", "train.mode=al"], values={}),
-        blueprint={},
+        models=SimpleNamespace(blueprint={}),
         facts={},
         package=lambda *_: [0, 0, 0],
         train_batches=lambda *_: SimpleNamespace(close=lambda: None),

@@ -29,6 +29,7 @@ from pipeal.config import (
 from pipeal.config.effects import IDLE, IDLE_IN_ONE_PROCESS
 from pipeal.config.text import KINDS
 from pipeal.core.errors import ConfigError
+from pipeal.run import train
 from tests.cli.running import run_command, told_one_line
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -123,8 +124,7 @@ def configured(
 ) -> tuple[RunConfig, list[str]]:
     """What a command makes of its arguments, and what it tells beside the form; nothing is carried out."""
     found: list[RunConfig] = []
-    for module in (text, vision):
-        monkeypatch.setattr(module, "carry_out", lambda _, config, __, **___: found.append(config))
+    monkeypatch.setattr(train, "carry_out", lambda _, config, __, **___: found.append(config))
     with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit, match="0"):
         entry.run(command, arguments)
     return found[0], [line for line in said.getvalue().splitlines() if not line.startswith("training the ")]

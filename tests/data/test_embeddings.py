@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from pipeal.core.errors import DataError
-from pipeal.data import Vocab, find_vectors, list_vectors, load_vectors
+from pipeal.data import Vocab, find_vectors, list_vectors, load_vectors, vectors_from_torchtext
 from pipeal.data.text.vector_file import VectorFile
 
 VOCAB = Vocab(["<pad>", "<unk>", "oil", "a b", "7", "nobody"])
@@ -188,3 +190,14 @@ def test_real_glove(real_data, tmp_path):
         table = load_vectors(find_vectors(real_data, dim=dim), vocab, dim, cache=tmp_path)
         assert table.found == 2
         assert table.weight.shape == (4, dim)
+
+
+def test_torchtext_vectors():
+    matrix = torch.tensor([[1.0, 2, 3], [4, 5, 6]], requires_grad=True)
+    table = vectors_from_torchtext(SimpleNamespace(stoi={"x": 0, "oil": 1}, vectors=matrix, dim=3), VOCAB)
+    assert table.found == 1
+    assert table.weight[2].tolist() == [4, 5, 6]
+    with pytest.raises(DataError, match="dict is no torchtext vectors object"):
+        vectors_from_torchtext({}, VOCAB)
+    with pytest.raises(DataError, match=r"shape \(2, 3\), wanted \(2, 4\)"):
+        vectors_from_torchtext(SimpleNamespace(stoi={"x": 0, "oil": 1}, vectors=matrix, dim=4), VOCAB)

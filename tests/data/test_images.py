@@ -20,6 +20,7 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.names import VISION
 from pipeal.data import Source, canonical_image_name, load_images
 from pipeal.data.images import datasets as image_datasets
 from pipeal.data.images.decode import MAX_PIXELS, BrokenImageError, decode, square
@@ -408,19 +409,20 @@ def test_an_unpacked_cifar_with_another_checksum_is_refused_unread(published, tm
         load("cifar10", tmp_path)
 
 
-def test_a_new_data_set_is_one_value_and_one_place_in_the_list(served, tmp_path, monkeypatch):
+def test_a_new_data_set_is_one_value_and_one_line(served, tmp_path, monkeypatch):
     """Its name, addresses, files and statistics stood in three files."""
     files = {name.replace("cifar-10-images", "birds"): content for name, content in cifar_images().items()}
     served.files["birds.zip"] = zipped(tmp_path / "aside" / "a.zip", files).read_bytes()
     new = PublishedImages(
         name="birds",
-        spellings=("sparrows",),
         mean=(0.1, 0.2, 0.3),
         std=(1.0, 1.0, 1.0),
         sources=(Source(served.address + "birds.zip", None, ("birds.zip",)),),
         forms=zip_or_folder("birds", class_folders),
     )
-    monkeypatch.setattr(image_datasets, "_PUBLISHED", (*image_datasets._PUBLISHED, new))
+    monkeypatch.setattr(image_datasets, "BIRDS", new, raising=False)
+    monkeypatch.setitem(VISION.datasets, "birds", f"{image_datasets.__name__}:BIRDS")
+    monkeypatch.setitem(VISION.spellings, "sparrows", "birds")
     with pytest.raises(DataError, match=r"birds: neither birds/birds.zip nor .* in .*; fetch http.*put it there"):
         load("birds", tmp_path)
     data = load("Sparrows", tmp_path, download=True)

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from pipeal.core.errors import DataError
+from pipeal.core.names import TEXT
 from pipeal.data import Source, canonical_text_name, load_text, published_max_len, unpack_imdb, unpack_members
 from pipeal.data.text import datasets
 from pipeal.data.text.published import PublishedTexts
@@ -59,19 +60,20 @@ def test_unknown_name_gets_the_nearest():
         load_text("agnew")
 
 
-def test_a_new_data_set_is_one_value_and_one_place_in_the_list(served, tmp_path, monkeypatch):
+def test_a_new_data_set_is_one_value_and_one_line(served, tmp_path, monkeypatch):
     """Its name, addresses, files, class names and length stood in three files."""
     served.files |= {"train.csv": GOOD.encode(), "test.csv": GOOD.encode()}
     new = PublishedTexts(
         name="weather",
-        spellings=("rain",),
         folder="weather_csv",
         files=("train.csv", "test.csv"),
         sources=tuple(Source(served.address + name, None, (name,)) for name in ("train.csv", "test.csv")),
         read=partial(read_splits, classes=("wet", "dry", "hot", "cold")),
         max_len=7,
     )
-    monkeypatch.setattr(datasets, "_PUBLISHED", (*datasets._PUBLISHED, new))
+    monkeypatch.setattr(datasets, "WEATHER", new, raising=False)
+    monkeypatch.setitem(TEXT.datasets, "weather", f"{datasets.__name__}:WEATHER")
+    monkeypatch.setitem(TEXT.spellings, "rain", "weather")
     with pytest.raises(DataError, match=r"weather: no train.csv or test.csv .*weather_csv; fetch http.*put it there"):
         load_text("weather", tmp_path, download=False)
     data = load_text("Ra-in", tmp_path)

@@ -136,3 +136,37 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot write .*vocab\.json"):
         Vocab(["<pad>", "<unk>"]).save(tmp_path / "file" / "vocab.json")
+
+
+class FakeTorchtext:
+    def __init__(self, words, default):
+        self.words, self.default = words, default
+
+    def get_itos(self):
+        return self.words
+
+    def get_stoi(self):
+        return {word: index for index, word in enumerate(self.words)}
+
+    def get_default_index(self):
+        return self.default
+
+
+def test_torchtext_vocabularies_keep_their_numbers():
+    vocab = Vocab.from_torchtext(FakeTorchtext(["the", "<unk>", "<pad>"], 1))
+    assert (vocab.words, vocab.pad_index, vocab.unk_index) == (("the", "<unk>", "<pad>"), 2, 1)
+    assert Vocab.from_torchtext(FakeTorchtext(["the", "<unk>", "<pad>"], None)) == vocab
+    assert Vocab.from_torchtext(FakeTorchtext(["[P]", "?", "a"], 1), pad="[P]").unk_index == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (FakeTorchtext(["<unk>"], 0), "no '<pad>' for padding"),
+        (FakeTorchtext(["<pad>"], None), "no '<unk>' for unknown words"),
+        (["<pad>", "<unk>"], "list is no torchtext vocabulary"),
+    ],
+)
+def test_torchtext_vocabularies_that_lack_something(found, message):
+    with pytest.raises(DataError, match=message):
+        Vocab.from_torchtext(found)

@@ -443,7 +443,7 @@ def test_losses_of_characters_are_those_of_their_parts(tmp_path: Path, capsys: p
         f"--text={file}", *CHARACTERS,
     )  # fmt: skip
     experiment = language_experiment(left.config)  # type: ignore[arg-type]
-    alphabet, trained_on = experiment.text.alphabet, set[str]()
+    alphabet, trained_on = experiment.alphabet, set[str]()
     for batch in experiment.train_batches(left.config.train.seed):
         trained_on |= {alphabet.decode(row) for row in batch.x}
     count = round(left.config.data.held_out * len(beginning))

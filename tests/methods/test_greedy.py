@@ -16,6 +16,7 @@ from pipeal import ALPackage, Pipeline
 from pipeal.cli import generate, report, text, vision
 from pipeal.core.errors import ConfigError, ScheduleError
 from pipeal.core.methods import METHODS
+from pipeal.core.names import form_told
 from pipeal.engine import SCHEDULES
 from pipeal.methods.greedy import Greedy
 from pipeal.models import (
@@ -25,7 +26,6 @@ from pipeal.models import (
     build_language,
     build_text,
     build_vision,
-    form_told,
     group_layers,
 )
 from pipeal.training.exit_costs import exit_costs

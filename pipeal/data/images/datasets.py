@@ -9,22 +9,18 @@ from pathlib import Path
 from typing import get_args
 
 from pipeal.core.errors import DataError, check_named
+from pipeal.core.names import VISION
 from pipeal.data.checks import at_least
 from pipeal.data.images.cache import Decoding, OnBroken, decoded
-from pipeal.data.images.cifar import CIFAR10, CIFAR100
-from pipeal.data.images.published import Colour
+from pipeal.data.images.published import Colour, PublishedImages
 from pipeal.data.images.split import ImageSplit
-from pipeal.data.images.tinyimagenet import TINYIMAGENET
-from pipeal.data.images.toyimages import TOYIMAGES
 from pipeal.data.loading.download import Progress
-from pipeal.data.loading.sources import Source, by_name, obtain
+from pipeal.data.loading.sources import Source, obtain
 
 __all__ = ["IMAGE_DATASETS", "ImageDataset", "canonical_image_name", "load_images"]
 
-_PUBLISHED = (TINYIMAGENET, CIFAR10, CIFAR100, TOYIMAGES)
-
-IMAGE_DATASETS = tuple(published.name for published in _PUBLISHED)
-"""The canonical names of the image data sets."""
+IMAGE_DATASETS = tuple(VISION.datasets)
+canonical_image_name = VISION.dataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +28,7 @@ class ImageDataset:
     """A data set: its canonical name, the class names in label order, two splits, and its pixels' statistics.
 
     Attributes:
-        name: See :func:`canonical_image_name`.
+        name: See :meth:`pipeal.core.names.Names.dataset`.
         classes: The names.
         train: What to train on.
         test: What to test on.
@@ -46,18 +42,6 @@ class ImageDataset:
     test: ImageSplit
     mean: Colour
     std: Colour
-
-
-def canonical_image_name(name: str) -> str:
-    """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.
-
-    >>> [canonical_image_name(name) for name in ("tinyImageNet", "tiny-imagenet-200", "CIFAR-10", "demo")]
-    ['tinyimagenet', 'tinyimagenet', 'cifar10', 'toyimages']
-
-    Raises:
-        DataError: The name is unknown; the message holds the nearest known one.
-    """
-    return by_name(name, _PUBLISHED).name
 
 
 def load_images(
@@ -86,7 +70,7 @@ def load_images(
     kept as memory-mapped files.
 
     Args:
-        name: See :func:`canonical_image_name`.
+        name: See :meth:`pipeal.core.names.Names.dataset`.
         root: The folder of all data; ``data`` in the current one by default.
         size: The side of the square images, in pixels.
         download: Fetch the data set where it is missing.
@@ -104,7 +88,7 @@ def load_images(
             archive or image, with its path; a cache that cannot be written.
         ConfigError: A value out of range.
     """
-    published = by_name(name, _PUBLISHED)
+    published: PublishedImages = VISION.load_dataset(name)
     size = at_least("size", size, 1)
     check_named("on_broken", on_broken, get_args(OnBroken))
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from pipeal.core.errors import DataError, ScheduleError, check_named
+from pipeal.core.names import Augmentation
 from pipeal.data.batching.fixed import FixedBatchSampler
 from pipeal.data.batching.ranks import WHOLE, Share
 from pipeal.data.checks import at_least
-from pipeal.data.images.augment import Augment, Augmentation
+from pipeal.data.images.augment import Augment
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.workers import serve_parent, starting_workers, worker_failure

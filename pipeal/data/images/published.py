@@ -33,7 +33,7 @@ class Form(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedImages(Published):
-    """An image data set. A new one is such a value in a file of its own, and a line in ``datasets.py``.
+    """An image data set. A new one is such a value in a file of its own, and a line in :mod:`pipeal.core.names`.
 
     Attributes:
         mean: Red, green and blue, of values in [0, 1].

@@ -73,7 +73,6 @@ def _class_names(files: Files, wnids: Sequence[str]) -> tuple[str, ...]:
 
 TINYIMAGENET = PublishedImages(
     name="tinyimagenet",
-    spellings=("tinyimagenet200",),
     mean=(0.4802, 0.4481, 0.3975),
     std=(0.2770, 0.2691, 0.2821),
     # The archive stays as it is, and is read as it is. Checksum as common loaders list it.

@@ -74,7 +74,6 @@ def _colours(hues: npt.NDArray[np.float64], value: npt.NDArray[np.float64]) -> n
 
 TOYIMAGES = PublishedImages(
     name="toyimages",
-    spellings=("demo", "embedded"),
     mean=(0.5, 0.5, 0.5),
     std=(0.25, 0.25, 0.25),
     make=toyimages,

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from pipeal.core.atomic import replacing
-from pipeal.core.errors import DataError, unknown_name
+from pipeal.core.errors import DataError
 from pipeal.data.loading import download as network
 from pipeal.data.loading.download import Progress
 
@@ -52,29 +52,11 @@ class Published:
 
     Attributes:
         name: Its canonical name: small letters and digits.
-        spellings: Other names, without ``_``, ``-`` and spaces and in small letters.
         sources: Where its files can be fetched.
     """
 
     name: str
-    spellings: tuple[str, ...] = ()
     sources: tuple[Source, ...] = ()
-
-
-P = TypeVar("P", bound=Published)
-
-
-def by_name(name: str, published: Collection[P]) -> P:
-    """The data set behind a spelling; case, ``_``, ``-`` and spaces do not count.
-
-    Raises:
-        DataError: The name is unknown; the message holds the nearest known one.
-    """
-    plain = name.lower().translate({ord(mark): None for mark in "_- "})
-    for each in published:
-        if plain == each.name or plain in each.spellings:
-            return each
-    raise DataError(unknown_name("data set", name, [each.name for each in published]))
 
 
 def obtain(

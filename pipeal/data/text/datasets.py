@@ -6,21 +6,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeal.core.names import TEXT
 from pipeal.data.loading.download import Progress
-from pipeal.data.loading.sources import Source, by_name, obtain
-from pipeal.data.text.agnews import AGNEWS
-from pipeal.data.text.dbpedia import DBPEDIA
-from pipeal.data.text.imdb import IMDB
+from pipeal.data.loading.sources import Source, obtain
 from pipeal.data.text.lines import plain_or_gz
 from pipeal.data.text.published import PublishedTexts
-from pipeal.data.text.toynews import TOYNEWS
 
 __all__ = ["TEXT_DATASETS", "TextDataset", "TextSplit", "canonical_text_name", "load_text", "published_max_len"]
 
-_PUBLISHED = (AGNEWS, DBPEDIA, IMDB, TOYNEWS)
-
-TEXT_DATASETS = tuple(published.name for published in _PUBLISHED)
-"""The canonical names of the text data sets."""
+TEXT_DATASETS = tuple(TEXT.datasets)
+canonical_text_name = TEXT.dataset
 
 
 @dataclass(frozen=True)
@@ -44,21 +39,10 @@ class TextDataset:
     test: TextSplit
 
 
-def canonical_text_name(name: str) -> str:
-    """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.
-
-    >>> [canonical_text_name(name) for name in ("AG_NEWS", "Dbpedia", "IMDb", "demo")]
-    ['agnews', 'dbpedia', 'imdb', 'toynews']
-
-    Raises:
-        DataError: The name is unknown; the message holds the nearest known one.
-    """
-    return by_name(name, _PUBLISHED).name
-
-
 def published_max_len(name: str) -> int:
     """How many words of a text published experiments with a data set keep."""
-    return by_name(name, _PUBLISHED).max_len
+    published: PublishedTexts = TEXT.load_dataset(name)
+    return published.max_len
 
 
 def load_text(
@@ -77,7 +61,7 @@ def load_text(
     embedded and needs no files.
 
     Args:
-        name: See :func:`canonical_text_name`.
+        name: See :meth:`pipeal.core.names.Names.dataset`.
         root: The folder of all data; ``data`` in the current one by default.
         download: Fetch missing files where the data set has a public address.
         seed: Of the random split of IMDb into 80 % train and 20 % test, and of ``toynews``.
@@ -88,7 +72,7 @@ def load_text(
         DataError: An unknown name; missing files that are not to be had, with what to fetch and where to put
             it; a malformed file, with its line.
     """
-    published = by_name(name, _PUBLISHED)
+    published: PublishedTexts = TEXT.load_dataset(name)
     folder, files = _find(published, root or Path("data"))
     missing = [wanted for wanted, path in files.items() if path is None]
     if missing:

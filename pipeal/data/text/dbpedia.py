@@ -13,7 +13,6 @@ _CLASSES = (
 
 DBPEDIA = PublishedTexts(
     name="dbpedia",
-    spellings=("dbpedia14",),
     folder="dbpedia_csv",
     files=("train.csv", "test.csv"),
     sources=(

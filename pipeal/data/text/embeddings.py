@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from pipeal.core.errors import DataError, unknown_name
 from pipeal.data.text.vector_file import VectorFile
 from pipeal.data.text.vocab import Vocab
 
-__all__ = ["VectorTable", "find_vectors", "list_vectors", "load_vectors"]
+__all__ = ["VectorTable", "find_vectors", "list_vectors", "load_vectors", "vectors_from_torchtext"]
 
 _FOLDERS = ("", "glove", "embedding")
 _PATTERNS = {
@@ -25,6 +28,14 @@ _ADDRESSES = {
     "glove": "https://nlp.stanford.edu/data/glove.6B.zip",
     "fasttext": "https://dl.fbaipublicfiles.com/fasttext/vectors-english/wiki-news-300d-1M.vec.zip",
 }
+
+
+class TorchtextVectors(Protocol):
+    """What ``torchtext.vocab.Vectors`` offers, as far as it is needed here."""
+
+    stoi: Mapping[str, int]
+    vectors: Tensor
+    dim: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +91,22 @@ def load_vectors(
             known[index] = file.numbers(line, texts)
     rows = np.array(list(known.values()), dtype=np.float32).reshape(len(known), file.dim)
     return _table(list(known), rows, vocab, seed)
+
+
+def vectors_from_torchtext(vectors: TorchtextVectors, vocab: Vocab, *, seed: int = 0) -> VectorTable:
+    """Takes the rows of a ``torchtext.vocab.Vectors`` object, or of what looks like one.
+
+    Raises:
+        DataError: It is no such object, or its parts do not fit each other.
+    """
+    try:
+        stoi, matrix, dim = vectors.stoi, vectors.vectors.detach().cpu().float().numpy(), vectors.dim
+    except AttributeError as error:
+        raise DataError(f"{type(vectors).__name__} is no torchtext vectors object: {error}") from error
+    if matrix.shape != (len(stoi), dim):
+        raise DataError(f"vectors of shape {matrix.shape}, wanted ({len(stoi)}, {dim}) by its stoi and dim")
+    places = {index: stoi[word] for word, index in vocab.indices.items() if word in stoi}
+    return _table(list(places), matrix[list(places.values())], vocab, seed)
 
 
 def find_vectors(root: Path, kind: str = "glove", dim: int = 300) -> Path:

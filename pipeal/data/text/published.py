@@ -15,7 +15,7 @@ Labelled: TypeAlias = tuple[list[str], list[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTexts(Published):
-    """A text data set. A new one is such a value in a file of its own, and a line in ``datasets.py``.
+    """A text data set. A new one is such a value in a file of its own, and a line in :mod:`pipeal.core.names`.
 
     Attributes:
         read: Takes the paths of the files by their names, and a seed; gives the class names in label order, what to

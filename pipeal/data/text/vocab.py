@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
 from pipeal.core.atomic import write_whole
@@ -20,6 +20,22 @@ __all__ = ["Vocab"]
 _FORMAT = "pipeal-vocab-1"
 
 T = TypeVar("T")
+
+
+class TorchtextVocab(Protocol):
+    """What ``torchtext.vocab.Vocab`` offers, as far as it is needed here."""
+
+    def get_itos(self) -> Sequence[str]:
+        """The words by number."""
+        ...
+
+    def get_stoi(self) -> Mapping[str, int]:
+        """The numbers by word."""
+        ...
+
+    def get_default_index(self) -> int | None:
+        """The number of unknown words, None where there is none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,26 @@ class Vocab:
         frequent.sort(key=lambda item: (-item[1], item[0]))
         words = [*specials, *(word for word, _ in frequent[: max_size - len(specials)])]
         return cls(words, pad=specials[0], unk=specials[1])
+
+    @classmethod
+    def from_torchtext(cls, vocab: TorchtextVocab, *, pad: str = "<pad>", unk: str | None = None) -> Vocab:
+        """Takes over a ``torchtext.vocab.Vocab`` (or what looks like one) with its numbers.
+
+        Args:
+            vocab: The vocabulary.
+            pad: Its word for padding.
+            unk: Its word for unknown words; by default the one at its default index, else ``<unk>``.
+
+        Raises:
+            DataError: It is no such object, or has no word for padding or for unknown words.
+        """
+        try:
+            words, default = tuple(vocab.get_itos()), vocab.get_default_index()
+        except AttributeError as error:
+            raise DataError(f"{type(vocab).__name__} is no torchtext vocabulary: {error}") from error
+        if unk is None:
+            unk = "<unk>" if default is None else words[default]
+        return cls(words, pad=pad, unk=unk)
 
     @classmethod
     def load(cls, path: Path) -> Vocab:
