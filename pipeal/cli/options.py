@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from pipeal.core.methods import COMPARE, COMPARED, DEFAULT, MODES
-from pipeal.core.names import ScheduleName
+from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
             "engine.schedule",
             "--schedule",
             shell_complete=offered(SCHEDULES),
-            help=f"Of layers that learn side by side: {', '.join(SCHEDULES)} (default).",
+            help=f"Of layers that learn side by side: {', '.join(SCHEDULES)}; default {DEFAULT_SCHEDULE}.",
         ),
         setting(
             "engine.devices",

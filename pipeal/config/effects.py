@@ -1,4 +1,6 @@
-"""Options that have no effect where others are set as they are: tables, checked where a command reads its options.
+"""Keys that do not go together: refused where they contradict each other, told where one has no effect.
+
+Tables, which :mod:`pipeal.run.configure` checks where a command reads its options.
 
 Only what was given on the command line is told: a file describes an experiment in whichever form and on whatever
 devices it is carried out later, and a run's own ``config.yaml`` holds every key.

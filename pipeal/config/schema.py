@@ -12,8 +12,14 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from pipeal.core.methods import DEFAULT, MODES, with_all
-from pipeal.core.names import ScheduleName
+from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
 from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision
+
+Decay: TypeAlias = Literal["none", "cosine"]
+"""How the learning rate falls: :func:`pipeal.training.learning_rate.epoch_scale`."""
+
+Per: TypeAlias = Literal["epoch", "batch"]
+"""How often it does."""
 
 Text: TypeAlias = Annotated[str, Field(strict=True, pattern=r"^[^\x00]+$", description="text")]
 Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]
@@ -104,8 +110,8 @@ class LrConfig:
     base: Positive | None = None
     end: NotNegative | None = None
     ae: Positive | None = None
-    decay: Literal["none", "cosine"] = "cosine"
-    per: Literal["epoch", "batch"] = "batch"
+    decay: Decay = "cosine"
+    per: Per = "batch"
     warmup: Whole | None = None
 
 
@@ -183,7 +189,7 @@ class EngineConfig:
         trace_batches: Batches recorded for the timeline.
     """
 
-    schedule: ScheduleName = "pipelined"
+    schedule: ScheduleName = DEFAULT_SCHEDULE
     devices: Text | Texts = "auto"
     sizes: Counts | None = None
     replicas: Count = 1

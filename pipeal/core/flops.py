@@ -1,4 +1,7 @@
-"""FLOPs, counted by PyTorch's counter; it is taught what it does not know, and kept from ways that it cannot see."""
+"""FLOPs of operators, counted by PyTorch's counter: taught what it does not know, kept from ways that it cannot see.
+
+Those of a model's training and exits are summed in :mod:`pipeal.training.exit_costs` and ``run.form_costs``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Data sets, models and schedules by the names that users give them, without their code, and without PyTorch.
+"""Data sets, models, schedules and augmentations by the names that users give them, without their code, and without
+PyTorch.
 
 Commands read names here, so that ``--help`` and a mistyped name answer at once. A data set or model is listed in one
 line here; its code finds its canonical name in :mod:`pipeal.data` or :mod:`pipeal.models`.
@@ -27,6 +28,8 @@ Mode: TypeAlias = str
 
 ScheduleName: TypeAlias = Literal["sequential", "backward-overlap", "al-fm", "pipelined"]
 """What may run beside what; :data:`pipeal.engine.SCHEDULES` has the schedules."""
+
+DEFAULT_SCHEDULE: ScheduleName = "pipelined"
 
 Augmentation: TypeAlias = Literal["none", "basic", "strong"]
 """What training images go through."""

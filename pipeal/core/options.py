@@ -2,6 +2,8 @@
 
 A choice among names is a ``Literal`` here, which the configuration takes over. An option that excludes another one is
 refused in ``__post_init__``; one that excludes a layout, in :meth:`EngineOptions.check_layout`, once that is known.
+How long processes wait for each other is no option of the engine: ``engine.peer_timeout_s`` in
+:mod:`pipeal.config.schema`.
 """
 
 from __future__ import annotations

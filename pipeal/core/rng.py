@@ -5,7 +5,7 @@ Law 1 (a schedule never changes the result) needs every random number of a forwa
 order. So the engine opens :func:`keyed` around each forward, and
 
 * :func:`generator` gives code that knows about it a generator of that key, and :func:`random_words` numbers from it
-  (:class:`pipeal.methods.al.Dropout`);
+  (:class:`pipeal.methods.dropout.Dropout`);
 * :class:`KeyedDefault` makes code that does not (``nn.Dropout``, ``torch.rand``, attention with dropout, any
   operator that draws) draw from the key as well, operator by operator.
 """

@@ -4,7 +4,8 @@
 
     (tensor, {"mask": tensor}, 3)   <->   ["t", ["T"], ["d", ["mask", ["T"]]], 3]   and   [tensor, tensor]
 
-What is done with the tensors is up to others: they are sent to another process, or written to a file.
+What is done with the tensors is up to others: they are sent to another process (``engine.distributed``), or written to
+the file of a layer (:mod:`pipeal.engine.state.layer_file`): to change the description is to change both.
 """
 
 from __future__ import annotations

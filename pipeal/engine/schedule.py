@@ -1,5 +1,8 @@
 """Schedules as data: which task may run after which.
 
+A new one is an entry of ``SCHEDULES`` and its name in :mod:`pipeal.core.names`; planning chooses its layouts by
+``joins``, ``serial`` and ``forwards_first``.
+
 A pipeline of ``S`` stages over ``T`` batches consists of the tasks ``F`` (forward), ``B`` (backward) and ``U``
 (update) of each stage and batch. Every stage works through its own tasks in the order F0 B0 U0 F1 B1 U1 …; a
 schedule only adds what must have ended elsewhere. Time runs to the right, digits are batches::

@@ -1,7 +1,7 @@
 """Backpropagation as a layer: a whole network with one end-to-end loss, so that baselines share the engine.
 
-Of a network that is a row of blocks, the blocks may lie on several devices, one after the other: naive model
-parallelism, in which one device works at a time.
+Of a network that is a row of blocks (the children of an ``nn.Sequential``; no graph is cut), the blocks may lie on
+several devices, one after the other: naive model parallelism, in which one device works at a time.
 """
 
 from __future__ import annotations

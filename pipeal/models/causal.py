@@ -2,7 +2,7 @@
 
 Pre-norm blocks and the initialisation of GPT-2 (Radford et al., 2019): spread 0.02, biases of zero, and what is added
 to the residual path smaller by the square root of the number of additions. They draw random
-numbers through :class:`pipeal.methods.al.Dropout` alone.
+numbers through :class:`pipeal.methods.dropout.Dropout` alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What text layers hand on, features with their mask, and the parts that every text model shares.
 
-They draw random numbers through :class:`pipeal.methods.al.Dropout` alone.
+They draw random numbers through :class:`pipeal.methods.dropout.Dropout` alone.
 """
 
 from __future__ import annotations

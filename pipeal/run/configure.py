@@ -1,4 +1,4 @@
-"""Options of a command, given by name, become a configuration."""
+"""Options of a command, given by name, become a configuration; a new option needs nothing here."""
 
 from __future__ import annotations
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from pipeal.config.schema import USUAL_RATE
-
-Decay: TypeAlias = Literal["none", "cosine"]
-Per: TypeAlias = Literal["batch", "epoch"]
-
+from pipeal.config.schema import USUAL_RATE, Decay, Per
 
 LONG_ENOUGH = 160
 """Updates that a run with the usual rate takes to learn."""

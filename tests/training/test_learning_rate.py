@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeal.training.learning_rate import Course, Decay, Per, cosine, epoch_scale, usual_course
+from pipeal.config.schema import Decay, Per
+from pipeal.training.learning_rate import Course, cosine, epoch_scale, usual_course
 
 
 def scales(

@@ -1,4 +1,8 @@
-"""The image data sets by name, out of their published files or made on the spot."""
+"""The image data sets by name, out of their published files or made on the spot.
+
+A new one is a :class:`~pipeal.data.images.published.PublishedImages` in a file of its own, and a line in
+:mod:`pipeal.core.names`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that says that this rank lives and listens for the others, so that no wait is without an end.
+"""A thread that says that this rank lives, listens for the others, and decides when a silent one is lost.
 
 Through a store that all ranks reach, on a connection of its own::
 

@@ -1,4 +1,8 @@
-"""Early exits: how sure an answer is, and who leaves with it."""
+"""Early exits: how sure an answer is, and who leaves with it.
+
+Asked by :mod:`pipeal.engine.inference.trips`, and over processes by ``distributed.remote_predictor``; its thresholds
+are chosen by :mod:`pipeal.training.calibration`.
+"""
 
 from __future__ import annotations
 

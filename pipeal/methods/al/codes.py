@@ -1,5 +1,7 @@
 """Label sides by task: how a target becomes a code, layer by layer, and comes back.
 
+Those of the character language model are in :mod:`pipeal.models.nextchar`.
+
 Two styles. ``inverse``, the default, starts ``g`` and ``h`` as near inverses of each other: a first ``g`` that spreads
 the targets over the whole range of tanh, later ones that are orthogonal, each ``h`` the scaled transpose, and biases
 of zero. ``published`` is the published code: linear maps with PyTorch's own initialisation and a sigmoid after each,

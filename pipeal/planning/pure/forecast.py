@@ -3,6 +3,9 @@
 Every schedule is the one that executors carry out, or, for backpropagation, that of its papers, and each gets the
 layout that suits it; one that does one thing at a time gets the layout of those that do not, so that as many devices
 share its memory. Backpropagation is cut into the micro-batches that suit it best, of those whose costs were measured.
+
+How long a stage takes comes from :mod:`~pipeal.planning.pure.stage_cost`, a link from
+:mod:`~pipeal.planning.pure.hardware`, measured costs from ``run.plan_costs``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the page says of a run, and of several beside each other: names and values, which its templates lay out."""
+"""What the page says of a run, and of several beside each other: names and values, which its templates lay out.
+
+A new function is listed in ``page._CALLED``.
+"""
 
 from __future__ import annotations
 

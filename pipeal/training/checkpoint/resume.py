@@ -1,4 +1,4 @@
-"""A training as a checkpoint holds it, to go on with."""
+"""A training as a checkpoint holds it, to go on with; which checkpoint is taken is decided in ``run.training``."""
 
 from __future__ import annotations
 
