@@ -44,6 +44,12 @@ class Progress:
     label: str = ""
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
     clock: Callable[[], float] = time.monotonic
+    _where: str = field(default="", init=False)
+    _batches: int = field(default=0, init=False)
+    _done: int = field(default=0, init=False)
+    _samples: int = field(default=0, init=False)
+    _tokens: int = field(default=0, init=False)
+    _began: float = field(default=0.0, init=False)
     _last: str = field(default="", init=False)
     _live: Live | None = field(default=None, init=False)
 
