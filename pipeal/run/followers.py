@@ -14,8 +14,7 @@ from pipeal.config import RunConfig, document, load_config
 from pipeal.core.artifacts import CHECKPOINTS
 from pipeal.data import Batch, Share
 from pipeal.engine import Window
-from pipeal.engine.distributed.pipeline import serve
-from pipeal.engine.distributed.states import hand_out_states
+from pipeal.engine.distributed.pipeline import hand_out_states, serve
 from pipeal.engine.distributed.world import World
 from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage

@@ -20,8 +20,7 @@ from pipeal.data import WHOLE, Batch, EpochBatches, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.devices import device_names, fastest_precision
 from pipeal.engine.distributed.consistency import require_same
-from pipeal.engine.distributed.pipeline import DistributedPipeline, own_threads
-from pipeal.engine.distributed.states import hand_out_states
+from pipeal.engine.distributed.pipeline import DistributedPipeline, hand_out_states, own_threads
 from pipeal.engine.distributed.world import World
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
