@@ -61,13 +61,7 @@ class RemotePredictor(Predictor):
             first = next(self._numbers)
             trips = Trips(executor, self.stages[0], journey, first)
             pauses = [] if journey.policy is None else journey.policy.tried[:-1]
-            facts = {
-                "depth": journey.depth,
-                "every": journey.every,
-                "pauses": pauses,
-                "first": first,
-                "alone": alone,
-            }
+            facts = {"depth": journey.depth, "every": journey.every, "pauses": pauses, "first": first, "alone": alone}
             executor.order("predict", facts, heads=False)
             try:
                 most = 1 if self.serial else self.options.queue_depth * len(way)
@@ -103,7 +97,7 @@ class Trips:
         self._exits: dict[int, dict[int, Tensor]] = {}
         self._answers: dict[int, tuple[Tree, bool]] = {}
         self._guide = executor.node.requests.guide
-        self._guide.arrived, self._guide.failed = self._arrive, self._fail
+        self._guide.arrived, self._guide.failed = self._arrive, self._end
 
     def drive(self, batches: Iterable[Tree], numbers: Iterable[int], most: int) -> Generator[Arrived, None, None]:
         """Sends batches on their way, ``most`` at a time, and yields what comes of them, in order.
@@ -115,7 +109,7 @@ class Trips:
         for x in batches:
             self._send(x)
             self._next = next(following)
-            while len(self._sent) >= most or (self._sent and self._is_there(self._sent[0])):
+            while len(self._sent) >= most or (self._sent and self._sent[0] in self._arrived):
                 yield self._result()
         while self._sent:
             yield self._result()
@@ -142,10 +136,6 @@ class Trips:
             raise found
         return found
 
-    def _is_there(self, trip: int) -> bool:
-        with self._changed:
-            return trip in self._arrived
-
     def _has(self, trip: int, timeout_s: float) -> bool:
         progress = self._executor.node.progress
         with self._changed:
@@ -161,9 +151,6 @@ class Trips:
             self._exits.pop(trip, None)
             self._answers.pop(trip, None)
             self._changed.notify_all()
-
-    def _fail(self, trip: int, error: BaseException) -> None:
-        self._end(trip, error)
 
     def _arrive(self, trip: int, depth: int, logits: Tree, ready: Ready) -> None:
         """On the worker's thread, with the device active."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -88,16 +89,9 @@ class World(Collectives):
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
-        def open_groups() -> None:
-            dist.init_process_group(
-                "gloo",
-                store=dist.PrefixStore("groups", self.store),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=_FOR_EVER,
-            )
-
-        self.together("connecting all ranks over Gloo", open_groups)
+        store, rank, size = dist.PrefixStore("groups", self.store), self.rank, self.size
+        open_all = partial(dist.init_process_group, "gloo", store=store, rank=rank, world_size=size, timeout=_FOR_EVER)
+        self.together("connecting all ranks over Gloo", open_all)
         self._has_groups = True
 
     def pass_on(self, signal: int) -> None:
