@@ -44,18 +44,13 @@ class Collectives:
         self._gathered = self._said = self._joined = 0
 
     @property
-    def name(self) -> str:
-        """This process as messages name it."""
-        return self.mesh.name_of(self.rank)
-
-    @property
     def patience_s(self) -> float:
         """How long it may take until the end of a peer is known, where its machine still runs: some heartbeats."""
         return min(4 * self._heartbeat.every_s, self.timeout_s)
 
     def name_of(self, rank: int) -> str:
         """A rank, with its host, as messages name it."""
-        return f"{self.mesh.name_of(rank)} on {self.peers[rank].host}" if self.peers else self.mesh.name_of(rank)
+        return self._heartbeat.name_of(rank)
 
     def check(self) -> None:
         """Returns while all peers live, as far as is known; never waits.

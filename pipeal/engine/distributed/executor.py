@@ -71,16 +71,17 @@ class DistributedExecutor:
             PeerLostError: A rank is lost.
             Exception: Whatever a stage raised first, on whatever rank.
         """
-        self._to_heads(Order("take", facts_of(packet)))
+        self.tell_heads("take", facts_of(packet))
         self.wait(lambda: self.node.inbox.put(packet, TICK_S))
 
-    def begin_feed(self, epoch: int, first: int) -> None:
-        """Has every other replica begin its feed of an epoch at a batch; raises as :meth:`submit`."""
-        self._to_heads(Order("feed", {"epoch": epoch, "first": first}))
+    def tell_heads(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Tells the first stage of every other replica to do something with its feed; raises as :meth:`submit`.
 
-    def leave_out(self, count: int) -> None:
-        """Has every other replica leave out as many batches of its feed; raises as :meth:`submit`."""
-        self._to_heads(Order("leave out", {"count": count}))
+        Args:
+            kind: ``take`` a batch, ``feed`` an epoch from a batch on, or ``leave out`` some batches.
+            facts: What it needs to know; what JSON can hold.
+        """
+        self._to_heads(Order(kind, facts))
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Puts the snapshot into the line; raises as :meth:`submit`."""

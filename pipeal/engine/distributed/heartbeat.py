@@ -238,7 +238,7 @@ class Heartbeat:
         if beat != before:
             self._seen[rank] = beat, self._lived_s
         elif self._lived_s - since > self.timeout_s:
-            self.conclude(Loss(rank, f"{self._name(rank)} has given no sign of life for {self.timeout_s:g} s"))
+            self.conclude(Loss(rank, f"{self.name_of(rank)} has given no sign of life for {self.timeout_s:g} s"))
 
     def ended(self, rank: int, end: str) -> None:
         """Takes note of a rank's end, as it stands in the store."""
@@ -248,7 +248,7 @@ class Heartbeat:
         if note["rank"] != rank:  # taken down by another, of which its words are
             self.conclude(Loss(note["rank"], note["why"], note["code"]))
         else:
-            self.conclude(Loss(rank, f"{self._name(rank)} ended: {note['why']}", note["code"]))
+            self.conclude(Loss(rank, f"{self.name_of(rank)} ended: {note['why']}", note["code"]))
 
     def _watch_on(self) -> None:
         """Judges by what is known here, whatever the store does."""
@@ -277,8 +277,9 @@ class Heartbeat:
         self._called(report)
 
     def _unreachable(self, how: str) -> Loss:
-        return Loss(0, f"{self._name(0)} cannot be reached: the store at {self._where} {how}")
+        return Loss(0, f"{self.name_of(0)} cannot be reached: the store at {self._where} {how}")
 
-    def _name(self, rank: int) -> str:
+    def name_of(self, rank: int) -> str:
+        """A rank, with its host where that is known, as messages name it."""
         where = f" on {self._peers[rank].host}" if self._peers else ""
         return f"{self.mesh.name_of(rank)}{where}"

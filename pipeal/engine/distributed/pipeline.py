@@ -142,7 +142,7 @@ class DistributedPipeline(_Line):
         Raises:
             Exception: As :meth:`submit`.
         """
-        self._line().begin_feed(epoch, first)
+        self._line().tell_heads("feed", {"epoch": epoch, "first": first})
 
     def skip(self, count: int = 1) -> None:
         """As :meth:`pipeal.Pipeline.skip`; the other replicas leave out as many batches of the feeds they have begun.
@@ -153,7 +153,7 @@ class DistributedPipeline(_Line):
         """
         super().skip(count)
         if self.is_open and self.world.mesh.replicas > 1:
-            self._line().leave_out(count)
+            self._line().tell_heads("leave out", {"count": count})
 
     def snapshot(self, note: Any = None) -> Snapshot:
         """As :meth:`pipeal.Pipeline.snapshot`; the states, or what other ranks say of keeping theirs, come from all
