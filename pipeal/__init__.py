@@ -1,5 +1,9 @@
 """pipeal: pipelined model-parallel training for PyTorch with Associated Learning."""
 
+import logging
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from pipeal.core.errors import (
     ConfigError,
     DataError,
@@ -9,11 +13,16 @@ from pipeal.core.errors import (
     ScheduleError,
     StallError,
 )
-from pipeal.engine import ExitPolicy, Pipeline, RunReport, Window
-from pipeal.methods.al import AE, AL, BP, ENC, ALPackage, Dropout, Encoder, LabelAE, set_device
-from pipeal.planning import Placement, plan
+
+if TYPE_CHECKING:
+    from pipeal.engine import ExitPolicy, Pipeline, RunReport, Window
+    from pipeal.methods.al import AE, AL, BP, ENC, ALPackage, Dropout, Encoder, LabelAE, set_device
+    from pipeal.planning import Placement, plan
 
 __version__ = "0.1.0"
+
+# Silent by default, also of warnings: who uses pipeal as a library chooses the handlers. The commands install theirs.
+logging.getLogger("pipeal").addHandler(logging.NullHandler())
 
 __all__ = [
     "AE",
@@ -39,3 +48,18 @@ __all__ = [
     "plan",
     "set_device",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what needs PyTorch when it is first asked for (PEP 562): that takes seconds, which ``--help`` does not."""
+    if name in __all__:
+        for room in map(import_module, ("pipeal.engine", "pipeal.methods.al", "pipeal.planning")):
+            if name in room.__all__:
+                globals()[name] = found = getattr(room, name)
+                return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """For consoles that complete names: also those that are not loaded yet."""
+    return [*globals(), *__all__]

@@ -20,6 +20,8 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from matplotlib.figure import Figure
 
+from tests.messages import messages
+
 settings.register_profile("dev", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True)
 # For scripts/mutants.py, which asks whether a test fails, and not for the smallest case with which it does.
@@ -103,6 +105,20 @@ def leaves_no_temporary_file(tmp_path_factory: pytest.TempPathFactory) -> Iterat
         not_ours = NOT_OURS if kept is None else (*NOT_OURS, Path(kept.name).name)
         left = sorted(path.name for path in Path(folder).iterdir() if not path.name.startswith(not_ours))
     assert not left, f"temporary files left behind: {left}"
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What pipeal logs during a test, in lines."""
+    with messages() as lines:
+        yield lines
+
+
+@pytest.fixture
+def silent(said: list[str]) -> Iterator[None]:
+    """Fails a test during which pipeal logs anything."""
+    yield
+    assert said == []
 
 
 @pytest.fixture

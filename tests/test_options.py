@@ -50,7 +50,7 @@ def test_a_keyword_goes_before_the_options_and_these_stay_as_they_were() -> None
     pipe = Pipeline([layer()], "cpu", options=options, threads=1)
     assert (pipe.options.queue_depth, pipe.options.threads, pipe.threads) == (5, 1, 1)
     assert options.threads == 2
-    assert with_keywords(None, {}) is DEFAULTS
+    assert with_keywords(None, {}) == DEFAULTS
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.threads = 3  # type: ignore[misc]
 
@@ -65,5 +65,5 @@ def test_replicas_that_learn_together_exclude_what_one_cannot_decide_for_all(wro
 
 def test_a_layer_on_several_devices_excludes_compilation() -> None:
     EngineOptions().check_layout(row=True)
-    with pytest.raises(ConfigError, match="use none, or one device"):
+    with pytest.raises(ConfigError, match="use 'none', or one device"):
         EngineOptions(compile="static").check_layout(row=True)

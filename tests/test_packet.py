@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import iterate
 from pipeal.core.tree import batch_size, describe, detach, map_tensors, move, shapes_of, tensors
-from pipeal.planning.measure.virtual import VirtualLayer
 
 Pair = namedtuple("Pair", "left right")
 

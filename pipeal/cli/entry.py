@@ -12,24 +12,22 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
+import os
 import signal
 import sys
-from typing import NoReturn
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from pipeal.cli.ending import at_once, spoken
-from pipeal.core.errors import (
-    Interrupted,
-    NonFiniteError,
-    OutOfMemoryError,
-    PeerLostError,
-    PipealError,
-    SaveError,
-    StallError,
-    WorkerError,
-)
-from pipeal.core.outofmemory import bytes_asked, in_units, is_out_of_memory
+from pipeal.core.errors import PipealError, StallError, exit_code
+from pipeal.core.messages import logged_to
+
+if TYPE_CHECKING:
+    from pipeal.engine.distributed.launch import Launch
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """A disk that takes no more."""
@@ -50,7 +48,19 @@ _LONGEST = 1_000
 """Characters of the one line for a mistake."""
 
 
-@at_once
+@contextmanager
+def loading() -> Iterator[None]:
+    """Shows that PyTorch is being loaded, which takes seconds.
+
+    A command imports the rooms that need it inside this context, and not at the top of its file: so ``--help``, a
+    mistyped name and the completion of a shell answer at once.
+    """
+    from rich.console import Console  # ``--help`` needs none
+
+    with Console(stderr=True).status("loading PyTorch"):
+        yield
+
+
 def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     """Runs a command and leaves the process.
 
@@ -58,26 +68,57 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         command: What to run.
         arguments: Its arguments; None for those of the process.
     """
+    if _own_launch() is None:
+        _run(command, arguments)
+    # One of many processes that fails leaves without waiting for its threads: Gloo's and NCCL's may wait for a peer
+    # that is gone, in code that cannot be interrupted, and the interpreter would wait for them. What is to be written
+    # has been written by then.
+    code: object = 1
+    try:
+        _run(command, arguments)
+    except SystemExit as end:
+        code = end.code
+        if not code:
+            raise
+    except BaseException:  # noqa: BLE001  a bug: told as Python would
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)
+
+
+def _own_launch() -> Launch | None:
+    """Which of several processes this is; None where it is alone."""
+    if "WORLD_SIZE" not in os.environ:
+        return None
+    from pipeal.engine.distributed.launch import Launch  # its room imports PyTorch, which one process may not need yet
+
+    try:
+        launch = Launch.found()
+    except PipealError:  # the command itself says so
+        return None
+    return None if launch is None or launch.size == 1 else launch
+
+
+def _run(command: click.Command, arguments: list[str] | None) -> NoReturn:
     # As Ctrl-C: the run unwinds, its workers end, and what there is by then is written.
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be text, nor terminals know every letter
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        command.main(arguments, standalone_mode=False)
+        with _messages_shown():
+            command.main(arguments, standalone_mode=False)
     except click.UsageError as error:
         _leave(f"{error.format_message()} (see --help)", 2)
     except click.ClickException as error:
         _leave(error.format_message(), 2)
     except StallError as error:  # of several lines: it shows stacks
         _leave("\n".join([str(error), *_notes(error)]), 1)
-    except (Interrupted, PeerLostError) as error:
-        _leave(_with_notes(error), error.code)
-    except (SaveError, NonFiniteError, OutOfMemoryError, WorkerError) as error:
-        _leave(_with_notes(error), 1)
     except PipealError as error:
-        cause = error.__cause__
-        _leave(_with_notes(error), 1 if isinstance(cause, OSError) and cause.errno in _FULL else 2)
+        cause, code = error.__cause__, exit_code(error)
+        full = isinstance(cause, OSError) and cause.errno in _FULL  # no mistake of the user
+        _leave(one_line("; ".join([str(error), *_notes(error)])), 1 if full and code == 2 else code)
     except (KeyboardInterrupt, click.Abort):
         _leave("interrupted", 130)
     except SystemExit as error:
@@ -88,6 +129,8 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
         sys.stderr.close()
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
+        from pipeal.core.outofmemory import bytes_asked, in_units, is_out_of_memory  # knows PyTorch's errors
+
         if not is_out_of_memory(error):
             raise
         asked = bytes_asked(error)
@@ -104,8 +147,19 @@ def run(command: click.Command, arguments: list[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def _with_notes(error: BaseException) -> str:
-    return one_line("; ".join([str(error), *_notes(error)]))
+class _Messages(logging.Handler):
+    """Prints what pipeal logs on standard error, as it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints a message; a closed pipe is raised, and ends the command."""
+        # The stream is looked up each time: progress bars put their own in its place, which prints above them.
+        print(self.format(record), file=sys.stderr)
+
+
+def _messages_shown() -> AbstractContextManager[object]:
+    """Shows what pipeal logs within the ``with`` block; of several processes rank 0 speaks for all."""
+    launch = _own_launch()
+    return logged_to(_Messages()) if launch is None or launch.rank == 0 else nullcontext()
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -114,7 +168,9 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    print(f"{spoken()}{one_line(message) if code == 2 else message}", file=sys.stderr)
+    launch = _own_launch()
+    rank = "" if launch is None else f"rank {launch.rank}: "
+    print(f"pipeal: {rank}{one_line(message) if code == 2 else message}", file=sys.stderr)
     sys.exit(code)
 
 

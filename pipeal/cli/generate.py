@@ -6,18 +6,8 @@ from pathlib import Path
 
 import click
 
-from pipeal.config import LanguageConfig, load_config
-from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CONFIG
-from pipeal.core.errors import ConfigError, DataError
-from pipeal.data import Alphabet
-from pipeal.data.text.characters import with_plain_ends
-from pipeal.engine.runner.precision import make_ready
-from pipeal.methods.al import ALPackage
-from pipeal.models import generate_each
-from pipeal.run.build_language import LanguageModels, first_prompt
-from pipeal.run.say import say
-from pipeal.training.checkpoint.resume import ResumedTraining
-from pipeal.training.checkpoint.store import CheckpointStore
+from pipeal.cli import entry
+from pipeal.core.errors import ConfigError
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -37,6 +27,11 @@ def command(
 
     RUN is a folder such as runs/shakespeare-charlm-al-001; of a comparison, name the form: …/al or …/bp.
     """
+    with entry.loading():
+        from pipeal.data.text.characters import with_plain_ends
+        from pipeal.models import generate_each
+        from pipeal.run.build_language import first_prompt, load_trained
+
     folder = Path(run)
     config, alphabet, package = load_trained(folder)
     prompt = first_prompt(alphabet) if prompt is None else with_plain_ends(prompt)
@@ -51,29 +46,3 @@ def command(
     for number in written:
         click.echo(alphabet.characters[number], nl=False)  # and at once: it flushes
     click.echo()
-
-
-def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
-    """The configuration, the alphabet and the model of a run of a language model, from its newest checkpoint.
-
-    Raises:
-        DataError: The folder is no such run, or holds no checkpoint that is as it was written.
-        ConfigError: Its configuration is of something else.
-    """
-    if not CONFIG.at(folder).is_file():
-        forms = sorted(path.parent for path in folder.glob(f"*/{CONFIG.name}"))
-        hint = f"it compares several; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
-        raise DataError(f"{folder}: no run of one form; {hint}")
-    # Of a comparison both forms read with the same alphabet, which lies above them.
-    home = folder if ALPHABET.at(folder).is_file() else folder.resolve().parent
-    if not ALPHABET.at(home).is_file():
-        raise DataError(f"{folder}: no {ALPHABET.name}; expected the run of a language model")
-    config = load_config(LanguageConfig, CONFIG.at(folder))
-    alphabet = Alphabet.load(ALPHABET.at(home))
-    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(say)
-    if saved is None:
-        raise DataError(f"{folder}: no checkpoint; train until the first one is written")
-    package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)
-    make_ready(package, config.train.precision)
-    ResumedTraining.of(saved).load_into(package)
-    return config, alphabet, package

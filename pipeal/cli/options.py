@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from pipeal.core.methods import COMPARE, COMPARED, DEFAULT, MODES
-from pipeal.engine import SCHEDULES
+from pipeal.core.names import ScheduleName
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+SCHEDULES = get_args(ScheduleName)
 
 _TOGETHER = " and ".join(method.name for method in COMPARED)
 _MODES = f"{DEFAULT.name} (default), {', '.join(MODES[1:-1])}, or {COMPARE}, which trains {_TOGETHER}."
@@ -19,42 +21,47 @@ _MODES = f"{DEFAULT.name} (default), {', '.join(MODES[1:-1])}, or {COMPARE}, whi
 def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Adds the options that every training command has, and among them a command's own, to a click command."""
     options: list[Callable[[Command], Command]] = [
-        click.option(
-            "--mode",
-            shell_complete=offered(MODES),
-            help=_MODES,
-        ),
-        click.option(
+        setting("train.mode", "--mode", shell_complete=offered(MODES), help=_MODES),
+        setting(
+            "engine.schedule",
             "--schedule",
             shell_complete=offered(SCHEDULES),
             help=f"Of layers that learn side by side: {', '.join(SCHEDULES)} (default).",
         ),
-        click.option(
+        setting(
+            "engine.devices",
             "--devices",
             help="One device per stage: cpu,cpu or cpu*4 or cuda:0,cuda:1; or auto (default), which tries some.",
         ),
-        click.option(
+        setting(
+            "engine.replicas",
             "--replicas",
             type=int,
             help="Under torchrun, whose processes are stages × replicas: how many share each batch; default: 1.",
         ),
-        click.option("--epochs", type=int, help="Passes over the training data; default: the experiment's."),
-        click.option("-r", "--repeat", type=int, help="Whole trainings, each with the next seed; default: 1."),
+        setting("train.epochs", "--epochs", type=int, help="Passes over the training data; default: the experiment's."),
+        setting(
+            "train.repeat", "-r", "--repeat", type=int, help="Whole trainings, each with the next seed; default: 1."
+        ),
         *own,
-        click.option("--seed", type=int, help="Seed of the first training; default: 0."),
-        click.option(
+        setting("train.seed", "--seed", type=int, help="Seed of the first training; default: 0."),
+        setting(
+            "tune.grid",
             "--tune",
             multiple=True,
             metavar="KEY=V1,V2,…",
             help="Try these values first, on each form alike, and go on with what is best on held-out samples; "
             "repeatable: every combination.",
         ),
-        click.option("--tune-epochs", type=int, help="Epochs of each trial; default: as many as the run has."),
-        click.option("--data-root", help="Folder that holds the data sets; default: data."),
-        click.option("--out", help="Folder in which each run gets a folder of its own; default: runs."),
+        setting(
+            "tune.epochs", "--tune-epochs", type=int, help="Epochs of each trial; default: as many as the run has."
+        ),
+        setting("data.root", "--data-root", help="Folder that holds the data sets; default: data."),
+        setting("out", "--out", help="Folder in which each run gets a folder of its own; default: runs."),
         click.option(
             "--resume",
             metavar="auto|never|RUN",
+            default="auto",
             help="auto (default) goes on with an unfinished run of the same command; or the folder of a run or "
             "of one of its checkpoints (RUN/checkpoints/step-000000100); or never.",
         ),
@@ -79,6 +86,17 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
         return command
 
     return add
+
+
+def setting(key: str, *flags: str, **described: Any) -> Callable[[Command], Command]:
+    """An option that sets a key of the configuration; the command is given it by the key, with ``__`` for its dots.
+
+    Args:
+        key: The dotted key.
+        flags: Such as ``--epochs``.
+        described: As for ``click.option``.
+    """
+    return click.option(*flags, key.replace(".", "__"), **described)
 
 
 def offered(names: Iterable[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from pipeal.cli import entry
 from pipeal.cli.text import PRESETS
-from pipeal.core.errors import ConfigError
-from pipeal.engine.devices.allocator import keep_freed_memory
-from pipeal.planning.measure.contention import contention_of
-from pipeal.planning.pure.candidates import Setup, share_of
-from pipeal.planning.pure.layer_cost import Costs, LayerCost, save_costs
-from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
-from pipeal.run.plan_devices import devices_of, link_of
-from pipeal.run.plan_forecasts import Plan
-from pipeal.run.say import say
-
-QUEUE_DEPTH = 2
-"""Where no configuration says otherwise."""
-
-_MOST_GROUPS = 100_000
-"""Devices times those of a stage: what the search for a layout can go through while one waits."""
 
 _count = click.IntRange(min=1, max=10**9)
 _few = click.IntRange(min=1, max=2_000)
@@ -65,83 +50,14 @@ _few = click.IntRange(min=1, max=2_000)
     help="Any configuration key, repeatable; config.yaml of a run lists all.",
 )
 @click.option("--out", default="plan", help="Folder for costs.json, plan.json and plan.png.")
-def command(
-    dataset: str | None,
-    model: str | None,
-    preset: str | None,
-    cost_files: tuple[str, ...],
-    layers: int | None,
-    data_root: str | None,
-    overrides: tuple[str, ...],
-    out: str,
-    **given: Any,
-) -> None:
+def command(**given: Any) -> None:
     """Forecasts training on any number of devices.
 
     Measures what each layer of a model costs here, on a few real batches; finds the stages for the devices asked for
     that are best; and simulates every schedule of Associated Learning, and of pipelined backpropagation, on them.
     Where there is no GPU here, a device is one core.
     """
-    folder = _folder(out)
-    keep_freed_memory()
-    micro_batches = given["micro_batches"]
-    if cost_files:
-        asked = {"--dataset": dataset, "--model": model, "--preset": preset, "--data-root": data_root}
-        for option, value in {**asked, "--set": " ".join(overrides) or None}.items():
-            if value is not None:
-                raise ConfigError(f"{option}: found {value} beside --costs, which were measured already; give one")
-        by_kind = load_all(cost_files)
-    else:
-        _check_numbers(**given)
-        wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
-        costs, configured = measure_model(wanted, micro_batches, say)
-        given["queue_depth"] = given["queue_depth"] or configured.engine.queue_depth
-        folder.mkdir(parents=True, exist_ok=True)
-        save_costs(costs, folder / "costs.json")
-        by_kind = {costs.kind: costs}
-    if layers is not None:
-        by_kind = {kind: deepened(costs, layers) for kind, costs in by_kind.items()}
-    plan = Plan(by_kind, _setup(by_kind, **given), micro_batches)
-    plan.show()
-    plan.write(folder)
-    click.echo(f"\n{folder / 'plan.png'} shows fewer devices, too; {folder / 'plan.json'} has every figure")
+    with entry.loading():
+        from pipeal.run.plan import plan
 
-
-def _setup(by_kind: dict[str, Costs], **given: Any) -> Setup:
-    crowding = None
-    if given["share_cores"]:
-        costs = next(iter(by_kind.values()))
-        if len(by_kind) > 1 or not costs.crowding:
-            raise ConfigError("--share-cores: these costs say nothing of stages that share cores; measure anew with it")
-        crowding = contention_of(costs.crowding)
-    devices = devices_of(given["devices"], given["device_speed"], given["memory"], list(by_kind))
-    if len(devices) * given["stage_replicas"] > _MOST_GROUPS:
-        raise ConfigError(
-            f"--stage-replicas: {given['stage_replicas']} of {len(devices)} devices are too many to search; expected "
-            f"at most {_MOST_GROUPS // len(devices)} with so many devices"
-        )
-    return Setup(
-        tuple(devices),
-        link_of(given["link"], given["latency"]),
-        replicas=given["replicas"],
-        stage_replicas=given["stage_replicas"],
-        batches=given["batches"],
-        queue_depth=given["queue_depth"] or QUEUE_DEPTH,
-        crowding=crowding,
-    )
-
-
-def _check_numbers(**given: Any) -> None:
-    """Before minutes go by: all that can be told without costs. Kinds cannot, where they are yet to be measured."""
-    if not given["devices"].isascii() or not given["devices"].isdigit():
-        raise ConfigError(
-            f"--devices: found {given['devices']!r}; expected a number, since kinds have names in --costs"
-        )
-    setup_given = {**given, "share_cores": False}
-    share_of(_setup({"any": Costs("any", (LayerCost(0.0, 0.0),))}, **setup_given))
-
-
-def _folder(out: str) -> Path:
-    if not out or "\0" in out or (Path(out).exists() and not Path(out).is_dir()):
-        raise ConfigError(f"--out: found {out!r}, expected the name of a folder")
-    return Path(out)
+    plan(**given)

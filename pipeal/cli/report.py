@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from pipeal.cli import entry
 from pipeal.core.errors import ConfigError
-from pipeal.reporting.page import Run, read_runs, write_report
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -23,6 +23,9 @@ def command(folders: tuple[str, ...], out: str | None) -> None:
     configuration, curves, the timeline of the stages and why they were idle, padding, throughput and, of several runs
     or of one that compares AL with BP, a table of them side by side.
     """
+    with entry.loading():
+        from pipeal.reporting.page import Run, read_runs, write_report
+
     runs: dict[Path, Run] = {}
     for folder in folders:
         runs.update((run.folder, run) for run in read_runs(_path(folder)))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from pipeal.cli import entry
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.reporting.page import Run, read_runs, runs_in
-from pipeal.reporting.tables import print_table
-from pipeal.training.metric import MeanSd
+
+if TYPE_CHECKING:
+    from pipeal.reporting.page import Run
+    from pipeal.training.metric import MeanSd
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -23,6 +26,10 @@ def command(folder: str) -> None:
     """
     if not folder or "\0" in folder:
         raise ConfigError(f"found {folder!r}, expected the name of a folder")
+    with entry.loading():
+        from pipeal.reporting.page import read_runs, runs_in
+        from pipeal.reporting.tables import print_table
+
     runs: list[Run] = []
     for child in runs_in(Path(folder)):
         try:

@@ -7,47 +7,34 @@ from typing import Any, get_args
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.options import offered, training_options
-from pipeal.config import VisionConfig
-from pipeal.data import IMAGE_DATASETS, Augmentation, canonical_image_name
-from pipeal.models import VISION_MODELS, canonical_vision_model
-from pipeal.run.build_vision import VisionModels, vision_experiment
-from pipeal.run.configure import configure, say_form
-from pipeal.run.distributed import carry_out
-from pipeal.run.followers import Kind
+from pipeal.cli.options import offered, setting, training_options
+from pipeal.core.names import VISION, Augmentation
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})
-@click.argument("dataset", shell_complete=offered(IMAGE_DATASETS))
-@click.argument("model", shell_complete=offered(VISION_MODELS))
+@click.argument("dataset", shell_complete=offered(VISION.datasets))
+@click.argument("model", shell_complete=offered(VISION.models))
 @training_options(
-    click.option("--size", type=int, help="Side of the images, in pixels; default: 32."),
-    click.option(
+    setting("data.size", "--size", type=int, help="Side of the images, in pixels; default: 32."),
+    setting(
+        "data.augmentation",
         "--augmentation",
         shell_complete=offered(get_args(Augmentation)),
         help="Of training images: none, basic or strong; default: the experiment's.",
     ),
-    click.option("--batch-size", type=int, help="Images per training batch; default: the experiment's."),
+    setting("data.batch_size", "--batch-size", type=int, help="Images per training batch; default: the experiment's."),
 )
-def command(
-    dataset: str,
-    model: str,
-    config_file: str | None,
-    overrides: tuple[str, ...],
-    resume: str | None,
-    retry: bool,
-    **given: Any,
-) -> None:
+def command(dataset: str, model: str, **given: Any) -> None:
     """Trains MODEL on DATASET, and shows how it went.
 
     DATASET is tinyimagenet, cifar10, cifar100, or toyimages, which needs no download. MODEL is vgg or resnet; the
     published spellings choose the form: VGG and Resnet the BP form, VGGAL and ResnetAL the AL form.
     """
-    name, classifier = canonical_image_name(dataset), canonical_vision_model(model)
-    config = configure(VisionConfig, name, classifier, config_file, overrides, given)
-    say_form(classifier, config)
-    kind = Kind(vision_experiment, lambda config, blueprint: VisionModels(config, **blueprint))
-    carry_out(kind, config, "auto" if resume is None else resume, retry=retry)
+    data, named = VISION.dataset(dataset), VISION.model(model)
+    with entry.loading():
+        from pipeal.run.train import train
+
+    train("vision", data, named, **given)
 
 
 def main() -> None:

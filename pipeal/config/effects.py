@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pipeal.config.language import LanguageConfig
 from pipeal.config.load import value_at
 from pipeal.config.schema import RunConfig
-from pipeal.config.text import BatchingConfig, TextConfig
+from pipeal.config.text import KINDS, BatchingConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
@@ -75,24 +75,6 @@ IDLE_IN_ONE_PROCESS = (
 """Where the caller's own thread does the work, nothing waits and nothing is watched; between processes there are always
 packets on their way."""
 
-BATCHING: Mapping[str, tuple[str, ...]] = {
-    "batch_size": ("fixed", "bucket"),
-    "budget_tokens": ("size-aware", "token-budget", "plan", "stream"),
-    "max_samples": ("token-budget", "plan", "stream"),
-    "bucket_width": ("bucket",),
-    "bucket_samples": ("bucket",),
-    "cost": ("size-aware",),
-    "oversize": ("size-aware", "plan"),
-    "largest_first": ("bucket", "size-aware", "plan"),
-    "shapes": ("plan",),
-    "spare_batches": ("plan",),
-    "bounds": ("stream",),
-    "pad_to": ("stream",),
-    "buffer_samples": ("stream",),
-    "max_wait": ("stream",),
-}
-"""The kinds that heed an option of ``data.batching``. For another it is refused: it is unclear what was meant."""
-
 _ONE = {"stages": "there is one stage", "processes": "there is one process"}
 
 _SHIPPED = ("budget_tokens",)
@@ -150,7 +132,7 @@ def refuse_rising(config: RunConfig) -> None:
 
 def _refuse_other_kinds(batching: BatchingConfig, given: Collection[str]) -> None:
     for option in fields(batching):
-        kinds, value = BATCHING.get(option.name), getattr(batching, option.name)
+        kinds, value = [kind for kind in KINDS if option.name in KINDS[kind]], getattr(batching, option.name)
         asked = f"data.batching.{option.name}" in given or (value != option.default and option.name not in _SHIPPED)
         if kinds and asked and batching.kind not in kinds:
             raise ConfigError(

@@ -59,15 +59,8 @@ def load_config(
     given: dict[str, tuple[Any, str]] = {}
     for source, mapping in _sources(path, values, overrides):
         given.update({leaf: (value, source) for leaf, value in _leaves(mapping, schema, source)})
-    merged: dict[str, Any] = {}
-    for leaf, (value, _) in given.items():
-        *sections, key = leaf.split(".")
-        section = merged
-        for name in sections:
-            section = section.setdefault(name, {})
-        section[key] = value
     try:
-        return TypeAdapter(schema).validate_python(merged)
+        return TypeAdapter(schema).validate_python(nested({leaf: value for leaf, (value, _) in given.items()}))
     except ValidationError as error:
         leaf, wanted = _wanted_at(schema, error.errors(include_url=False)[0]["loc"])
         value, source = given[leaf]
@@ -101,9 +94,35 @@ def dump_config(config: RunConfig) -> str:
     return document.dump(asdict(config))
 
 
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values at dotted paths as mappings in each other.
+
+    >>> nested({"train.epochs": 3, "train.lr.base": 0.1, "out": "runs"})
+    {'train': {'epochs': 3, 'lr': {'base': 0.1}}, 'out': 'runs'}
+    """
+    whole: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, key = path.split(".")
+        section = whole
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = value
+    return whole
+
+
 def value_at(config: Any, key: str) -> Any:
     """The value at a dotted path of a configuration, which has it."""
     return reduce(getattr, key.split("."), config)
+
+
+def all_values(config: RunConfig) -> dict[str, Any]:
+    """Every key of a configuration, dotted, with its value.
+
+    >>> from pipeal.config import TextConfig
+    >>> all_values(TextConfig())["train.lr.decay"]
+    'cosine'
+    """
+    return dict(_leaves(asdict(config), type(config), ""))
 
 
 def is_left_over(key: str, value: object) -> bool:
@@ -136,9 +155,7 @@ def _sources(
         if not equals or not dotted.strip():
             raise ConfigError(f"--set {override!r}: expected a key, '=' and a value, such as train.epochs=3")
         value = document.parse(text, source=f"--set {_printable(dotted)}")
-        for key in reversed(dotted.strip().split(".")):
-            value = {key: value}
-        yield "--set ", value
+        yield "--set ", nested({dotted.strip(): value})
 
 
 def _read(path: str | Path) -> str:

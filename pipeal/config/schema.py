@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from pipeal.core.methods import DEFAULT, MODES, with_all
+from pipeal.core.names import ScheduleName
 from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision
 
 Text: TypeAlias = Annotated[str, Field(strict=True, pattern=r"^[^\x00]+$", description="text")]
@@ -182,7 +183,7 @@ class EngineConfig:
         trace_batches: Batches recorded for the timeline.
     """
 
-    schedule: Literal["sequential", "backward-overlap", "al-fm", "pipelined"] = "pipelined"
+    schedule: ScheduleName = "pipelined"
     devices: Text | Texts = "auto"
     sizes: Counts | None = None
     replicas: Count = 1

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
 
 from pipeal.config.schema import Count, Counts, DataConfig, Flag, ModelConfig, RunConfig, Share, Text, Whole
+from pipeal.core.methods import with_all
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,22 @@ class TextModelConfig(ModelConfig):
     grouping: GroupingConfig = field(default_factory=GroupingConfig)
 
 
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "fixed": ("batch_size",),
+    "bucket": ("batch_size", "bucket_width", "bucket_samples", "largest_first"),
+    "size-aware": ("budget_tokens", "cost", "oversize", "largest_first"),
+    "token-budget": ("budget_tokens", "max_samples"),
+    "plan": ("budget_tokens", "max_samples", "oversize", "largest_first", "shapes", "spare_batches"),
+    "stream": ("budget_tokens", "max_samples", "bounds", "pad_to", "buffer_samples", "max_wait"),
+}
+"""The kinds of batching and the options of :class:`BatchingConfig` that each heeds; for another kind an option is
+refused: it is unclear what was meant. Each is the module of :mod:`pipeal.data.batching` with its name."""
+
+Kind: TypeAlias = Annotated[
+    str, Field(strict=True, pattern=rf"^({'|'.join(KINDS)})$", description=with_all(tuple(KINDS)))
+]
+
+
 @dataclass(frozen=True)
 class BatchingConfig:
     """How texts are joined into batches. An option is for the kinds named beside it.
@@ -87,7 +107,7 @@ class BatchingConfig:
         max_wait: The most samples that pass by while one waits; None for eight buffers; ``stream``.
     """
 
-    kind: Literal["fixed", "bucket", "size-aware", "token-budget", "plan", "stream"] = "plan"
+    kind: Kind = "plan"
     batch_size: Count = 256
     budget_tokens: Count = 8192
     max_samples: Count | None = 512
@@ -102,6 +122,11 @@ class BatchingConfig:
     pad_to: Literal["bound", "longest"] = "bound"
     buffer_samples: Count = 10_000
     max_wait: Count | None = None
+
+    @property
+    def heeded(self) -> dict[str, Any]:
+        """The options that the kind heeds, by name."""
+        return {name: getattr(self, name) for name in KINDS[self.kind]}
 
 
 @dataclass(frozen=True)

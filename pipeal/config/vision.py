@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeal.config.schema import Count, DataConfig, Flag, ModelConfig, Pixels, Positive, RunConfig, Text, Whole
+from pipeal.core.names import Augmentation
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class ImageDataConfig(DataConfig):
     """
 
     size: Pixels = 32
-    augmentation: Literal["none", "basic", "strong"] = "basic"
+    augmentation: Augmentation = "basic"
     batch_size: Count = 128
     workers: Whole | None = None
     on_broken: Literal["raise", "skip"] = "raise"

@@ -14,6 +14,29 @@ COMPARE = "compare"
 
 
 @dataclass(frozen=True)
+class Loss:
+    """One of the losses of a layer.
+
+    Attributes:
+        name: What charts call it.
+        ending: Of its columns in ``epochs.csv``, where that is not the name without the word "loss".
+    """
+
+    name: str
+    ending: str = ""
+
+    @property
+    def tag(self) -> str:
+        """The name as one word; in TensorBoard its curves end with it."""
+        return self.name.removesuffix(" loss").replace(" ", "_")
+
+    @property
+    def column(self) -> str:
+        """What its columns in ``epochs.csv`` end with."""
+        return self.ending or self.tag
+
+
+@dataclass(frozen=True)
 class Method:
     """One method.
 
@@ -21,7 +44,7 @@ class Method:
         name: As ``--mode`` takes it; also that of its module, and of its folder in a comparison.
         label: What tables and pictures call it.
         title: What a model in this form is called, in a sentence.
-        losses: The names of the losses of each layer, in the order in which it gives them.
+        losses: Those of each layer, in the order in which it gives them.
         has_labels: Whether layers have a label side, with a learning rate and sizes of its own.
         has_exits: Whether every layer gives an answer, so that samples may leave early.
         is_whole: Whether the network is one layer, which no other stage can overlap; its blocks may lie on several
@@ -31,7 +54,7 @@ class Method:
     name: str
     label: str
     title: str
-    losses: tuple[str, ...]
+    losses: tuple[Loss, ...]
     has_labels: bool = False
     has_exits: bool = True
     is_whole: bool = False
@@ -39,15 +62,21 @@ class Method:
     @property
     def loss_titles(self) -> tuple[str, ...]:
         """Of charts, one for each of :attr:`losses`."""
-        return tuple(f"{name}, end to end" if self.is_whole else f"{name} by layer" for name in self.losses)
+        return tuple(f"{one.name}, end to end" if self.is_whole else f"{one.name} by layer" for one in self.losses)
 
 
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("al", "AL", "AL form (local losses)", ("associated loss", "autoencoder loss"), has_labels=True),
-        Method("bp", "BP", "BP form (backpropagation)", ("loss",), has_exits=False, is_whole=True),
-        Method("greedy", "Greedy", "greedy form (a classifier per layer)", ("cross entropy",)),
+        Method(
+            "al",
+            "AL",
+            "AL form (local losses)",
+            (Loss("associated loss", "enc"), Loss("autoencoder loss", "ae")),
+            has_labels=True,
+        ),
+        Method("bp", "BP", "BP form (backpropagation)", (Loss("loss"),), has_exits=False, is_whole=True),
+        Method("greedy", "Greedy", "greedy form (a classifier per layer)", (Loss("cross entropy"),)),
     )
 }
 """By name; the first is what is trained unless another one is asked for."""

@@ -1,4 +1,8 @@
-"""The engine's options: one frozen dataclass, checked when it is made, and handed on whole."""
+"""The engine's options: one frozen dataclass, checked when it is made, and handed on whole.
+
+A choice among names is a ``Literal`` here, which the configuration takes over. An option that excludes another one is
+refused in ``__post_init__``; one that excludes a layout, in :meth:`EngineOptions.check_layout`, once that is known.
+"""
 
 from __future__ import annotations
 
@@ -10,44 +14,43 @@ from typing import Any, Literal, TypeAlias, get_args
 from pipeal.core.errors import ConfigError, PlacementError, check_named, unknown_name
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
-"""The type of the matrix products of a forward."""
+"""The number type of matrix products in forward passes."""
 
 Compile: TypeAlias = Literal["none", "static", "dynamic"]
-"""Not at all; a graph for each set of shapes; or one graph for all sizes of a dimension."""
+"""Whether layers are compiled: not at all, a graph for each set of shapes, or one graph for all of them."""
 
 OnNonFinite: TypeAlias = Literal["raise", "skip", "ignore"]
-"""What happens on a loss that is not finite."""
+"""What a loss that is not finite does: end the run, leave out that layer's update, or nothing."""
 
 OnOom: TypeAlias = Literal["raise", "split"]
-"""What happens on a batch that does not fit into memory."""
+"""What a batch that does not fit into memory does: end the run, or be learned from in parts."""
 
 Matmul: TypeAlias = Literal["highest", "high", "medium"]
 """How matrix products of float32 are computed, as ``torch.set_float32_matmul_precision`` says: ``high`` is TF32 on a
 GPU that has it; ``medium`` is bfloat16 on a CPU that has it. Convolutions on a GPU have a setting of their own."""
-
-COMPILES: tuple[Compile, ...] = get_args(Compile)
-MATMULS: tuple[Matmul, ...] = get_args(Matmul)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """How an engine runs its layers, whatever the schedule, the devices and the process that it runs in.
 
-    Where a training stands (``seed`` and ``first_batch``, which a saved file brings back), how layers are laid out
-    (``sizes``) and what is recorded (``trace``) differ from one opened pipeline to the next, and are not among them.
+    Not among them is what differs from one opened pipeline to the next: where a training stands (``seed`` and
+    ``first_batch``), how layers are laid out (``sizes``), what is recorded (``trace``).
+
+    Four options are numeric settings, with which results round differently: ``threads``, ``precision``, ``compile``
+    and ``matmul``. All others leave every bit as it is while losses are finite and batches fit.
 
     Attributes:
         queue_depth: How many packets may wait before each stage.
         threads: Intra-op threads of each CPU worker, and of the caller where it does their work (``sequential``,
-            predictions). None: the cores shared out evenly among the CPU stages that may run at once; an open pipeline
-            knows the number. It is a numeric setting: some reductions round differently with another number.
+            predictions). None shares the cores out evenly among the CPU stages that may run at once; an open pipeline
+            knows the number.
         precision: ``fp32``, or ``bf16`` or ``fp16`` for forwards under autocast. In ``fp16`` each layer scales its
             losses (:class:`pipeal.core.protocols.ScalesLosses`) from when the pipeline is opened, and in another
-            precision no longer; a pipeline that only predicts needs not be opened, and leaves them.
+            precision no longer. To predict a pipeline needs not be opened, and leaves the scales as they are.
         compile: ``static`` compiles a layer's forward, backward and inference for each set of shapes, ``dynamic`` once
             for all sizes, ``none`` not at all (:mod:`pipeal.engine.runner.compiling`). What cannot be compiled runs as
-            it is, under a :class:`~pipeal.engine.runner.compiling.CompileWarning`. It is a numeric setting: fused
-            operators round differently.
+            it is, under a :class:`~pipeal.engine.runner.compiling.CompileWarning`.
         on_non_finite: On a loss that is not finite, ``raise`` ends the run, on a GPU some batches late; ``skip``
             leaves out that layer's update on that batch; ``ignore`` goes on, though in fp16 a layer whose gradients
             overflowed with every factor learns no more (:mod:`pipeal.engine.runner.nonfinite`).
@@ -55,13 +58,13 @@ class EngineOptions:
             learn from it in parts, the same update up to rounding where losses are means over the samples
             (:mod:`pipeal.engine.runner.split`).
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
-            ``highest``, ``high`` or ``medium`` (:data:`Matmul`); None leaves it. It is a numeric setting.
-        stall_timeout_s: How long all stages may stand still while the caller waits for them.
+            ``highest``, ``high`` or ``medium`` (:data:`Matmul`); None leaves it as it is.
+        stall_timeout_s: Seconds that all stages may stand still while the caller waits for them.
         dump_folder: Where the watchdog leaves a file with the stacks of all threads when nothing moves; None for none.
 
     Raises:
-        ConfigError: A choice is unknown, or there is to be less than one thread.
-        PlacementError: A queue is to hold nothing.
+        ConfigError: A name is unknown, or ``threads`` is below 1.
+        PlacementError: ``queue_depth`` is below 1.
     """
 
     queue_depth: int = 2
@@ -75,42 +78,45 @@ class EngineOptions:
     dump_folder: str | Path | None = None
 
     def __post_init__(self) -> None:
+        check_named("precision", self.precision, get_args(Precision))
+        check_named("compile", self.compile, get_args(Compile))
         check_named("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
         check_named("on_oom", self.on_oom, get_args(OnOom))
-        check_named("matmul", self.matmul, (None, *MATMULS))
-        check_named("precision", self.precision, get_args(Precision))
-        check_named("compile", self.compile, COMPILES)
+        check_named("matmul", self.matmul, (None, *get_args(Matmul)))
         if self.queue_depth < 1:
             raise PlacementError(f"queue_depth is {self.queue_depth}; expected at least 1 packet")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; expected at least 1, or None to share the cores out")
 
     def check_layout(self, *, replicas: int = 1, row: bool = False) -> None:
-        """Refuses what cannot be done where the layers are.
+        """Refuses options that a layout excludes.
 
         Args:
-            replicas: How many learn together.
+            replicas: How many pipelines average their gradients.
             row: Whether the blocks of a single layer lie on several devices.
 
         Raises:
-            ConfigError: One of the options excludes that.
+            ConfigError: One of the options cannot be had there.
         """
-        if replicas > 1 and (self.on_non_finite == "skip" or self.on_oom == "split"):
-            found = "on_non_finite='skip'" if self.on_non_finite == "skip" else "on_oom='split'"
-            raise ConfigError(f"{found} is not possible with {replicas} replicas, which learn together; use 'raise'")
+        # One replica would skip or split a batch for which the others wait with their gradients.
+        for name, value in (("on_non_finite", "skip"), ("on_oom", "split")):
+            if replicas > 1 and getattr(self, name) == value:
+                raise ConfigError(
+                    f"{name}={value!r} is not possible with {replicas} replicas, which learn together; use 'raise'"
+                )
         if row and self.compile != "none":
             raise ConfigError(
-                "compile is of a layer on one device, but the blocks of this one are to be on several; use none, or "
-                "one device"
+                f"compile={self.compile!r} needs a layer on one device, but the blocks of this one are to be on "
+                "several; use 'none', or one device"
             )
 
 
 DEFAULTS = EngineOptions()
-"""What holds where nothing is said."""
+"""All defaults."""
 
 
 def with_keywords(options: EngineOptions | None, keywords: Mapping[str, Any]) -> EngineOptions:
-    """Options of which some are given as keywords, as users do; these go before.
+    """Options with some of them given by name, as users do; these take precedence.
 
     >>> with_keywords(None, {"queue_depth": 3}).queue_depth
     3
@@ -123,5 +129,4 @@ def with_keywords(options: EngineOptions | None, keywords: Mapping[str, Any]) ->
     for name in keywords:
         if name not in known:
             raise TypeError(unknown_name("keyword", name, known))
-    found = DEFAULTS if options is None else options
-    return replace(found, **keywords) if keywords else found
+    return replace(options or DEFAULTS, **keywords)

@@ -1,206 +1,46 @@
-"""Data sets, words, vectors and batches; works with a plain PyTorch ``DataLoader`` and no engine."""
+"""Data sets, words, vectors and batches; works with a plain PyTorch ``DataLoader`` and no engine.
 
-from pipeal.core.outofmemory import is_out_of_memory
-from pipeal.data.batching.binned import BinnedBatchSampler
-from pipeal.data.batching.bounds import find_thresholds, length_bounds, round_up
-from pipeal.data.batching.packing import SizeTypeError
-from pipeal.data.batching.passes import PassSampler
-from pipeal.data.batching.plan import PlannedBatchSampler
-from pipeal.data.batching.ranks import WHOLE, EvenBatches, Share, even_batches, steps_of
-from pipeal.data.batching.reread import CheckpointableSource
-from pipeal.data.batching.samplers import (
-    EpochSampler,
-    FixedBatchSampler,
-    LengthGroupedBatchSampler,
-    TokenBudgetBatchSampler,
-    padding_share,
-)
-from pipeal.data.batching.size_aware import SizeAwareBatchSampler, size_aware_batching
-from pipeal.data.batching.size_buckets import BucketBatchSampler, EmptyBucketsError
-from pipeal.data.batching.size_ranges import Buckets, create_buckets
-from pipeal.data.batching.stream import BinnedBatchIterator, StreamBatch
-from pipeal.data.grouping import (
-    FEATURES,
-    Annotated,
-    AnnotatedModule,
-    CDimPadder,
-    DataCollection,
-    Grouped,
-    Grouper,
-    LengthThresholdGrouper,
-    Padder,
-    PredefinedConsecutiveGrouper,
-    PredefinedGrouper,
-    TensorData,
-    UniGrouper,
-    ValuePadder,
-    ZeroPadder,
-)
-from pipeal.data.images.augment import Augment, Augmentation
-from pipeal.data.images.cache import OnBroken
-from pipeal.data.images.datasets import IMAGE_DATASETS, ImageDataset, canonical_image_name, load_images
-from pipeal.data.images.loader import ImageBatches
-from pipeal.data.images.split import ImageSplit
-from pipeal.data.iterators import (
-    BlockwiseShuffleIterator,
-    BucketedReadaheadBatchIterator,
-    BufferedShuffleIterator,
-    CheckpointableIterator,
-    CheckpointableLoader,
-    ChunkedSourceIterator,
-    FixedBatchIterator,
-    InfinitePermutationSourceIterator,
-    IterableCheckpointedDataset,
-    MapIterator,
-    MultiplexIterator,
-    NativeCheckpointableIterator,
-    ParallelMapIterator,
-    PrefetchIterator,
-    RandomIterator,
-    RecurrentIterator,
-    SamplingRandomMapIterator,
-    SelectManyIterator,
-    ShardIterator,
-    WindowedIterator,
-    ZipIterator,
-    chunked_dataset_iterator,
-    create_source_iterator,
-)
-from pipeal.data.loading.ahead import ReadAhead
-from pipeal.data.loading.download import Progress, download
-from pipeal.data.loading.loader import Batch, BatchLoader, EpochBatches, EpochBatchSampler
-from pipeal.data.loading.sources import SOURCES, Source, unpack_imdb, unpack_members
-from pipeal.data.memory.model import MemoryModel, fit_memory_model, max_batch_cost, probe_memory
-from pipeal.data.memory.peaks import (
-    CudaPeak,
-    PeakMeter,
-    ResidentPeak,
-    collect_cuda_peak_alloc,
-    collect_peaks,
-    device_memory,
-    meter_for,
-)
-from pipeal.data.text.characters import Alphabet, Characters, RandomBlocks, find_shakespeare, read_characters
-from pipeal.data.text.cleaning import STOP_WORDS, clean
-from pipeal.data.text.corpus import Corpus
-from pipeal.data.text.datasets import TEXT_DATASETS, TextDataset, TextSplit, canonical_text_name, load_text
-from pipeal.data.text.embeddings import VectorTable, find_vectors, list_vectors, load_vectors, vectors_from_torchtext
-from pipeal.data.text.vocab import Vocab
+Each module says in its ``__all__`` which of its names are public; they are all names of this package too.
+"""
 
-__all__ = [
-    "FEATURES",
-    "IMAGE_DATASETS",
-    "SOURCES",
-    "STOP_WORDS",
-    "TEXT_DATASETS",
-    "WHOLE",
-    "Alphabet",
-    "Annotated",
-    "AnnotatedModule",
-    "Augment",
-    "Augmentation",
-    "Batch",
-    "BatchLoader",
-    "BinnedBatchIterator",
-    "BinnedBatchSampler",
-    "BlockwiseShuffleIterator",
-    "BucketBatchSampler",
-    "BucketedReadaheadBatchIterator",
-    "Buckets",
-    "BufferedShuffleIterator",
-    "CDimPadder",
-    "Characters",
-    "CheckpointableIterator",
-    "CheckpointableLoader",
-    "CheckpointableSource",
-    "ChunkedSourceIterator",
-    "Corpus",
-    "CudaPeak",
-    "DataCollection",
-    "EmptyBucketsError",
-    "EpochBatchSampler",
-    "EpochBatches",
-    "EpochSampler",
-    "EvenBatches",
-    "FixedBatchIterator",
-    "FixedBatchSampler",
-    "Grouped",
-    "Grouper",
-    "ImageBatches",
-    "ImageDataset",
-    "ImageSplit",
-    "InfinitePermutationSourceIterator",
-    "IterableCheckpointedDataset",
-    "LengthGroupedBatchSampler",
-    "LengthThresholdGrouper",
-    "MapIterator",
-    "MemoryModel",
-    "MultiplexIterator",
-    "NativeCheckpointableIterator",
-    "OnBroken",
-    "Padder",
-    "ParallelMapIterator",
-    "PassSampler",
-    "PeakMeter",
-    "PlannedBatchSampler",
-    "PredefinedConsecutiveGrouper",
-    "PredefinedGrouper",
-    "PrefetchIterator",
-    "Progress",
-    "RandomBlocks",
-    "RandomIterator",
-    "ReadAhead",
-    "RecurrentIterator",
-    "ResidentPeak",
-    "SamplingRandomMapIterator",
-    "SelectManyIterator",
-    "ShardIterator",
-    "Share",
-    "SizeAwareBatchSampler",
-    "SizeTypeError",
-    "Source",
-    "StreamBatch",
-    "TensorData",
-    "TextDataset",
-    "TextSplit",
-    "TokenBudgetBatchSampler",
-    "UniGrouper",
-    "ValuePadder",
-    "VectorTable",
-    "Vocab",
-    "WindowedIterator",
-    "ZeroPadder",
-    "ZipIterator",
-    "canonical_image_name",
-    "canonical_text_name",
-    "chunked_dataset_iterator",
-    "clean",
-    "collect_cuda_peak_alloc",
-    "collect_peaks",
-    "create_buckets",
-    "create_source_iterator",
-    "device_memory",
-    "download",
-    "even_batches",
-    "find_shakespeare",
-    "find_thresholds",
-    "find_vectors",
-    "fit_memory_model",
-    "is_out_of_memory",
-    "length_bounds",
-    "list_vectors",
-    "load_images",
-    "load_text",
-    "load_vectors",
-    "max_batch_cost",
-    "meter_for",
-    "padding_share",
-    "probe_memory",
-    "read_characters",
-    "round_up",
-    "size_aware_batching",
-    "steps_of",
-    "unpack_imdb",
-    "unpack_members",
-    "vectors_from_torchtext",
-]
+import types
+
+from pipeal.core.names import Augmentation as Augmentation
+from pipeal.core.outofmemory import is_out_of_memory as is_out_of_memory
+from pipeal.data.batching.binned import *
+from pipeal.data.batching.bounds import *
+from pipeal.data.batching.bucket import *
+from pipeal.data.batching.fixed import *
+from pipeal.data.batching.packing import *
+from pipeal.data.batching.passes import *
+from pipeal.data.batching.plan import *
+from pipeal.data.batching.ranks import *
+from pipeal.data.batching.reread import *
+from pipeal.data.batching.samplers import *
+from pipeal.data.batching.size_aware import *
+from pipeal.data.batching.size_ranges import *
+from pipeal.data.batching.stream import *
+from pipeal.data.batching.token_budget import *
+from pipeal.data.grouping import *
+from pipeal.data.images.augment import *
+from pipeal.data.images.cache import *
+from pipeal.data.images.datasets import *
+from pipeal.data.images.loader import *
+from pipeal.data.images.split import *
+from pipeal.data.iterators import *
+from pipeal.data.loading.ahead import *
+from pipeal.data.loading.download import *
+from pipeal.data.loading.loader import *
+from pipeal.data.loading.sources import *
+from pipeal.data.memory.model import *
+from pipeal.data.memory.peaks import *
+from pipeal.data.text.characters import *
+from pipeal.data.text.cleaning import *
+from pipeal.data.text.corpus import *
+from pipeal.data.text.datasets import *
+from pipeal.data.text.embeddings import *
+from pipeal.data.text.vocab import *
+
+__all__ = sorted(
+    name for name, found in globals().items() if name[0] != "_" and not isinstance(found, types.ModuleType)
+)

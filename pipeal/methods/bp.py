@@ -13,24 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.errors import ConfigError
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import UP, Path, check_path, through_blocks
 from pipeal.core.spread import handovers
 from pipeal.core.tree import Tree, detach, move, tensors
+from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network
-from pipeal.methods.optimizers import (
-    LearningRates,
-    OptimizerFactory,
-    follow_weights,
-    one_rate,
-    open_optimizer,
-    scale_rates,
-)
-from pipeal.methods.scaling import LossScaler, require_own, step_all
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory, follow_weights, one_rate, open_optimizer
 
 
-class BP(nn.Module):
+class BP(LocalLayer):
     """A network trained by ordinary backpropagation, in the shape of one layer of a pipeline.
 
     Args:
@@ -53,9 +46,6 @@ class BP(nn.Module):
         self.model = model
         self.cri = nn.CrossEntropyLoss() if cri is None else cri
         self.opt = open_optimizer(optimizer, model, lr)
-        self.scaler: LossScaler | None = None
-        self._graph: Tensor | None = None
-        self._losses: tuple[Tensor, ...] | None = None
         self._places: tuple[tuple[int, torch.device], ...] = ()  # of each block, where there are several devices
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
@@ -63,38 +53,8 @@ class BP(nn.Module):
         prediction = self._climb(x)
         if self._places:
             y = move(y, self._places[-1][1])
-        loss = self.cri(prediction, y)
-        self._graph = loss if torch.is_grad_enabled() else None
-        self._losses = (loss.detach(),)
+        self.keep(self.cri(prediction, y))
         return detach(prediction), y
-
-    def backward(self) -> None:
-        """Backward through the whole network.
-
-        Raises:
-            ScheduleError: There is no forward to go back through.
-        """
-        if self._graph is None:
-            raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
-        graph, self._graph = self._graph, None
-        torch.autograd.backward([graph] if self.scaler is None else self.scaler.scaled([graph]))
-
-    def update(self) -> None:
-        """Steps the optimizer and clears the gradients."""
-        step_all((self.opt,), self.scaler)
-
-    def scale_losses(self, wanted: bool = True) -> None:
-        """As :meth:`pipeal.AL.scale_losses`."""
-        if not wanted:
-            self.scaler = None
-        elif self.scaler is None:
-            require_own(self, BP, "backward", "update")
-            home = self._places[-1][1] if self._places else device_of(self)
-            self.scaler = LossScaler((self.opt,)).to(home)
-
-    def loss(self) -> tuple[Tensor, ...] | None:
-        """The loss of the last forward, detached; None before the first."""
-        return self._losses
 
     @through_blocks
     def inference(self, x: Tree, path: Path) -> Tree:
@@ -151,25 +111,16 @@ class BP(nn.Module):
                 x = block(x)
         return x
 
-    def scale_lr(self, factor: float) -> None:
-        """Sets the learning rate to ``factor`` times its base value."""
-        scale_rates((self.opt,), factor)
-
-    def effective_parameters(self, *, last: bool = False) -> int:  # noqa: ARG002
-        """All parameters take part in an inference."""
-        return sum(p.numel() for p in self.model.parameters())
-
-    def affiliated_parameters(self, *, last: bool = False) -> int:  # noqa: ARG002
-        """None serves training alone."""
-        return 0
+    def _home(self) -> torch.device:
+        """The last device, if it is on several."""
+        return self._places[-1][1] if self._places else device_of(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BP:
-        """Moves the optimizer's state along with the weights."""
+        """Forgets the devices of its blocks where the network was moved as a whole."""
         super()._apply(fn, recurse)
-        follow_weights((self.opt,))
         own = zip(self._places, _blocks(self.model), strict=False)
         if any(tensor.device != device for (_, device), block in own for tensor in block.parameters()):
-            self._places = ()  # it was moved as a whole
+            self._places = ()
         return self
 
 

@@ -5,20 +5,20 @@ Nothing is learnt with them; they take as long as the network cut at the same pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, ScheduleError
-from pipeal.core.protocols import UP, Path
+from pipeal.core.errors import ConfigError
+from pipeal.core.protocols import UP
 from pipeal.core.tree import Tree, detach, map_tensors, tensors
 from pipeal.methods.bp import BP
-from pipeal.methods.optimizers import follow_weights
+from pipeal.methods.layer import LocalLayer
 
 
-class BPPart(nn.Module):
+class BPPart(LocalLayer):
     """One block of a network, in the shape of a layer that trains itself: its gradient comes from nowhere.
 
     Args:
@@ -39,13 +39,12 @@ class BPPart(nn.Module):
         self.cri = cri
         self.leads = leads
         self.opt = _for_block(optimizer, block)
-        self._graph: list[Tensor] | None = None
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
-        """Passes on what the block gives, detached, and ``y``."""
+        """Passes on what the block gives, detached, and ``y``. Only the whole network has a loss, so none is kept."""
         out = self.block(x if self.leads else map_tensors(_leaf, x))
         ends = [out] if self.cri is None else [self.cri(out, y)]
-        self._graph = [tensor for tensor in tensors(ends) if tensor.requires_grad]
+        self._graph = tuple(tensor for tensor in tensors(ends) if tensor.requires_grad)
         return detach(out), y
 
     def backward(self) -> None:
@@ -54,36 +53,15 @@ class BPPart(nn.Module):
         Raises:
             ScheduleError: There is no forward to go back through.
         """
-        if self._graph is None:
-            raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
-        graph, self._graph = self._graph, None
-        if graph:
+        if graph := self._taken_graph():
             torch.autograd.backward(graph, [torch.full_like(tensor, 1e-3) for tensor in graph])
-
-    def update(self) -> None:
-        """Steps the optimizer and clears the gradients."""
-        self.opt.step()
-        self.opt.zero_grad()
-
-    def loss(self) -> tuple[Tensor, ...] | None:
-        """None: only the whole network has one."""
-        return None
-
-    def scale_lr(self, factor: float) -> None:
-        """Does nothing: the rate does not change what an update takes."""
 
     def scale_losses(self, wanted: bool = True) -> None:
         """Does nothing: it has no loss, and nothing is learnt."""
 
-    def inference(self, x: Tree, path: Path) -> Tree:
-        """Passes ``x`` through the block on the way up."""
-        return self.block(x) if path == UP else x
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> BPPart:
-        """Moves the optimizer's state along with the weights."""
-        super()._apply(fn, recurse)
-        follow_weights((self.opt,))
-        return self
+    def blocks(self) -> dict[str, nn.Module]:
+        """The block, as ``f``."""
+        return {UP: self.block}
 
 
 def bp_parts(layers: Sequence[nn.Module]) -> list[BPPart]:

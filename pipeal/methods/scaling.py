@@ -95,17 +95,6 @@ class LossScaler(nn.Module):
         return bool(self.scale.isnan())
 
 
-def step_all(optimizers: Sequence[torch.optim.Optimizer], scaler: LossScaler | None) -> None:
-    """Steps the optimizers of a layer, and clears their gradients."""
-    if scaler is None:
-        for optimizer in optimizers:
-            optimizer.step()
-    else:
-        scaler.step(optimizers)
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-
-
 def _leaves_out(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it can skip an update on the device. A copy of a fused optimizer can, but no longer says so."""
     fused = all(group.get("fused") for group in optimizer.param_groups)
@@ -123,17 +112,3 @@ def _by_kind(optimizers: Iterable[torch.optim.Optimizer]) -> Iterable[list[Tenso
                     values = gradient._values() if gradient.is_sparse else gradient
                     found.setdefault((values.dtype, values.device), []).append(values)
     return found.values()
-
-
-def require_own(layer: nn.Module, kind: type[nn.Module], *names: str) -> None:
-    """Refuses a layer whose class goes back or updates in its own way, which knows of no factor.
-
-    Raises:
-        ConfigError: It does.
-    """
-    for name in names:
-        if getattr(type(layer), name) is not getattr(kind, name):
-            raise ConfigError(
-                f"{type(layer).__name__} has a {name}() of its own, which does not scale its losses as fp16 needs; "
-                "give it a scale_losses() of its own as well, or use precision='bf16'"
-            )

@@ -1,5 +1,6 @@
 """Models in AL and in BP form, and their registry."""
 
+from pipeal.core.names import LANGUAGE, TEXT, VISION
 from pipeal.methods.al.place_codes import UNLABELLED, TokenCrossEntropy
 from pipeal.models.causal import CausalAttention, CausalBlock, CharacterEmbedding
 from pipeal.models.charlm import CharDims, CharLM, CharLMAL
@@ -8,22 +9,12 @@ from pipeal.models.features import Blocks, Features, TokenEmbedding
 from pipeal.models.generation import generate, generate_each
 from pipeal.models.grouping import group_layers
 from pipeal.models.lstm import LSTMBlock
-from pipeal.models.registry import (
-    LANGUAGE_MODELS,
-    TEXT_MODELS,
-    VISION_MODELS,
-    build_language,
-    build_text,
-    build_vision,
-    canonical_language_model,
-    canonical_text_model,
-    canonical_vision_model,
-    form_told,
-    is_language_model,
-)
+from pipeal.models.registry import build_language, build_text, build_vision
 from pipeal.models.text import LSTM, LSTMAL, TextDims, Transformer, TransformerAL
 from pipeal.models.transformer import TransformerBlock
 from pipeal.models.vision import VGG, VGGAL, Resnet, ResnetAL, VisionDims
+
+TEXT_MODELS, VISION_MODELS, LANGUAGE_MODELS = tuple(TEXT.models), tuple(VISION.models), tuple(LANGUAGE.models)
 
 __all__ = [
     "LANGUAGE_MODELS",
@@ -59,12 +50,7 @@ __all__ = [
     "build_language",
     "build_text",
     "build_vision",
-    "canonical_language_model",
-    "canonical_text_model",
-    "canonical_vision_model",
-    "form_told",
     "generate",
     "generate_each",
     "group_layers",
-    "is_language_model",
 ]

@@ -9,7 +9,6 @@ from torch import nn
 from pipeal.core.errors import ConfigError
 from pipeal.data import Grouped
 from pipeal.methods.al import AL, BP, ALPackage
-from pipeal.methods.greedy import Greedy
 
 
 def group_layers(
@@ -50,5 +49,5 @@ def _places(package: ALPackage) -> Iterator[tuple[nn.Module, str]]:
         elif isinstance(layer, BP):
             *blocks, _ = layer.model.named_children()  # the last is the head
             yield from ((layer.model, name) for name, _ in blocks)
-        elif isinstance(layer, Greedy):
+        else:
             yield layer, "f"

@@ -1,102 +1,18 @@
-"""Models by name, and the form that a spelling of a name asks for.
-
-- ``VGG``, ``Resnet``, ``LSTM``, ``Transformer``, in just these spellings, which are the published ones: the BP form.
-- ``VGGAL``, ``resnetal``, ``CharLMAL``, any name with AL at its end, in any case: the AL form.
-- ``vgg``, ``ResNet``, ``RESNET``, ``CharLM``, every other spelling: what the mode says, the AL form if it says nothing.
-
-The commands say in one line which form they train.
-"""
+"""Builds models by name, in the form that a spelling or a mode asks for; the names are in :mod:`pipeal.core.names`."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from pkgutil import resolve_name
+from typing import Any
 
 from pipeal.core.errors import ConfigError, unknown_name
-from pipeal.core.methods import BASELINE, COMPARED, DEFAULT, METHODS
+from pipeal.core.methods import DEFAULT, METHODS
+from pipeal.core.names import LANGUAGE, TEXT, VISION, Mode, Names, contradicts
 from pipeal.methods import Network, make_layers
 from pipeal.methods.al import ALPackage, LearningRates, OptimizerFactory
-from pipeal.models.charlm import LESSON, CharDims, CharLM
-from pipeal.models.text import LSTM, PUBLISHED, TextDims, Transformer, Vectors
-from pipeal.models.vision import PUBLISHED_VISION, VGG, Resnet, VisionDims
-
-Mode: TypeAlias = str
-"""The name of a method, which is the form of a model that it trains: one of :data:`pipeal.core.methods.METHODS`."""
-
-_TEXT = {"lstm": LSTM, "transformer": Transformer}
-_VISION = {"vgg": VGG, "resnet": Resnet}
-_LANGUAGE = {"charlm": CharLM}
-_PUBLISHED_BP = ("LSTM", "Transformer", "VGG", "Resnet")  # the published commands' spellings of their BP forms
-
-TEXT_MODELS = tuple(_TEXT)
-"""The canonical names of the text models."""
-VISION_MODELS = tuple(_VISION)
-"""The canonical names of the vision models."""
-LANGUAGE_MODELS = tuple(_LANGUAGE)
-"""The canonical names of the language models."""
-
-
-def canonical_text_model(name: str) -> tuple[str, Mode | None]:
-    """The canonical name of a text model, and the form that its spelling implies.
-
-    >>> canonical_text_model("TransformerAL"), canonical_text_model("lstm")
-    (('transformer', 'al'), ('lstm', None))
-
-    Raises:
-        ConfigError: There is no such model.
-    """
-    return _canonical(name, TEXT_MODELS)
-
-
-def canonical_vision_model(name: str) -> tuple[str, Mode | None]:
-    """The canonical name of a vision model, and the form that its spelling implies.
-
-    >>> canonical_vision_model("ResnetAL"), canonical_vision_model("VGG"), canonical_vision_model("vgg")
-    (('resnet', 'al'), ('vgg', 'bp'), ('vgg', None))
-
-    Raises:
-        ConfigError: There is no such model.
-    """
-    return _canonical(name, VISION_MODELS)
-
-
-def canonical_language_model(name: str) -> tuple[str, Mode | None]:
-    """The canonical name of a language model, and the form that its spelling implies.
-
-    >>> canonical_language_model("CharLM"), canonical_language_model("charlmAL")
-    (('charlm', None), ('charlm', 'al'))
-
-    Raises:
-        ConfigError: There is no such model.
-    """
-    return _canonical(name, LANGUAGE_MODELS)
-
-
-def is_language_model(name: str) -> bool:
-    """Whether a name is, in any spelling, that of a language model."""
-    return _plain(name) in LANGUAGE_MODELS
-
-
-def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
-    """One line on the form that is trained, and how to have the other; None where both are.
-
-    Args:
-        model: The canonical name, and the form that its spelling implies.
-        mode: What is trained: the name of a method, or ``compare``.
-
-    >>> form_told(canonical_vision_model("Resnet"), "bp")
-    'training the BP form (backpropagation) of resnet, which that spelling stands for; --mode al trains the AL form'
-    >>> form_told(canonical_vision_model("ResNet"), "al")
-    'training the AL form (local losses) of resnet; --mode bp trains the BP form'
-    """
-    name, implied = model
-    if mode not in METHODS:
-        return None
-    other = next(method for method in COMPARED if method.name != mode)
-    # The AL form's own spelling refuses every other mode.
-    spelt = f"{name} " if implied == mode == DEFAULT.name else ""
-    chosen = ", which that spelling stands for" if implied == mode else ""
-    told = f"training the {METHODS[mode].title} of {name}{chosen}"
-    return f"{told}; {spelt}--mode {other.name} trains the {other.label} form"
+from pipeal.models.charlm import LESSON, CharDims
+from pipeal.models.text import PUBLISHED, TextDims, Vectors
+from pipeal.models.vision import PUBLISHED_VISION, VisionDims
 
 
 def build_text(
@@ -131,8 +47,8 @@ def build_text(
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
-    plain, form = _form_of(name, mode, TEXT_MODELS)
-    network = _TEXT[plain].network(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
+    model, form = _form_of(name, mode, TEXT)
+    network = model.network(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
     return _package(form, network, lr, optimizer)
 
 
@@ -162,8 +78,8 @@ def build_vision(
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
-    plain, form = _form_of(name, mode, VISION_MODELS)
-    return _package(form, _VISION[plain].network(classes, dims=dims), lr, optimizer)
+    model, form = _form_of(name, mode, VISION)
+    return _package(form, model.network(classes, dims=dims), lr, optimizer)
 
 
 def build_language(
@@ -191,31 +107,19 @@ def build_language(
     Raises:
         ConfigError: The name or mode is unknown, or they contradict each other.
     """
-    plain, form = _form_of(name, mode, LANGUAGE_MODELS)
-    return _package(form, _LANGUAGE[plain].network(characters, dims=dims), lr, optimizer)
+    model, form = _form_of(name, mode, LANGUAGE)
+    return _package(form, model.network(characters, dims=dims), lr, optimizer)
 
 
-def _canonical(name: str, known: tuple[str, ...]) -> tuple[str, Mode | None]:
-    plain = _plain(name)
-    if plain not in known:
-        raise ConfigError(unknown_name("model", name, known))
-    if plain != name.lower():
-        return plain, DEFAULT.name
-    return plain, (BASELINE.name if name in _PUBLISHED_BP else None)
-
-
-def _plain(name: str) -> str:
-    return name.lower().removesuffix("al")
-
-
-def _form_of(name: str, mode: Mode | None, known: tuple[str, ...]) -> tuple[str, Mode]:
-    """The canonical name, and the form that name and mode together ask for."""
-    plain, implied = _canonical(name, known)
+def _form_of(name: str, mode: Mode | None, names: Names) -> tuple[Any, Mode]:
+    """The class that a name stands for, and the form that name and mode together ask for."""
+    plain, implied = names.model(name)
     if mode is not None and mode not in METHODS:
         raise ConfigError(unknown_name("mode", mode, tuple(METHODS)))
-    if mode is not None and implied == DEFAULT.name != mode:
-        raise ConfigError(f"model {name!r} is the {DEFAULT.label} form, but the mode is {mode!r}; ask for {plain!r}")
-    return plain, mode or implied or DEFAULT.name
+    if implied is not None and contradicts(implied, mode):
+        label = METHODS[implied].label
+        raise ConfigError(f"model {name!r} is the {label} form, but the mode is {mode!r}; ask for {plain!r}")
+    return resolve_name(names.models[plain]), mode or implied or DEFAULT.name
 
 
 def _package(form: Mode, network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> ALPackage:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from pipeal.core.errors import DataError, first_line
+
+_log = logging.getLogger(__name__)
 
 _NAMED = 6
 """Files that one line names; more are counted."""
@@ -14,16 +17,12 @@ _NAMED = 6
 class Attempts:
     """Writes that may fail, on a full disk or one that has become read-only: told now and then, and in the end named.
 
-    Args:
-        say: Told in one line, by :meth:`tell`.
-
     Attributes:
         missing: What could not be written when it was tried last, and why not.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
         self.missing: dict[Path, str] = {}
-        self._say = say
         self._in_a_row = 0
 
     def make(self, path: Path, write: Callable[[], object]) -> bool:
@@ -38,20 +37,20 @@ class Attempts:
         return True
 
     def tell(self) -> None:
-        """Says what is missing at the first, second, fourth, eighth … call in a row at which something is."""
+        """Logs what is missing at the first, second, fourth, eighth … call in a row at which something is."""
         if self.missing:
             self._in_a_row += 1
             if self._in_a_row & (self._in_a_row - 1) == 0:
                 row = f" ({self._in_a_row} times in a row now)" if self._in_a_row > 1 else ""
-                self._say(f"cannot write {self}; the training goes on{row}")
+                _log.warning(f"cannot write {self}; the training goes on{row}")
         elif self._in_a_row:
             self._in_a_row = 0
-            self._say("what could not be written is written now")
+            _log.info("what could not be written is written now")
 
     def __str__(self) -> str:
         """The files that are missing, and why.
 
-        >>> attempts = Attempts(print)
+        >>> attempts = Attempts()
         >>> attempts.make(Path("run/a.csv"), lambda: Path("no/such/folder").mkdir())
         False
         >>> str(attempts)

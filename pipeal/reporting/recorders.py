@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from pipeal.core.atomic import write_whole
+from pipeal.core.methods import Loss
 from pipeal.training.row import EpochRow
-
-_LOSS_NAMES = {1: ("",), 2: ("_enc", "_ae")}
 
 
 class Recorder(Protocol):
@@ -100,28 +99,42 @@ class CsvRecorder(_RowFile):
 
     Args:
         path: The file; what it held is lost with the first row. Its folder is made if need be.
+        losses: Of the method that trains: its layers' columns end with their names. Empty for numbers instead.
     """
+
+    def __init__(self, path: str | Path, losses: Sequence[Loss] = ()) -> None:
+        super().__init__(path)
+        self._endings = [loss.column for loss in losses]
 
     def write(self, row: EpochRow) -> None:
         """Adds a row.
 
         Raises:
             DataError: The system refused to write; the file is as it was, and the row comes with the next one.
-            ValueError: The row has other losses than the first one had.
+            ValueError: The row has other losses than the first one had, or than the method has.
         """
-        if self._rows and list(_cells(row)) != list(_cells(self._rows[0])):
-            wanted = ", ".join(_cells(self._rows[0]))
-            raise ValueError(f"the row has columns {', '.join(_cells(row))}, but the file {wanted}")
+        if self._rows and list(self._cells(row)) != list(self._cells(self._rows[0])):
+            wanted = ", ".join(self._cells(self._rows[0]))
+            raise ValueError(f"the row has columns {', '.join(self._cells(row))}, but the file {wanted}")
         super().write(row)
 
     def _lines(self, rows: Sequence[EpochRow]) -> Iterator[str]:
         # Last, and blank where a run of an older version was taken up, whose rows have none.
         held = [name for name in ("held_acc", "held_loss") if any(getattr(row, name) is not None for row in rows)]
         for row in rows[:1]:
-            yield ",".join([*_cells(row), *held])
+            yield ",".join([*self._cells(row), *held])
         for row in rows:
             found = [getattr(row, name) for name in held]
-            yield ",".join([*map(repr, _cells(row).values()), *("" if one is None else repr(one) for one in found)])
+            cells = map(repr, self._cells(row).values())
+            yield ",".join([*cells, *("" if one is None else repr(one) for one in found)])
+
+    def _cells(self, row: EpochRow) -> dict[str, float]:
+        names = ("turn", "train_acc", "test_acc", "train_time", "epoch", "epoch_time", "samples_per_s", "tokens_per_s")
+        cells: dict[str, float] = {name: getattr(row, name) for name in names}
+        for name in ("train_loss", "test_loss"):
+            if (loss := getattr(row, name)) is not None:
+                cells[name] = loss
+        return cells | named_losses(row, "loss_", "_", self._endings)
 
 
 class JsonLinesRecorder(_RowFile):
@@ -152,17 +165,18 @@ def _json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _cells(row: EpochRow) -> dict[str, float]:
-    names = ("turn", "train_acc", "test_acc", "train_time", "epoch", "epoch_time", "samples_per_s", "tokens_per_s")
-    cells: dict[str, float] = {name: getattr(row, name) for name in names}
-    for name in ("train_loss", "test_loss"):
-        if (loss := getattr(row, name)) is not None:
-            cells[name] = loss
+def named_losses(row: EpochRow, before: str, joint: str, names: Sequence[str]) -> dict[str, float]:
+    """The losses of a row by name, such as ``loss_1_enc``: of the first layer, and by the method's name; numbered where
+    ``names`` is empty. The one loss of a layer that has no other goes by the number of the layer alone.
+
+    Raises:
+        ValueError: A layer has another number of losses than there are names.
+    """
+    named = {}
     for number, losses in enumerate(row.losses, start=1):
-        for part, loss in zip(_LOSS_NAMES.get(len(losses)) or _numbered(len(losses)), losses, strict=True):
-            cells[f"loss_{number}{part}"] = loss
-    return cells
-
-
-def _numbered(count: int) -> tuple[str, ...]:
-    return tuple(f"_{part}" for part in range(1, count + 1))
+        if len(losses) == 1:
+            named[f"{before}{number}"] = losses[0]
+            continue
+        for name, loss in zip(names or map(str, range(1, len(losses) + 1)), losses, strict=True):
+            named[f"{before}{number}{joint}{name}"] = loss
+    return named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pipeal.core.errors import ConfigError
+from pipeal.core.methods import Loss
+from pipeal.reporting.recorders import named_losses
 from pipeal.training.row import EpochRow
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-_PARTS = {1: ("",), 2: ("/associated", "/autoencoder")}
 
 
 class TensorBoardRecorder:
@@ -26,13 +26,15 @@ class TensorBoardRecorder:
     Args:
         folder: What TensorBoard is pointed at; event files that an earlier recorder left there are removed with the
             first row.
+        losses: Of the method that trains; empty where they have no names.
 
     Raises:
         ConfigError: TensorBoard is not installed.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, losses: Sequence[Loss] = ()) -> None:
         require_tensorboard()
+        self._tags = [loss.tag for loss in losses]
         self.path = Path(folder)
         self._rows: list[EpochRow] = []
         self._begin()
@@ -88,7 +90,7 @@ class TensorBoardRecorder:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writers[row.turn] = SummaryWriter(self.path / f"turn-{row.turn}", filename_suffix=self._suffix)
-        for tag, value in _scalars(row).items():
+        for tag, value in (_scalars(row) | named_losses(row, "loss/layer_", "/", self._tags)).items():
             self._writers[row.turn].add_scalar(tag, value, row.epoch)
 
     def _give_up(self) -> None:
@@ -146,7 +148,4 @@ def _scalars(row: EpochRow) -> dict[str, float]:
     for part, loss in (("train", row.train_loss), ("held_out", row.held_loss), ("validation", row.test_loss)):
         if loss is not None:
             scalars[f"loss/{part}"] = loss
-    for number, losses in enumerate(row.losses, start=1):
-        parts = _PARTS.get(len(losses)) or tuple(f"/{part}" for part in range(1, len(losses) + 1))
-        scalars |= {f"loss/layer_{number}{part}": loss for part, loss in zip(parts, losses, strict=True)}
     return scalars

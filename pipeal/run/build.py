@@ -1,9 +1,10 @@
-"""Where configuration becomes objects: what every experiment, on whatever data, gives to a run."""
+"""Where configuration becomes objects: what every kind of data gives to a run; one file beside this for each kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ from pipeal.config import LrConfig, RunConfig
 from pipeal.config.schema import USUAL_RATE
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
+from pipeal.core.names import Names
 from pipeal.data import WHOLE, EpochBatches, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.threads import intra_op_threads
@@ -22,102 +24,169 @@ from pipeal.methods.al import ALPackage, LearningRates
 from pipeal.run.stopping import StopRequest
 from pipeal.training.evaluation import Criterion
 
-T = TypeVar("T")
+Config = TypeVar("Config", bound=RunConfig)
+M = TypeVar("M", bound="Models")
+E = TypeVar("E", bound="Experiment")
 
 SPLIT_SEED = 0
 """Of what divides a data set: runs of different seeds are trained and tested on the same samples."""
 
 
-class Models(Protocol):
-    """Makes the models of a run, also where its data was not read."""
+@dataclass(frozen=True)
+class Models(ABC):
+    """Makes the models of a run, also where its data was not read: all fields but the first say what it must be known.
 
-    def package(self, mode: str, seed: int) -> ALPackage:
-        """A new model; ``mode`` is the name of a method. The same on every rank, but for vectors that were read."""
-        ...
+    Attributes:
+        config: Which, and how wide.
+    """
 
-    def under(self, config: RunConfig) -> Models:
+    config: Any
+
+    @classmethod
+    def of(cls: type[M], config: RunConfig, blueprint: Mapping[str, Any]) -> M:
+        """Those of an experiment whose data was read elsewhere; vectors that were read are left blank."""
+        return cls(config, **blueprint)
+
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        """What must be known of the data to make the models, as JSON: for ranks that do not read it."""
+        return {known.name: getattr(self, known.name) for known in fields(self) if known.name != "config"}
+
+    def under(self: M, config: RunConfig) -> M:
         """The same with another configuration, of the same data; see :mod:`pipeal.run.grid` for what may differ.
 
         Raises:
             ConfigError: It does not fit what was read.
         """
-        ...
+        return replace(self, config=config)
+
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model whose first weights follow from the seed alone; the same on every rank, but for read vectors."""
+        with intra_op_threads(1):  # with another number, an orthogonal matrix is rounded otherwise
+            torch.manual_seed(seed)
+            return self.build(mode)
+
+    @abstractmethod
+    def build(self, mode: str) -> ALPackage:
+        """A new model of the configured name and widths; ``mode`` is the name of a method."""
 
 
-class Experiment(Models, Protocol):
-    """What a run needs, whatever kind of data it is: models and batches made anew for each turn."""
+@dataclass(frozen=True)
+class Experiment(ABC):
+    """A data set and a model for it: models and batches are made again for each turn.
+
+    Attributes:
+        models: Makes the models.
+        train: The samples to train on.
+        held: Samples like those, but not trained on, to choose by; None where the configuration keeps none.
+        test: The test samples.
+        facts: What the data turned out to be, for the summary.
+        shared: Under ``torchrun``, makes the training batches of rank 0, which the replicas share.
+    """
+
+    models: Models
+    train: Any
+    held: Any
+    test: Any
+    facts: dict[str, int | float | str]
+    shared: Callable[[Experiment, int], EpochBatches] | None = field(default=None, kw_only=True)
 
     @property
-    def config(self) -> RunConfig:
+    def config(self) -> Any:
         """What was asked for, with every name in its canonical spelling."""
-        ...
-
-    @property
-    def facts(self) -> dict[str, int | float | str]:
-        """What the data turned out to be, for the summary."""
-        ...
+        return self.models.config
 
     @property
     def lengths(self) -> npt.NDArray[np.int64] | None:
         """``(N,)`` of the training samples; None where they have no length."""
-        ...
+        return None
 
     @property
     def criterion(self) -> Criterion | None:
         """The loss that epochs are measured by; None where the accuracy tells good ones from bad."""
-        ...
+        return None
 
-    @property
-    def blueprint(self) -> dict[str, Any]:
-        """What must be known of the data to make the models, as JSON: for ranks that do not read it."""
-        ...
+    def package(self, mode: str, seed: int) -> ALPackage:
+        """A new model; see :meth:`Models.package`."""
+        return self.models.package(mode, seed)
 
-    def under(self, config: RunConfig) -> Experiment:
+    def under(self: E, config: RunConfig) -> E:
         """The same data, trained on otherwise; see :meth:`Models.under`."""
-        ...
+        return replace(self, models=self.models.under(config))
 
-    def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
-        """Batches to train on, or one replica's share of each."""
-        ...
+    def train_batches(self, seed: int) -> EpochBatches:
+        """Batches to train on, in this process."""
+        return self.batches(seed) if self.shared is None else self.shared(self, seed)
 
+    @abstractmethod
+    def batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
+        """Shuffled training batches as configured, or one replica's share of each."""
+
+    @abstractmethod
+    def in_order(self, part: Any) -> EpochBatches:
+        """A part of the data, to be evaluated on: always the same batches."""
+
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Leaves in the run's folder what a trained model needs to read its input."""
-        ...
 
     def train_evaluation(self) -> EpochBatches:
-        """Training samples to take the accuracy on."""
-        ...
+        """The training samples, or a fixed random part of the configured size, to take the accuracy on."""
+        part = evaluated_part(len(self.train), self.config.train.train_accuracy_samples)
+        return self.in_order(self.train if part is None else self.train.subset(part))
 
     def held_out(self) -> EpochBatches | None:
-        """Samples like those trained on, but not trained on, to choose by; None where the configuration keeps none."""
-        ...
+        """The samples to choose by; None where there are none."""
+        return None if self.held is None else self.in_order(self.held)
 
     def test_evaluation(self) -> EpochBatches:
-        """Test samples to take the accuracy on."""
-        ...
+        """The test samples."""
+        return self.in_order(self.test)
 
-    def afterword(self, pipe: Pipeline, stop: StopRequest) -> Sequence[str]:
+    def afterword(self, pipe: Pipeline, stop: StopRequest) -> Sequence[str]:  # noqa: ARG002
         """What else there is to show of a trained model, in lines.
 
         Raises:
             Leave: The run is to end meanwhile.
         """
+        return ()
+
+
+class Part(Protocol):
+    """Classified samples."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all of them, in their order."""
         ...
 
 
-def from_seed(make: Callable[[T, str], ALPackage]) -> Callable[[T, str, int], ALPackage]:
-    """Gives what makes a model a seed, from which alone its first weights follow: see :meth:`Models.package`.
+def facts_of(classes: int, train: Part, held: Part | None, test: Part) -> dict[str, int | float | str]:
+    """What summaries tell of classified samples, and by what a run that is taken up again knows its data."""
+    facts: dict[str, int | float | str] = {
+        "classes": classes,
+        "train_samples": len(train),
+        "held_out_samples": 0 if held is None else len(held),
+        "test_samples": len(test),
+        "fingerprint": train.fingerprint,
+        "test_fingerprint": test.fingerprint,
+    }
+    if held is not None:
+        facts["held_out_fingerprint"] = held.fingerprint
+    return facts
 
-    With another number of threads, those of the process, an orthogonal matrix is rounded otherwise.
+
+def with_names(config: Config, names: Names) -> Config:
+    """The configuration with its names in their canonical spelling.
+
+    Raises:
+        DataError: The data set is none of these.
+        ConfigError: The model is none of these.
     """
-
-    @wraps(make)
-    def package(self: T, mode: str, seed: int) -> ALPackage:
-        with intra_op_threads(1):
-            torch.manual_seed(seed)
-            return make(self, mode)
-
-    return package
+    model, _ = names.model(config.model.name)
+    return replace(config, dataset=names.dataset(config.dataset), model=replace(config.model, name=model))
 
 
 def data_root(config: RunConfig) -> Path:

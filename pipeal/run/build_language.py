@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import logging
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeal.config import LanguageConfig, LanguageModelConfig, RunConfig
-from pipeal.core.artifacts import ALPHABET
-from pipeal.core.errors import ConfigError, DataError, unknown_name
+from pipeal.config import LanguageConfig, LanguageModelConfig, load_config
+from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CONFIG
+from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.names import LANGUAGE
 from pipeal.core.rng import key_seed
-from pipeal.data import WHOLE, Alphabet, Characters, RandomBlocks, ReadAhead, Share, find_shakespeare, read_characters
+from pipeal.data import WHOLE, Alphabet, RandomBlocks, ReadAhead, Share, find_shakespeare, read_characters
 from pipeal.engine import Pipeline
+from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage, OptimizerFactory
-from pipeal.models import CharDims, TokenCrossEntropy, build_language, canonical_language_model, generate_each
+from pipeal.models import CharDims, TokenCrossEntropy, build_language, generate_each
 from pipeal.reporting import bars
-from pipeal.run.build import SPLIT_SEED, data_root, from_seed, rates
-from pipeal.run.say import Say
+from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, rates, with_names
 from pipeal.run.stopping import StopRequest, Unless
+from pipeal.training.checkpoint.resume import ResumedTraining
+from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.evaluation import Criterion, accuracy_and_loss
 
-DATASETS = ("shakespeare", "text")
-"""What a language model is trained on; ``text`` is any file of the user's."""
+_log = logging.getLogger(__name__)
 
 SAMPLE = 300
 """Characters that are shown of what a trained model writes."""
@@ -35,8 +37,8 @@ adam: OptimizerFactory = partial(torch.optim.Adam, fused=True, betas=(0.9, 0.99)
 
 
 @dataclass(frozen=True)
-class LanguageModels:
-    """Makes language models; see :class:`pipeal.run.build.Models`.
+class LanguageModels(Models):
+    """Makes language models.
 
     Attributes:
         config: Which, and how wide.
@@ -46,13 +48,7 @@ class LanguageModels:
     config: LanguageConfig
     characters: int
 
-    @classmethod
-    def of(cls, config: LanguageConfig, blueprint: Mapping[str, Any]) -> LanguageModels:
-        """Those of an experiment whose text was read elsewhere."""
-        return cls(config, **blueprint)
-
-    @from_seed
-    def package(self, mode: str) -> ALPackage:
+    def build(self, mode: str) -> ALPackage:
         """A new model of the configured name and widths."""
         return build_language(
             self.config.model.name,
@@ -63,64 +59,50 @@ class LanguageModels:
             optimizer=adam,
         )
 
-    def under(self, config: RunConfig) -> LanguageModels:
-        """Those of another configuration of the same text."""
-        return replace(self, config=_of_language(config))
+
+@dataclass(frozen=True)
+class CharacterPart:
+    """A part of a text.
+
+    Attributes:
+        characters: ``(N,)``.
+        seed: By which the blocks are drawn that it is evaluated on.
+    """
+
+    characters: torch.Tensor
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.characters)
 
 
 @dataclass(frozen=True)
-class LanguageExperiment:
-    """A text and a model for it; see :class:`pipeal.run.build.Experiment`."""
+class LanguageExperiment(Experiment):
+    """A text and a model for it; both are trained and evaluated on random blocks, all of one length."""
 
-    config: LanguageConfig
-    text: Characters
-    train: torch.Tensor
-    held: torch.Tensor
-    facts: dict[str, int | float | str]
-
-    @property
-    def lengths(self) -> None:
-        """All blocks are of one length."""
+    models: LanguageModels
+    train: CharacterPart
+    held: CharacterPart | None
+    test: CharacterPart
+    alphabet: Alphabet
 
     @property
     def criterion(self) -> Criterion:
         """Nats per character."""
         return TokenCrossEntropy()
 
-    def package(self, mode: str, seed: int) -> ALPackage:
-        """A new model of the configured name and widths."""
-        return LanguageModels(self.config, len(self.text.alphabet)).package(mode, seed)
-
-    def under(self, config: RunConfig) -> LanguageExperiment:
-        """The same text, trained on otherwise."""
-        return replace(self, config=_of_language(config))
-
-    @property
-    def blueprint(self) -> dict[str, Any]:
-        """How many characters there are; see :meth:`LanguageModels.of`."""
-        return {"characters": len(self.text.alphabet)}
-
-    def train_batches(self, seed: int, share: Share = WHOLE) -> ReadAhead:
+    def batches(self, seed: int, share: Share = WHOLE) -> ReadAhead:
         """Random blocks, others in each epoch."""
         data = self.config.data
-        return ReadAhead(self._blocks(self.train, data.steps, seed, share=share), data.prefetch)
+        return ReadAhead(self._blocks(self.train, batches=data.steps, seed=seed, share=share), data.prefetch)
+
+    def in_order(self, part: CharacterPart) -> RandomBlocks:
+        """Random blocks, always the same."""
+        return self._blocks(part, batches=self.config.data.estimate_batches, seed=part.seed, same=True)
 
     def save(self, folder: Path) -> None:
         """Leaves ``alphabet.json``."""
-        self.text.alphabet.save(ALPHABET.at(folder))
-
-    def train_evaluation(self) -> RandomBlocks:
-        """Random blocks of what is trained on, always the same."""
-        # Not by the seed of a training, whose first batches these would be.
-        return self._estimate(self.train, key_seed(SPLIT_SEED))
-
-    def held_out(self) -> RandomBlocks | None:
-        """Random blocks of the end of the training part, which is not trained on, always the same."""
-        return self._estimate(self.held, key_seed(SPLIT_SEED, 1)) if len(self.held) else None
-
-    def test_evaluation(self) -> RandomBlocks:
-        """Random blocks of the validation part, always the same."""
-        return self._estimate(self.text.validation, SPLIT_SEED)
+        self.alphabet.save(ALPHABET.at(folder))
 
     def afterword(self, pipe: Pipeline, stop: StopRequest) -> list[str]:
         """The loss at each exit, if there are several, and something that the model writes."""
@@ -130,8 +112,7 @@ class LanguageExperiment:
             blocks = Unless(stop, self.test_evaluation())
             found = [accuracy_and_loss(pipe, blocks, self.criterion, k + 1)[1] for k in range(exits)]
             lines.append(f"exits:    validation loss {' '.join(f'{loss:.4f}' for loss in found)}")
-        alphabet = self.text.alphabet
-        prompt = alphabet.encode(first_prompt(alphabet))
+        prompt = self.alphabet.encode(first_prompt(self.alphabet))
         # With the pipeline's own precision and processes: the same text, wherever its stages are. Compiled with
         # ``static``, its one shape is compiled once more.
         block, seed = self.config.model.block, self.config.train.seed
@@ -139,40 +120,26 @@ class LanguageExperiment:
             written = list(Unless(stop, generate_each(pipe.predict, prompt, length=SAMPLE, block=block, seed=seed)))
         except DataError as error:
             return [*lines, f"sample:   none, {error}"]
-        return [*lines, "sample:", alphabet.decode(torch.tensor([*prompt.tolist(), *written])).strip()]
+        return [*lines, "sample:", self.alphabet.decode(torch.tensor([*prompt.tolist(), *written])).strip()]
 
-    def _estimate(self, text: torch.Tensor, seed: int) -> RandomBlocks:
-        return self._blocks(text, self.config.data.estimate_batches, seed, same=True)
-
-    def _blocks(
-        self, text: torch.Tensor, batches: int, seed: int, *, same: bool = False, share: Share = WHOLE
-    ) -> RandomBlocks:
-        return RandomBlocks(
-            text,
-            block=self.config.model.block,
-            batch_size=self.config.data.batch_size,
-            batches=batches,
-            seed=seed,
-            same=same,
-            pin_memory=True,
-            share=share,
-        )
+    def _blocks(self, part: CharacterPart, **options: Any) -> RandomBlocks:
+        config = self.config
+        block, batch_size = config.model.block, config.data.batch_size
+        return RandomBlocks(part.characters, block=block, batch_size=batch_size, pin_memory=True, **options)
 
 
-def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
+def language_experiment(config: LanguageConfig) -> LanguageExperiment:
     """Reads the text.
 
     Args:
         config: What was asked for.
-        say: Told what is being done, in a few words.
 
     Raises:
         DataError: The text is missing, malformed, or too short for the blocks.
         ConfigError: The data set or the model is unknown, a size does not fit, or an option is of other models.
     """
-    dataset = canonical_corpus(config.dataset)
-    name, _ = canonical_language_model(config.model.name)
-    config = replace(config, dataset=dataset, model=replace(config.model, name=name))
+    config = with_names(config, LANGUAGE)
+    dataset = config.dataset
     _dims(config.model)  # sizes that do not fit are told before anything is read
     data = config.data
     for key in ("train_accuracy_samples", "exit_tolerance"):
@@ -190,7 +157,7 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
             raise ConfigError(f"data.text: found {data.text}, but the data set is {dataset}; for a file, say text")
         with bars.downloads() as bar:
             path = find_shakespeare(data_root(config), download=data.download, progress=bar)
-    say(f"reading {path.name}")
+    _log.info(f"reading {path.name}")
     text = read_characters(path)
     count = round(len(text.train) * data.held_out)
     if data.held_out and not count:
@@ -198,39 +165,53 @@ def language_experiment(config: LanguageConfig, say: Say) -> LanguageExperiment:
             f"data.held_out: {data.held_out:g} of {len(text.train):,} characters is 0; expected some, but not all"
         )
     # By position, as the split itself: what is drawn from a part never reaches into another.
-    train, held = text.train[: len(text.train) - count], text.train[len(text.train) - count :]
-    for part in (train, held, text.validation) if count else (train, text.validation):
-        if len(part) <= config.model.block:
+    kept = len(text.train) - count
+    # Not by the seed of a training, whose first batches these would be.
+    train = CharacterPart(text.train[:kept], key_seed(SPLIT_SEED))
+    held = CharacterPart(text.train[kept:], key_seed(SPLIT_SEED, 1)) if count else None
+    test = CharacterPart(text.validation, SPLIT_SEED)
+    for part in (train, held, test):
+        if part is not None and len(part) <= config.model.block:
             raise DataError(
-                f"{path}: {len(train):,} characters to train on, {count:,} held out and {len(text.validation):,} to "
-                f"validate on, but a block of {config.model.block} takes {config.model.block + 1}; take a longer text, "
-                "lower model.block, or hold out another share (data.held_out)"
+                f"{path}: {len(train):,} characters to train on, {count:,} held out and {len(test):,} to validate on, "
+                f"but a block of {config.model.block} takes {config.model.block + 1}; take a longer text, lower "
+                "model.block, or hold out another share (data.held_out)"
             )
     facts: dict[str, int | float | str] = {
         "characters": len(text.alphabet),
         "train_characters": len(train),
         "held_out_characters": count,
-        "validation_characters": len(text.validation),
+        "validation_characters": len(test),
         "fingerprint": text.fingerprint,
     }
-    return LanguageExperiment(config, text, train, held, facts)
+    models = LanguageModels(config, len(text.alphabet))
+    return LanguageExperiment(models, train, held, test, facts, text.alphabet)
 
 
-def _of_language(config: RunConfig) -> LanguageConfig:
-    assert isinstance(config, LanguageConfig)
-    return config
-
-
-def canonical_corpus(name: str) -> str:
-    """The name behind a spelling of a data set that language models are trained on.
+def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
+    """The configuration, the alphabet and the model of a run of a language model, from its newest checkpoint.
 
     Raises:
-        DataError: It is none.
+        DataError: The folder is no such run, or holds no checkpoint that is as it was written.
+        ConfigError: Its configuration is of something else.
     """
-    plain = name.lower().replace("tiny", "").replace("_", "").replace("-", "")
-    if plain not in DATASETS:
-        raise DataError(f"{unknown_name('data set', name, DATASETS)} for a language model")
-    return plain
+    if not CONFIG.at(folder).is_file():
+        forms = sorted(path.parent for path in folder.glob(f"*/{CONFIG.name}"))
+        hint = f"it compares several; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
+        raise DataError(f"{folder}: no run of one form; {hint}")
+    # Of a comparison both forms read with the same alphabet, which lies above them.
+    home = folder if ALPHABET.at(folder).is_file() else folder.resolve().parent
+    if not ALPHABET.at(home).is_file():
+        raise DataError(f"{folder}: no {ALPHABET.name}; expected the run of a language model")
+    config = load_config(LanguageConfig, CONFIG.at(folder))
+    alphabet = Alphabet.load(ALPHABET.at(home))
+    saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(_log.warning)
+    if saved is None:
+        raise DataError(f"{folder}: no checkpoint; train until the first one is written")
+    package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)
+    make_ready(package, config.train.precision)
+    ResumedTraining.of(saved).load_into(package)
+    return config, alphabet, package
 
 
 def first_prompt(alphabet: Alphabet) -> str:
@@ -239,14 +220,4 @@ def first_prompt(alphabet: Alphabet) -> str:
 
 
 def _dims(model: LanguageModelConfig) -> CharDims:
-    return CharDims(
-        block=model.block,
-        width=model.width,
-        heads=model.heads,
-        layers=model.layers,
-        dropout=model.dropout,
-        per_layer=model.per_layer,
-        code=model.code,
-        labels=model.labels,
-        bridges=model.bridges,
-    )
+    return CharDims(**{size.name: getattr(model, size.name) for size in fields(CharDims)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,20 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextDataConfig, TextModelConfig
+from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
 from pipeal.core.artifacts import VOCABULARY
 from pipeal.core.errors import ConfigError
+from pipeal.core.names import TEXT
 from pipeal.data import (
     WHOLE,
     BatchLoader,
     Corpus,
     EpochBatches,
-    EpochBatchSampler,
     PlannedBatchSampler,
     ReadAhead,
     Share,
     Vocab,
-    canonical_text_name,
     clean,
     find_thresholds,
     find_vectors,
@@ -31,14 +31,23 @@ from pipeal.data import (
     load_text,
     load_vectors,
 )
-from pipeal.engine import Pipeline
+from pipeal.data.batching import Known, make_sampler
 from pipeal.methods.al import ALPackage, TouchedAdam, touch_rows
-from pipeal.models import TextDims, build_text, canonical_text_model, group_layers
+from pipeal.models import TextDims, build_text, group_layers
 from pipeal.reporting import bars
-from pipeal.run.build import SPLIT_SEED, data_root, evaluated_part, from_seed, hold_out, kept_in, rates
-from pipeal.run.build_batches import batch_sampler
-from pipeal.run.say import Say
-from pipeal.run.stopping import StopRequest
+from pipeal.run.build import (
+    SPLIT_SEED,
+    Experiment,
+    Models,
+    data_root,
+    facts_of,
+    hold_out,
+    kept_in,
+    rates,
+    with_names,
+)
+
+_log = logging.getLogger(__name__)
 
 PUBLISHED_MAX_LEN = {"agnews": 128, "dbpedia": 128, "imdb": 256}
 EVALUATION_BUDGET = 32_768
@@ -46,8 +55,8 @@ EVALUATION_BUDGET = 32_768
 
 
 @dataclass(frozen=True)
-class TextModels:
-    """Makes text models; see :class:`pipeal.run.build.Models`.
+class TextModels(Models):
+    """Makes text models.
 
     Attributes:
         config: Which, and how wide.
@@ -55,7 +64,7 @@ class TextModels:
         classes: How many classes there are.
         pad_index: The word that pads.
         thresholds: Where layers group; none for no grouping.
-        pretrained: ``(vocab_size, embedding_dim)`` word vectors.
+        pretrained: ``(vocab_size, embedding_dim)`` word vectors; in the blueprint, whether there are any.
     """
 
     config: TextConfig
@@ -66,12 +75,17 @@ class TextModels:
     pretrained: npt.NDArray[np.float32] | None
 
     @classmethod
-    def of(cls, config: TextConfig, blueprint: Mapping[str, Any]) -> TextModels:
+    def of(cls, config: RunConfig, blueprint: Mapping[str, Any]) -> TextModels:
         """Those of an experiment whose data was read elsewhere; the first layer's vectors, if any, are left blank."""
-        found = dict(blueprint)
-        shape = found["vocab_size"], config.model.embedding_dim
-        pretrained = np.zeros(shape, np.float32) if found.pop("pretrained") else None
-        return cls(config, **found, pretrained=pretrained)
+        assert isinstance(config, TextConfig)
+        shape = blueprint["vocab_size"], config.model.embedding_dim
+        pretrained = np.zeros(shape, np.float32) if blueprint["pretrained"] else None
+        return cls(config, **{**blueprint, "pretrained": pretrained})
+
+    @property
+    def blueprint(self) -> dict[str, Any]:
+        """Sizes; see :meth:`of`."""
+        return {**super().blueprint, "pretrained": self.pretrained is not None}
 
     def under(self, config: RunConfig) -> TextModels:
         """Those of another configuration of the same texts.
@@ -86,10 +100,9 @@ class TextModels:
                 f"model.embedding_dim: found {width}, but the word vectors that were read have "
                 f"{self.pretrained.shape[1]}; expected the same"
             )
-        return replace(self, config=config)
+        return super().under(config)
 
-    @from_seed
-    def package(self, mode: str) -> ALPackage:
+    def build(self, mode: str) -> ALPackage:
         """A new model of the configured name and widths."""
         model = self.config.model
         package = build_text(
@@ -111,95 +124,51 @@ class TextModels:
 
 
 @dataclass(frozen=True)
-class TextExperiment:
-    """A text data set and a model for it; see :class:`Experiment`."""
+class TextExperiment(Experiment):
+    """A data set of classified texts and a model for it."""
 
-    config: TextConfig
+    models: TextModels
     train: Corpus
     held: Corpus | None
     test: Corpus
     vocab: Vocab
-    models: TextModels
-    facts: dict[str, int | float | str]
-
-    def package(self, mode: str, seed: int) -> ALPackage:
-        """A new model of the configured name and widths."""
-        return self.models.package(mode, seed)
-
-    def under(self, config: RunConfig) -> TextExperiment:
-        """The same texts, trained on otherwise."""
-        models = self.models.under(config)
-        return replace(self, config=models.config, models=models)
-
-    @property
-    def blueprint(self) -> dict[str, Any]:
-        """Sizes; see :meth:`TextModels.of`."""
-        models = self.models
-        return {
-            "vocab_size": models.vocab_size,
-            "classes": models.classes,
-            "pad_index": models.pad_index,
-            "thresholds": models.thresholds,
-            "pretrained": models.pretrained is not None,
-        }
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
         """The lengths of the training samples."""
         return self.train.lengths
 
-    @property
-    def criterion(self) -> None:
-        """Texts are classified: the accuracy tells."""
-
-    def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
+    def batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
         """Shuffled batches as configured."""
         data = self.config.data
-        sampler = _train_sampler(self.train, data, seed)
+        known = Known(self.lengths, data.max_len or int(self.lengths.max()), seed)
+        sampler = make_sampler(data.batching.kind, known, **data.batching.heeded)
         return ReadAhead(BatchLoader(self.train, sampler, pin_memory=True, share=share), data.prefetch)
+
+    def in_order(self, part: Corpus) -> EpochBatches:
+        """Batches of as many texts as the budget of an evaluation holds."""
+        budget = max(EVALUATION_BUDGET, int(part.lengths.max()))
+        return BatchLoader(part, PlannedBatchSampler(part.lengths, budget, shuffle=False), pin_memory=True)
 
     def save(self, folder: Path) -> None:
         """Leaves ``vocab.json``."""
         self.vocab.save(VOCABULARY.at(folder))
 
-    def train_evaluation(self) -> EpochBatches:
-        """The training set, or a fixed random part of the configured size."""
-        part = evaluated_part(len(self.train), self.config.train.train_accuracy_samples)
-        return _in_order(self.train if part is None else self.train.subset(part))
 
-    def held_out(self) -> EpochBatches | None:
-        """The part of the training set that is not trained on."""
-        return None if self.held is None else _in_order(self.held)
-
-    def test_evaluation(self) -> EpochBatches:
-        """The test set."""
-        return _in_order(self.test)
-
-    def afterword(self, pipe: Pipeline, stop: StopRequest) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing."""
-        return ()
-
-
-def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
+def text_experiment(config: TextConfig) -> TextExperiment:
     """Reads the data and makes the vocabulary.
 
     Args:
         config: What was asked for.
-        say: Told what is being done, in a few words.
 
     Raises:
         DataError: The data is missing or malformed.
         ConfigError: The data set or the model is unknown, or a size does not fit.
     """
-    dataset = canonical_text_name(config.dataset)
-    name, _ = canonical_text_model(config.model.name)
-    data = config.data
-    config = replace(
-        config,
-        dataset=dataset,
-        model=replace(config.model, name=name),
-        data=replace(data, max_len=data.max_len or PUBLISHED_MAX_LEN.get(dataset, 128)),
-    )
+    config = with_names(config, TEXT)
+    dataset = config.dataset
+    data = replace(config.data, max_len=config.data.max_len or PUBLISHED_MAX_LEN.get(dataset, 128))
+    config = replace(config, data=data)
     _dims(config.model)  # widths that do not fit are told before anything is read
     if config.model.embedding_updates == "touched" and config.engine.replicas > 1:
         raise ConfigError(
@@ -207,60 +176,51 @@ def text_experiment(config: TextConfig, say: Say) -> TextExperiment:
             "engine.replicas 1"
         )
     root = data_root(config)
-    say(f"reading {dataset}")
+    _log.info(f"reading {dataset}")
     with bars.downloads() as bar:
         bar.begin(f"reading {dataset}")
         texts = load_text(dataset, root, download=data.download, seed=SPLIT_SEED, progress=bar)
-    say("building the vocabulary")
+    _log.info("building the vocabulary")
     with bars.Steps("building the vocabulary"):
         words = [clean(text, data.drop_stop_words) for text in texts.train.texts]
         kept, out = hold_out(len(words), data.held_out)
         vocab = Vocab.build([words[row] for row in kept], max_size=data.vocab_size, min_frequency=data.min_frequency)
         classes = len(texts.classes)
-        whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=config.data.max_len, classes=classes)
+        whole = Corpus.from_tokens(words, texts.train.labels, vocab, max_len=data.max_len, classes=classes)
         train, held = whole.subset(kept), (whole.subset(out) if len(out) else None)
         test = Corpus.encode(
-            texts.test, vocab, max_len=config.data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
+            texts.test, vocab, max_len=data.max_len, drop_stop_words=data.drop_stop_words, classes=classes
         )
-    facts: dict[str, int | float | str] = {
-        "classes": classes,
-        "train_samples": len(train),
-        "held_out_samples": 0 if held is None else len(held),
-        "test_samples": len(test),
+    facts = facts_of(classes, train, held, test) | {
         "vocabulary": len(vocab),
         "mean_length": round(float(train.lengths.mean()), 2),
         "longest": int(train.lengths.max()),
         "batching": data.batching.kind,
         "fingerprint": f"{train.fingerprint}-{vocab.fingerprint}",
-        "test_fingerprint": test.fingerprint,
     }
-    if held is not None:
-        facts["held_out_fingerprint"] = held.fingerprint
     pretrained = None
     if config.model.pretrained == "none":
         if config.model.vectors is not None:
             raise ConfigError("model.vectors: found a file, but model.pretrained is none; say glove or fasttext")
-        _tell_of_vectors(config.model, root, say)
+        _tell_of_vectors(config.model, root)
     else:
-        pretrained, found = _pretrained(config, root, vocab, say)
+        pretrained, found = _pretrained(config, root, vocab)
         facts["words_with_pretrained_vectors"] = found
     if data.batching.oversize == "drop":
         over = int((train.lengths > data.batching.budget_tokens).sum())
         facts["dropped_samples"] = over
         if over:
-            say(f"dropping {over:,} of {len(train):,} training samples, which are over the budget by themselves")
+            _log.warning(
+                f"dropping {over:,} of {len(train):,} training samples, which are over the budget by themselves"
+            )
     thresholds = _thresholds(train.lengths, config.model.grouping)
     if thresholds:
         facts["grouped_at"] = " ".join(map(str, thresholds))
     models = TextModels(config, len(vocab), classes, vocab.pad_index, thresholds, pretrained)
-    return TextExperiment(config, train, held, test, vocab, models, facts)
+    return TextExperiment(models, train, held, test, facts, vocab)
 
 
-def _train_sampler(train: Corpus, data: TextDataConfig, seed: int) -> EpochBatchSampler:
-    return batch_sampler(train.lengths, data.batching, data.max_len or int(train.lengths.max()), seed)
-
-
-def _pretrained(config: TextConfig, root: Path, vocab: Vocab, say: Say) -> tuple[npt.NDArray[np.float32], int]:
+def _pretrained(config: TextConfig, root: Path, vocab: Vocab) -> tuple[npt.NDArray[np.float32], int]:
     model = config.model
     if model.vectors is not None:
         path = Path(model.vectors)
@@ -268,11 +228,11 @@ def _pretrained(config: TextConfig, root: Path, vocab: Vocab, say: Say) -> tuple
         path = find_vectors(root, model.pretrained, model.embedding_dim)
     with bars.Steps("reading") as reading:
         reading(path.name)
-        table = load_vectors(path, vocab, model.embedding_dim, cache=kept_in(config), seed=config.train.seed, say=say)
+        table = load_vectors(path, vocab, model.embedding_dim, cache=kept_in(config), seed=config.train.seed)
     return table.weight, table.found
 
 
-def _tell_of_vectors(model: TextModelConfig, root: Path, say: Say) -> None:
+def _tell_of_vectors(model: TextModelConfig, root: Path) -> None:
     """Says how vectors that lie there could be used, those of the configured width first."""
     there = list_vectors(root)
     if there:
@@ -281,7 +241,7 @@ def _tell_of_vectors(model: TextModelConfig, root: Path, say: Say) -> None:
         if model.name == "transformer":
             wanted["n_heads"] = next(heads for heads in range(model.n_heads, 0, -1) if dim % heads == 0)
         sets = [f"--set model.{key}={value}" for key, value in wanted.items() if value != getattr(model, key)]
-        say(f"word vectors are learnt from scratch; to begin with those of {there[kind, dim]}: {' '.join(sets)}")
+        _log.info(f"word vectors are learnt from scratch; to begin with those of {there[kind, dim]}: {' '.join(sets)}")
 
 
 def _dims(model: TextModelConfig) -> TextDims:
@@ -307,8 +267,3 @@ def _thresholds(lengths: npt.NDArray[np.int64], grouping: GroupingConfig) -> lis
             f"are of {distinct} kinds; expected at most as many"
         )
     return find_thresholds(lengths, lambda length: length**power, grouping.thresholds)
-
-
-def _in_order(corpus: Corpus) -> EpochBatches:
-    budget = max(EVALUATION_BUDGET, int(corpus.lengths.max()))
-    return BatchLoader(corpus, PlannedBatchSampler(corpus.lengths, budget, shuffle=False), pin_memory=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -11,7 +12,8 @@ from pipeal.config import RunConfig
 from pipeal.core.errors import ConfigError, PlacementError, first_line
 from pipeal.core.methods import COMPARE, METHODS
 from pipeal.core.modules import module_of
-from pipeal.core.options import Precision
+from pipeal.core.names import Mode
+from pipeal.core.options import EngineOptions, Precision
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.spread import blocks_of
 from pipeal.data import EpochBatches
@@ -23,22 +25,21 @@ from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
-from pipeal.models.registry import Mode
-from pipeal.planning.placement import Placement, fit, place
-from pipeal.planning.planner import TRIAL_BATCHES
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import TRIAL_BATCHES, fit, place
 from pipeal.planning.pure.trials import TimeLimit
 from pipeal.reporting import bars
 from pipeal.reporting.tables import table_text
 from pipeal.run.build import Experiment
 from pipeal.run.opening import engine_options
 from pipeal.run.remembered import PlacementCache, key_of
-from pipeal.run.say import Say
+
+_log = logging.getLogger(__name__)
 
 
 def choose(
     experiment: Experiment,
     form: Mode,
-    say: Say,
     config: RunConfig | None = None,
     *,
     cache: PlacementCache | None = None,
@@ -51,7 +52,6 @@ def choose(
     Args:
         experiment: What is to be run.
         form: Which form of it.
-        say: Told what is being done.
         config: What to complete, with threads that stay if there are any; the experiment's configuration if None. Where
             its ``train.mode`` is ``compare``, a method of one layer takes the first of the devices that it names; else
             all.
@@ -61,22 +61,25 @@ def choose(
         PipealError: Devices, sizes or batches do not fit; nothing has been written by then.
     """
     config = config or experiment.config
-    cache = cache or PlacementCache(say)
     _check_threads(config.engine.threads)
     method = METHODS[form]
     if method.is_whole:  # one stage: there is nothing to overlap, and nothing to hand to a thread
         sizes = config.engine.sizes if config.train.mode == form else None
         config = replace(config, engine=replace(config.engine, schedule="sequential", sizes=sizes))
+    auto = config.engine.devices == "auto"
+    devices = all_devices() if auto else _named_devices(config, form)
+    wanted = config.train.precision
+    precision: Precision = fastest_precision(*devices) if wanted == "auto" else wanted
+    options = engine_options(config, precision)
+    if auto and config.engine.sizes is not None:
+        raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
+    if method.is_whole and not auto and len(devices) > 1:
+        options.check_layout(row=True)
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
-        if config.engine.devices == "auto":
-            precision = _precision(config, *all_devices())
-            source, placement = _tried(experiment, config, form, batches, precision, say, cache)
-        else:
-            devices = _named_devices(config, form)
-            precision = _precision(config, *devices)
-            if method.is_whole and len(devices) > 1:
-                engine_options(config, precision).check_layout(row=True)
-            source, placement = _fitted(experiment, config, form, devices, batches, precision, cache)
+        # The first optimizer imports PyTorch's compiler: seconds.
+        with bars.Steps(f"building the {method.label} form"):
+            package = experiment.package(form, config.train.seed)
+        source, placement = _placed(package, config, form, None if auto else devices, options, batches, cache)
     found = [parse_device(device) for device in placement.devices]
     check_precision(precision, found)
     check_compile(config.engine.compile, found)
@@ -86,9 +89,9 @@ def choose(
         sizes=tuple(placement.sizes),
         threads=placement.threads,
     )
-    say(f"{method.label} on {placement}, {engine.schedule}, {precision} ({source})")
+    _log.info(f"{method.label} on {placement}, {engine.schedule}, {precision} ({source})")
     if engine.compile != "none":
-        say("its first batches are compiled for, which may take minutes")
+        _log.info("its first batches are compiled for, which may take minutes")
     return replace(config, engine=engine, train=replace(config.train, mode=form, precision=precision))
 
 
@@ -99,114 +102,85 @@ def _check_threads(wanted: int | None) -> None:
         raise ConfigError(f"engine.threads: {wanted} threads per stage on {cores()} cores; expected at most {most}")
 
 
-def _precision(config: RunConfig, *devices: str) -> Precision:
-    """The one asked for, or what is fast on all of the devices, those that are taken or may be."""
-    wanted = config.train.precision
-    return fastest_precision(*devices) if wanted == "auto" else wanted
-
-
-def _tried(
-    experiment: Experiment,
+def _placed(
+    package: ALPackage,
     config: RunConfig,
     form: Mode,
+    devices: list[str] | None,
+    options: EngineOptions,
     batches: EpochBatches,
-    precision: Precision,
-    say: Say,
-    cache: PlacementCache,
+    cache: PlacementCache | None,
 ) -> tuple[str, Placement]:
-    """What measurement finds best, now or before; and which of the two it is."""
-    engine = config.engine
-    if engine.sizes is not None:
-        raise ConfigError("engine.sizes: found sizes, but devices is auto, which chooses them; name the devices")
-    package = _built(experiment, config, form)
-    sample = sample_batches(batches, TRIAL_BATCHES)
-    key = key_of(package, sample, form, precision, *_settings(config))
-    if (known := cache.recall(key)) is not None and _is_here(known.placement, len(package)):
-        return f"{known}; --retry tries again", known.placement
-    say(f"choosing devices for {METHODS[form].label}")
-    trials: list[Placement] = []
-    with bars.trials(f"choosing devices for {METHODS[form].label}") as bar:
-        taken = place(
-            package,
-            sample,
-            engine.schedule,
-            engine_options(config, precision),
-            limit=TimeLimit(_batches_of(config, batches)),
-            on_step=bar,
-            on_left_out=lambda trial, error: say(f"  {trial}: left out, {first_line(error)}"),
-            on_trial=trials.append,
-        )
-    if not trials:
-        return "the only choice", taken
-    say(_table(trials, taken, form))
-    cache.keep(key, taken)
-    return "tried now", taken
-
-
-def _fitted(
-    experiment: Experiment,
-    config: RunConfig,
-    form: Mode,
-    devices: list[str],
-    batches: EpochBatches,
-    precision: Precision,
-    cache: PlacementCache,
-) -> tuple[str, Placement]:
-    """The devices that the user named, with sizes and threads as named, measured now or before; and which of these."""
-    engine, method = config.engine, METHODS[form]
-    package = _built(experiment, config, form)
-    layers = list(package)
-    parts = _parts(layers, form) if len(devices) > 1 else None
-    units = len(parts or layers)
-    what = ("block" if method.is_whole else "layer") + ("s" if units > 1 else "")
-    if len(devices) > units:
-        raise PlacementError(
-            f"engine.devices: {len(devices)} devices for {units} {what} of the {method.label} form; "
-            f"expected at most {units}"
-        )
-    wanted = engine.sizes
-    if method.is_whole and len(devices) == 1:  # one layer there, into how many blocks it may be cut or not
-        if wanted not in (None, (1,), (blocks_of(layers[0]),)):
-            raise ConfigError(
-                f"engine.sizes: found {list(wanted or ())} for the {method.label} form on one device; expected [1], "
-                "as it is one layer there, or a device for each size"
-            )
-        wanted = None
-    if wanted is not None:
-        check_sizes(wanted, units, len(devices))
-    sample = sample_batches(batches, TRIAL_BATCHES)
-    key = key_of(package, sample, form, precision, devices, wanted, *_settings(config))
+    """What was measured to be best, on any devices (None) or those named; and whether that was now or before."""
+    label, engine = METHODS[form].label, config.engine
+    cache, sample = cache or PlacementCache(), sample_batches(batches, TRIAL_BATCHES)
+    layers, units, sizes = list(package), len(package), engine.sizes
+    parts: Sequence[TrainableLayer] | None = None
+    asked: tuple[object, ...] = ()
+    if devices is not None:
+        parts = _parts(layers, form) if len(devices) > 1 else None
+        units = len(parts or layers)
+        sizes = _check_layout(sizes, layers, units, len(devices), form)
+        asked = devices, sizes
+    key = key_of(package, sample, form, options.precision, *asked, *_settings(config))
     known = cache.recall(key)
-    if known is not None and known.placement.devices == devices and _is_here(known.placement, units):
-        return f"{known}; --retry measures again", known.placement
+    if known is not None and devices in (None, known.placement.devices) and _is_here(known.placement, units):
+        return f"{known}; --retry {'tries' if devices is None else 'measures'} again", known.placement
     steps: list[str] = []
-    with bars.trials(f"fitting {method.label} to its devices") as bar:
+    trials: list[Placement] = []
+    with bars.trials(f"choosing devices for {label}" if devices is None else f"fitting {label} to its devices") as bar:
 
         def step(doing: str, spent_s: float, bound_s: float) -> None:
             steps.append(doing)
             bar(doing, spent_s, bound_s)
 
-        taken = fit(
-            package,
-            sample,
-            engine.schedule,
-            devices,
-            engine_options(config, precision),
-            sizes=wanted,
-            parts=parts,
-            limit=TimeLimit(_batches_of(config, batches)),
-            on_step=step,
-        )
-    if not steps:
-        return "as named", taken
+        # All turns train on what is chosen, once.
+        limit = TimeLimit(config.train.epochs * config.train.repeat * len(batches))
+        if devices is None:
+            _log.info(f"choosing devices for {label}")
+            taken = place(
+                package,
+                sample,
+                engine.schedule,
+                options,
+                limit=limit,
+                on_step=step,
+                on_left_out=lambda trial, error: _log.info(f"  {trial}: left out, {first_line(error)}"),
+                on_trial=trials.append,
+            )
+            if not trials:
+                return "the only choice", taken
+            _log.info(_table(trials, taken, form))
+        else:
+            taken = fit(
+                package, sample, engine.schedule, devices, options, sizes=sizes, parts=parts, limit=limit, on_step=step
+            )
+            if not steps:
+                return "as named", taken
     cache.keep(key, taken)
-    return "measured now", taken
+    return f"{'tried' if devices is None else 'measured'} now", taken
 
 
-def _built(experiment: Experiment, config: RunConfig, form: Mode) -> ALPackage:
-    # The first optimizer imports PyTorch's compiler: seconds.
-    with bars.Steps(f"building the {METHODS[form].label} form"):
-        return experiment.package(form, config.train.seed)
+def _check_layout(
+    sizes: tuple[int, ...] | None, layers: Sequence[TrainableLayer], units: int, devices: int, form: Mode
+) -> tuple[int, ...] | None:
+    """Asks that layers, or the blocks of a single one, go onto so many devices; gives the sizes to cut them into."""
+    method = METHODS[form]
+    if devices > units:
+        what = ("block" if method.is_whole else "layer") + ("s" if units > 1 else "")
+        raise PlacementError(
+            f"engine.devices: {devices} devices for {units} {what} of the {method.label} form; expected at most {units}"
+        )
+    if method.is_whole and devices == 1:  # one layer there, into how many blocks it may be cut or not
+        if sizes not in (None, (1,), (blocks_of(layers[0]),)):
+            raise ConfigError(
+                f"engine.sizes: found {list(sizes or ())} for the {method.label} form on one device; expected [1], "
+                "as it is one layer there, or a device for each size"
+            )
+        return None
+    if sizes is not None:
+        check_sizes(sizes, units, devices)
+    return sizes
 
 
 def _parts(layers: Sequence[TrainableLayer], form: Mode) -> Sequence[TrainableLayer] | None:
@@ -226,11 +200,6 @@ def _settings(config: RunConfig) -> tuple[object, ...]:
         *(engine.schedule, engine.threads, engine.queue_depth, engine.compile, engine.matmul),
         *(engine.on_oom, config.train.accumulate, config.model),  # as of layouts, which no weight shows
     )
-
-
-def _batches_of(config: RunConfig, batches: EpochBatches) -> int:
-    """How many a run will train on."""
-    return config.train.epochs * config.train.repeat * len(batches)
 
 
 def _is_here(placement: Placement, layers: int) -> bool:

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config
+from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config, nested
 from pipeal.core.errors import ConfigError
-from pipeal.core.methods import DEFAULT, METHODS
+from pipeal.core.methods import METHODS
+from pipeal.core.names import Mode, contradicts, form_told
 from pipeal.engine.devices import device_names
 from pipeal.engine.distributed.launch import Launch
-from pipeal.models.registry import Mode, form_told
 from pipeal.run.grid import parse_grid, settings_of, with_setting
-from pipeal.run.say import say
+
+_log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=RunConfig)
-
-# Option -> the dotted path of the configuration it sets.
-_KEYS = {
-    "mode": "train.mode",
-    "schedule": "engine.schedule",
-    "devices": "engine.devices",
-    "replicas": "engine.replicas",
-    "epochs": "train.epochs",
-    "repeat": "train.repeat",
-    "max_len": "data.max_len",
-    "text": "data.text",
-    "size": "data.size",
-    "augmentation": "data.augmentation",
-    "batch_size": "data.batch_size",
-    "seed": "train.seed",
-    "tune": "tune.grid",
-    "tune_epochs": "tune.epochs",
-    "data_root": "data.root",
-    "out": "out",
-}
 
 
 def configure(
@@ -43,7 +26,7 @@ def configure(
     model: tuple[str, Mode | None],
     config_file: str | None,
     overrides: tuple[str, ...],
-    given: dict[str, Any],
+    given: Mapping[str, Any],
 ) -> Config:
     """Defaults, then the YAML file, then the options given, then ``--set``; says which of those have no effect.
 
@@ -53,40 +36,30 @@ def configure(
         model: The canonical name of the model, and the form that its spelling implies.
         config_file: The YAML file that was named; None for the one that comes with pipeal, if there is one.
         overrides: What ``--set`` was given.
-        given: The other options, None where they were not given.
+        given: The other options, by the key that each sets; None where it was not given.
 
     Raises:
         ConfigError: One line with the dotted path, or about what ``--tune`` was given.
         PlacementError: The devices are no names.
     """
-    name, implied = model
-    if implied == DEFAULT.name and given["mode"] in set(METHODS) - {implied}:
-        raise ConfigError(
-            f"that spelling of the model is its {DEFAULT.label} form, but --mode is {given['mode']}; ask for {name!r}"
-        )
-    if given["mode"] is None:
-        given["mode"] = implied
-    values: dict[str, Any] = {"dataset": dataset, "model": {"name": name}}
-    for option, value in given.items():
-        if value is not None and value != ():
-            *sections, key = _KEYS[option].split(".")
-            section = values
-            for inner in sections:
-                section = section.setdefault(inner, {})
-            section[key] = value
+    (name, implied), mode = model, given.get("train.mode")
+    if implied is not None and contradicts(implied, mode):
+        label = METHODS[implied].label
+        raise ConfigError(f"that spelling of the model is its {label} form, but --mode is {mode}; ask for {name!r}")
+    asked = {"dataset": dataset, "model.name": name, **given, "train.mode": mode or implied}
+    values = nested({key: value for key, value in asked.items() if value not in (None, ())})
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
     config = load_config(schema, path, overrides=overrides, values=values)
     grid = parse_grid(config)
     launch = Launch.found()
-    asked = {*given_keys(schema, overrides=overrides, values=values), *grid}
+    keys = {*given_keys(schema, overrides=overrides, values=values), *grid}
     processes = 1 if launch is None else launch.size
     stages = _stages(config) if processes == 1 else None
     idle: dict[str, None] = {}  # each line once, in order
     for setting in settings_of(grid):
-        idle |= dict.fromkeys(check_effects(with_setting(config, setting), asked, stages=stages, processes=processes))
-    if launch is None or launch.rank == 0:
-        for line in idle:
-            say(line)
+        idle |= dict.fromkeys(check_effects(with_setting(config, setting), keys, stages=stages, processes=processes))
+    for line in idle:
+        _log.warning(line)
     return config
 
 
@@ -99,12 +72,12 @@ def _stages(config: RunConfig) -> int | None:
 
 
 def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:
-    """Says in one line which form is trained, once for all ranks.
+    """Says in one line which form is trained.
 
     Args:
         model: The canonical name of the model, and the form that its spelling implies.
         config: What is trained.
     """
-    told, launch = form_told(model, config.train.mode), Launch.found()
-    if told is not None and (launch is None or not launch.rank):
-        say(told)
+    told = form_told(model, config.train.mode)
+    if told is not None:
+        _log.info(told)

@@ -13,14 +13,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
-from pipeal.config import RunConfig
+from pipeal.config import RunConfig, all_values
 from pipeal.core.errors import ConfigError, PeerLostError
 from pipeal.core.methods import METHODS
 from pipeal.engine.devices import device_names
@@ -30,7 +30,6 @@ from pipeal.engine.distributed.world import World, open_world
 from pipeal.reporting.environment import environment
 from pipeal.run.experiment import run_experiment
 from pipeal.run.followers import OWN, Follower, Kind
-from pipeal.run.say import say
 from pipeal.run.site import OneProcess
 from pipeal.run.stopping import StopRequest
 from pipeal.run.team import Team, require_devices
@@ -53,7 +52,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     keep_freed_memory()
     launch = Launch.found()
     if launch is None or launch.size == 1:
-        run_experiment(lambda say: kind.read(config, say), resume, OneProcess(retry=retry))
+        run_experiment(kind.read(config), resume, OneProcess(retry=retry))
         return
     if retry:
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
@@ -62,7 +61,8 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     if method is not None and method.is_whole and config.engine.replicas == 1:
         config = replace(config, engine=replace(config.engine, replicas=launch.size))
     facts = {
-        **_flat(asdict(config)),
+        # As JSON would give it back.
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in all_values(config).items()},
         "pipeal": environment()["pipeal"],
         "resume": resume,
         "kind": type(config).__name__,
@@ -83,8 +83,8 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
         else:
             with _blaming(world):
                 world.on_signal(_signal_here)
-                team = Team(world, device, say)
-                run_experiment(lambda say: team.gather(kind.read(config, say)), resume, team)
+                team = Team(world, device)
+                run_experiment(team.gather(kind.read(config)), resume, team)
                 team.dismiss()
 
 
@@ -122,11 +122,3 @@ def _named_devices(config: RunConfig) -> list[str] | None:
     if devices == "auto":
         return None
     return device_names(devices)
-
-
-def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Key by key, as JSON would give it back."""
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        found |= _flat(inner, f"{path}{key}.") if isinstance(inner, Mapping) else {f"{path}{key}": inner}
-    return {key: list(inner) if isinstance(inner, tuple) else inner for key, inner in found.items()}

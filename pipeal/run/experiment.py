@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from pipeal.config import RunConfig, dump_config, load_config, value_at
 from pipeal.core.artifacts import CONFIG, PLACEMENT, TRACED
 from pipeal.core.atomic import write_whole
 from pipeal.core.errors import ConfigError, PlacementError, SaveError
+from pipeal.core.messages import logged_to
 from pipeal.engine import parse_device
 from pipeal.reporting.attempts import Attempts
 from pipeal.reporting.tensorboard import require_tensorboard
 from pipeal.run.build import Experiment
 from pipeal.run.duration import at_its_length
 from pipeal.run.find_run import find_run, new_run
-from pipeal.run.forms import Form, asked_forms, in_turns
+from pipeal.run.forms import Form, Run, asked_forms, in_turns
 from pipeal.run.grid import parse_grid
-from pipeal.run.outcome import Outcome, show, write_curves, write_summary
-from pipeal.run.run_folder import RunFolder, Status
-from pipeal.run.say import Say, say
+from pipeal.run.outcome import Outcome, show, write_outcomes
+from pipeal.run.run_folder import RunFolder
 from pipeal.run.site import ONE_PROCESS, Site
 from pipeal.run.stopping import StopRequest
 from pipeal.run.training import require_same_data, train_form
 from pipeal.run.tuning import check_grid, tune, tuned
 
+_log = logging.getLogger(__name__)
 
-def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site: Site = ONE_PROCESS) -> Path:
+
+def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ONE_PROCESS) -> Path:
     """Carries out an experiment, or the rest of one, and shows what came of it.
 
     Args:
-        make: Builds the experiment; it is given a function to say what it is doing.
+        experiment: What is to be run.
         resume: ``auto`` takes up the newest unfinished run of just this configuration, if there is one; ``never``
             begins anew; anything else is the folder of the run to take up, or of one of its checkpoints.
         site: Where it is carried out.
@@ -45,102 +48,91 @@ def run_experiment(make: Callable[[Say], Experiment], resume: str = "auto", site
         PipealError: A user's mistake, in one line; nothing has been written then.
         Interrupted: The run was asked to end, and saved.
     """
-    experiment = make(say)
     config = experiment.config
-    asked = asked_forms(experiment, say, alternates=site.alternates)
-    compared = len(asked) > 1
+    forms = asked_forms(experiment, alternates=site.alternates)
     if config.train.tensorboard:
         require_tensorboard()
     with ExitStack() as open_now:
-        found = find_run(config, resume, say)
+        found = find_run(config, resume)
         if found is not None:
             open_now.enter_context(found)
-            say(f"going on with {found.path}")
-            if found.passed is not None:
-                say(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
-        own = partial(_own, compared=compared)
-        if found is not None:
-            for form in asked:
-                require_same_data(experiment, own(found.path, form.name))
-        if config.tune.grid:
-            check_grid(experiment, asked)
-        elif found is None or not all(CONFIG.at(own(found.path, form.name)).is_file() for form in asked):
-            lr = at_its_length(experiment, config, say).train.lr
-            asked = [replace(one, config=replace(one.config, train=replace(one.config.train, lr=lr))) for one in asked]
-        heard: list[str] = []  # what was tried to make the choices: the run keeps it
-        forms = [
-            replace(form, config=_choice(experiment, form, found, site, _also_to(heard), compared=compared))
-            for form in asked
-        ]
-        run = found or open_now.enter_context(new_run(config))
+            _check_taken_up(experiment, forms, found)
+        forms = _of_this_length(experiment, forms, found)
+        # What was tried to make the choices: the run keeps it.
+        with logged_to(BufferingHandler(capacity=1_000_000)) as heard:
+            forms = [replace(form, config=_choice(experiment, form, found, site)) for form in forms]
+        folder = found or open_now.enter_context(new_run(config))
         if resume != "auto":
-            run.way_back = f"--resume {run.path}"
-        run.begin()
-        folder = run.path
-        folders = [own(folder, form.name) for form in forms]
-        for form, path in zip(forms, folders, strict=True):
-            if _is_laid_out_anew(form.config, CONFIG.at(path)):
-                for picture in TRACED:
-                    picture.at(path).unlink(missing_ok=True)  # it shows other stages
-            write_whole(CONFIG.at(path), dump_config(form.config))
-        run.keep_asked()
-        experiment.save(folder)
-        attempts = Attempts(say)
-        if heard:
-            text = "\n".join([*heard, ""])
-            attempts.make(PLACEMENT.at(folder), lambda: write_whole(PLACEMENT.at(folder), text))
-        # One request for all of it: what waits to be written, is drawn or calibrated is given up at a second signal.
-        with StopRequest() as stop:
+            folder.way_back = f"--resume {folder.path}"
+        run = Run(experiment, folder, StopRequest(), Attempts(), site)
+        _begin(run, forms, [record.getMessage() for record in heard.buffer])
+        with run.stop:  # one request for all: a second signal also gives up what waits to be written, drawn or measured
             if any(form.config.tune.grid for form in forms):
-                forms = tune(experiment, forms, run, stop, say, site.open_pipeline)
-                for form, path in zip(forms, folders, strict=True):
-                    write_whole(CONFIG.at(path), dump_config(form.config))
-            trainings = [
-                train_form(experiment, form, path, run, stop, attempts, say, site.open_pipeline)
-                for form, path in zip(forms, folders, strict=True)
-            ]
-            if site.alternates:
-                outcomes = in_turns(trainings)
-            else:
-                if compared:
-                    say("the forms are trained one after the other: processes serve one pipeline at a time")
-                outcomes = [outcome for training in trainings for outcome in in_turns([training])]
-        if compared:
-            write_curves(outcomes, folder, attempts)
-            write_summary(folder, lambda: {outcome.label: outcome.summary() for outcome in outcomes}, attempts)
-        _end(run, outcomes, attempts)
-    show(outcomes, folder)
-    unsaved = [outcome.unsaved for outcome in outcomes if outcome.unsaved is not None]
-    checkpoints = f"not every checkpoint was written: {'; '.join(unsaved)}" if unsaved else ""
-    if attempts.missing:
-        lost = " and ".join(sorted({path.name for path in attempts.missing} & {picture.name for picture in TRACED}))
-        raise SaveError(
-            f"training came to its end, but could not write {attempts}; make room: "
-            f"{run.way_back} writes what is missing{f', but for {lost}: no batch is left to trace' if lost else ''}"
-            f"{checkpoints and f'; {checkpoints}'}"
-        )
-    if unsaved:
-        raise SaveError(f"training came to its end, but {checkpoints}; {run.way_back} completes the run")
-    return folder
+                forms = tune(run, forms)
+                _write_configs(run, forms)
+            outcomes = _train(run, forms)
+        if len(outcomes) > 1:
+            write_outcomes(outcomes, folder.path, run.attempts)
+        unsaved = "; ".join(outcome.unsaved for outcome in outcomes if outcome.unsaved is not None)
+        _end(run, unsaved)
+    show(outcomes, folder.path)
+    _require_written(run, unsaved)
+    return folder.path
 
 
-def _end(run: RunFolder, outcomes: Sequence[Outcome], attempts: Attempts) -> None:
-    """A run whose command ends well is finished; any other is taken up again, and not trained anew, by the same one."""
-    unsaved = [outcome.unsaved for outcome in outcomes if outcome.unsaved is not None]
-    if attempts.missing:
-        unsaved.append(f"cannot write {attempts}")
-    status: Status = "failed" if unsaved else "finished"
-    attempts.make(run.status_path, lambda: run.tell(status, "; ".join(unsaved)))
+def _check_taken_up(experiment: Experiment, forms: Sequence[Form], found: RunFolder) -> None:
+    """Tells which run is taken up.
+
+    Raises:
+        DataError: It began with other data.
+    """
+    _log.info(f"going on with {found.path}")
+    if found.passed is not None:
+        _log.info(f"it has gone on from {found.passed.name} already: its newest checkpoint is taken")
+    for form in forms:
+        require_same_data(experiment, form.folder(found.path))
 
 
-def _is_laid_out_anew(config: RunConfig, before: Path) -> bool:
-    """Whether a form goes on in other stages, or another schedule, than those of the configuration in a file."""
+def _of_this_length(experiment: Experiment, forms: list[Form], found: RunFolder | None) -> list[Form]:
+    """The forms with the learning rate of a run of this length; what is to be tuned or was chosen is left alone.
+
+    Raises:
+        ConfigError: A form cannot be trained with a setting of ``tune.grid``, or the rate rises.
+    """
+    if experiment.config.tune.grid:
+        check_grid(experiment, forms)
+        return forms
+    if found is not None and all(CONFIG.at(form.folder(found.path)).is_file() for form in forms):
+        return forms
+    lr = at_its_length(experiment, experiment.config).train.lr
+    return [replace(form, config=replace(form.config, train=replace(form.config.train, lr=lr))) for form in forms]
+
+
+def _choice(experiment: Experiment, form: Form, found: RunFolder | None, site: Site) -> RunConfig:
+    """What is left open is chosen once in a run's life; that which decides how numbers round stays for all of it."""
+    config = form.config
+    if found is None or not (path := CONFIG.at(form.folder(found.path))).is_file():
+        return site.choose(experiment, form.mode, config)
+    before = _as_chosen(type(config), path)
+    if config.tune.grid and not before.tune.grid:  # its trials are behind it
+        config = tuned(config, {key: value_at(before, key) for key in parse_grid(config)})
+    # The rate and the warm-up that were left open were chosen by the length of the run when it began.
+    begun = before.train.lr
+    lr = replace(config.train.lr, base=begun.base, warmup=begun.warmup)
+    train = replace(config.train, precision=before.train.precision, lr=lr)
+    if experiment.config.engine != found.asked.engine or not site.fits(before.engine):
+        engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
+        return site.choose(experiment, form.mode, replace(config, engine=engine, train=train))
     try:
-        engine = load_config(type(config), before).engine
-    except ConfigError:  # there is none, or it is replaced
-        return True
-    now = config.engine
-    return (engine.devices, engine.sizes, engine.schedule) != (now.devices, now.sizes, now.schedule)
+        for device in before.engine.devices:
+            parse_device(device)
+    except PlacementError as error:
+        raise PlacementError(
+            f"{path}: {error}; to go on elsewhere, give --resume {found.path} and --devices"
+        ) from error
+    if site.retry:
+        _log.warning("--retry: without effect, since a run is taken up; --resume never begins a new one")
+    return replace(config, engine=before.engine, train=replace(train, mode=form.mode))
 
 
 def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:
@@ -160,49 +152,63 @@ def _as_chosen(schema: type[RunConfig], path: Path) -> RunConfig:
     return found
 
 
-def _also_to(heard: list[str]) -> Say:
-    def also_say(text: str) -> None:
-        heard.append(text)
-        say(text)
+def _begin(run: Run, forms: Sequence[Form], heard: Sequence[str]) -> None:
+    """Writes what the run begins with; ``heard`` is what was logged while choices were made."""
+    run.folder.begin()
+    for form in forms:
+        if _is_laid_out_anew(form, run.folder.path):
+            for picture in TRACED:
+                picture.at(form.folder(run.folder.path)).unlink(missing_ok=True)  # it shows other stages
+    _write_configs(run, forms)
+    run.folder.keep_asked()
+    run.experiment.save(run.folder.path)
+    if heard:
+        path, text = PLACEMENT.at(run.folder.path), "\n".join([*heard, ""])
+        run.attempts.make(path, lambda: write_whole(path, text))
 
-    return also_say
+
+def _write_configs(run: Run, forms: Sequence[Form]) -> None:
+    for form in forms:
+        write_whole(CONFIG.at(form.folder(run.folder.path)), dump_config(form.config))
 
 
-def _own(folder: Path, form: str, *, compared: bool) -> Path:
-    return folder / form if compared else folder
+def _is_laid_out_anew(form: Form, run: Path) -> bool:
+    """Whether a form goes on in other stages, or another schedule, than those of the configuration in its folder."""
+    try:
+        engine = load_config(type(form.config), CONFIG.at(form.folder(run))).engine
+    except ConfigError:  # there is none, or it is replaced
+        return True
+    now = form.config.engine
+    return (engine.devices, engine.sizes, engine.schedule) != (now.devices, now.sizes, now.schedule)
 
 
-def _choice(
-    experiment: Experiment,
-    form: Form,
-    run: RunFolder | None,
-    site: Site,
-    say: Say,
-    *,
-    compared: bool,
-) -> RunConfig:
-    """What is left open is chosen once in a run's life; that which decides how numbers round stays for all of it."""
-    config = form.config
-    path = None if run is None else CONFIG.at(_own(run.path, form.name, compared=compared))
-    if run is None or path is None or not path.is_file():
-        return site.choose(experiment, form.mode, say, config)
-    before = _as_chosen(type(config), path)
-    if config.tune.grid and not before.tune.grid:  # its trials are behind it
-        config = tuned(config, {key: value_at(before, key) for key in parse_grid(config)})
-    # The rate and the warm-up that were left open were chosen by the length of the run when it began.
-    begun = before.train.lr
-    lr = replace(config.train.lr, base=begun.base, warmup=begun.warmup)
-    train = replace(config.train, precision=before.train.precision, lr=lr)
-    if experiment.config.engine == run.asked.engine and site.fits(before.engine):
-        try:
-            for device in before.engine.devices:
-                parse_device(device)
-        except PlacementError as error:
-            raise PlacementError(
-                f"{path}: {error}; to go on elsewhere, give --resume {run.path} and --devices"
-            ) from error
-        if site.retry:
-            say("--retry: without effect, since a run is taken up; --resume never begins a new one")
-        return replace(config, engine=before.engine, train=replace(train, mode=form.mode))
-    engine = replace(config.engine, threads=config.engine.threads or before.engine.threads)
-    return site.choose(experiment, form.mode, say, replace(config, engine=engine, train=train))
+def _train(run: Run, forms: Sequence[Form]) -> list[Outcome]:
+    """Trains every form: epoch by epoch in turns, where their pipelines can be open at once."""
+    trainings = [train_form(run, form) for form in forms]
+    if run.site.alternates:
+        return in_turns(trainings)
+    if len(forms) > 1:
+        _log.info("the forms are trained one after the other: processes serve one pipeline at a time")
+    return [outcome for training in trainings for outcome in in_turns([training])]
+
+
+def _end(run: Run, unsaved: str) -> None:
+    """A run whose command ends well is finished; any other is taken up again, and not trained anew, by the same one."""
+    missing = f"cannot write {run.attempts}" if run.attempts.missing else ""
+    why = "; ".join(filter(None, (unsaved, missing)))
+    run.attempts.make(run.folder.status_path, lambda: run.folder.tell("failed" if why else "finished", why))
+
+
+def _require_written(run: Run, unsaved: str) -> None:
+    """Raises SaveError where not all of it was written, with what completes the run."""
+    way_back = run.folder.way_back
+    checkpoints = f"not every checkpoint was written: {unsaved}" if unsaved else ""
+    if run.attempts.missing:
+        lost = {path.name for path in run.attempts.missing} & {picture.name for picture in TRACED}
+        but = f", but for {' and '.join(sorted(lost))}: no batch is left to trace" if lost else ""
+        raise SaveError(
+            f"training came to its end, but could not write {run.attempts}; make room: {way_back} writes what is "
+            f"missing{but}{checkpoints and f'; {checkpoints}'}"
+        )
+    if unsaved:
+        raise SaveError(f"training came to its end, but {checkpoints}; {way_back} completes the run")

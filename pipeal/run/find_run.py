@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import errno
+import logging
 import re
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from time import time
-from typing import TypeVar
 from uuid import uuid4
 
-from pipeal.config import RunConfig, document, load_config
+from pipeal.config import RunConfig, all_values, document, load_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import sync_folder
 from pipeal.core.errors import ConfigError, DataError, first_line
 from pipeal.data.loading.lock import FileLock, lock_is_held
-from pipeal.run.decisive import decisive
+from pipeal.run.grid import is_in
 from pipeal.run.run_folder import RunFolder, last_told, write_asked
-from pipeal.run.say import Say
 
-Config = TypeVar("Config", bound=RunConfig)
+_log = logging.getLogger(__name__)
 
 _ABANDONED_S = 600.0
 """How long a folder may be in the making: it takes less than a second."""
 
+_FREE = (
+    *("engine", "out", "train.epochs", "train.checkpoint", "train.on_non_finite", "train.tensorboard"),
+    *("train.exit_tolerance", "data.root", "data.text", "data.download", "data.workers"),
+    *("data.prefetch", "data.cache", "data.cache_dir"),
+)
+"""How a run is executed, where its data is, how long it goes: what may differ when it is taken up again."""
 
-def find_run(config: RunConfig, resume: str, say: Say = lambda _: None) -> RunFolder | None:
+
+def find_run(config: RunConfig, resume: str) -> RunFolder | None:
     """The folder of the run to take up again, locked; None to begin a new one.
 
     Args:
         config: As asked for.
         resume: ``auto`` takes the newest unfinished run of the same configuration, if there is one; ``never`` none;
             anything else is the folder of a run, or of one of its checkpoints to go on from.
-        say: Told of an unfinished run that ``auto`` leaves alone since it cannot be taken up.
 
     Raises:
         ConfigError: The folder holds no run, another process works in it, or its run was asked for with another
@@ -59,7 +63,7 @@ def find_run(config: RunConfig, resume: str, say: Say = lambda _: None) -> RunFo
         raise _unusable(config, error) from error
     numbered = [(number, path) for path in paths if (number := _number(path, config)) is not None]
     for _, path in sorted(numbered, reverse=True):
-        found = _unfinished(path, config, say)
+        found = _unfinished(path, config)
         if found is not None:
             return found
     return None
@@ -81,7 +85,8 @@ def new_run(config: RunConfig) -> RunFolder:
         lock = FileLock.take(LOCK.at(aside))
         assert lock is not None  # nobody else knows of it
         write_asked(aside, config)
-        path = next(path for path in map(partial(_numbered, config), count(1)) if _takes_name(aside, path))
+        named = (root / f"{_name(config)}-{number:03d}" for number in count(1))
+        path = next(path for path in named if _takes_name(aside, path))
         sync_folder(root)
         return RunFolder(path, config, asked=None, lock=lock)
     except BaseException as error:
@@ -110,10 +115,6 @@ def _name(config: RunConfig) -> str:
     return f"{config.dataset}-{config.model.name}-{config.train.mode}"
 
 
-def _numbered(config: RunConfig, number: int) -> Path:
-    return Path(config.out) / f"{_name(config)}-{number:03d}"
-
-
 def _number(path: Path, config: RunConfig) -> int | None:
     """That of a run of this name; None for other folders.
 
@@ -134,11 +135,11 @@ def _takes_name(aside: Path, path: Path) -> bool:
     return True
 
 
-def _unfinished(path: Path, config: RunConfig, say: Say) -> RunFolder | None:
+def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
     """The run in a folder, locked, if it was asked for in just this way, did not finish, and nobody works at it."""
     if not ASKED.at(path).is_file():
         if CHECKPOINTS.at(path).is_dir() and last_told(path).get("status") != "finished":
-            say(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
+            _log.warning(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
         return None
     try:
         asked = load_config(type(config), ASKED.at(path))
@@ -150,10 +151,10 @@ def _unfinished(path: Path, config: RunConfig, say: Say) -> RunFolder | None:
         lock = FileLock.take(LOCK.at(path))
     except (OSError, ValueError) as error:
         if last_told(path).get("status") != "finished":
-            say(f"{path} is left alone: {first_line(error)}")
+            _log.warning(f"{path} is left alone: {first_line(error)}")
         return None
     if lock is None:
-        say(f"{path} is left alone: another process works at this run")
+        _log.warning(f"{path} is left alone: another process works at this run")
         return None
     if last_told(path).get("status") == "finished":
         lock.release()
@@ -176,8 +177,9 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
             f"--resume {path}: no run there; expected the folder of a run or checkpoint, or auto or never"
         )
     asked = load_config(type(config), ASKED.at(path))
-    for (key, before), (_, now) in zip(decisive(asked), decisive(config), strict=True):
-        if before != now:
+    now_asked = all_values(config)
+    for key, before in all_values(asked).items():
+        if (now := now_asked[key]) != before and not is_in(key, _FREE):  # it decides the weights
             raise ConfigError(
                 f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
             )

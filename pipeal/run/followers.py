@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from pipeal.config import RunConfig, document, load_config
@@ -20,7 +18,7 @@ from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage
 from pipeal.run.build import Experiment, Models
 from pipeal.run.opening import open_pipeline
-from pipeal.run.say import Say
+from pipeal.run.stopping import StopRequest
 from pipeal.run.team import own_means, rank_device
 from pipeal.training.checkpoint.rank_files import RankFiles
 
@@ -39,7 +37,7 @@ class Kind(Generic[Config]):
         models: Makes models of a configuration and the blueprint of an experiment, without the data.
     """
 
-    read: Callable[[Config, Say], Experiment]
+    read: Callable[[Config], Experiment]
     models: Callable[[Config, Mapping[str, Any]], Models]
 
 
@@ -68,7 +66,8 @@ class Follower(Generic[Config]):
             PeerLostError: Another rank is lost.
             Exception: What this rank failed with, or else what rank 0 ended a pipeline with.
         """
-        with _signals_passed_on(self.world):
+        # A signal asks the run to end: rank 0 saves, for which it needs the others. A second one ends this process.
+        with StopRequest(self.world.pass_on):
             while True:
                 order = self.world.hear()
                 if order["do"] == "leave":
@@ -84,8 +83,8 @@ class Follower(Generic[Config]):
         """The first stage of a replica reads the data; all others need to know only how large it is."""
         facts = None
         if self.world.mesh.stage_of(self.world.rank) == 0:
-            self._experiment = self.kind.read(config, _silent)
-            self._models, facts = self._experiment, self._experiment.facts
+            self._experiment = self.kind.read(config)
+            self._models, facts = self._experiment.models, self._experiment.facts
         else:
             self._models = self.kind.models(config, blueprint)
         self.world.gather({**own_means(self.world, config.engine, self.device), "facts": facts})
@@ -118,7 +117,7 @@ class Follower(Generic[Config]):
             return
         mesh = self.world.mesh
         share = Share(mesh.replica_of(self.world.rank), mesh.replicas)
-        with closing(self._experiment.under(config).train_batches(seed, share)) as batches:
+        with closing(self._experiment.under(config).batches(seed, share)) as batches:
 
             def feed(epoch: int, first: int) -> Iterator[Batch]:
                 batches.set_epoch(epoch, first)
@@ -131,27 +130,3 @@ def with_own_data(told: Config, asked: Config) -> Config:
     """What rank 0 said, but for where the data lies here and how it is read."""
     own = {key: getattr(asked.data, key) for key in OWN if hasattr(asked.data, key)}
     return replace(told, data=replace(told.data, **own))
-
-
-def _silent(_: str) -> None:
-    """Rank 0 says it."""
-
-
-@contextmanager
-def _signals_passed_on(world: World) -> Iterator[None]:
-    """A signal asks the run to end: rank 0 saves, for which it needs the others. A second one ends this process."""
-    before: dict[int, Any] = {}
-
-    def heard(number: int, _: FrameType | None) -> None:
-        world.pass_on(number)
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) not in (None, signal.SIG_IGN):
-            before[number] = signal.signal(number, heard)
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -9,21 +9,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from pipeal.config import RunConfig
+from pipeal.core.errors import Interrupted
 from pipeal.core.methods import COMPARE, COMPARED, METHODS, Method
+from pipeal.core.names import Mode
 from pipeal.core.spread import blocks_of
 from pipeal.engine.devices import device_names
 from pipeal.engine.devices.threads import intra_op_threads
-from pipeal.models.registry import Mode
+from pipeal.reporting.attempts import Attempts
 from pipeal.run.build import Experiment
-from pipeal.run.say import Say
+from pipeal.run.run_folder import RunFolder
+from pipeal.run.site import Site
+from pipeal.run.stopping import StopRequest
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -37,15 +45,45 @@ class Form:
         label: What tables and pictures call it.
         mode: Which form it is.
         config: Of this form; once devices, threads and precision are chosen, with every choice made.
+        is_compared: Whether it is one of several.
     """
 
     name: str
     label: str
     mode: Mode
     config: RunConfig
+    is_compared: bool = False
+
+    def folder(self, run: Path) -> Path:
+        """Where its files lie in the folder of a run."""
+        return run / self.name if self.is_compared else run
 
 
-def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[Form]:
+@dataclass(frozen=True)
+class Run:
+    """A run under way: what all of its forms share, their turns and their trials.
+
+    Attributes:
+        experiment: What is to be run.
+        folder: Told how the run stands.
+        stop: Whether it is to end.
+        attempts: What is written beside the checkpoints goes through it.
+        site: Where it is carried out; opens the pipelines.
+    """
+
+    experiment: Experiment
+    folder: RunFolder
+    stop: StopRequest
+    attempts: Attempts
+    site: Site
+
+    def require_wanted(self, goes_on: str) -> None:
+        """Raises :class:`Interrupted` where the run is to end; ``goes_on`` says from where it would go on."""
+        if (code := self.stop.code()) is not None:
+            raise Interrupted(f"interrupted; {self.folder.way_back} goes on {goes_on}", code)
+
+
+def asked_forms(experiment: Experiment, *, alternates: bool) -> list[Form]:
     """The forms that a run trains, with what is asked of each.
 
     A comparison on several devices that the user named has a method that trains the network as a whole twice: on the
@@ -53,32 +91,28 @@ def asked_forms(experiment: Experiment, say: Say, *, alternates: bool) -> list[F
 
     Args:
         experiment: What is to be run.
-        say: Told why a form is left out.
         alternates: Whether all of it is done in this process.
     """
     config = experiment.config
     if config.train.mode != COMPARE:
-        return [_form(METHODS[config.train.mode], config)]
-    forms = [_form(method, config) for method in COMPARED]
+        method = METHODS[config.train.mode]
+        return [Form(method.name, method.label, method.name, config)]
+    forms = [Form(method.name, method.label, method.name, config, is_compared=True) for method in COMPARED]
     named = config.engine.devices
     devices = device_names(named)
     if named == "auto" or len(devices) < 2 or not alternates:
         return forms
     for method in COMPARED:
         if method.is_whole:
-            forms += _spread(experiment, method, devices, say)
+            forms += _spread(experiment, method, devices)
     return forms
 
 
-def _form(method: Method, config: RunConfig) -> Form:
-    return Form(method.name, method.label, method.name, config)
-
-
-def _spread(experiment: Experiment, method: Method, devices: Sequence[str], say: Say) -> list[Form]:
+def _spread(experiment: Experiment, method: Method, devices: Sequence[str]) -> list[Form]:
     """A method of one layer with its blocks over several devices, if there are as many."""
     config = experiment.config
     if config.engine.compile != "none":
-        say(f"{method.label} over several devices is not compared: engine.compile is for layers on one")
+        _log.warning(f"{method.label} over several devices is not compared: engine.compile is for layers on one")
         return []
     (layer,) = experiment.package(method.name, config.train.seed)
     devices = devices[: blocks_of(layer)]
@@ -86,7 +120,8 @@ def _spread(experiment: Experiment, method: Method, devices: Sequence[str], say:
         return []
     engine = replace(config.engine, devices=tuple(devices), sizes=None)
     spread = replace(config, engine=engine, train=replace(config.train, mode=method.name))
-    return [Form(f"{method.name}-spread", f"{method.label} over {len(devices)}", method.name, spread)]
+    label = f"{method.label} over {len(devices)}"
+    return [Form(f"{method.name}-spread", label, method.name, spread, is_compared=True)]
 
 
 def in_turns(trainings: Sequence[Generator[int, None, T]]) -> list[T]:

@@ -52,7 +52,7 @@ def parse_grid(config: RunConfig) -> Grid:
             with_setting(config, {key: value})
             if value in values[:place]:
                 raise ConfigError(f"--tune {key}: found {words[place]} twice; expected each value once")
-        if not _is_in(key, _TUNABLE) or _is_in(key, _FIXED):
+        if not is_in(key, _TUNABLE) or is_in(key, _FIXED):
             raise ConfigError(
                 f"--tune {key}: it says which data is read, or how the run is carried out; expected a key of "
                 f"{', '.join(_TUNABLE)}"
@@ -131,5 +131,10 @@ def is_inner(value: Value, values: Sequence[Value]) -> bool:
     return ordered is not None and value not in (ordered[0], ordered[-1])
 
 
-def _is_in(key: str, sections: Sequence[str]) -> bool:
+def is_in(key: str, sections: Sequence[str]) -> bool:
+    """Whether a dotted key is one of some, or below one.
+
+    >>> is_in("train.lr.base", ["train.lr"]), is_in("train.lr2", ["train.lr"])
+    (True, False)
+    """
     return any(key == section or key.startswith(f"{section}.") for section in sections)

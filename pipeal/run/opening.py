@@ -12,7 +12,7 @@ from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage
-from pipeal.run.build import Models
+from pipeal.run.build import Experiment, Models
 from pipeal.training.position import Position
 from pipeal.training.trainer import Course
 
@@ -73,7 +73,7 @@ def engine_options(
     )
 
 
-def new_package(models: Models, config: RunConfig, turn: int) -> ALPackage:
+def new_package(models: Models | Experiment, config: RunConfig, turn: int) -> ALPackage:
     """The model that a turn begins with; states of the run fit it.
 
     Args:

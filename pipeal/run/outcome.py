@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import BATCHES, CURVES, EXITS_PICTURE, SUMMARY, TIMELINE
@@ -22,12 +18,13 @@ from pipeal.reporting.peak_memory import peak_memory_bytes
 from pipeal.reporting.plots import draw_curves
 from pipeal.reporting.recorders import write_json
 from pipeal.reporting.tables import Cell, print_table
+from pipeal.run.build import Experiment
 from pipeal.run.form_costs import FormCosts
 from pipeal.run.forms import Form
 from pipeal.run.opening import seed_of
 from pipeal.training.exits import ExitTable
 from pipeal.training.metric import MeanSd, Measure, best_rows, last_rows, measure_of
-from pipeal.training.position import Totals
+from pipeal.training.position import Position, Totals
 from pipeal.training.row import EpochRow
 
 
@@ -37,36 +34,31 @@ class Outcome:
 
     Attributes:
         form: Which, with every choice made: devices, sizes, threads, precision.
-        rows: One per epoch and turn; at least one.
-        totals: Of all turns together.
-        facts: What the data turned out to be.
-        lengths: ``(N,)`` of the training samples; None where they have no length.
-        parameters: Effective and affiliated parameters: those of an inference, and those that serve training alone.
+        experiment: With the configuration of this form.
         folder: Where its files are.
+        position: How far it is, with a row for each epoch and the totals of all turns; moves along.
+        parameters: Effective and affiliated parameters: those of an inference, and those that serve training alone.
+            None of either before there is a model.
         exits: What each exit is worth after the last turn; None where that is not measured.
         unsaved: What kept checkpoints from being written; None if all were.
-        ended_unsaved: Whether the last checkpoint is one of them.
         afterword: What else there is to show, in lines.
         costs: FLOPs and bytes; None of a training that has not come to its end.
     """
 
     form: Form
-    rows: list[EpochRow]
-    totals: Totals
-    facts: dict[str, int | float | str]
-    lengths: npt.NDArray[np.int64] | None
-    parameters: tuple[int, int]
+    experiment: Experiment
     folder: Path
+    position: Position
+    parameters: tuple[int, int] = (0, 0)
     exits: ExitTable | None = None
     unsaved: str | None = None
-    ended_unsaved: bool = False
     afterword: Sequence[str] = ()
     costs: FormCosts | None = None
 
     @cached_property
     def batches(self) -> Batches:
         """What was trained on, when it has come to its end."""
-        return Batches(self.totals.shapes, self.lengths)
+        return Batches(self.totals.shapes, self.experiment.lengths)
 
     @property
     def config(self) -> RunConfig:
@@ -74,19 +66,14 @@ class Outcome:
         return self.form.config
 
     @property
-    def label(self) -> str:
-        """What tables and pictures call the form: ``AL``, ``BP``, ``BP over 2``."""
-        return self.form.label
+    def rows(self) -> list[EpochRow]:
+        """One per epoch and turn."""
+        return self.position.rows
 
     @property
-    def at_best(self) -> MeanSd | None:
-        """The test accuracy, or validation loss, of each turn's best epoch by its held-out samples."""
-        return self.measure.at_best(self.rows)
-
-    @property
-    def last(self) -> MeanSd:
-        """The test accuracy, or validation loss, after each turn's last epoch."""
-        return self.measure.last(self.rows)
+    def totals(self) -> Totals:
+        """Of all turns together."""
+        return self.position.totals
 
     @property
     def measure(self) -> Measure:
@@ -104,7 +91,7 @@ class Outcome:
         return {
             "dataset": self.config.dataset,
             "model": self.config.model.name,
-            "form": self.label,
+            "form": self.form.label,
             **self._chosen(),
             "seconds_per_epoch": self.epoch_s.mean,
             "seconds_per_epoch_sd": self.epoch_s.sd,
@@ -138,13 +125,14 @@ class Outcome:
             **({} if self.costs is None else self.costs.summary()),
             "compile": engine.compile,
             "peak_memory_bytes": peak_memory_bytes(engine.devices),
-            "data": self.facts,
+            "data": self.experiment.facts,
             "environment": environment(),
         }
 
     def _chosen(self) -> dict[str, object]:
         """What the epochs came to: of the split that is named, over turns, and of each turn with its seed."""
-        measure, at_best, last = self.measure, self.at_best, self.last
+        measure = self.measure
+        at_best, last = measure.at_best(self.rows), measure.last(self.rows)
         best = {row.turn: row for row in best_rows(self.rows)}
         ends = {row.turn: row for row in last_rows(self.rows)}
         turns = []
@@ -167,59 +155,52 @@ class Outcome:
 
     def write(self, attempts: Attempts) -> None:
         """Writes ``summary.json``, ``curves.png`` and, for samples with lengths, ``batches.png``, if there are rows."""
-        if not self.rows:
+        if not self.rows or not any(self.parameters):
             return
-        write_summary(self.folder, self.summary, attempts)
-        write_curves([self], self.folder, attempts)
-        if self.lengths is not None:
-            title = f"{self.config.dataset} {self.config.model.name} {self.label}: batches"
+        write_outcomes([self], self.folder, attempts)
+        if self.experiment.lengths is not None:
+            title = f"{self.config.dataset} {self.config.model.name} {self.form.label}: batches"
             path = BATCHES.at(self.folder)
             attempts.make(path, lambda: self.batches.draw(path, title, self.totals.padding_share))
 
 
-def write_summary(folder: Path, summary: Callable[[], Mapping[str, Any]], attempts: Attempts) -> None:
-    """Writes ``summary.json``."""
-    path = SUMMARY.at(folder)
-    attempts.make(path, lambda: write_json(path, summary()))
-
-
-def write_curves(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts) -> None:
-    """Draws the curves of one form, or of several for comparison."""
-    config = outcomes[0].config
-    rows = {outcome.label: outcome.rows for outcome in outcomes}
+def write_outcomes(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts) -> None:
+    """Writes ``summary.json``, and draws the curves: of one form, or of several for comparison."""
+    first, kept, drawn = outcomes[0], SUMMARY.at(folder), CURVES.at(folder)
+    rows = {outcome.form.label: outcome.rows for outcome in outcomes}
     losses = max((METHODS[outcome.config.train.mode].loss_titles for outcome in outcomes), key=len)
-    path, title = CURVES.at(folder), f"{config.dataset} {config.model.name}"
-    attempts.make(path, lambda: draw_curves(rows, path, title=title, losses=losses))
+    title = f"{first.config.dataset} {first.config.model.name}"
+
+    def summary() -> dict[str, object]:
+        if len(outcomes) == 1:
+            return first.summary()
+        return {outcome.form.label: outcome.summary() for outcome in outcomes}
+
+    attempts.make(kept, lambda: write_json(kept, summary()))
+    attempts.make(drawn, lambda: draw_curves(rows, drawn, title=title, losses=losses))
 
 
 def show(outcomes: Sequence[Outcome], folder: Path) -> None:
     """Prints the tables, what they are of, and where the files are."""
-    config = outcomes[0].config
-    name = f"{config.dataset} {config.model.name}"
-    print_table(f"{name}, {config.train.epochs} epochs{_seeds(config)}", *_results(outcomes))
+    first, config = outcomes[0], outcomes[0].config
+    title = f"{config.dataset} {config.model.name}, {config.train.epochs} epochs{_seeds(config)}"
+    rival = _rival(outcomes) if len(outcomes) > 1 else None
+    _print(title, [_result(outcome) for outcome in outcomes])
     _tell_choice(outcomes)
-    over = f", speed-up over {_rival(outcomes).label}" if len(outcomes) > 1 else ""
-    print_table(f"costs{over}", *_costs(outcomes))
+    over = "" if rival is None else f", speed-up over {rival.form.label}"
+    _print(f"costs{over}", [_cost(outcome, rival) for outcome in outcomes])
     if any(outcome.costs is not None for outcome in outcomes):
         print("counted:  MFLOPs per sample of products, convolutions, attention and recurrences; MiB of weights,")
         print("          gradients, optimizer states, and what graphs keep of the largest batch")
     for outcome in outcomes:
-        if outcome.totals.non_finite:
-            print(f"skipped:  {outcome.totals.non_finite:,} updates of {outcome.label} layers, for a non-finite loss")
-        if overflows := sum(outcome.totals.overflows.values()):
-            print(f"overflow: {overflows:,} updates of {outcome.label} layers were left out, for gradients beyond fp16")
-        if outcome.totals.left_out:
-            print(f"left out: {len(outcome.totals.left_out):,} batches of {outcome.label}, for which it went back")
-        if outcome.totals.splits:
-            print(f"in parts: {outcome.totals.splits:,} updates of {outcome.label} layers, for want of memory")
+        _tell_losses(outcome)
         if outcome.exits is not None:
-            print_exits(outcome.exits, f"{outcome.label} exits on {outcome.exits.samples:,} test samples")
+            print_exits(outcome.exits, f"{outcome.form.label} exits on {outcome.exits.samples:,} test samples")
             _show_picture("exits", EXITS_PICTURE.at(outcome.folder))
-    first = outcomes[0]
     print(f"files:    {folder}")
     _show_picture("curves", CURVES.at(folder))
     _show_picture("timeline", TIMELINE.at(first.folder))
-    if first.lengths is not None:
+    if first.experiment.lengths is not None:
         _show_picture("batches", BATCHES.at(first.folder))
         print(
             f"padding:  {first.totals.padding_share:.1%} of the tokens trained on; "
@@ -227,52 +208,47 @@ def show(outcomes: Sequence[Outcome], folder: Path) -> None:
         )
     for outcome in outcomes:
         if len(outcomes) > 1 and outcome.afterword:
-            print(f"{outcome.label}:")
+            print(f"{outcome.form.label}:")
         for line in outcome.afterword:
             print(line)
 
 
-def _results(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
-    """What each form has learnt, and with how much: heads and rows."""
-    short = outcomes[0].measure.short
-    heads = ["form", "stages", "threads", f"{short} at best held-out", f"last {short}", "parameters", "at inference"]
-    rows: list[list[Cell]] = [
-        [
-            outcome.label,
-            f"{len(outcome.config.engine.devices)}",
-            outcome.config.engine.threads,
-            None if outcome.at_best is None else str(outcome.at_best),
-            str(outcome.last),
-            f"{sum(outcome.parameters):,}",
-            f"{outcome.parameters[0]:,}",
-        ]
-        for outcome in outcomes
-    ]
-    return heads, rows
+def _print(title: str, rows: Sequence[Mapping[str, Cell]]) -> None:
+    """A table of rows that have the same heads."""
+    print_table(title, [*rows[0]], [[*row.values()] for row in rows])
 
 
-def _costs(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[Cell]]]:
-    """What each form took: heads and rows."""
-    rival = _rival(outcomes)
-    tokens = outcomes[0].totals.tokens > 0
-    heads = ["form", "train MFLOPs", "infer MFLOPs", "MiB", "s/epoch", "samples/s", *(["tokens/s"] * tokens), "busy"]
-    rows: list[list[Cell]] = []
-    for outcome in outcomes:
-        totals, costs = outcome.totals, outcome.costs
-        cells: list[Cell] = [
-            outcome.label,
-            None if costs is None else costs.training_flops / 1e6,
-            None if costs is None else costs.inference_flops / 1e6,
-            None if costs is None else costs.memory_bytes / 2**20,
-            outcome.epoch_s.shown("{:.2f}".format),
-            f"{totals.samples / totals.seconds:,.0f}",
-            *([f"{totals.tokens / totals.seconds:,.0f}"] if tokens else []),
-            _busy(totals.busy_share),
-        ]
-        rows.append([*cells, f"{rival.epoch_s.mean / outcome.epoch_s.mean:.2f}×"])
-    if len(outcomes) > 1:
-        return [*heads, "speed-up"], rows
-    return heads, [row[:-1] for row in rows]
+def _result(outcome: Outcome) -> dict[str, Cell]:
+    """What a form has learnt, and with how much."""
+    engine, measure, at_best = outcome.config.engine, outcome.measure, outcome.measure.at_best(outcome.rows)
+    return {
+        "form": outcome.form.label,
+        "stages": f"{len(engine.devices)}",
+        "threads": engine.threads,
+        f"{measure.short} at best held-out": None if at_best is None else str(at_best),
+        f"last {measure.short}": str(measure.last(outcome.rows)),
+        "parameters": f"{sum(outcome.parameters):,}",
+        "at inference": f"{outcome.parameters[0]:,}",
+    }
+
+
+def _cost(outcome: Outcome, rival: Outcome | None) -> dict[str, Cell]:
+    """What a form took, and its speed-up over a rival."""
+    totals, costs = outcome.totals, outcome.costs
+    cells: dict[str, Cell] = {
+        "form": outcome.form.label,
+        "train MFLOPs": None if costs is None else costs.training_flops / 1e6,
+        "infer MFLOPs": None if costs is None else costs.inference_flops / 1e6,
+        "MiB": None if costs is None else costs.memory_bytes / 2**20,
+        "s/epoch": outcome.epoch_s.shown("{:.2f}".format),
+        "samples/s": f"{totals.samples / totals.seconds:,.0f}",
+    }
+    if totals.tokens:  # images have none
+        cells["tokens/s"] = f"{totals.tokens / totals.seconds:,.0f}"
+    cells["busy"] = _busy(totals.busy_share)
+    if rival is not None:
+        cells["speed-up"] = f"{rival.epoch_s.mean / outcome.epoch_s.mean:.2f}×"
+    return cells
 
 
 def _rival(outcomes: Sequence[Outcome]) -> Outcome:
@@ -298,13 +274,30 @@ def _seeds(config: RunConfig) -> str:
 
 def _tell_choice(outcomes: Sequence[Outcome]) -> None:
     """Which epochs were chosen, and by what; or why none was."""
-    chosen = [(outcome.label, best_rows(outcome.rows)) for outcome in outcomes]
+    chosen = [(outcome.form.label, best_rows(outcome.rows)) for outcome in outcomes]
     if not all(rows for _, rows in chosen):
         print("chosen:   no epoch, since nothing is held out to choose by (data.held_out is 0)")
         return
     epochs = ", ".join(f"{label} {' '.join(f'{row.epoch}' for row in rows)}" for label, rows in chosen)
     turns = "of each turn " if outcomes[0].config.train.repeat > 1 else ""
     print(f"chosen:   the epoch {turns}with the best {outcomes[0].measure.held_name}: {epochs}")
+
+
+def _tell_losses(outcome: Outcome) -> None:
+    """Which updates and batches a form did not learn from as it was to."""
+    totals, label = outcome.totals, outcome.form.label
+    for what, count, of_which in (
+        ("skipped", totals.non_finite, f"updates of {label} layers, for a non-finite loss"),
+        (
+            "overflow",
+            sum(totals.overflows.values()),
+            f"updates of {label} layers were left out, for gradients beyond fp16",
+        ),
+        ("left out", len(totals.left_out), f"batches of {label}, for which it went back"),
+        ("in parts", totals.splits, f"updates of {label} layers, for want of memory"),
+    ):
+        if count:
+            print(f"{what + ':':<9} {count:,} {of_which}")
 
 
 def _show_picture(kind: str, path: Path) -> None:

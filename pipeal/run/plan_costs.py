@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
@@ -16,34 +17,26 @@ import torch
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import BASELINE, DEFAULT
+from pipeal.core.names import LANGUAGE, TEXT, VISION
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import batch_size
-from pipeal.data import canonical_image_name, canonical_text_name
 from pipeal.engine.devices import fastest_precision
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.parts import UncuttableError, cut, samples_in
 from pipeal.methods.bp_parts import bp_parts
-from pipeal.models import (
-    LANGUAGE_MODELS,
-    TEXT_MODELS,
-    VISION_MODELS,
-    canonical_language_model,
-    canonical_text_model,
-    canonical_vision_model,
-    is_language_model,
-)
 from pipeal.planning.measure.contention import crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, measure_in_turns
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs
 from pipeal.reporting.environment import environment
 from pipeal.run.build import Experiment
-from pipeal.run.build_language import canonical_corpus, language_experiment
+from pipeal.run.build_language import language_experiment
 from pipeal.run.build_text import text_experiment
 from pipeal.run.build_vision import vision_experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.configure import configure
 from pipeal.run.opening import engine_options
-from pipeal.run.say import Say
+
+_log = logging.getLogger(__name__)
 
 BATCHES = 10
 """Counted, of each round."""
@@ -114,13 +107,12 @@ def _require_alike(first: str, one: Costs, path: str, other: Costs) -> None:
             raise ConfigError(f"--costs: {first} and {path} are of different models: {what}: {before} and {now}")
 
 
-def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[Costs, RunConfig]:
+def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, RunConfig]:
     """Trains both forms of the model on the first batches of its data, on a GPU if there is one.
 
     Args:
         wanted: Which model.
         micro_batches: Into how many backpropagation is to cut a batch; None for some numbers to choose from.
-        say: Told what is being done.
 
     Returns:
         The costs, and the configuration that they are of.
@@ -129,58 +121,79 @@ def measure_model(wanted: Wanted, micro_batches: int | None, say: Say) -> tuple[
         PipealError: As for a training.
     """
     _refuse_planned(wanted.overrides)
-    experiment = _experiment(wanted, say)
+    experiment = _experiment(wanted)
     config = experiment.config
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     kind = torch.cuda.get_device_name(0) if device != "cpu" else "cpu"
-    threads, compiled = config.engine.threads or 1, config.engine.compile
-    if config.train.accumulate > 1:
-        raise ConfigError(
-            f"train.accumulate: found {config.train.accumulate}, but a plan has an update after every batch; expected 1"
-        )
-    if wanted.crowds:
-        _check_crowds(device, threads, compiled)
-    check_compile(compiled, [torch.device(device)])
+    _require_measurable(config, device, wanted.crowds)
     precision = fastest_precision(device) if config.train.precision == "auto" else config.train.precision
     package = experiment.package(DEFAULT.name, config.train.seed)
     if wanted.crowds and len(package) < 2:
         raise ConfigError("--share-cores: the model has one layer, so that no two stages share cores; leave it out")
     with closing(experiment.train_batches(config.train.seed)) as feed:
         batches = [pair_of(batch) for batch in sample_batches(feed, WARM_UP + BATCHES)]
-    fewest = min(batch_size(x) for x, _ in batches)
-    if micro_batches is not None and micro_batches > fewest:
-        raise ConfigError(
-            f"--micro-batches: {micro_batches} of a batch of {fewest} samples; expected at most one for each sample"
-        )
-    say(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
+    samples = [batch_size(x) for x, _ in batches]
+    cuts = _cuts(micro_batches, min(samples))
+    _log.info(f"measuring {config.dataset} {config.model.name} and its form for backpropagation on {kind}, {precision}")
     parts = bp_parts(list(experiment.package(BASELINE.name, config.train.seed)))
-    cuts = [1, *(MICRO_BATCHES if micro_batches is None else [micro_batches])]
-    cuts = sorted({number for number in cuts if number <= fewest})
-    crowding: dict[int, float] = {}
     options = engine_options(config, precision)
+    crowding: dict[int, float] = {}
     layers, *backprop = measure_in_turns(
         [(package, batches), *((parts, [_micro_batch(batch, number) for batch in batches]) for number in cuts)],
         options,
         device=device,
-        rounds=3 if compiled == "none" else 1,  # each compiles again
+        rounds=3 if options.compile == "none" else 1,  # each compiles again
     )
     if wanted.crowds:
         numbers = " and ".join(map(str, crowds(len(package)))) or "no"
-        say(f"measuring how much {numbers} stages at once slow each other")
-        crowding = measure_contention(package, batches, options=options)
-    counted = [batch_size(x) for x, _ in batches[WARM_UP:]]
-    backprop = [_in_the_mean(rows, backprop[0], counted, number) for rows, number in zip(backprop, cuts, strict=True)]
+        _log.info(f"measuring how much {numbers} stages at once slow each other")
+        crowding = measure_contention(package, batches, crowds(len(package)), options=options)
+    blocks = {
+        number: _in_the_mean(rows, backprop[0], samples[WARM_UP:], number)
+        for rows, number in zip(backprop, cuts, strict=True)
+    }
     facts = {
         "dataset": config.dataset,
         "model": config.model.name,
         "precision": precision,
-        "compile": compiled,
-        "threads": threads,
+        "compile": options.compile,
+        "threads": options.threads or 1,
         "matmul": config.engine.matmul,
         **environment(),
     }
-    samples = fmean(batch_size(x) for x, _ in batches)
-    return Costs(kind, layers, dict(zip(cuts, backprop, strict=True)), crowding, samples, facts), config
+    return Costs(kind, layers, blocks, crowding, fmean(samples), facts), config
+
+
+def _require_measurable(config: RunConfig, device: str, crowds: bool) -> None:
+    """Before minutes go by: refuses what a plan has no words for, and stages that cannot share cores."""
+    engine, accumulate = config.engine, config.train.accumulate
+    if accumulate > 1:
+        raise ConfigError(
+            f"train.accumulate: found {accumulate}, but a plan has an update after every batch; expected 1"
+        )
+    wrong = {
+        "stages on a GPU do not share the cores; leave it out": device != "cpu",
+        f"found engine.threads={engine.threads}; expected 1 for stages that share cores": (engine.threads or 1) > 1,
+        f"found engine.compile={engine.compile}; expected none, or a plan without it": engine.compile != "none",
+    }
+    for why, is_so in wrong.items():
+        if crowds and is_so:
+            raise ConfigError(f"--share-cores: {why}")
+    check_compile(engine.compile, [torch.device(device)])
+
+
+def _cuts(wanted: int | None, fewest: int) -> list[int]:
+    """Into how many micro-batches a batch is cut: not at all, and as asked, or into some numbers to choose from.
+
+    Raises:
+        ConfigError: The smallest batch has fewer samples than that.
+    """
+    if wanted is not None and wanted > fewest:
+        raise ConfigError(
+            f"--micro-batches: {wanted} of a batch of {fewest} samples; expected at most one for each sample"
+        )
+    asked = MICRO_BATCHES if wanted is None else (wanted,)
+    return sorted({1, *(number for number in asked if number <= fewest)})
 
 
 def _micro_batch(batch: Any, count: int) -> Any:
@@ -227,15 +240,6 @@ def _in_the_mean(
     )
 
 
-def _check_crowds(device: str, threads: int, compiled: str) -> None:
-    if device != "cpu":
-        raise ConfigError("--share-cores: stages on a GPU do not share the cores; leave it out")
-    if threads > 1:
-        raise ConfigError(f"--share-cores: found engine.threads={threads}; expected 1 for stages that share cores")
-    if compiled != "none":
-        raise ConfigError(f"--share-cores: found engine.compile={compiled}; expected none, or a plan without it")
-
-
 def _refuse_planned(overrides: Sequence[str]) -> None:
     """A plan is about these, and has options for them."""
     for key in (text.partition("=")[0].strip() for text in overrides):
@@ -249,51 +253,39 @@ def deepened(costs: Costs, layers: int) -> Costs:
     Raises:
         ConfigError: There is nothing to repeat.
     """
-    if len(costs.layers) < 2 and layers > len(costs.layers):
-        raise ConfigError(f"--layers: {layers} of a model of {len(costs.layers)}; expected one with a layer to repeat")
-    deep = {number: _with_head(rows, len(costs.layers), layers) for number, rows in costs.backprop.items()}
-    return replace(costs, layers=_repeated(costs.layers, layers), backprop=deep)
+    before = len(costs.layers)
+    if before < 2 and layers > before:
+        raise ConfigError(f"--layers: {layers} of a model of {before}; expected one with a layer to repeat")
+
+    def deep(rows: tuple[LayerCost, ...]) -> tuple[LayerCost, ...]:
+        """What blocks for backpropagation there are beside those of the layers is the head, which comes once."""
+        return (*islice(chain(rows[:1], cycle(rows[1:before])), layers), *rows[before:])
+
+    return replace(
+        costs, layers=deep(costs.layers), backprop={number: deep(rows) for number, rows in costs.backprop.items()}
+    )
 
 
-def _with_head(rows: tuple[LayerCost, ...], before: int, layers: int) -> tuple[LayerCost, ...]:
-    """The blocks for backpropagation, repeated likewise; what they have more than AL layers is the head."""
-    return (*_repeated(rows[:before], layers), *rows[before:])
-
-
-def _repeated(rows: Sequence[LayerCost], count: int) -> tuple[LayerCost, ...]:
-    return tuple(islice(chain(rows[:1], cycle(rows[1:])), count))
-
-
-def _experiment(wanted: Wanted, say: Say) -> Experiment:
-    given: dict[str, Any] = {"mode": None, "data_root": wanted.data_root}
-    if is_language_model(wanted.model):
+def _experiment(wanted: Wanted) -> Experiment:
+    given = {"data.root": wanted.data_root}
+    # Whatever form a spelling implies: both are measured.
+    if LANGUAGE.has_model(wanted.model):
         if wanted.dataset is None:
             raise ConfigError(
                 f"--dataset: {wanted.model} has no embedded data; expected shakespeare, or text with "
                 "--set data.text=FILE"
             )
-        corpus, (language, _) = canonical_corpus(wanted.dataset), canonical_language_model(wanted.model)
+        corpus, (language, _) = LANGUAGE.dataset(wanted.dataset), LANGUAGE.model(wanted.model)
         path = None if wanted.preset is None else find_config("shakespeare", f"charlm-{wanted.preset}")
         file = None if path is None else str(path)
-        return language_experiment(
-            configure(LanguageConfig, corpus, (language, None), file, wanted.overrides, given), say
-        )
+        return language_experiment(configure(LanguageConfig, corpus, (language, None), file, wanted.overrides, given))
     if wanted.preset is not None:
         raise ConfigError(f"--preset: found {wanted.preset}, but {wanted.model} has none; they are for charlm")
-    text, vision = (_named(find, wanted.model) for find in (canonical_text_model, canonical_vision_model))
-    if text is not None:
-        name = canonical_text_name(wanted.dataset or "toynews")
-        config = configure(TextConfig, name, text, None, wanted.overrides, given)
-        return text_experiment(config, say)
-    if vision is None:
-        raise ConfigError(unknown_name("model", wanted.model, (*TEXT_MODELS, *VISION_MODELS, *LANGUAGE_MODELS)))
-    name = canonical_image_name(wanted.dataset or "toyimages")
-    return vision_experiment(configure(VisionConfig, name, vision, None, wanted.overrides, given), say)
-
-
-def _named(find: Callable[[str], tuple[str, Any]], model: str) -> tuple[str, None] | None:
-    """The canonical name; a spelling that implies a form does not matter, since both are measured."""
-    try:
-        return find(model)[0], None
-    except ConfigError:
-        return None
+    names = next((names for names in (TEXT, VISION) if names.has_model(wanted.model)), None)
+    if names is None:
+        known = [*TEXT.models, *VISION.models, *LANGUAGE.models]
+        raise ConfigError(unknown_name("model", wanted.model, known))
+    data, (model, _) = names.dataset(wanted.dataset or "embedded"), names.model(wanted.model)
+    if names is TEXT:
+        return text_experiment(configure(TextConfig, data, (model, None), None, wanted.overrides, given))
+    return vision_experiment(configure(VisionConfig, data, (model, None), None, wanted.overrides, given))

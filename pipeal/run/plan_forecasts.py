@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pipeal.core.errors import ConfigError, PlacementError
-from pipeal.planning.pure.candidates import Setup, lay_out, share_of
+from pipeal.planning.pure.candidates import alone_s
 from pipeal.planning.pure.forecast import (
     METHODS,
     RIVALS,
     Forecast,
     Model,
-    alone_s,
     best_forecast,
     on_fewer,
 )
+from pipeal.planning.pure.hardware import Setup
 from pipeal.planning.pure.layer_cost import Costs, LayerCost
+from pipeal.planning.pure.layout import best_layout
 from pipeal.reporting.plan_plot import draw_plan
 from pipeal.reporting.recorders import write_json
 from pipeal.reporting.tables import print_table
@@ -55,14 +56,14 @@ class Plan:
         bp = _by_micro_batches(self.by_kind, self.setup, self.micro_batches)
         self.model = Model(al, bp, self.micro_batches)
         self.notes: list[str] = []
-        lay_out(al, self.setup)  # what does not fit at all is told at once, and in one line
+        best_layout(al, self.setup)  # what does not fit at all is told at once, and in one line
         self.forecasts = self._forecasts(self.setup, self.notes)
         self.layout = next(found.layout for found in self.forecasts if found.method == "AL pipelined")
         self.alone = {"AL": alone_s(al, self.setup.devices)}
         if self.model.bp:
             whole = {kind: costs.backprop[1] for kind, costs in self.by_kind.items()}
             self.alone["BP"] = alone_s(whole, self.setup.devices)
-        each = len(share_of(self.setup))
+        each = len(self.setup.share())
         self.curves: dict[str, list[tuple[int, float]]] = {}
         for count in _some(each):
             fewer = on_fewer(self.setup, count)
@@ -124,21 +125,26 @@ class Plan:
             ],
         )
         click.echo()
+        click.echo("\n".join(self._remarks()))
+
+    def _remarks(self) -> Iterator[str]:
+        """What to know of the figures."""
+        replicas = self.setup.replicas
         if any(len(stage.devices) > 1 for stage in self.layout.stages):
-            click.echo("a stage on several devices is a forecast: a run has every stage as often (--replicas)")
-        if replicas:
-            click.echo(
+            yield "a stage on several devices is a forecast: a run has every stage as often (--replicas)"
+        if replicas > 1:
+            yield (
                 "each replica is forecast on whole batches; a run's replicas share the samples of each batch: such a "
-                f"run has batches {setup.replicas} times as large as these"
+                f"run has batches {replicas} times as large as these"
             )
-        for note in self.notes:
-            click.echo(note)
+        yield from self.notes
         if self.model.bp:
-            best = f"the best of {', '.join(map(str, sorted(self.model.bp)))}, as measured"
-            chosen = best if self.micro_batches is None else f"{self.micro_batches} as asked"
-            click.echo(f"M: micro-batches of a batch, {chosen}")
-        one = "one" if len(set(setup.devices)) == 1 else "one, the fastest"
-        click.echo(f"on one: all layers, one after the other, on {one} of the devices, with memory enough")
+            measured = ", ".join(map(str, sorted(self.model.bp)))
+            asked = self.micro_batches
+            chosen = f"the best of {measured}, as measured" if asked is None else f"{asked} as asked"
+            yield f"M: micro-batches of a batch, {chosen}"
+        one = "one" if len(set(self.setup.devices)) == 1 else "one, the fastest"
+        yield f"on one: all layers, one after the other, on {one} of the devices, with memory enough"
 
     def write(self, folder: Path) -> None:
         """Leaves ``plan.json`` and ``plan.png``."""
@@ -157,27 +163,16 @@ class Plan:
             "one_device_s": self.alone,
             "forecasts": [
                 {
-                    "method": found.method,
-                    "micro_batches": found.micro_batches,
+                    **{name: value for name, value in vars(found).items() if name != "layout"},
                     "devices": found.devices,
-                    "batch_s": found.batch_s,
                     "gain": self.alone["AL"] / found.batch_s,
                     "idle": found.bubble,
                     "sizes": found.layout.sizes,
-                    "busy": list(found.busy),
-                    "memory_bytes": list(found.memory_bytes),
                 }
                 for found in self.forecasts
             ],
             "stages": [
-                {
-                    "layers": list(stage.layers),
-                    "devices": list(stage.devices),
-                    "kind": stage.device.kind,
-                    "seconds": stage.seconds,
-                    "sends_s": stage.sends_s,
-                    "memory_bytes": stage.memory_bytes,
-                }
+                {**vars(stage), "layers": list(stage.layers), "device": asdict(stage.device), "kind": stage.device.kind}
                 for stage in self.layout.stages
             ],
             "curves": self.curves,
@@ -193,15 +188,13 @@ def _by_micro_batches(
         ConfigError: Those asked for were not measured, or are too many.
     """
     measured = set.intersection(*(set(costs.backprop) for costs in by_kind.values()))
-    if not measured:
-        if wanted is not None:
-            raise ConfigError(
-                f"--micro-batches: found {wanted}, but these costs hold none of backpropagation on every kind of "
-                "device; leave it out, or measure anew"
-            )
-        return {}
     stages = min(len(setup.devices), max(len(costs.layers) for costs in by_kind.values()))
     most = _MOST_MICRO // stages
+    if wanted is not None and not measured:
+        raise ConfigError(
+            f"--micro-batches: found {wanted}, but these costs hold none of backpropagation on every kind of device; "
+            "leave it out, or measure again"
+        )
     if wanted is not None and wanted > most:
         raise ConfigError(
             f"--micro-batches: {wanted} on up to {stages} stages are too many to simulate; expected at most {most} "
@@ -210,7 +203,7 @@ def _by_micro_batches(
     if wanted is not None and wanted not in measured:
         raise ConfigError(
             f"--micro-batches: found {wanted}, but what they cost was measured for {_span(sorted(measured))}; leave it "
-            "out for the best of these, or measure anew"
+            "out for the best of these, or measure again"
         )
     taken = measured if wanted is None else {1, wanted}
     return {

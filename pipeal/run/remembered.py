@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -25,8 +26,9 @@ from pipeal.data.loading.cache_folder import cache_folder
 from pipeal.engine.devices.cpus import load_average
 from pipeal.planning.placement import Placement
 from pipeal.reporting.environment import environment
-from pipeal.run.say import Say
 from pipeal.training.checkpoint.checked import checked
+
+_log = logging.getLogger(__name__)
 
 RENEWED_AFTER_S = 7 * 24 * 3600.0
 """For so long a choice is remembered."""
@@ -35,30 +37,51 @@ FORMAT = 1
 """Raised whenever what is chosen among, or how, changes."""
 
 
+_Count: TypeAlias = Annotated[int, Field(strict=True, gt=0)]
+
+
 @dataclass(frozen=True)
 class Remembered:
-    """A choice, and when it was made.
+    """A choice, and when it was made: what a file holds.
 
     Attributes:
-        placement: What was chosen.
+        devices: One for each stage.
+        sizes: The layers of each.
+        threads: Of each CPU worker.
         since: Seconds of the epoch.
         load: The machine's load average then, over a minute; None where the system does not say.
+
+    Raises:
+        ValueError: Devices and sizes are not of one number, or there are none.
     """
 
-    placement: Placement
+    devices: list[str]
+    sizes: list[_Count]
+    threads: _Count
     since: float
     load: float | None
+
+    def __post_init__(self) -> None:
+        if not self.devices or len(self.devices) != len(self.sizes):
+            raise ValueError(f"{len(self.devices)} devices for {len(self.sizes)} sizes")
+
+    @property
+    def placement(self) -> Placement:
+        """What was chosen."""
+        return Placement(self.devices, self.sizes, self.threads)
 
     def __str__(self) -> str:
         date = datetime.fromtimestamp(self.since).strftime("%Y-%m-%d %H:%M")
         return f"remembered from {date}" + ("" if self.load is None else f", load {self.load:.1f}")
 
 
+_REMEMBERED = TypeAdapter(Remembered)
+
+
 class PlacementCache:
     """One choice each, in a file of its own.
 
     Args:
-        say: Told, in a line, of a file that is not as it was written, or cannot be.
         folder: Where they are; None for the user's cache folder.
         retry: Whether nothing that is known counts.
         now: Seconds of the epoch.
@@ -67,14 +90,12 @@ class PlacementCache:
 
     def __init__(
         self,
-        say: Say,
         folder: Path | None = None,
         *,
         retry: bool = False,
         now: Callable[[], float] = time.time,
         load: Callable[[], float | None] = load_average,
     ) -> None:
-        self._say = say
         self._folder = folder
         self._retry = retry
         self._now = now
@@ -90,22 +111,22 @@ class PlacementCache:
         except FileNotFoundError:  # none yet
             return None
         except (OSError, ValueError, DataError) as error:
-            self._say(f"what was found before is not remembered: {error}")
+            _log.warning(f"what was found before is not remembered: {error}")
             return None
         try:
-            found = _read(json.loads(text))
+            found = checked(_REMEMBERED, json.loads(text))
         except ValueError as error:
-            self._say(f"{path} is not as it was written ({error}), and is made again")
+            _log.warning(f"{path} is not as it was written ({error}), and is made again")
             return None
         return found if 0 <= self._now() - found.since < RENEWED_AFTER_S else None
 
     def keep(self, key: str, placement: Placement) -> None:
-        """Keeps a choice; that it cannot be kept is said."""
-        kept = _Kept(placement.devices, placement.sizes, placement.threads, self._now(), self._load())
+        """Keeps a choice; that it cannot be kept is logged."""
+        kept = Remembered(placement.devices, placement.sizes, placement.threads, self._now(), self._load())
         try:
             write_whole(self._path(key), json.dumps(asdict(kept)))
         except DataError as error:
-            self._say(f"what was found is not remembered: {error}")
+            _log.warning(f"what was found is not remembered: {error}")
 
     def _path(self, key: str) -> Path:
         return (self._folder or cache_folder() / "placements") / f"{key}.json"
@@ -126,27 +147,3 @@ def key_of(model: nn.Module, batches: Sequence[Any], *settings: object) -> str:
     named = os.environ.get("OMP_NUM_THREADS")
     text = repr((FORMAT, machine, weights, size, named, settings))
     return blake2b(text.encode(), digest_size=12).hexdigest()
-
-
-def _read(values: Any) -> Remembered:
-    kept = checked(_KEPT, values)
-    if not kept.devices or len(kept.devices) != len(kept.sizes):
-        raise ValueError(f"{len(kept.devices)} devices for {len(kept.sizes)} sizes")
-    return Remembered(Placement(kept.devices, kept.sizes, kept.threads), kept.since, kept.load)
-
-
-_Count: TypeAlias = Annotated[int, Field(strict=True, gt=0)]
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What a file holds."""
-
-    devices: list[str]
-    sizes: list[_Count]
-    threads: _Count
-    since: float
-    load: float | None
-
-
-_KEPT = TypeAdapter(_Kept)

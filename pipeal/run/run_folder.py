@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -23,10 +21,10 @@ from typing import Any, Literal
 from pipeal.config import RunConfig, dump_config
 from pipeal.core.artifacts import ASKED, STATUS
 from pipeal.core.atomic import write_whole
-from pipeal.core.errors import DataError, Interrupted, PipealError, first_line
+from pipeal.core.errors import Interrupted, PipealError, first_line
 from pipeal.data.loading.lock import FileLock
 from pipeal.reporting.recorders import write_json
-from pipeal.training.checkpoint.manifest import Checkpoint, read_manifest
+from pipeal.training.checkpoint.store import Checkpoint, CheckpointStore
 
 Status = Literal["running", "finished", "interrupted", "failed"]
 
@@ -59,11 +57,14 @@ class RunFolder:
         self._config = config
         self._lock = lock
         self._status: Status | None = None
-        told = last_told(path)
-        self._epoch = _count(told.get("epoch"))
-        self._started = str(told.get("started") or _now())
-        self._resumes = _count(told.get("resumes")) + self.resumed
-        self._back = told.get("back")
+        before = last_told(path)
+        self._told: dict[str, Any] = {
+            "epoch": _count(before.get("epoch")),
+            "epochs": config.train.epochs,
+            "started": str(before.get("started") or _now()),
+            "resumes": _count(before.get("resumes")) + self.resumed,
+            "back": before.get("back"),
+        }
 
     @property
     def status_path(self) -> Path:
@@ -121,22 +122,12 @@ class RunFolder:
             DataError: The system refused to write.
         """
         self._status = status
-        self._epoch = self._epoch if epoch is None else epoch
-        write_json(
-            self.status_path,
-            {
-                "status": status,
-                "message": message,
-                "epoch": self._epoch,
-                "epochs": self._config.train.epochs,
-                "started": self._started,
-                "resumes": self._resumes,
-                "updated": _now(),
-                "pid": os.getpid(),
-                # A run that has come to its end may be told to go back to the same one again.
-                "back": None if status == "finished" else self._back,
-            },
-        )
+        if epoch is not None:
+            self._told["epoch"] = epoch
+        now = {"status": status, "message": message, **self._told, "updated": _now(), "pid": os.getpid()}
+        if status == "finished":
+            now["back"] = None  # it may be told to go back to the same one again
+        write_json(self.status_path, now)
 
     def go_back_to(self, path: Path) -> None:
         """Takes the run up from one of its checkpoints; a second time it goes on with what was saved since.
@@ -146,14 +137,14 @@ class RunFolder:
         """
         path = path.resolve()
         name = str(path.relative_to(self.path.resolve()))
-        newest = max((found.number for found in _checkpoints(path.parent)), default=0)
-        back = self._back if isinstance(self._back, dict) else {}
+        newest, back = CheckpointStore(path.parent).last_number(), self._told["back"]
+        back = back if isinstance(back, dict) else {}
         if back.get("to") == name and newest > _count(back.get("newest")):
             self.passed = path
             return
         Checkpoint.open(path)  # all of it: what is damaged is told before anything is done
         self.checkpoint = path
-        self._back = {"to": name, "newest": newest}
+        self._told["back"] = {"to": name, "newest": newest}
 
 
 def write_asked(path: Path, config: RunConfig) -> None:
@@ -163,13 +154,6 @@ def write_asked(path: Path, config: RunConfig) -> None:
         DataError: The system refused to write.
     """
     write_whole(ASKED.at(path), dump_config(config))
-
-
-def _checkpoints(folder: Path) -> Iterator[Checkpoint]:
-    """Those whose manifests are right."""
-    for path in folder.glob("step-*"):
-        with suppress(DataError):
-            yield read_manifest(path)
 
 
 def last_told(path: Path) -> dict[str, Any]:

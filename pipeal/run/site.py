@@ -7,14 +7,13 @@ from typing import Protocol
 
 from pipeal.config import EngineConfig, RunConfig
 from pipeal.core.errors import ConfigError
+from pipeal.core.names import Mode
 from pipeal.engine import Pipeline, Window
 from pipeal.methods.al import ALPackage
-from pipeal.models.registry import Mode
 from pipeal.run.build import Experiment
 from pipeal.run.choices import choose
 from pipeal.run.opening import open_pipeline
 from pipeal.run.remembered import PlacementCache
-from pipeal.run.say import Say
 
 
 class Site(Protocol):
@@ -28,7 +27,7 @@ class Site(Protocol):
     alternates: bool
     retry: bool
 
-    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
+    def choose(self, experiment: Experiment, form: Mode, config: RunConfig | None = None) -> RunConfig:
         """The configuration of one form with nothing left open; see :func:`pipeal.run.choices.choose`."""
         ...
 
@@ -61,7 +60,7 @@ class OneProcess:
 
     alternates = True
 
-    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
+    def choose(self, experiment: Experiment, form: Mode, config: RunConfig | None = None) -> RunConfig:
         """Tries placements where devices are left open.
 
         Raises:
@@ -74,7 +73,7 @@ class OneProcess:
                 f"engine.replicas: found {replicas}, but this is one process; expected 1, or start it with "
                 "torchrun --nproc-per-node, whose processes are stages × replicas"
             )
-        return choose(experiment, form, say, config, cache=PlacementCache(say, retry=self.retry))
+        return choose(experiment, form, config, cache=PlacementCache(retry=self.retry))
 
     def fits(self, engine: EngineConfig) -> bool:
         """Stages that were processes may as well be threads."""

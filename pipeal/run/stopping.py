@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
@@ -18,11 +19,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Listens to both signals within its ``with`` block; outside of it they do what they did before.
+    """Listens to both signals within its ``with`` block, until the first; then they do again what they did before.
 
     Used from the main thread; in any other it hears nothing. Nor does it hear a signal that is ignored (SIGINT is in
     what a script starts in the background), or one for which code in another language has a handler of its own, which
     could not be given back.
+
+    Args:
+        heard: Called with the first signal, in its handler.
 
     Attributes:
         signal: The signal that came first; None while none has come.
@@ -31,7 +35,8 @@ class StopRequest:
 
     any_heard: ClassVar[bool] = False
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[int], None] | None = None) -> None:
+        self._on_first = heard
         self.signal: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -58,6 +63,8 @@ class StopRequest:
     def _heard(self, number: int, _: FrameType | None) -> None:
         self.signal = self.signal or signal.Signals(number)
         StopRequest.any_heard = True
+        if self._on_first is not None:
+            self._on_first(number)
         self._give_back()
 
     def _give_back(self) -> None:
@@ -71,16 +78,18 @@ class Stoppable:
     Args:
         batches: What is trained on.
         stop: Asked when a batch cannot be had.
+        at_once: Whether none comes after the request; else it is up to who trains on them.
     """
 
-    def __init__(self, batches: EpochBatches, stop: StopRequest) -> None:
+    def __init__(self, batches: EpochBatches, stop: StopRequest, *, at_once: bool = False) -> None:
         self._batches = batches
         self._stop = stop
+        self._at_once = at_once
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches; raises :class:`Leave` where they fail after the request."""
         try:
-            yield from self._batches
+            yield from Unless(self._stop, self._batches) if self._at_once else self._batches
         except Exception as error:
             if self._stop.signal is None:
                 raise
@@ -98,16 +107,16 @@ class Stoppable:
         self._batches.close()
 
 
+@dataclass(frozen=True)
 class Unless:
     """Batches to predict, or other steps; where the run is to end, :class:`Leave` is raised before the next one."""
 
-    def __init__(self, stop: StopRequest, batches: Iterable[Any]) -> None:
-        self._stop = stop
-        self._batches = batches
+    stop: StopRequest
+    batches: Iterable[Any]
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._batches:
-            if self._stop.signal is not None:
+        for batch in self.batches:
+            if self.stop.signal is not None:
                 raise Leave
             yield batch
 

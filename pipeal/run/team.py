@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-import numpy.typing as npt
-
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.core.errors import ConfigError, PlacementError
 from pipeal.core.methods import COMPARE, COMPARED, METHODS, with_all
+from pipeal.core.names import Mode
 from pipeal.core.options import Precision
-from pipeal.data import WHOLE, Batch, EpochBatches, Share
+from pipeal.data import Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.devices import device_names, fastest_precision
 from pipeal.engine.distributed.consistency import require_same
@@ -26,15 +26,12 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
-from pipeal.models.registry import Mode
-from pipeal.planning.measure.layers import balanced_sizes
-from pipeal.planning.planner import TRIAL_BATCHES
+from pipeal.planning.planner import TRIAL_BATCHES, fit
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.opening import engine_options, open_pipeline
-from pipeal.run.say import Say
-from pipeal.run.stopping import StopRequest
-from pipeal.training.evaluation import Criterion
+
+_log = logging.getLogger(__name__)
 
 
 class Team:
@@ -43,16 +40,14 @@ class Team:
     Args:
         world: The processes.
         device: ``cpu`` or ``cuda``, for all.
-        say: Told what a user should know.
     """
 
     alternates = False  # the other ranks serve one pipeline at a time
     retry = False  # stages are measured each time
 
-    def __init__(self, world: World, device: str, say: Say) -> None:
+    def __init__(self, world: World, device: str) -> None:
         self.world = world
         self.device = device
-        self._say = say
         self.pipe: DistributedPipeline | None = None
         self._threads = 1
         self._precision: Precision = "fp32"
@@ -65,7 +60,7 @@ class Team:
             ConfigError: Their data is not the same.
         """
         self.world.tell(
-            {"do": "get ready", "config": dump_config(experiment.config), "blueprint": experiment.blueprint}
+            {"do": "get ready", "config": dump_config(experiment.config), "blueprint": experiment.models.blueprint}
         )
         own = own_means(self.world, experiment.config.engine, self.device)
         ready = self.world.gather({**own, "facts": dict(experiment.facts)})
@@ -73,13 +68,13 @@ class Team:
         self._threads = min(rank["threads"] for rank in ready)
         self._precision = "bf16" if all(rank["precision"] == "bf16" for rank in ready) else "fp32"
         require_same([experiment.facts if rank["facts"] is None else rank["facts"] for rank in ready])
-        return _Shared(experiment, self)
+        return replace(experiment, shared=partial(_Announced, self)) if self.world.mesh.replicas > 1 else experiment
 
     def dismiss(self) -> None:
         """Lets all others leave."""
         self.world.tell({"do": "leave"})
 
-    def choose(self, experiment: Experiment, form: Mode, say: Say, config: RunConfig | None = None) -> RunConfig:
+    def choose(self, experiment: Experiment, form: Mode, config: RunConfig | None = None) -> RunConfig:
         """One stage for each process of a replica.
 
         Raises:
@@ -112,17 +107,17 @@ class Team:
             elif mesh.stages in (1, layers):
                 sizes = balance([1.0] * layers, mesh.stages)
             else:
-                say(f"measuring {METHODS[form].label} layers, to balance {mesh.stages} stages")
-                sizes = balanced_sizes(
+                _log.info(f"measuring {METHODS[form].label} layers, to balance {mesh.stages} stages")
+                sizes = fit(
                     experiment.package(form, config.train.seed),
                     sample_batches(batches, TRIAL_BATCHES),
-                    mesh.stages,
+                    engine.schedule,
+                    [device] * mesh.stages,
                     replace(engine_options(config, precision), threads=threads),
-                    device=device,
-                )
+                ).sizes
         schedule = "sequential" if METHODS[form].is_whole else engine.schedule
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
-        say(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
+        _log.info(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
         return replace(
             config,
             engine=replace(
@@ -169,7 +164,7 @@ class Team:
             seen = self.world.gather(True)
         if self._opened == 1 and not all(seen):
             blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
-            self._say(
+            _log.warning(
                 f"{dump_folder.resolve()} is not seen by rank{'s' if len(blind) > 1 else ''} {', '.join(blind)}: rank "
                 "0 writes their layers; an --out that all machines share spares them the way"
             )
@@ -239,70 +234,18 @@ def _mark_in(folder: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """An experiment whose training batches are shared among replicas; evaluation is replica 0's alone."""
-
-    experiment: Experiment
-    team: Team
-
-    @property
-    def config(self) -> RunConfig:
-        return self.experiment.config
-
-    @property
-    def facts(self) -> dict[str, int | float | str]:
-        return self.experiment.facts
-
-    @property
-    def lengths(self) -> npt.NDArray[np.int64] | None:
-        return self.experiment.lengths
-
-    @property
-    def blueprint(self) -> dict[str, Any]:
-        return self.experiment.blueprint
-
-    def package(self, mode: str, seed: int) -> ALPackage:
-        return self.experiment.package(mode, seed)
-
-    def under(self, config: RunConfig) -> _Shared:
-        return replace(self, experiment=self.experiment.under(config))
-
-    def train_batches(self, seed: int, share: Share = WHOLE) -> EpochBatches:
-        replicas = self.team.world.mesh.replicas
-        return _Announced(self, seed) if replicas > 1 and share == WHOLE else self.experiment.train_batches(seed, share)
-
-    def save(self, folder: Path) -> None:
-        self.experiment.save(folder)
-
-    def train_evaluation(self) -> EpochBatches:
-        return self.experiment.train_evaluation()
-
-    def held_out(self) -> EpochBatches | None:
-        return self.experiment.held_out()
-
-    def test_evaluation(self) -> EpochBatches:
-        return self.experiment.test_evaluation()
-
-    @property
-    def criterion(self) -> Criterion | None:
-        return self.experiment.criterion
-
-    def afterword(self, pipe: Pipeline, stop: StopRequest) -> Sequence[str]:
-        return self.experiment.afterword(pipe, stop)
-
-
 class _Announced:
     """Rank 0's share of the training batches; the other replicas begin with theirs when an iterator of it begins."""
 
-    def __init__(self, shared: _Shared, seed: int) -> None:
-        self._shared = shared
+    def __init__(self, team: Team, experiment: Experiment, seed: int) -> None:
+        self._team = team
+        self._experiment = experiment
         self._seed = seed
-        self._batches = shared.experiment.train_batches(seed, Share(0, shared.team.world.mesh.replicas))
+        self._batches = experiment.batches(seed, Share(0, team.world.mesh.replicas))
         self._place = 0, 0
 
     def __iter__(self) -> Iterator[Batch]:
-        pipe = self._shared.team.pipe
+        pipe = self._team.pipe
         if pipe is None:
             return iter(self._batches)
         if not pipe.is_open:  # nobody trains any more: the batch as a whole is wanted for a look
@@ -321,6 +264,6 @@ class _Announced:
         self._batches.close()
 
     def _whole(self) -> Iterator[Batch]:
-        with closing(self._shared.experiment.train_batches(self._seed)) as batches:
+        with closing(self._experiment.batches(self._seed)) as batches:
             batches.set_epoch(*self._place)
             yield from batches

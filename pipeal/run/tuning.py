@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import NoReturn
 
 from pydantic import TypeAdapter
 
@@ -25,7 +25,7 @@ from pipeal.reporting.recorders import write_json
 from pipeal.reporting.tables import Cell, table_text
 from pipeal.run.build import Experiment
 from pipeal.run.duration import at_its_length
-from pipeal.run.forms import Form
+from pipeal.run.forms import Form, Run
 from pipeal.run.grid import (
     MOST_WIDENINGS,
     Grid,
@@ -39,15 +39,15 @@ from pipeal.run.grid import (
     with_setting,
 )
 from pipeal.run.opening import course_of, new_package
-from pipeal.run.run_folder import RunFolder
-from pipeal.run.say import Say
-from pipeal.run.stopping import Stoppable, StopRequest, worker_failures
+from pipeal.run.stopping import Stoppable, worker_failures
 from pipeal.run.turns import measured
 from pipeal.training.checkpoint.checked import checked
 from pipeal.training.metric import best_rows
 from pipeal.training.position import Position
 from pipeal.training.row import EpochRow
-from pipeal.training.trainer import Scores, fit
+from pipeal.training.trainer import Leave, Scores, fit
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,40 +74,33 @@ class Trial:
 _TRIALS = TypeAdapter(list[Trial])
 
 
-def check_grid(experiment: Experiment, forms: Sequence[Form]) -> None:
-    """Asks whether every form can be made, and trained, with every setting of ``tune.grid``.
+def check_grid(experiment: Experiment, forms: Sequence[Form], grid: Grid | None = None) -> None:
+    """Asks whether every form can be made, and trained, with every setting of a grid; that of ``tune.grid`` if None.
 
     Raises:
         ConfigError: One cannot; no trial need be run to know.
     """
-    for setting in settings_of(parse_grid(experiment.config)):
+    for setting in settings_of(parse_grid(experiment.config) if grid is None else grid):
         for form in forms:
             try:
-                _check_setting(experiment, form, setting)
+                for config in (_trial_config(form, setting), tuned(form.config, setting)):
+                    check_effects(config, setting)
+                    at_its_length(experiment, config, quiet=True)
+                if any(key.startswith("model.") for key in setting):
+                    experiment.under(config).package(form.mode, config.train.seed)
             except ConfigError as error:
                 raise ConfigError(f"--tune {_shown(setting)}: {error}") from error
 
 
-def tune(
-    experiment: Experiment,
-    forms: Sequence[Form],
-    run: RunFolder,
-    stop: StopRequest,
-    say: Say,
-    open_pipe: Callable[..., Pipeline],
-) -> list[Form]:
+def tune(run: Run, forms: Sequence[Form]) -> list[Form]:
     """Trains every form with every setting of ``tune.grid``, one seed each, and gives the forms with their best.
 
     Where the best of any form is at the edge of a range of numbers, the range grows for all of them. What has been
     tried is kept in ``tune.json``, and not tried again. The test set is not looked at.
 
     Args:
-        experiment: What is to be run.
+        run: What the forms are of.
         forms: With every choice made but for what the length of the run decides.
-        run: The run's folder.
-        stop: Whether the run is to end.
-        say: Told what is being done.
-        open_pipe: As :func:`pipeal.run.opening.open_pipeline`.
 
     Returns:
         The forms with every choice made.
@@ -117,47 +110,122 @@ def tune(
         DataError: The file of trials is not as it was written.
         Interrupted: The run was asked to end.
     """
-    grid = parse_grid(experiment.config)
+    asked = run.experiment.config
     # A form whose choice was written before the others' were has left what there is to try behind it.
     forms = [
-        replace(
-            form,
-            config=replace(
-                form.config,
-                tune=experiment.config.tune,
-                train=replace(form.config.train, lr=experiment.config.train.lr),
-            ),
-        )
+        replace(form, config=replace(form.config, tune=asked.tune, train=replace(form.config.train, lr=asked.train.lr)))
         for form in forms
     ]
-    name = "held-out accuracy" if experiment.criterion is None else "held-out loss"
-    trials = _read(TRIALS.at(run.path))
+    search = _Search(run, forms, parse_grid(asked), _read(TRIALS.at(run.folder.path)))
     widened: Counter[tuple[str, bool]] = Counter()
     while True:
-        wanted = [(setting, form) for setting in settings_of(grid) for form in forms]
-        for number, (setting, form) in enumerate(wanted, 1):
-            if _find(trials, form, setting) is None:
-                label = f"trial {number}/{len(wanted)}  {form.label} {_shown(setting)}"
-                trials.append(_tried(experiment, form, setting, label, run, stop, say, open_pipe))
-                write_json(TRIALS.at(run.path), _kept(name, grid, trials, {}, []))
-        equals = {form.name: _equals(experiment, form, grid, trials) for form in forms}
-        best = {form: found[0] for form, found in equals.items()}
+        search.try_missing()
+        equals = {form.name: search.equals(form) for form in forms}
         settings = [[trial.setting for trial in found] for found in equals.values()]
-        wider, notes = widen(grid, settings, partial(_fits, experiment, forms), widened)
-        if wider == grid:
+        wider, notes = widen(search.grid, settings, search.fits, widened)
+        if wider == search.grid:
             break
-        for key in grid:
-            if new := [value for value in wider[key] if value not in grid[key]]:
-                say(f"the best {key} is at the edge of what was tried: {', '.join(map(str, new))} as well, for all")
-        grid = wider
-    write_json(TRIALS.at(run.path), _kept(name, grid, trials, {form: best[form].setting for form in best}, notes))
-    say(_table(name, forms, grid, trials, best))
-    for note in notes:
-        say(note)
+        for key, values in search.grid.items():
+            if new := [value for value in wider[key] if value not in values]:
+                _log.info(
+                    f"the best {key} is at the edge of what was tried: {', '.join(map(str, new))} as well, for all"
+                )
+        search.grid = wider
+    best = {form: found[0] for form, found in equals.items()}
+    search.write({form: trial.setting for form, trial in best.items()}, notes)
+    for text in (search.table(best), *notes):
+        _log.info(text)
     return [
-        replace(form, config=at_its_length(experiment, tuned(form.config, best[form.name].setting), say))
+        replace(form, config=at_its_length(run.experiment, tuned(form.config, best[form.name].setting)))
         for form in forms
     ]
+
+
+@dataclass
+class _Search:
+    """What is tried, and what came of it.
+
+    Attributes:
+        run: What the trials are of.
+        forms: All are tried with the same settings.
+        grid: The settings; may grow.
+        trials: In the order in which they were run.
+    """
+
+    run: Run
+    forms: Sequence[Form]
+    grid: Grid
+    trials: list[Trial]
+
+    @property
+    def figure(self) -> str:
+        """What settings are chosen by."""
+        return "held-out accuracy" if self.run.experiment.criterion is None else "held-out loss"
+
+    def find(self, form: Form, setting: Setting) -> Trial | None:
+        """The trial of a form with a setting, as long as trials are now."""
+        train = _trial_config(form, setting).train
+        known = (form.name, setting, train.seed, train.epochs)
+        return next((one for one in self.trials if (one.form, one.setting, one.seed, one.epochs) == known), None)
+
+    def try_missing(self) -> None:
+        """Runs every trial of the grid that has not been run, and keeps each as it ends."""
+        wanted = [(setting, form) for setting in settings_of(self.grid) for form in self.forms]
+        for number, (setting, form) in enumerate(wanted, 1):
+            if self.find(form, setting) is None:
+                label = f"trial {number}/{len(wanted)}  {form.label} {_shown(setting)}"
+                self.trials.append(_tried(self.run, form, setting, label))
+                self.write({}, [])
+
+    def equals(self, form: Form) -> list[Trial]:
+        """The best trials of a form, all as good; first the one at the fewest edges, and of these tried first."""
+        found = [self.find(form, setting) for setting in settings_of(self.grid)]
+        own = [trial for trial in self.trials if trial in found]
+        sign = 1 if self.run.experiment.criterion is None else -1
+        scores = [(trial, sign * trial.held_out) for trial in own if trial.held_out is not None]
+        if not scores:
+            raise ConfigError(
+                f"--tune: {form.label} came to no figure with any of the {len(own)} settings tried; expected smaller "
+                "learning rates, or other settings"
+            )
+        best = max(score for _, score in scores)
+        equals = [trial for trial, score in scores if score == best]
+        return sorted(equals, key=lambda trial: -sum(is_inner(trial.setting[key], self.grid[key]) for key in self.grid))
+
+    def fits(self, grid: Grid) -> bool:
+        """Whether every form can be trained with every setting of another grid."""
+        try:
+            check_grid(self.run.experiment, self.forms, grid)
+        except ConfigError:
+            return False
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    def write(self, chosen: Mapping[str, Setting], notes: Sequence[str]) -> None:
+        """Keeps all of it in the run's folder."""
+        found = {
+            "chosen_by": self.figure,
+            "tried": {key: list(values) for key, values in self.grid.items()},
+            "trials": [asdict(trial) for trial in self.trials],
+            "chosen": chosen,
+            "notes": notes,
+        }
+        write_json(TRIALS.at(self.run.folder.path), found)
+
+    def table(self, best: Mapping[str, Trial]) -> str:
+        """Every trial, form by form."""
+        rows: list[list[Cell]] = []
+        for form, setting in product(self.forms, settings_of(self.grid)):
+            if (trial := self.find(form, setting)) is not None:
+                figure = "failed" if trial.held_out is None else f"{trial.held_out:.4f}"
+                taken = "chosen" if trial == best[form.name] else ""
+                rows.append([form.label, *(str(setting[key]) for key in self.grid), trial.best_epoch, figure, taken])
+        first = self.trials[0]
+        title = f"settings tried, each with seed {first.seed} and of so many epochs: {first.epochs}"
+        return table_text(title, ["form", *self.grid, "best epoch", self.figure, ""], rows)
 
 
 def tuned(config: RunConfig, setting: Setting) -> RunConfig:
@@ -198,99 +266,46 @@ def widen(
     return wider, notes
 
 
-def _fits(experiment: Experiment, forms: Sequence[Form], grid: Grid) -> bool:
-    try:
-        for setting in settings_of(grid):
-            for form in forms:
-                _check_setting(experiment, form, setting)
-    except ConfigError:
-        return False
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-    return True
-
-
-def _check_setting(experiment: Experiment, form: Form, setting: Setting) -> None:
-    """Asks for what a training would refuse before its first batch, of a trial and of the run.
-
-    Raises:
-        ConfigError: It would.
-    """
-    for config in (_trial_config(form, setting), tuned(form.config, setting)):
-        check_effects(config, setting)
-        at_its_length(experiment, config, lambda _: None)
-    if any(key.startswith("model.") for key in setting):
-        experiment.under(config).package(form.mode, config.train.seed)
-
-
 class _TrialProgress(Progress):
     """Shows the held-out figure alone: no other is taken."""
 
     def figures(self, row: EpochRow) -> tuple[str, str]:
-        found = row.held_acc if row.held_loss is None else row.held_loss
-        told = f"held-out {'accuracy' if row.held_loss is None else 'loss'} {found:.4f}"
+        told = f"held-out {'accuracy' if row.held_loss is None else 'loss'} {_held(row):.4f}"
         return told, told
 
 
-class _Unsaved:
-    """Ends a trial where the run is asked to end; trials have no checkpoints."""
-
-    def __init__(self, stop: StopRequest, way_back: str) -> None:
-        self._stop = stop
-        self._way_back = way_back
-
-    def after_batch(self, pipe: Pipeline, position: Position) -> bool:  # noqa: ARG002
-        return self._stop.signal is not None
-
-    def before_evaluation(self, pipe: Pipeline, position: Position) -> None:
-        pass
-
-    def after_epoch(self, pipe: Pipeline, position: Position) -> None:
-        pass
-
-    def leave(self, pipe: Pipeline, position: Position) -> NoReturn:  # noqa: ARG002
-        raise Interrupted(
-            f"interrupted in a trial of --tune; {self._way_back} goes on with it, the trials before it are kept",
-            self._stop.code() or 1,
-        )
-
-
-def _tried(
-    experiment: Experiment,
-    form: Form,
-    setting: dict[str, Value],
-    label: str,
-    run: RunFolder,
-    stop: StopRequest,
-    say: Say,
-    open_pipe: Callable[..., Pipeline],
-) -> Trial:
+def _tried(run: Run, form: Form, setting: dict[str, Value], label: str) -> Trial:
     """Trains a form with a setting."""
-    config = at_its_length(experiment, _trial_config(form, setting), lambda _: None)
+    config = at_its_length(run.experiment, _trial_config(form, setting), quiet=True)
     seed, epochs = config.train.seed, config.train.epochs
-    tried = experiment.under(config)
-    held, position, saves = tried.held_out(), Position(), _Unsaved(stop, run.way_back)
+    tried, stop, way_back = run.experiment.under(config), run.stop, run.folder.way_back
+    held, position = tried.held_out(), Position()
     assert held is not None  # else the grid would have been refused
 
     def evaluate(pipe: Pipeline) -> Scores:
         held_acc, held_loss = measured(pipe, held, tried.criterion, stop)
         return Scores(math.nan, math.nan, held_acc=held_acc, held_loss=held_loss)
 
-    if stop.signal is not None:
-        raise Interrupted(f"interrupted; {run.way_back} goes on with the trials", stop.code() or 1)
+    run.require_wanted("with the trials")
     failed: str | None = None
     with (
-        worker_failures(stop, run.way_back),
+        worker_failures(stop, way_back),
         closing(tried.train_batches(seed)) as batches,
         _TrialProgress(epochs=epochs, label=label) as progress,
     ):
         try:
             package = new_package(tried, config, 1)
-            with open_pipe(package, config, seed, 0, None, run.path) as pipe:
-                for _ in fit(pipe, Stoppable(batches, stop), evaluate, course_of(config), progress, position, saves):
-                    pass
+            with run.site.open_pipeline(package, config, seed, 0, None, run.folder.path) as pipe:
+                # A trial has no checkpoint to come to: it ends before the next batch.
+                wanted = Stoppable(batches, stop, at_once=True)
+                try:
+                    for _ in fit(pipe, wanted, evaluate, course_of(config), progress, position):
+                        pass
+                except Leave as leave:
+                    raise Interrupted(
+                        f"interrupted in a trial of --tune; {way_back} goes on with it, the trials before it are kept",
+                        stop.code() or 1,
+                    ) from leave
         except NonFiniteError as error:
             failed = f"diverged, {first_line(error)}"
         except (MemoryError, RuntimeError) as error:
@@ -299,10 +314,14 @@ def _tried(
             failed = first_line(error)
     best = best_rows(position.rows)
     if failed is not None or not best or best[0].score == -math.inf:
-        say(f"{label}: {failed or 'diverged'}")
+        _log.warning(f"{label}: {failed or 'diverged'}")
         return Trial(form.name, setting, seed, epochs, None, None)
     (row,) = best
-    return Trial(form.name, setting, seed, epochs, row.epoch, row.held_acc if row.held_loss is None else row.held_loss)
+    return Trial(form.name, setting, seed, epochs, row.epoch, _held(row))
+
+
+def _held(row: EpochRow) -> float | None:
+    return row.held_acc if row.held_loss is None else row.held_loss
 
 
 def _trial_config(form: Form, setting: Setting) -> RunConfig:
@@ -310,40 +329,6 @@ def _trial_config(form: Form, setting: Setting) -> RunConfig:
     config = with_setting(form.config, setting)
     train = replace(config.train, repeat=1, epochs=config.tune.epochs or config.train.epochs)
     return replace(config, train=train, tune=TuneConfig())
-
-
-def _find(trials: Sequence[Trial], form: Form, setting: Setting) -> Trial | None:
-    train = _trial_config(form, setting).train
-    known = (form.name, setting, train.seed, train.epochs)
-    return next((one for one in trials if (one.form, one.setting, one.seed, one.epochs) == known), None)
-
-
-def _equals(experiment: Experiment, form: Form, grid: Grid, trials: Sequence[Trial]) -> list[Trial]:
-    """The best trials of a form, all as good; first the one that is at the fewest edges, and of these tried first."""
-    found = [_find(trials, form, setting) for setting in settings_of(grid)]
-    own = [trial for trial in trials if trial in found]
-    sign = 1 if experiment.criterion is None else -1
-    ended = [trial for trial in own if trial.held_out is not None]
-    if not ended:
-        raise ConfigError(
-            f"--tune: {form.label} came to no figure with any of the {len(own)} settings tried; expected smaller "
-            "learning rates, or other settings"
-        )
-    best = max(sign * (trial.held_out or 0.0) for trial in ended)
-    equals = [trial for trial in ended if sign * (trial.held_out or 0.0) == best]
-    return sorted(equals, key=lambda trial: -sum(is_inner(trial.setting[key], grid[key]) for key in grid))
-
-
-def _kept(
-    name: str, grid: Grid, trials: Sequence[Trial], chosen: dict[str, dict[str, Value]], notes: Sequence[str]
-) -> dict[str, object]:
-    return {
-        "chosen_by": name,
-        "tried": {key: list(values) for key, values in grid.items()},
-        "trials": [asdict(trial) for trial in trials],
-        "chosen": chosen,
-        "notes": list(notes),
-    }
 
 
 def _read(path: Path) -> list[Trial]:
@@ -356,22 +341,6 @@ def _read(path: Path) -> list[Trial]:
         raise DataError(
             f"{path} is not as the run wrote it ({first_line(error)}); put it back, or remove it"
         ) from error
-
-
-def _table(name: str, forms: Sequence[Form], grid: Grid, trials: Sequence[Trial], best: dict[str, Trial]) -> str:
-    """Every trial, form by form."""
-    rows: list[list[Cell]] = []
-    for form in forms:
-        for setting in settings_of(grid):
-            trial = _find(trials, form, setting)
-            if trial is None:
-                continue
-            figure = "failed" if trial.held_out is None else f"{trial.held_out:.4f}"
-            taken = "chosen" if trial == best[form.name] else ""
-            rows.append([form.label, *(str(setting[key]) for key in grid), trial.best_epoch, figure, taken])
-    seed = trials[0].seed
-    title = f"settings tried, each with seed {seed} and of so many epochs: {trials[0].epochs}"
-    return table_text(title, ["form", *grid, "best epoch", name, ""], rows)
 
 
 def _shown(setting: Setting) -> str:

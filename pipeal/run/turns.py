@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 from pipeal.config import RunConfig
-from pipeal.core.artifacts import EXITS, EXITS_PICTURE, TIMELINE, TRACE
+from pipeal.core.artifacts import EXITS, EXITS_PICTURE, TRACED
 from pipeal.core.errors import Interrupted, NonFiniteError
 from pipeal.core.methods import METHODS
 from pipeal.data import EpochBatches
@@ -18,188 +18,196 @@ from pipeal.engine import Pipeline
 from pipeal.engine.distributed import DistributedPipeline
 from pipeal.engine.runner.error_context import add_note
 from pipeal.methods.al import ALPackage
-from pipeal.reporting.attempts import Attempts
 from pipeal.reporting.chrome_trace import write_chrome_trace
 from pipeal.reporting.exits import draw_exits
 from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import Recorder, write_json
 from pipeal.reporting.timeline import draw_timeline
-from pipeal.run.build import Experiment
+from pipeal.run.forms import Run
 from pipeal.run.opening import course_of, new_package, seed_of, window_of
-from pipeal.run.run_folder import RunFolder
-from pipeal.run.say import Say
+from pipeal.run.outcome import Outcome
 from pipeal.run.stopping import Stoppable, StopRequest, Unless, worker_failures
 from pipeal.training.calibration import calibrate
 from pipeal.training.checkpoint.policy import CheckpointPolicy
+from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.checkpoint.writer import PATIENCE_S, CheckpointWriter
 from pipeal.training.evaluation import Criterion, accuracy, accuracy_and_loss
 from pipeal.training.exits import ExitTable, exit_table
 from pipeal.training.kept_batch import keep_batch
-from pipeal.training.position import Position
 from pipeal.training.rewind import Decision, Rewinds, go_back
 from pipeal.training.row import EpochRow
 from pipeal.training.trainer import Leave, Scores, fit
 
+_log = logging.getLogger(__name__)
 
-@dataclass(kw_only=True)
+
+@dataclass
 class Turns:
     """The turns of one form.
 
     Attributes:
-        experiment: What is to be run.
-        config: Of this form, with every choice made.
-        folder: Where the form's files go.
-        run: The run's folder, told how the run stands.
-        attempts: What is written beside the checkpoints goes through it.
-        say: Told what is being done.
+        run: What they are part of.
+        outcome: Of this form, whose position moves along.
         store: Of the checkpoints.
         writer: Writes them.
         recorders: Told of every epoch.
         progress: Shows it.
-        open_pipe: Opens the pipeline of a turn, as :func:`pipeal.run.opening.open_pipeline` does.
-        exits: Of the last turn, once it has ended: its early exits, measured.
-        afterword: Likewise: what else there is to show, in lines.
     """
 
-    experiment: Experiment
-    config: RunConfig
-    folder: Path
-    run: RunFolder
-    attempts: Attempts
-    say: Say
+    run: Run
+    outcome: Outcome
     store: CheckpointStore
     writer: CheckpointWriter
     recorders: Sequence[Recorder]
     progress: Progress
-    open_pipe: Callable[..., Pipeline]
-    exits: ExitTable | None = None
-    afterword: Sequence[str] = ()
 
-    def turn(self, package: ALPackage, position: Position, stop: StopRequest) -> Iterator[None]:
+    def train(self, resumed: ResumedTraining | None) -> Iterator[int]:
+        """All that is still to come of them; yields how many epochs are behind it, first of all and after each.
+
+        Args:
+            resumed: The states to go on with; None for a new model.
+        """
+        outcome, position = self.outcome, self.outcome.position
+        package = self._package()
+        outcome.parameters = package.effective_parameters(), package.affiliated_parameters()
+        self.record_again()
+        self.tell()
+        if resumed is not None:
+            resumed.load_into(package)
+            del resumed
+        yield len(position.rows)
+        while True:
+            for _ in self.turn(package):
+                yield len(position.rows)
+            if position.turn >= outcome.config.train.repeat:
+                break
+            position.next_turn()
+            package = self._package()
+        if any(recorder.path in self.run.attempts.missing for recorder in self.recorders):
+            self.record_again()
+
+    def turn(self, package: ALPackage) -> Iterator[None]:
         """What is still to come of one turn, and after the last one the exits; it may take several attempts.
 
         Yields after each epoch, when it has been recorded and is being saved.
         """
-        begun, rewinds = deepcopy(position), Rewinds(self.config.train.accumulate)
-        while (broken := (yield from self._attempt(package, position, rewinds, stop))) is not None:
+        position = self.outcome.position
+        begun, rewinds = deepcopy(position), Rewinds(self.outcome.config.train.accumulate)
+        while (broken := (yield from self._attempt(package, rewinds))) is not None:
             error, why = broken
             rows = len(position.rows)
             written = self.writer.flush(PATIENCE_S)  # what was asked for before may be the newest
             if not written:
                 add_note(error, f"the checkpoint to go back to was not written within {PATIENCE_S:g} s")
                 raise error
-            saved = self.store.newest(self.say)
-            if not go_back(package, position, saved, begun, partial(self._package, position.turn)):
+            saved = self.store.newest(_log.warning)
+            if not go_back(package, position, saved, begun, self._package):
                 add_note(error, f"there is no good checkpoint in {self.store.folder} to go back to")
                 raise error
             if len(position.rows) < rows:
-                self.record_again(position.rows)
-            self.tell(position.epoch)
-            self.say(f"{why}; going back to where it stood after {position.where}")
-            tell_of_graphs(self.config, self.say)
+                self.record_again()
+            self.tell()
+            _log.warning(f"{why}; going back to where it stood after {position.where}")
+            tell_of_graphs(self.outcome.config)
             del broken, error  # and the frames they came through, which hold the last batches
 
     def _attempt(
-        self, package: ALPackage, position: Position, rewinds: Rewinds, stop: StopRequest
+        self, package: ALPackage, rewinds: Rewinds
     ) -> Generator[None, None, tuple[NonFiniteError, str] | None]:
         """Trains to the end of the turn; or gives what to go back for, and why."""
-        if (code := stop.code()) is not None:
-            raise Interrupted(f"interrupted; {self.run.way_back} goes on from the last checkpoint", code)
-        seed = seed_of(self.config, position.turn)
+        run, outcome, config, position = self.run, self.outcome, self.outcome.config, self.outcome.position
+        run.require_wanted("from the last checkpoint")
+        way_back, seed = run.folder.way_back, seed_of(config, position.turn)
         saves = CheckpointPolicy(
             self.writer,
-            self.config.train.checkpoint.every,
-            stop.code,
-            self.experiment.facts,
-            ends_on_broken=self.config.train.on_non_finite != "skip",
+            config.train.checkpoint.every,
+            run.stop.code,
+            outcome.experiment.facts,
+            ends_on_broken=config.train.on_non_finite != "skip",
             look_until=rewinds.look_until,
-            way_back=self.run.way_back,
+            way_back=way_back,
             begun=position.batches,
-            config=asdict(self.config),
+            config=asdict(config),
         )
-        with worker_failures(stop, self.run.way_back), closing(self.experiment.train_batches(seed)) as batches:
-            drawn = all(path.exists() for path in self._pictures)
-            traced = None if drawn else window_of(self.config, batches, position)
-            pipe = self.open_pipe(package, self.config, seed, position.batches, traced, self.folder)
+        with worker_failures(run.stop, way_back), closing(outcome.experiment.train_batches(seed)) as batches:
+            drawn = all(picture.at(outcome.folder).exists() for picture in TRACED)
+            traced = None if drawn else window_of(config, batches, position)
+            pipe = run.site.open_pipeline(package, config, seed, position.batches, traced, outcome.folder)
             try:
                 with pipe:
-                    yield from self._train(pipe, batches, position, saves, stop, drawn)
+                    yield from self._train(pipe, batches, saves, drawn)
             except NonFiniteError as error:
-                decision = self._decide(error, rewinds, position, pipe)
+                decision = self._decide(error, rewinds, pipe)
                 if not decision.goes_back:
-                    keep_batch(error, batches, position, self.folder)
+                    keep_batch(error, batches, position, outcome.folder)
                     if decision.why:
                         add_note(error, decision.why)
                     raise
-                if (code := saves.asked_to_end()) is not None:
-                    raise Interrupted(f"interrupted: {decision.why}; {self.run.way_back} goes back", code) from error
+                if (code := run.stop.code()) is not None:
+                    raise Interrupted(f"interrupted: {decision.why}; {way_back} goes back", code) from error
                 return error, decision.why
         return None
 
-    def _train(
-        self,
-        pipe: Pipeline,
-        batches: EpochBatches,
-        position: Position,
-        saves: CheckpointPolicy,
-        stop: StopRequest,
-        drawn: bool,
-    ) -> Iterator[None]:
+    def _train(self, pipe: Pipeline, batches: EpochBatches, saves: CheckpointPolicy, drawn: bool) -> Iterator[None]:
         """The epochs, and after the last turn the exits; ends where it is asked to."""
-        evaluate, course = self._evaluate(stop), course_of(self.config)
+        stop, outcome, position = self.run.stop, self.outcome, self.outcome.position
+        evaluate, course = self._evaluate(), course_of(outcome.config)
         try:
             for row in fit(pipe, Stoppable(batches, stop), evaluate, course, self.progress, position, saves):
                 self.record(row)
                 drawn = drawn or self._draw(pipe)
-                self.tell(row.epoch)
+                self.tell()
                 yield
             if stop.signal is not None:  # it came when the last epoch was behind
                 raise Leave
-            if position.turn == self.config.train.repeat:
-                self.exits = self._measure_exits(pipe, stop)
-                self.afterword = self.experiment.afterword(pipe, stop)
+            if position.turn == outcome.config.train.repeat:
+                outcome.exits = self._measure_exits(pipe)
+                outcome.afterword = outcome.experiment.afterword(pipe, stop)
         except Leave:  # or the batches failed when the end had been asked for
             saves.leave(pipe, position)
 
-    def _decide(self, error: NonFiniteError, rewinds: Rewinds, position: Position, pipe: Pipeline) -> Decision:
-        policy = self.config.train.on_non_finite
+    def _decide(self, error: NonFiniteError, rewinds: Rewinds, pipe: Pipeline) -> Decision:
+        policy = self.outcome.config.train.on_non_finite
         if policy == "skip":
             return Decision(False, "")  # what was learnt is broken, as the error says
         if policy == "raise":
             where = ", in one process" if isinstance(pipe, DistributedPipeline) else ""
             return Decision(
                 False,
-                f"or leave such batches out{where}: --resume {self.run.path} --set train.on_non_finite=stop-and-rewind",
+                f"or leave such batches out{where}: --resume {self.run.folder.path} "
+                "--set train.on_non_finite=stop-and-rewind",
             )
         if pipe.left_behind:
             return Decision(
                 False,
                 "a stage stands still, and may change the model yet, so that this process does not go back; "
-                f"{self.run.way_back} does",
+                f"{self.run.folder.way_back} does",
             )
-        return rewinds.plan(error, position)
+        return rewinds.plan(error, self.outcome.position)
 
     def record(self, row: EpochRow) -> None:
         """Writes an epoch in every format."""
         for recorder in self.recorders:
-            self.attempts.make(recorder.path, partial(recorder.write, row))
+            self.run.attempts.make(recorder.path, partial(recorder.write, row))
 
-    def record_again(self, rows: Sequence[EpochRow]) -> None:
-        """Writes these epochs and no others: what was recorded of epochs that are to come again is dropped."""
+    def record_again(self) -> None:
+        """Writes the epochs behind it and no others: what was recorded of epochs that are to come again is dropped."""
         for recorder in self.recorders:
-            self.attempts.make(recorder.path, partial(recorder.rewrite, rows))
+            self.run.attempts.make(recorder.path, partial(recorder.rewrite, self.outcome.position.rows))
 
-    def tell(self, epoch: int) -> None:
-        """Tells whoever looks how the run stands, and the user what could not be written."""
-        self.attempts.make(self.run.status_path, partial(self.run.tell, "running", epoch=epoch))
-        self.attempts.tell()
+    def tell(self) -> None:
+        """Tells status.json how the run stands, and the user what could not be written."""
+        folder, attempts, epoch = self.run.folder, self.run.attempts, self.outcome.position.epoch
+        attempts.make(folder.status_path, partial(folder.tell, "running", epoch=epoch))
+        attempts.tell()
 
-    def _package(self, turn: int) -> ALPackage:
-        return new_package(self.experiment, self.config, turn)
+    def _package(self) -> ALPackage:
+        """The model that the turn begins with."""
+        return new_package(self.outcome.experiment, self.outcome.config, self.outcome.position.turn)
 
-    def _evaluate(self, stop: StopRequest) -> Callable[[Pipeline], Scores]:
-        experiment = self.experiment
+    def _evaluate(self) -> Callable[[Pipeline], Scores]:
+        experiment, stop = self.outcome.experiment, self.run.stop
         train, held, test = experiment.train_evaluation(), experiment.held_out(), experiment.test_evaluation()
 
         def evaluate(pipe: Pipeline) -> Scores:
@@ -210,40 +218,36 @@ class Turns:
 
         return evaluate
 
-    @property
-    def _pictures(self) -> tuple[Path, Path]:
-        return TIMELINE.at(self.folder), TRACE.at(self.folder)
-
     def _draw(self, pipe: Pipeline) -> bool:
         """Draws the batches that were traced; whether it is done: they may be those of the next epoch."""
-        config, spans, devices = self.config, pipe.spans(), pipe.device_names
+        config, attempts, spans, devices = self.outcome.config, self.run.attempts, pipe.spans(), pipe.device_names
         if not spans:
             return False
         title = f"{config.dataset} {config.model.name} {METHODS[config.train.mode].label}, {pipe.schedule.name}"
-        timeline, trace = self._pictures
+        timeline, trace = (picture.at(self.outcome.folder) for picture in TRACED)
         written = (
-            self.attempts.make(timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices)),
-            self.attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices)),
+            attempts.make(timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices)),
+            attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices)),
         )
         return all(written)
 
-    def _measure_exits(self, pipe: Pipeline, stop: StopRequest) -> ExitTable | None:
+    def _measure_exits(self, pipe: Pipeline) -> ExitTable | None:
         """Accuracy and cost of every exit and of the calibrated early exit, as ``exits.json`` and ``exits.png``.
 
         None for a model with a single exit, where the configuration holds out no samples to calibrate on, and for a
         language model: the early exit is for whole answers, and there each place of a text would leave elsewhere.
         """
-        experiment, config = self.experiment, self.config
+        experiment, config, stop = self.outcome.experiment, self.outcome.config, self.run.stop
         held_out = experiment.held_out()
         if held_out is None or not METHODS[config.train.mode].has_exits or experiment.criterion is not None:
             return None
-        self.say("calibrating the early exit on held-out samples")
+        _log.info("calibrating the early exit on held-out samples")
         calibration = calibrate(pipe, Unless(stop, held_out), tolerance=config.train.exit_tolerance)
         table = exit_table(pipe, Unless(stop, experiment.test_evaluation()), calibration)
-        kept, drawn = EXITS.at(self.folder), EXITS_PICTURE.at(self.folder)
+        kept, drawn = EXITS.at(self.outcome.folder), EXITS_PICTURE.at(self.outcome.folder)
         title = f"{config.dataset} {config.model.name}: exits"
-        self.attempts.make(kept, lambda: write_json(kept, table.summary()))
-        self.attempts.make(drawn, lambda: draw_exits(table, drawn, title=title))
+        self.run.attempts.make(kept, lambda: write_json(kept, table.summary()))
+        self.run.attempts.make(drawn, lambda: draw_exits(table, drawn, title=title))
         return table
 
 
@@ -260,7 +264,7 @@ def measured(
     return accuracy_and_loss(pipe, Unless(stop, batches), criterion)
 
 
-def tell_of_graphs(config: RunConfig, say: Say) -> None:
+def tell_of_graphs(config: RunConfig) -> None:
     """Says, where a run goes on from a checkpoint, what may then be other than without one."""
     if config.engine.compile == "dynamic":
-        say("graphs for all sizes are compiled with the first batch after it: it may round otherwise from here")
+        _log.info("graphs for all sizes are compiled with the first batch after it: it may round otherwise from here")

@@ -105,7 +105,10 @@ def fit(
         course: How long, and with what learning rates.
         watcher: Told of every batch and epoch.
         position: Where the training stands; moved along.
-        saves: Saves it now and then.
+        saves: Saves it now and then; None where it is not kept.
+
+    Raises:
+        Leave: It was to end meanwhile, and there are no saves to tell how.
     """
     turn = _Turn(pipe, train, evaluate, course, watcher, position, saves)
     while position.epoch < course.epochs:
@@ -163,7 +166,8 @@ class _Turn:
                 self.saves.before_evaluation(self.pipe, self.position)
             return self.scores(self.pipe)
         except Leave:
-            assert self.saves is not None  # nobody else makes anyone leave
+            if self.saves is None:  # the caller's to tell: nothing is kept of this training
+                raise
             self.saves.leave(self.pipe, self.position)
 
     def row(self, scores: Scores) -> EpochRow:

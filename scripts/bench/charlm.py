@@ -178,8 +178,8 @@ def main() -> None:
             train=replace(config.train, epochs=epochs, precision=fastest_precision("cpu")),
             engine=replace(config.engine, devices=("cpu",), schedule="sequential", threads=options.threads),
         )
-        experiment = language_experiment(config, lambda _: None)
-        experiment = experiment.under(at_its_length(experiment, experiment.config, lambda _: None))
+        experiment = language_experiment(config)
+        experiment = experiment.under(at_its_length(experiment, experiment.config))
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             how = {"precision": config.train.precision, "threads": options.threads, "machine": environment()}
             run = trained(experiment, seed) | how

@@ -28,10 +28,10 @@ from held import MODELS, Held, hold_processes, hold_threads
 
 from pipeal.engine import SCHEDULES
 from pipeal.engine.devices.allocator import keep_freed_memory
-from pipeal.planning.pure.candidates import Setup, lay_out
 from pipeal.planning.pure.forecast import forecast
-from pipeal.planning.pure.hardware import PlannedDevice
+from pipeal.planning.pure.hardware import PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
+from pipeal.planning.pure.layout import best_layout
 from pipeal.reporting.environment import environment
 from pipeal.reporting.tables import print_table
 
@@ -80,7 +80,7 @@ def scaling(batches: int = 1000) -> list[Scaling]:
             costs = {"gpu": [LayerCost(1.0, 2.0)] * layers}
             bp_s = published[1] * 3 * layers
             setup = Setup((PlannedDevice("gpu"),) * gpus, batches=batches)
-            even = lay_out(costs, setup)  # as published: as many layers each, also under al-fm
+            even = best_layout(costs, setup)  # as published: as many layers each, also under al-fm
             found = [forecast(name, SCHEDULES[name], costs, setup, even).batch_s for name in ("al-fm", "pipelined")]
             rows.append(Scaling(model, gpus, speedup, *(bp_s / batch_s for batch_s in found)))
     return rows

@@ -47,9 +47,8 @@ from pipeal.planning.measure.contention import (
     seconds_among,
 )
 from pipeal.planning.measure.layers import WARM_UP, measure
-from pipeal.planning.pure.candidates import Setup
 from pipeal.planning.pure.forecast import forecast
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import Layout, PlannedStage
 
@@ -178,7 +177,7 @@ def predict(
         PlannedStage(layers, (number,), cpu, 0.0, 0.0, 0) for number, layers in enumerate(layers_of_stages(sizes))
     ]
     share = None if crowding is None else contention_of(crowding)
-    setup = Setup((cpu,) * len(sizes), link or Link(), batches=batches, crowding=share)
+    setup = Setup((cpu,) * len(sizes), link or Link(), batches=batches, contention=share)
     layout = Layout(tuple(stages), any_order=True)
     return forecast("AL pipelined", PIPELINED, {"cpu": costs}, setup, layout).batch_s
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -48,13 +50,14 @@ def experiment_of(dataset: str, model: str, root: Path, overrides: list[str]) ->
     given = [*overrides, f"data.root={root}"]
     path = find_config(dataset, model)
     if model == "charlm":
-        return language_experiment(load_config(LanguageConfig, path, overrides=given), print)
+        return language_experiment(load_config(LanguageConfig, path, overrides=given))
     if model in ("lstm", "transformer"):
-        return text_experiment(load_config(TextConfig, path, overrides=given), print)
-    return vision_experiment(load_config(VisionConfig, path, overrides=given), print)
+        return text_experiment(load_config(TextConfig, path, overrides=given))
+    return vision_experiment(load_config(VisionConfig, path, overrides=given))
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset")
     parser.add_argument("model")
@@ -70,7 +73,7 @@ def main() -> None:
         arguments.data_root,
         [f"engine.devices={','.join(['cpu'] * arguments.stages)}"],
     )
-    chosen = choose(experiment, "al", print, cache=PlacementCache(print, retry=True))
+    chosen = choose(experiment, "al", cache=PlacementCache(retry=True))
     seed = chosen.train.seed
     batches = sample_batches(experiment.train_batches(seed), WARM_UP + arguments.batches)
     layers = len(new_package(experiment, chosen, 1))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable
@@ -33,7 +34,8 @@ from pipeal.engine.trace import StageClock
 from pipeal.methods.al import ALPackage
 from pipeal.models import build_text
 from pipeal.planning.measure.layers import WARM_UP
-from pipeal.planning.placement import Placement, place
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import place
 from pipeal.reporting.environment import environment
 from pipeal.reporting.tables import print_table
 from pipeal.training.checkpoint.policy import CheckpointPolicy
@@ -80,7 +82,7 @@ class Ways:
             pipe.spans()
 
     def saved(self, batches: list[Batch]) -> None:
-        with self.store, CheckpointWriter(self.store, print) as writer, self.open() as pipe:
+        with self.store, CheckpointWriter(self.store) as writer, self.open() as pipe:
             saves, position = CheckpointPolicy(writer, self.every, lambda: None, {}), Position()
 
             def save(number: int) -> None:
@@ -108,6 +110,7 @@ def seconds_per_span(count: int = 200_000) -> float:
 
 
 def main() -> None:
+    logging.basicConfig(format="%(message)s")  # a checkpoint that is not written would be no cost
     keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=["transformer", "lstm"])

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from held import predict
 from torch import nn
+from virtual import VirtualLayer
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
 from pipeal.core.modules import layers_of
@@ -34,8 +35,7 @@ from pipeal.engine import balance
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.planning.measure.contention import measure_contention
 from pipeal.planning.measure.layers import measure
-from pipeal.planning.measure.virtual import VirtualLayer
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import best_layout
 from pipeal.reporting.environment import environment
@@ -106,7 +106,8 @@ def searches(repeats: int) -> list[Search]:
         cpu, wall, stages = [], [], 0
         for _ in range(repeats):
             begin, began = process_time(), perf_counter()
-            stages = len(best_layout(costs, devices, Link(1e6, 1e-3), stage_replicas=most).stages)
+            setup = Setup(tuple(devices), Link(1e6, 1e-3), stage_replicas=most)
+            stages = len(best_layout(costs, setup).stages)
             cpu.append(process_time() - begin)
             wall.append(perf_counter() - began)
         found.append(Search(what, 1e3 * median(cpu), 1e3 * median(wall), stages))

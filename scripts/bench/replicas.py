@@ -31,7 +31,7 @@ from rung_data import Task, task_of
 from rung_training import rise
 from rungs import FORMS, MODELS, Setting
 
-from pipeal.core.options import COMPILES, Precision
+from pipeal.core.options import Compile, Precision
 from pipeal.data import WHOLE, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.allocator import keep_freed_memory
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--form", choices=FORMS, default="bp")
     parser.add_argument("--precision", choices=get_args(Precision), default="fp32")
-    parser.add_argument("--compile", choices=COMPILES, default="none")
+    parser.add_argument("--compile", choices=get_args(Compile), default="none")
     parser.add_argument("--batches", nargs="+", type=int, default=[24, 64, 128, 256], help="samples of a step, of all")
     parser.add_argument("--data-root", default="data")
     parser.add_argument("--processes", type=int, default=cores())

@@ -22,8 +22,8 @@ from pipeal.core.tree import move
 from pipeal.data import WHOLE, BatchLoader, PlannedBatchSampler, Share
 from pipeal.engine.devices.cpus import cores
 from pipeal.methods.al import ALPackage
-from pipeal.planning.measure.layers import balanced_sizes
-from pipeal.planning.placement import Placement, place
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import fit, place
 from pipeal.run.build_language import language_experiment
 from pipeal.run.build_text import text_experiment
 from pipeal.run.build_vision import vision_experiment
@@ -64,13 +64,11 @@ class Task:
             helpers = "workers" if self.model == "resnet" else "prefetch"
             config = replace(config, data=replace(config.data, **{helpers: 0}))
         if self.model == "resnet":
-            model = replace(config.model, channels_last=setting.channels_last)
-            return replace(self.experiment, config=replace(config, model=model))
-        if self.model in TEXTS:
+            config = replace(config, model=replace(config.model, channels_last=setting.channels_last))
+        elif self.model in TEXTS:
             updates = "touched" if setting.touched else "dense"
             config = replace(config, model=replace(config.model, embedding_updates=updates))
-            return replace(self.experiment, config=config, models=replace(self.experiment.models, config=config))
-        return replace(self.experiment, config=config)
+        return self.experiment.under(config)
 
     def package(self, setting: Setting, seed: int) -> ALPackage:
         """A new model."""
@@ -84,7 +82,7 @@ class Task:
 
     def batches(self, setting: Setting, seed: int, share: Share = WHOLE, epoch: int | None = None) -> Iterator[Any]:
         """Those of one epoch, or of all."""
-        found = self.of(setting).train_batches(seed, share)
+        found = self.of(setting).batches(seed, share)
         for number in count() if epoch is None else [epoch]:
             found.set_epoch(number)
             yield from found
@@ -136,9 +134,8 @@ class Task:
                 threads = max(1, cores() // ranks) if on_cpu else 1
                 options = EngineOptions(threads=threads, **setting.of_pipeline)
                 devices = ["cpu"] * ranks if on_cpu else [f"cuda:{rank}" for rank in range(ranks)]
-                found = Placement(
-                    devices, balanced_sizes(package, batches, ranks, options, device=str(self.device)), threads
-                )
+                sizes = fit(package, batches, "pipelined", [str(self.device)] * ranks, options).sizes
+                found = Placement(devices, sizes, threads)
             else:
                 where = ["cpu"] if on_cpu else None
                 options = EngineOptions(**setting.of_pipeline)
@@ -156,19 +153,19 @@ def task_of(model: str, device: torch.device, data_root: str) -> Task:
     values = {"data": {"root": data_root, "download": False}, "engine": {"devices": [str(device)]}}
     if model == "charlm":
         path = find_config("shakespeare", f"charlm-{'gpu' if device.type == 'cuda' else 'cpu'}")
-        text = language_experiment(load_config(LanguageConfig, path, values=values), lambda _: None)
+        text = language_experiment(load_config(LanguageConfig, path, values=values))
         config = text.config
         few = -(-_EVALUATED // config.data.batch_size)
-        estimate = replace(text, config=replace(config, data=replace(config.data, estimate_batches=few)))
+        estimate = text.under(replace(config, data=replace(config.data, estimate_batches=few)))
         return Task(model, device, text, list(estimate.test_evaluation()))
     if model == "resnet":
         path = find_config("cifar10", model)
-        images = vision_experiment(load_config(VisionConfig, path, values=values), lambda _: None)
+        images = vision_experiment(load_config(VisionConfig, path, values=values))
         test = images.dataset.test
         part = replace(images, dataset=replace(images.dataset, test=test.subset(spread(len(test)))))
         return Task(model, device, images, list(part.test_evaluation()))
     path = find_config("agnews", model)
-    news = text_experiment(load_config(TextConfig, path, values=values), lambda _: None)
+    news = text_experiment(load_config(TextConfig, path, values=values))
     few_news = news.test.subset(spread(len(news.test)))
     sampler = PlannedBatchSampler(few_news.lengths, 16_384, shuffle=False)
     return Task(model, device, news, list(BatchLoader(few_news, sampler)))

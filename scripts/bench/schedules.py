@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
+from virtual import VirtualLayer
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, Pipeline
 from pipeal.engine import SCHEDULES, Action, balance
@@ -33,8 +34,8 @@ from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.devices.cpus import cores
 from pipeal.models import build_text
 from pipeal.planning import simulate
-from pipeal.planning.measure.virtual import VirtualLayer
-from pipeal.planning.placement import Placement, place
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import place
 from pipeal.reporting.environment import environment
 
 FORWARD_S, BACKWARD_S = 0.005, 0.010

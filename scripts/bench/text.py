@@ -42,7 +42,8 @@ from pipeal.engine.devices.cpus import cores
 from pipeal.methods.al import ALPackage
 from pipeal.models import build_text
 from pipeal.planning.measure.layers import WARM_UP
-from pipeal.planning.placement import Placement, place
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import place
 from pipeal.reporting.environment import environment
 from pipeal.reporting.tables import print_table
 

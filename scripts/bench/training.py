@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from pipeal.config import BatchingConfig, RunConfig, TextConfig, find_config, load_config
+from pipeal.config import RunConfig, TextConfig, find_config, load_config
+from pipeal.config.text import KINDS
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.allocator import keep_freed_memory
@@ -41,10 +42,10 @@ COUNTING = ("fixed", "bucket")
 def of_kind(experiment: TextExperiment, kind: str, batch_size: int) -> TextExperiment:
     """The experiment with its batches joined in that way; ``batch_size`` is for those that count samples."""
     config = experiment.config
-    batching = replace(config.data.batching, kind=kind)  # type: ignore[arg-type]
+    batching = replace(config.data.batching, kind=kind)
     if kind in COUNTING:
         batching = replace(batching, batch_size=batch_size)
-    return replace(experiment, config=replace(config, data=replace(config.data, batching=batching)))
+    return experiment.under(replace(config, data=replace(config.data, batching=batching)))
 
 
 def train_in_turns(experiments: dict[str, TextExperiment], chosen: RunConfig, seed: int) -> dict[str, Position]:
@@ -77,13 +78,13 @@ def _evaluate(test: EpochBatches, pipe: Pipeline) -> Scores:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     keep_freed_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset")
     parser.add_argument("model")
     parser.add_argument("--data-root", default="data")
-    kinds = get_args(get_type_hints(BatchingConfig)["kind"])
-    parser.add_argument("--kinds", nargs="+", default=["plan", "fixed"], choices=kinds)
+    parser.add_argument("--kinds", nargs="+", default=["plan", "fixed"], choices=list(KINDS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="by default those of the configuration")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
@@ -96,11 +97,11 @@ def main() -> None:
     )
     if options.epochs:
         config = replace(config, train=replace(config.train, epochs=options.epochs))
-    whole = text_experiment(config, lambda text: print(text, file=sys.stderr))
-    whole = whole.under(at_its_length(whole, whole.config, lambda text: print(text, file=sys.stderr)))
+    whole = text_experiment(config)
+    whole = whole.under(at_its_length(whole, whole.config))
     planned = len(of_kind(whole, "plan", 1).train_batches(0))
     experiments = {kind: of_kind(whole, kind, -(-len(whole.train) // planned)) for kind in options.kinds}
-    chosen = choose(of_kind(whole, "plan", 1), "al", lambda text: print(text, file=sys.stderr))
+    chosen = choose(of_kind(whole, "plan", 1), "al")
     trained: dict[str, list[Position]] = {kind: [] for kind in experiments}
     for seed in range(options.seeds):
         for kind, position in train_in_turns(experiments, chosen, seed).items():

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeal.core.names import Mode
 from pipeal.data import ImageBatches, ImageDataset, load_images
 from pipeal.engine import Pipeline
 from pipeal.engine.devices import fastest_precision
@@ -31,7 +32,6 @@ from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.devices.cpus import cores
 from pipeal.methods.al import ALPackage
 from pipeal.models import VisionDims, build_vision
-from pipeal.models.registry import Mode
 from pipeal.reporting.environment import environment
 from pipeal.reporting.tables import print_table
 from pipeal.training.evaluation import accuracy

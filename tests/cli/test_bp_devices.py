@@ -35,7 +35,7 @@ def kept(folder: Path) -> list[tuple[str, object]]:
     """The newest checkpoint's weights and optimizer state, in order."""
     found = CheckpointStore(folder / "checkpoints").newest(lambda _: None)
     assert found is not None
-    experiment = text_experiment(load_config(TextConfig, folder / "config.yaml"), lambda _: None)
+    experiment = text_experiment(load_config(TextConfig, folder / "config.yaml"))
     package = experiment.package("bp", 0)
     ResumedTraining.of(found).load_into(package)
     state = layer_state(package[0])
@@ -87,7 +87,7 @@ def assert_equal(one: Path, other: Path) -> None:
         (["--devices=cpu*6"], "6 devices for 5 blocks of the BP form; expected at most 5"),
         (["--devices=cpu*2", "--set=engine.sizes=[2,2]"], r"sizes \[2, 2\] cover 4 layers"),
         (["--devices=cpu*2", "--set=engine.sizes=[1,2,2]"], r"3 sizes \[1, 2, 2\] for 2 stages"),
-        (["--devices=cpu*2", "--set=engine.compile=static"], "compile is of a layer on one device"),
+        (["--devices=cpu*2", "--set=engine.compile=static"], "compile='static' needs a layer on one device"),
     ],
 )
 def test_what_does_not_fit_gets_one_line(
@@ -102,9 +102,9 @@ def test_a_comparison_can_ask_for_it_as_a_form_of_its_own(tmp_path: Path) -> Non
     """Backpropagation beside a pipeline: on its first device, or over all that the pipeline has."""
     keys = ["dataset=toynews", "train.mode=compare", "engine.devices=[cpu, cpu]", "engine.threads=1", f"out={tmp_path}"]
     config = load_config(TextConfig, overrides=keys)
-    experiment = text_experiment(config, lambda _: None)
-    alone = choose(experiment, "bp", lambda _: None)
-    over = choose(experiment, "bp", lambda _: None, load_config(TextConfig, overrides=[*keys, "train.mode=bp"]))
+    experiment = text_experiment(config)
+    alone = choose(experiment, "bp")
+    over = choose(experiment, "bp", load_config(TextConfig, overrides=[*keys, "train.mode=bp"]))
     assert (alone.engine.devices, alone.engine.sizes, alone.engine.threads) == (("cpu",), (1,), 1)
     assert (over.engine.devices, sum(over.engine.sizes or ()), over.engine.threads) == (("cpu", "cpu"), 5, 1)
     assert over.engine.schedule == alone.engine.schedule == "sequential"
@@ -122,14 +122,14 @@ def test_threads_bind_every_form_and_are_otherwise_found_the_same_way(
         tried.append(threads)
         return {4: 3.0, 2: 1.0, 1: 2.0}[threads]
 
-    monkeypatch.setattr("pipeal.planning.placement._Search._measure", trial)
+    monkeypatch.setattr("pipeal.planning.search.Search._measure", trial)
     monkeypatch.setattr("pipeal.engine.devices.threads.cores", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     keys = ["dataset=toynews", "train.mode=compare", "engine.devices=cpu"]
-    experiment = text_experiment(load_config(TextConfig, overrides=keys), lambda _: None)
-    fresh = PlacementCache(print, retry=True)
-    assert choose(experiment, "al" if form == "al" else "bp", lambda _: None, cache=fresh).engine.threads == 2
+    experiment = text_experiment(load_config(TextConfig, overrides=keys))
+    fresh = PlacementCache(retry=True)
+    assert choose(experiment, "al" if form == "al" else "bp", cache=fresh).engine.threads == 2
     assert tried == [4, 2, 1]
-    bound = text_experiment(load_config(TextConfig, overrides=[*keys, "engine.threads=3"]), lambda _: None)
-    assert choose(bound, "al" if form == "al" else "bp", lambda _: None, cache=fresh).engine.threads == 3
+    bound = text_experiment(load_config(TextConfig, overrides=[*keys, "engine.threads=3"]))
+    assert choose(bound, "al" if form == "al" else "bp", cache=fresh).engine.threads == 3
     assert tried == [4, 2, 1]

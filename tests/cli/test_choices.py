@@ -24,16 +24,15 @@ TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
-def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)
+def test_what_auto_tries_is_told_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 2)
     monkeypatch.setattr("pipeal.run.choices.TRIAL_BATCHES", 4)
     monkeypatch.setattr("pipeal.run.choices.TimeLimit", lambda _: TimeLimit(clock=lambda: 0.0))  # time for all
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     small = ["dataset=toynews", "model.x_hid=8", "model.y_hid=8", "model.embedding_dim=12"]
     config = load_config(TextConfig, None, overrides=[*small, "data.batching.budget_tokens=256"], values={})
-    said: list[str] = []
-    experiment = text_experiment(replace(config, out=str(tmp_path)), said.append)
-    chosen = choose(experiment, "al", said.append)
+    experiment = text_experiment(replace(config, out=str(tmp_path)))
+    chosen = choose(experiment, "al")
     table = next(text for text in said if "tried" in text).splitlines()
     assert len({len(line) for line in table[1:]}) == 1
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[3:]]
@@ -56,8 +55,8 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
     monkeypatch.setattr("pipeal.run.choices.place", place)
     keys = ["dataset=toynews", "engine.devices=auto", "engine.threads=3", "engine.queue_depth=5", "train.mode=compare"]
     config = load_config(TextConfig, None, overrides=keys, values={})
-    experiment = text_experiment(replace(config, out=str(tmp_path)), lambda _: None)
-    threads = [choose(experiment, form, lambda _: None).engine.threads for form in ("al", "bp")]
+    experiment = text_experiment(replace(config, out=str(tmp_path)))
+    threads = [choose(experiment, form).engine.threads for form in ("al", "bp")]
     assert (told, threads) == ([(3, 5), (3, 5)], [3, 3])
 
 
@@ -66,10 +65,8 @@ def test_trials_are_bounded_by_what_all_turns_train_on(tmp_path: Path, monkeypat
     monkeypatch.setattr("pipeal.run.choices.place", lambda *_, **__: Placement(["cpu"], [1], 1))
     monkeypatch.setattr("pipeal.run.choices.TimeLimit", expected.append)
     keys = ["dataset=toynews", "engine.devices=auto", "train.epochs=2", "train.repeat=3"]
-    experiment = text_experiment(
-        replace(load_config(TextConfig, None, overrides=keys, values={}), out=str(tmp_path)), lambda _: None
-    )
-    choose(experiment, "al", lambda _: None, cache=PlacementCache(lambda _: None, tmp_path))
+    experiment = text_experiment(replace(load_config(TextConfig, None, overrides=keys, values={}), out=str(tmp_path)))
+    choose(experiment, "al", cache=PlacementCache(tmp_path))
     assert expected == [6 * len(experiment.train_batches(0))]
 
 
@@ -78,10 +75,10 @@ def test_sizes_of_a_form_that_is_one_layer_are_refused(tmp_path: Path) -> None:
     keys = ["dataset=toynews", "engine.devices=cpu", "engine.threads=1", "train.mode=bp", f"out={tmp_path}"]
     for sizes, refused in (("[2,2]", True), ("[1]", False)):
         config = load_config(TextConfig, None, overrides=[*keys, f"engine.sizes={sizes}"], values={})
-        experiment = text_experiment(config, lambda _: None)
+        experiment = text_experiment(config)
         with (
             pytest.raises(ConfigError, match=r"found \[2, 2\] for the BP form on one device; expected \[1\]")
             if refused
             else nullcontext()
         ):
-            assert choose(experiment, "bp", lambda _: None).engine.sizes == (1,)
+            assert choose(experiment, "bp").engine.sizes == (1,)

@@ -29,6 +29,7 @@ from pipeal.run.duration import at_its_length, at_length
 from pipeal.run.opening import course_of
 from pipeal.training.learning_rate import usual_course
 from tests.cli.running import run_command
+from tests.messages import messages
 
 leaves = partial(run_command, command)
 
@@ -39,8 +40,8 @@ TINY = (
 
 
 def settled(batches: int, lr: LrConfig | None = None, **train: Any) -> tuple[RunConfig, list[str]]:
-    said: list[str] = []
-    return at_length(TextConfig(train=TrainConfig(lr=lr or LrConfig(), **train)), batches, said.append), said
+    with messages() as said:
+        return at_length(TextConfig(train=TrainConfig(lr=lr or LrConfig(), **train)), batches), said
 
 
 def test_a_run_of_54_updates_says_what_it_takes_instead() -> None:
@@ -79,7 +80,7 @@ def test_what_is_given_stays_and_what_was_settled_is_settled(
     usual = usual_course(epochs * batches)
     assert config.train.lr.base == (usual.rate if base is None else base)
     assert config.train.lr.warmup == (usual.warmup if warmup is None else warmup)
-    assert at_length(config, batches, lambda _: None) == config
+    assert at_length(config, batches) == config
     if epochs * batches >= 250:
         assert not said
     if base is not None and warmup is not None:
@@ -120,10 +121,9 @@ def test_a_given_warm_up_that_takes_most_of_the_run_is_told_and_left_alone(warmu
     ],
 )
 def test_the_shipped_experiments_have_the_course_that_their_figures_were_measured_with(
-    schema: type[RunConfig], dataset: str, model: str, batches: int
+    schema: type[RunConfig], dataset: str, model: str, batches: int, said: list[str]
 ) -> None:
-    said: list[str] = []
-    lr = at_length(load_config(schema, find_config(dataset, model)), batches, said.append).train.lr
+    lr = at_length(load_config(schema, find_config(dataset, model)), batches).train.lr
     assert (lr.base, lr.warmup, said) == (1e-2 if model == "charlm" else 1e-3, 50, [])
 
 
@@ -167,21 +167,19 @@ def test_it_is_written_once_repeated_by_its_file_and_kept_by_a_run_that_goes_on(
     assert "which was given" not in err
 
 
-def test_images_are_counted_as_their_batches_are() -> None:
-    said: list[str] = []
+def test_images_are_counted_as_their_batches_are(said: list[str]) -> None:
     config = load_config(VisionConfig, values={"dataset": "toyimages"}, overrides=["data.batch_size=320"])
     one = replace(config, train=replace(config.train, epochs=1))
-    experiment = vision_experiment(one, said.append)
+    experiment = vision_experiment(one)
     assert len(experiment.train_batches(0)) == 6  # of 1,900 images; of those held out as well it would be 7
-    at_its_length(experiment, experiment.config, said.append)
+    at_its_length(experiment, experiment.config)
     assert said[-1].startswith("a run of 6 updates: train.lr.base 0.003 instead of 0.001, train.lr.warmup 1 instead")
 
 
-def test_texts_are_counted_as_their_batches_are(tmp_path: Path) -> None:
+def test_texts_are_counted_as_their_batches_are(tmp_path: Path, said: list[str]) -> None:
     news(tmp_path)
     for kind in ("plan", "fixed", "bucket", "size-aware", "token-budget", "stream"):
-        said: list[str] = []
         values = {"data": {"root": str(tmp_path), "batching": {"kind": kind}}, "train": {"epochs": 2}}
-        experiment = text_experiment(load_config(TextConfig, values=values), said.append)
-        at_its_length(experiment, experiment.config, said.append)
+        experiment = text_experiment(load_config(TextConfig, values=values))
+        at_its_length(experiment, experiment.config)
         assert f"a run of {2 * len(experiment.train_batches(0))} updates: " in said[-1], kind

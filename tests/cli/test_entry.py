@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import signal
+from io import StringIO
 from pathlib import Path
 
 import click
 import pytest
+from rich.console import Console
+from rich.live import Live
 
-from pipeal.cli import main
+from pipeal.cli import entry, main
 from pipeal.core.atomic import replacing
 from pipeal.core.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError, WorkerError
 from pipeal.engine.distributed.remote_errors import rebuilt, told
@@ -150,3 +154,38 @@ def test_an_error_of_another_process_is_one_line_that_names_it(capsys: pytest.Ca
         raise error
 
     assert run_command(command, capsys) == (1, "", "pipeal: the loss is nan; on rank 3 (stage 3) on there\n")
+
+
+def test_what_is_logged_goes_to_standard_error_as_it_is_while_a_command_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries say nothing unasked; a command shows every line, or where it is one of many processes, rank 0 does."""
+    logger = logging.getLogger("pipeal.run.anything")
+
+    @click.command
+    def command() -> None:
+        logger.info("reading 100% of it")
+        logger.warning("left out\n2 rows")
+        logger.debug("for nobody")
+
+    assert run_command(command, capsys) == (0, "", "reading 100% of it\nleft out\n2 rows\n")
+    logger.warning("after it")
+    assert capsys.readouterr() == ("", "")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert run_command(command, capsys) == (0, "", "")
+
+
+def test_what_is_logged_is_written_above_a_live_line() -> None:
+    """A handler with a stream of its own would write through the line, as the stream was before it came."""
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=60)
+
+    @click.command
+    def command() -> None:
+        with Live("a live line", console=console, redirect_stdout=False, auto_refresh=False):
+            logging.getLogger("pipeal").info("a word")
+
+    with pytest.raises(SystemExit):
+        entry.run(command, [])
+    assert "a word\n" in screen.getvalue().replace("\x1b[0m", "")

@@ -31,7 +31,7 @@ def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: 
         "data": {"held_out": 0.97, "batching": {"budget_tokens": 900}},
     }
     config = load_config(TextConfig, values=values)
-    experiment = text_experiment(config, lambda _: None)
+    experiment = text_experiment(config)
     batches = experiment.train_batches(config.train.seed)
     batches.set_epoch(0)
     found = [(batch.x, batch.y) for batch in batches]

@@ -17,7 +17,7 @@ from pipeal.training.position import Position
 from pipeal.training.rewind import Rewinds
 
 
-class Run:
+class Folder:
     """A run's folder that remembers what it was told."""
 
     path = status_path = Path("runs/x")
@@ -31,31 +31,21 @@ class Run:
 
 
 def made(
-    run: Run, *, written: bool = True, policy: str = "stop-and-rewind", compile: str = "none"
-) -> tuple[Turns, list[str]]:
-    """The turns of a form whose checkpoints are written, or are not in time."""
-    said: list[str] = []
+    where: Position,
+    folder: Folder | None = None,
+    *,
+    written: bool = True,
+    policy: str = "stop-and-rewind",
+    compile: str = "none",
+) -> Turns:
+    """The turns of a form, from a position on, whose checkpoints are written, or are not in time."""
     train, engine = SimpleNamespace(on_non_finite=policy, accumulate=1), SimpleNamespace(compile=compile)
-    config: Any = SimpleNamespace(train=train, engine=engine)
+    run: Any = SimpleNamespace(folder=folder or Folder(), attempts=Attempts())
+    outcome: Any = SimpleNamespace(config=SimpleNamespace(train=train, engine=engine), position=where)
     store: Any = SimpleNamespace(folder="checkpoints", newest=lambda _: None)
     writer: Any = SimpleNamespace(flush=lambda _: written)
     fake: Any = None
-    return (
-        Turns(
-            experiment=fake,
-            config=config,
-            folder=fake,
-            run=run,
-            attempts=Attempts(said.append),
-            say=said.append,
-            store=store,
-            writer=writer,
-            recorders=(),
-            progress=fake,
-            open_pipe=fake,
-        ),
-        said,
-    )
+    return Turns(run, outcome, store, writer, (), fake)
 
 
 def broken() -> NonFiniteError:
@@ -72,9 +62,9 @@ def attempts(monkeypatch: pytest.MonkeyPatch, *found: tuple[NonFiniteError, str]
     monkeypatch.setattr(Turns, "_attempt", attempt)
 
 
-def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     """Symptom: status.json told an epoch that had been undone, until that was behind once more."""
-    run, where = Run(), Position(epoch=3, batches=30)
+    folder, where = Folder(), Position(epoch=3, batches=30)
 
     def back(_: Any, position: Position, *others: Any) -> bool:
         position.epoch, position.batches = 1, 10
@@ -82,9 +72,8 @@ def test_how_the_run_stands_is_told_again_after_going_back(monkeypatch: pytest.M
 
     monkeypatch.setattr(pipeal.run.turns, "go_back", back)
     attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
-    turns, said = made(run)
-    list(turns.turn(None, where, None))  # type: ignore[arg-type]
-    assert run.told == [1]
+    list(made(where, folder).turn(None))  # type: ignore[arg-type]
+    assert folder.told == [1]
     assert said == ["batch 7 is left out; going back to where it stood after epoch 1"]
 
 
@@ -101,9 +90,9 @@ def test_rows_of_epochs_that_are_to_come_again_are_taken_back(monkeypatch: pytes
 
     monkeypatch.setattr(pipeal.run.turns, "go_back", back)
     attempts(monkeypatch, (broken(), "batch 27 is left out"), None)
-    turns, _ = made(Run())
+    turns = made(where)
     turns.recorders = (recorder,)
-    list(turns.turn(None, where, None))  # type: ignore[arg-type]
+    list(turns.turn(None))  # type: ignore[arg-type]
     assert kept == [["row 1"]]
 
 
@@ -114,36 +103,37 @@ def test_rows_of_epochs_that_are_to_come_again_are_taken_back(monkeypatch: pytes
         (True, "there is no good checkpoint in checkpoints to go back to"),
     ],
 )
-def test_why_nothing_goes_back_is_told(written: bool, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_nothing_goes_back_is_told(
+    written: bool, note: str, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     """Symptom: a disk that hangs was told as one that holds no good checkpoint."""
     attempts(monkeypatch, (broken(), "batch 7 is left out"))
-    turns, said = made(Run(), written=written)
+    turns = made(Position(batches=30), written=written)
     with pytest.raises(NonFiniteError) as caught:
-        list(turns.turn(None, Position(batches=30), None))  # type: ignore[arg-type]
+        list(turns.turn(None))  # type: ignore[arg-type]
     assert caught.value.__notes__ == [note]
     assert said == []
 
 
 @pytest.mark.parametrize(("compile", "may"), [("dynamic", True), ("static", False), ("none", False)])
 def test_that_graphs_for_all_sizes_may_round_otherwise_after_it_is_said(
-    compile: str, may: bool, monkeypatch: pytest.MonkeyPatch
+    compile: str, may: bool, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     monkeypatch.setattr(pipeal.run.turns, "go_back", lambda *_: True)
     monkeypatch.setattr(Turns, "tell", lambda *_: None)
     attempts(monkeypatch, (broken(), "batch 7 is left out"), None)
-    turns, said = made(Run(), compile=compile)
-    list(turns.turn(Any, Position(batches=30), Any))  # type: ignore[arg-type]
+    list(made(Position(batches=30), compile=compile).turn(None))  # type: ignore[arg-type]
     assert [text for text in said if text.startswith("graphs for all sizes")] == said[1:]
     assert len(said) == 1 + may
 
 
 def test_nothing_goes_back_under_a_stage_that_may_still_learn() -> None:
     """Symptom: the thread that was left behind updated layers that had just been put back."""
-    turns, _ = made(Run())
     where = Position(batches=30)
+    turns = made(where)
     for left_behind in (True, False):
         pipe: Any = SimpleNamespace(left_behind=left_behind)
-        decision = turns._decide(broken(), Rewinds(), where, pipe)
+        decision = turns._decide(broken(), Rewinds(), pipe)
         assert decision.goes_back is not left_behind
         assert ("a stage stands still" in decision.why) is left_behind
         assert bool(where.totals.left_out) is not left_behind
@@ -151,9 +141,9 @@ def test_nothing_goes_back_under_a_stage_that_may_still_learn() -> None:
 
 @pytest.mark.parametrize(("policy", "why"), [("raise", "or leave such batches out: --resume runs/x"), ("skip", "")])
 def test_what_else_there_is_to_do_depends_on_what_was_asked_for(policy: str, why: str) -> None:
-    turns, _ = made(Run(), policy=policy)
+    turns = made(Position(batches=30), policy=policy)
     pipe: Any = SimpleNamespace(left_behind=False)
-    decision = turns._decide(broken(), Rewinds(), Position(batches=30), pipe)
+    decision = turns._decide(broken(), Rewinds(), pipe)
     assert not decision.goes_back
     assert decision.why.startswith(why)
     assert bool(decision.why) is bool(why)

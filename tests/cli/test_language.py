@@ -18,7 +18,7 @@ import torch
 
 from pipeal.cli import generate, text
 from pipeal.cli.main import command as pipeal
-from pipeal.config import LanguageConfig, load_config
+from pipeal.config import LanguageConfig, find_config, load_config
 from pipeal.engine.stage import Stage
 from pipeal.reporting.page import read_runs
 from pipeal.run.build_language import language_experiment
@@ -94,17 +94,18 @@ def test_the_report_and_the_list_of_runs_speak_of_losses(corpus: Path, capsys: p
 def test_parts_of_a_text_have_no_character_in_common(corpus: Path) -> None:
     """The published split stays; held out is the end of what is trained on, and no block reaches into another part."""
     config = load_config(LanguageConfig, values={"dataset": "text", "data": {"text": str(corpus)}})
-    experiment = language_experiment(config, lambda _: None)
+    experiment = language_experiment(config)
     whole = len(corpus.read_text())
-    train, held, validation = experiment.train, experiment.held, experiment.text.validation
-    assert torch.equal(torch.cat((train, held)), experiment.text.train)
+    assert experiment.held is not None
+    train, held, validation = (part.characters for part in (experiment.train, experiment.held, experiment.test))
+    assert torch.equal(torch.cat((train, held, validation)), experiment.alphabet.encode(corpus.read_text()))
     assert (len(train) + len(held), len(validation)) == (whole * 9 // 10, whole - whole * 9 // 10)
     assert len(held) == round(0.05 * (whole * 9 // 10))
     parts = experiment.train_evaluation(), experiment.held_out(), experiment.test_evaluation()
     for blocks, part in zip(parts, (train, held, validation), strict=True):
         assert blocks is not None
         assert torch.equal(blocks.text, part)
-    assert language_experiment(replace(config, data=replace(config.data, held_out=0.0)), print).held_out() is None
+    assert language_experiment(replace(config, data=replace(config.data, held_out=0.0))).held_out() is None
 
 
 @pytest.mark.parametrize("devices", ["cpu", "cpu*2"])
@@ -263,8 +264,8 @@ def test_a_text_without_line_ends_is_written_on_from_its_first_character(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("agnews", "charlm"), "unknown data set 'agnews'.* for a language model"),
-        (("shakespeare", "lstm"), "shakespeare is for language models .charlm., found lstm"),
+        (("agnews", "charlm"), "agnews is for lstm and transformer, found charlm; expected shakespeare, text"),
+        (("shakespeare", "lstm"), "shakespeare is for charlm, found lstm; expected agnews, dbpedia"),
         (("text", "charlm"), "data.text: found null, .* name the file with --text FILE"),
         (("shakespeare", "charlm", "--text=x.txt"), "data.text: found x.txt, but the data set is shakespeare"),
         (("text", "charlm", "--text=/nowhere/x.txt"), "cannot read /nowhere/x.txt"),
@@ -293,5 +294,7 @@ def test_a_mistake_is_one_line(
 @pytest.mark.parametrize("preset", ["cpu", "gpu"])
 def test_a_preset_is_a_whole_configuration_that_options_change(preset: str) -> None:
     assert text.PRESETS == ("cpu", "gpu")
-    config = load_config(LanguageConfig, text._preset_file(preset, None), values={"train": {"epochs": 1}})
+    config = load_config(
+        LanguageConfig, find_config("shakespeare", f"charlm-{preset}"), values={"train": {"epochs": 1}}
+    )
     assert (config.model.block, config.train.epochs) == ({"cpu": 64, "gpu": 256}[preset], 1)

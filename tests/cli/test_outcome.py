@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,12 @@ from pipeal.reporting.batches import Batches
 from pipeal.run.form_costs import FormCosts
 from pipeal.run.forms import Form
 from pipeal.run.outcome import Outcome, show
-from pipeal.training.position import Totals
+from pipeal.training.position import Position, Totals
 from pipeal.training.row import EpochRow
+
+
+def data(lengths: object = None) -> Any:
+    return SimpleNamespace(facts={}, lengths=lengths)
 
 
 def outcome(folder: Path, **totals: object) -> Outcome:
@@ -24,8 +30,8 @@ def outcome(folder: Path, **totals: object) -> Outcome:
     config = replace(config, engine=replace(config.engine, devices=("cpu",)))
     known = Totals(seconds=2.0, batches=4, samples=12, tokens=60, padded=70, shapes=Counter({(4, 10): 3}))
     row = EpochRow(1, 1, 0.5, 0.5, 2.0, 2.0, 6.0, 30.0)
-    form = Form("al", "AL", "al", config)
-    return Outcome(form, [row], replace(known, **totals), {}, None, (1, 1), folder)  # type: ignore[arg-type]
+    position = Position(rows=[row], totals=replace(known, **totals))  # type: ignore[arg-type]
+    return Outcome(Form("al", "AL", "al", config), data(), folder, position, (1, 1))
 
 
 def test_a_batch_that_was_left_out_makes_the_others_no_smaller(tmp_path: Path) -> None:
@@ -36,7 +42,7 @@ def test_a_batch_that_was_left_out_makes_the_others_no_smaller(tmp_path: Path) -
 
 def test_only_pictures_that_are_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The path of a timeline was printed that a full disk had kept from being drawn."""
-    one = replace(outcome(tmp_path), lengths=None)
+    one = outcome(tmp_path)
     (tmp_path / "curves.png").touch()
     one.totals.tokens = 0
     show([one], tmp_path)
@@ -52,7 +58,7 @@ def test_the_picture_of_batches_is_of_the_form_by_its_label(tmp_path: Path, monk
     """Its title was the whole ``Form``, with the configuration in it."""
     titles = []
     monkeypatch.setattr(Batches, "draw", lambda self, path, title, padding: titles.append(title))
-    replace(outcome(tmp_path), lengths=np.array([3, 5])).write(Attempts(print))
+    replace(outcome(tmp_path), experiment=data(np.array([3, 5]))).write(Attempts())
     assert titles == ["toynews transformer AL: batches"]
 
 
@@ -68,7 +74,7 @@ def test_the_table_says_of_which_split_seeds_and_epochs_it_is(
         )
     ]  # fmt: skip
     costs = FormCosts(3e6, 1e6, 2**20, 2**20, 2 * 2**20, 2**20)
-    one = replace(one, rows=rows, costs=costs, parameters=(5, 2))
+    one = replace(one, position=replace(one.position, rows=rows), costs=costs, parameters=(5, 2))
     forms = [replace(one, form=Form(name, name.upper(), name, config)) for name in ("al", "bp")]
     show(forms, tmp_path)
     out = capsys.readouterr().out
@@ -95,13 +101,14 @@ def test_speed_ups_are_over_backpropagation_on_one_device(tmp_path: Path, capsys
     one, forms = outcome(tmp_path), []
     for label, mode, seconds in (("AL", "al", 1.0), ("BP", "bp", 3.0), ("BP over 2", "bp", 2.0)):
         config = replace(one.config, train=replace(one.config.train, mode=mode))
-        rows = [replace(one.rows[0], epoch_time=seconds)]
-        forms.append(replace(one, form=Form(label.lower(), label, mode, config), rows=rows))  # type: ignore[arg-type]
+        position = replace(one.position, rows=[replace(one.rows[0], epoch_time=seconds)])
+        form = Form(label.lower(), label, mode, config)  # type: ignore[arg-type]
+        forms.append(replace(one, form=form, position=position))
     show(forms, tmp_path)
     table = capsys.readouterr().out.partition("costs, speed-up over BP\n")[2]
     rows_shown = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if line.startswith("| ")]
     speed_ups = {cells[1]: cells[-2] for cells in rows_shown}
-    assert [speed_ups[form.label] for form in forms] == ["3.00×", "1.00×", "1.50×"]
+    assert [speed_ups[one.form.label] for one in forms] == ["3.00×", "1.00×", "1.50×"]
 
 
 def test_where_nothing_is_held_out_no_epoch_is_called_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

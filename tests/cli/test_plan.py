@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 
 from pipeal.cli import plan
 from pipeal.core.options import EngineOptions
 from pipeal.engine.pipeline import Pipeline
 from pipeal.planning.measure.layers import measure_in_turns
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, save_costs
 from tests.cli.running import run_command, told_one_line
 
@@ -261,7 +261,7 @@ def test_backpropagation_has_no_more_samples_in_its_micro_batches_than_in_its_ba
 def test_a_model_of_one_layer_shares_no_cores_and_is_told_before_it_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was once measured for minutes, and then told to measure anew with --share-cores."""
+    """It was once measured for minutes, and then told to measure again with --share-cores."""
     monkeypatch.setattr("pipeal.run.plan_costs.measure_in_turns", None)
     (tmp_path / "text.txt").write_text("to be or not to be, that is the question\n" * 40)
     own = [f"data.text={tmp_path / 'text.txt'}", "data.batch_size=4", "model.layers=1"]

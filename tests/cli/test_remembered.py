@@ -21,10 +21,9 @@ from pipeal.run.remembered import RENEWED_AFTER_S, PlacementCache, key_of
 TAKEN = Placement(["cpu", "cpu"], [3, 1], 2)
 
 
-def test_a_choice_is_remembered_for_a_week_with_its_date_and_the_load(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_choice_is_remembered_for_a_week_with_its_date_and_the_load(tmp_path: Path, said: list[str]) -> None:
     now = [1_000_000.0]
-    memory = PlacementCache(said.append, tmp_path, now=lambda: now[0], load=lambda: 3.25)
+    memory = PlacementCache(tmp_path, now=lambda: now[0], load=lambda: 3.25)
     assert memory.recall("key") is None
     memory.keep("key", replace(TAKEN, seconds_per_batch=1.0))
     found = memory.recall("key")
@@ -34,7 +33,7 @@ def test_a_choice_is_remembered_for_a_week_with_its_date_and_the_load(tmp_path: 
     assert str(found).endswith(", load 3.2")
     now[0] += RENEWED_AFTER_S - 1
     assert memory.recall("key") is not None
-    assert PlacementCache(said.append, tmp_path, retry=True, now=lambda: now[0]).recall("key") is None
+    assert PlacementCache(tmp_path, retry=True, now=lambda: now[0]).recall("key") is None
     now[0] += 2
     assert memory.recall("key") is None
     assert memory.recall("another") is None
@@ -47,9 +46,8 @@ def test_a_choice_is_remembered_for_a_week_with_its_date_and_the_load(tmp_path: 
     "text",
     ["", "{", "[]", "{}", '{"devices": ["cpu"], "sizes": [1, 2], "threads": 1, "since": 0, "load": null}', "\udcff"],
 )
-def test_a_damaged_file_is_told_in_a_line_and_written_again(text: str, tmp_path: Path) -> None:
-    said: list[str] = []
-    memory = PlacementCache(said.append, tmp_path)
+def test_a_damaged_file_is_told_in_a_line_and_written_again(text: str, tmp_path: Path, said: list[str]) -> None:
+    memory = PlacementCache(tmp_path)
     (tmp_path / "key.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert memory.recall("key") is None
     (line,) = said
@@ -61,10 +59,9 @@ def test_a_damaged_file_is_told_in_a_line_and_written_again(text: str, tmp_path:
     assert found.placement == TAKEN
 
 
-def test_what_cannot_be_kept_is_told_and_no_more(tmp_path: Path) -> None:
+def test_what_cannot_be_kept_is_told_and_no_more(tmp_path: Path, said: list[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    said: list[str] = []
-    PlacementCache(said.append, tmp_path / "file").keep("key", TAKEN)
+    PlacementCache(tmp_path / "file").keep("key", TAKEN)
     assert len(said) == 1
     assert said[0].startswith("what was found is not remembered: cannot write")
 
@@ -102,8 +99,8 @@ def test_a_choice_is_of_a_model_also_in_what_changes_no_weight(tmp_path: Path, m
             f"model.channels_last={layout}",
         ]
         config = load_config(VisionConfig, overrides=small, values={"engine": {"devices": "auto"}})
-        experiment = vision_experiment(config, lambda _: None)
-        choose(experiment, "al", lambda _: None, cache=PlacementCache(print, tmp_path))
+        experiment = vision_experiment(config)
+        choose(experiment, "al", cache=PlacementCache(tmp_path))
     assert len(tried) == 2
 
 
@@ -125,27 +122,26 @@ def measurements(devices: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("devices", ["auto", "cpu,cpu"])
 def test_the_second_run_tries_nothing_and_says_so(
-    devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    devices: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     calls = measurements(devices, monkeypatch)
     config = load_config(TextConfig, overrides=["dataset=toynews"], values={"engine": {"devices": devices}})
-    said: list[str] = []
-    experiment = text_experiment(config, lambda _: None)
-    memory = PlacementCache(said.append, tmp_path)
-    chosen = [choose(experiment, "al", said.append, cache=memory).engine for _ in "ab"]
+    experiment = text_experiment(config)
+    memory = PlacementCache(tmp_path)
+    chosen = [choose(experiment, "al", cache=memory).engine for _ in "ab"]
     assert chosen[0] == chosen[1]
     (kept,) = tmp_path.iterdir()
     for wrong in ({"sizes": [3, 2]}, {"threads": 5_000}):  # a run would end with them, at each command again
         before = kept.read_text()
         kept.write_text(json.dumps(json.loads(before) | wrong))
-        assert choose(experiment, "al", said.append, cache=memory).engine == chosen[0]
+        assert choose(experiment, "al", cache=memory).engine == chosen[0]
         assert calls.pop() == devices, "tried again"
     assert (chosen[0].sizes, len(calls)) == ((3, 1), 1)
     lines = [line for line in said if line.startswith("AL on")]
     assert lines[0].endswith("now)")
     assert "(remembered from " in lines[1]
     assert lines[1].endswith("; --retry tries again)" if devices == "auto" else "; --retry measures again)")
-    choose(experiment, "al", said.append, cache=PlacementCache(said.append, tmp_path, retry=True))
+    choose(experiment, "al", cache=PlacementCache(tmp_path, retry=True))
     assert len(calls) == 2
 
 
@@ -161,6 +157,6 @@ def test_another_schedule_or_other_sizes_are_another_choice(
     for asked in ([], [other], [], [other]):
         overrides = ["dataset=toynews", *asked]
         config = load_config(TextConfig, overrides=overrides, values={"engine": {"devices": devices}})
-        cache = PlacementCache(calls.append, tmp_path)
-        choose(text_experiment(config, lambda _: None), "al", lambda _: None, cache=cache)
+        cache = PlacementCache(tmp_path)
+        choose(text_experiment(config), "al", cache=cache)
     assert calls == [devices] * 2, "each was measured once, and remembered"

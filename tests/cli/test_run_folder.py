@@ -83,7 +83,7 @@ def test_a_run_that_was_killed_is_found_though_its_status_says_running(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_run_that_another_process_works_at_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_that_another_process_works_at_is_left_alone(tmp_path: Path, said: list[str]) -> None:
     config = asked(tmp_path)
     code = (
         "from pipeal.run.find_run import new_run; from pipeal.config import TextConfig\n"
@@ -93,8 +93,7 @@ def test_a_run_that_another_process_works_at_is_left_alone(tmp_path: Path) -> No
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"ready\n"
-        said: list[str] = []
-        assert find_run(config, "auto", said.append) is None
+        assert find_run(config, "auto") is None
         assert said == [f"{tmp_path / 'toynews-transformer-al-001'} is left alone: another process works at this run"]
         with pytest.raises(ConfigError, match="another process works at this run"):
             find_run(config, str(tmp_path / "toynews-transformer-al-001"))
@@ -148,27 +147,25 @@ def test_a_named_run_may_be_executed_otherwise_but_not_be_another(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "nonsense: [", "train: {epochs: many}"])
-def test_a_damaged_record_of_what_was_asked_is_no_run_to_go_on_with(tmp_path: Path, text: str) -> None:
+def test_a_damaged_record_of_what_was_asked_is_no_run_to_go_on_with(tmp_path: Path, text: str, said: list[str]) -> None:
     config = asked(tmp_path)
     path = unfinished(config)
     (path / "asked.yaml").write_text(text)
-    said: list[str] = []
-    assert find_run(config, "auto", said.append) is None
+    assert find_run(config, "auto") is None
     assert len(said) == 1
     assert said[0].startswith(f"{path} is left alone: ")
 
 
-def test_an_unfinished_run_that_cannot_be_found_any_more_is_named(tmp_path: Path) -> None:
+def test_an_unfinished_run_that_cannot_be_found_any_more_is_named(tmp_path: Path, said: list[str]) -> None:
     """The same command began anew beside it, without a word."""
     config = asked(tmp_path)
     path = unfinished(config)
     (path / "asked.yaml").unlink()
     (path / "checkpoints").mkdir()
-    said: list[str] = []
-    assert find_run(config, "auto", said.append) is None
+    assert find_run(config, "auto") is None
     assert said == [f"{path} is left alone: it has no asked.yaml, which says what its run was asked for"]
     (path / "status.json").write_text('{"status": "finished"}')
-    assert find_run(config, "auto", said.append) is None
+    assert find_run(config, "auto") is None
     assert len(said) == 1
 
 

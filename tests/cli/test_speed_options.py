@@ -31,7 +31,7 @@ SMALL = (
 
 
 def built(*options: str) -> TextExperiment:
-    return text_experiment(load_config(TextConfig, overrides=["dataset=toynews", *SMALL, *options]), lambda _: None)
+    return text_experiment(load_config(TextConfig, overrides=["dataset=toynews", *SMALL, *options]))
 
 
 @pytest.mark.parametrize("mode", ["al", "bp"])

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 
 from pipeal.config import EngineConfig, LanguageConfig, TextConfig, load_config
 from pipeal.core.errors import PlacementError
 from pipeal.engine.distributed.world import World
 from pipeal.engine.pipeline import Pipeline
-from pipeal.planning.measure.virtual import VirtualLayer
+from pipeal.planning.placement import Placement
 from pipeal.run import team
 from pipeal.run.followers import with_own_data
 from pipeal.run.team import Team, require_devices
@@ -39,12 +40,12 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
     """They were measured with exact matrix products, whatever ``engine.matmul`` said."""
     found: list[str] = []
 
-    def balanced(*given: Any, **_: Any) -> list[int]:
+    def balanced(*given: Any, **_: Any) -> Placement:
         with Pipeline([VirtualLayer(0, 0)], "cpu", options=given[-1]):
             found.append(torch.get_float32_matmul_precision())
-        return [2, 1]
+        return Placement(["cpu"] * 2, [2, 1], 1)
 
-    monkeypatch.setattr(team, "balanced_sizes", balanced)
+    monkeypatch.setattr(team, "fit", balanced)
     monkeypatch.setattr(team, "sample_batches", lambda *_: [])
     monkeypatch.setattr(team, "stage_devices", lambda *_: ["cpu", "cpu"])
     mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda _: None, stage_of=lambda rank: rank)
@@ -54,7 +55,7 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
         package=lambda *_: [0, 0, 0],
         train_batches=lambda *_: SimpleNamespace(close=lambda: None),
     )
-    chosen = Team(world, "cpu", lambda _: None).choose(experiment, "al", lambda _: None)
+    chosen = Team(world, "cpu").choose(experiment, "al")
     assert (chosen.engine.sizes, found) == ((2, 1), ["medium"])
 
 
@@ -72,14 +73,14 @@ def test_all_ranks_have_what_is_fast_on_all(monkeypatch: pytest.MonkeyPatch, oth
     world: Any = SimpleNamespace(mesh=mesh, rank=0, launch=launch, tell=lambda _: None, gather=gather)
     experiment: Any = SimpleNamespace(
         config=load_config(TextConfig, None, overrides=["engine.sizes=[2,1]", "train.mode=al"], values={}),
-        blueprint={},
+        models=SimpleNamespace(blueprint={}),
         facts={},
         package=lambda *_: [0, 0, 0],
         train_batches=lambda *_: SimpleNamespace(close=lambda: None),
     )
-    lead = Team(world, "cpu", lambda _: None)
+    lead = Team(world, "cpu")
     lead.gather(experiment)
-    chosen = lead.choose(experiment, "al", lambda _: None)
+    chosen = lead.choose(experiment, "al")
     assert (chosen.train.precision, chosen.engine.threads) == (wanted, 1)
 
 

@@ -23,11 +23,11 @@ from pipeal.cli.text import command
 from pipeal.config import BatchingConfig, TextConfig, TextDataConfig, check_effects, load_config
 from pipeal.core.errors import ConfigError, DataError, PlacementError
 from pipeal.data import Grouped
+from pipeal.data.batching import Known, make_sampler
 from pipeal.engine.devices import device_names
 from pipeal.methods.al.bridges import VectorBridge
 from pipeal.reporting.batches import Batches
 from pipeal.run.build import hold_out
-from pipeal.run.build_batches import batch_sampler
 from pipeal.run.build_text import text_experiment
 from tests.cli.running import run_command, told_one_line
 
@@ -209,7 +209,7 @@ def test_each_option_of_a_kind_changes_its_batches_and_all_others_are_refused(ki
     def batches(**options: Any) -> list[tuple[list[int], int]] | str:
         config = BatchingConfig(kind=kind, **{**usual, **options})
         try:
-            sampler = batch_sampler(lengths, config, 60, seed=0)
+            sampler = make_sampler(kind, Known(lengths, 60, seed=0), **config.heeded)
         except DataError:
             return "over the budget"
         padded = getattr(sampler, "padded_lengths", lengths)
@@ -427,15 +427,14 @@ def test_vectors_of_a_wrong_width_are_refused(tmp_path: Path, capsys: pytest.Cap
         ("transformer", "--set model.pretrained=glove --set model.embedding_dim=50 --set model.n_heads=5"),
     ],
 )
-def test_vectors_that_lie_there_are_mentioned(model: str, wanted: str, tmp_path: Path) -> None:
+def test_vectors_that_lie_there_are_mentioned(model: str, wanted: str, tmp_path: Path, said: list[str]) -> None:
     root = agnews(tmp_path)
     (root / "glove").mkdir()
     vectors = root / "glove" / "glove.6B.50d.txt"
     for name in (vectors.name, "glove.6B.25d.txt"):
         (root / "glove" / name).write_text("news " + " ".join(["0.5"] * int(name[9:11])) + "\n")
-    said: list[str] = []
     asked = {"dataset": "agnews", "model": {"name": model}, "data": {"root": str(root)}}
-    experiment = text_experiment(load_config(TextConfig, None, values=asked), said.append)
+    experiment = text_experiment(load_config(TextConfig, None, values=asked))
     assert [line for line in said if "vectors" in line] == [
         f"word vectors are learnt from scratch; to begin with those of {vectors}: {wanted}"
     ]
@@ -443,7 +442,7 @@ def test_vectors_that_lie_there_are_mentioned(model: str, wanted: str, tmp_path:
 
     overrides = tuple(wanted.replace("--set ", "").split())
     said.clear()
-    experiment = text_experiment(load_config(TextConfig, None, values=asked, overrides=overrides), said.append)
+    experiment = text_experiment(load_config(TextConfig, None, values=asked, overrides=overrides))
     assert not [line for line in said if "from scratch" in line]
     assert experiment.facts["words_with_pretrained_vectors"] == 1
     assert len(experiment.package("al", 0)) == 4

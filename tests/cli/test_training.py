@@ -59,33 +59,31 @@ def test_the_traced_batches_are_still_to_come(epoch: int, done: int, window: Win
     assert window_of(config, batches, position) == window
 
 
-def test_a_run_without_a_good_checkpoint_says_that_it_starts_over(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_run_without_a_good_checkpoint_says_that_it_starts_over(tmp_path: Path, said: list[str]) -> None:
     with CheckpointStore(tmp_path / "checkpoints") as store:
-        assert _newest(store, "AL", said.append) is None
+        assert _newest(store, "AL") is None
         assert said == [f"there is no checkpoint in {store.folder} yet: AL begins at its first batch"]
         for step in (1, 2):
             store.save(step, {0: {"w": 1}}, {}, {})
             (store.folder / f"step-{step:09d}" / "layer-000.safetensors").write_bytes(b"")
         said.clear()
-        assert _newest(store, "AL", said.append) is None
+        assert _newest(store, "AL") is None
     assert len(said) == 3
     assert said[-1] == f"no checkpoint in {store.folder} is as it was written: AL starts over in the same folder"
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("no room"), RuntimeError("a bug")])
 def test_memory_that_does_not_suffice_to_count_costs_fails_no_run(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+    error: Exception, monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     """All epochs were behind it, and a column of its table failed it."""
     monkeypatch.setattr("pipeal.run.training.form_costs", Mock(side_effect=error))
-    said: list[str] = []
     form = Form("al", "AL", "al", TextConfig(dataset="toynews"))
     if str(error) == "a bug":
         with pytest.raises(RuntimeError, match="a bug"):
-            _costs(Mock(), form, said.append)
+            _costs(Mock(), form)
         return
-    assert _costs(Mock(), form, said.append) is None
+    assert _costs(Mock(), form) is None
     assert said == [f"the costs of AL are not counted: {first_line(error)}"]
 
 

@@ -17,16 +17,18 @@ from pipeal.cli.text import command
 from pipeal.config import LrConfig, TextConfig, TuneConfig, load_config
 from pipeal.core.errors import ConfigError, DataError, Interrupted
 from pipeal.models import TokenCrossEntropy
+from pipeal.reporting.attempts import Attempts
 from pipeal.run import tuning
 from pipeal.run.build_text import TextExperiment, text_experiment
 from pipeal.run.duration import at_its_length, at_length
-from pipeal.run.forms import Form
+from pipeal.run.forms import Form, Run
 from pipeal.run.grid import Value, parse_grid, with_setting
-from pipeal.run.opening import open_pipeline
+from pipeal.run.site import ONE_PROCESS
 from pipeal.run.stopping import StopRequest
 from pipeal.run.tuning import Trial, tune, widen
 from tests.cli.running import run_command, told_one_line
 from tests.cli.test_text import agnews
+from tests.messages import messages
 
 leaves = partial(run_command, command)
 SMALL = {
@@ -57,16 +59,16 @@ def forms_of(experiment: TextExperiment) -> list[Form]:
 
 
 def tuned(experiment: TextExperiment, folder: Path, stop: StopRequest | None = None) -> tuple[list[Form], list[str]]:
-    said: list[str] = []
-    run: Any = SimpleNamespace(path=folder, way_back="the same command")
-    return tune(experiment, forms_of(experiment), run, stop or StopRequest(), said.append, open_pipeline), said
+    kept: Any = SimpleNamespace(path=folder, way_back="the same command")
+    with messages() as said:
+        return tune(Run(experiment, kept, stop or StopRequest(), Attempts(), ONE_PROCESS), forms_of(experiment)), said
 
 
 def test_trials_look_at_held_out_samples_alone_and_are_not_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = agnews(tmp_path / "data", count=10)
-    experiment = text_experiment(config(root, "train.lr.base=0.001,0.01,0.1"), lambda _: None)
+    experiment = text_experiment(config(root, "train.lr.base=0.001,0.01,0.1"))
 
     def looked(_: object) -> None:
         raise AssertionError("a figure that is not to be known")
@@ -95,7 +97,7 @@ def test_trials_look_at_held_out_samples_alone_and_are_not_run_again(
 
 def test_a_trial_is_trained_with_what_it_tries(tmp_path: Path) -> None:
     """The models and batches are those of the trial's configuration, not those that were asked for."""
-    experiment = text_experiment(config(agnews(tmp_path / "data", count=10)), lambda _: None)
+    experiment = text_experiment(config(agnews(tmp_path / "data", count=10)))
     tried = experiment.under(
         with_setting(experiment.config, {"train.lr.base": 0.5, "model.x_hid": 8, "data.batching.budget_tokens": 30})
     )
@@ -119,7 +121,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, best: dict[str, float]) -> list[tu
 
 
 def test_a_winner_at_the_edge_widens_the_range_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-3,1e-2,1e-1"), lambda _: None)
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-3,1e-2,1e-1"))
     order = scripted(monkeypatch, {"al": 1e-4, "bp": 1e-2})
     (al, bp), said = tuned(experiment, tmp_path)
     assert (al.config.train.lr.base, bp.config.train.lr.base) == (1e-4, 1e-2)
@@ -129,7 +131,7 @@ def test_a_winner_at_the_edge_widens_the_range_for_all(tmp_path: Path, monkeypat
 
 
 def test_of_language_models_the_lowest_loss_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-3,1e-2,1e-1"), lambda _: None)
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-3,1e-2,1e-1"))
     monkeypatch.setattr(TextExperiment, "criterion", property(lambda _: TokenCrossEntropy()))
     losses = {1e-3: 2.0, 1e-2: 1.5, 1e-1: 1.75}
 
@@ -144,7 +146,7 @@ def test_of_language_models_the_lowest_loss_is_chosen(tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 def test_a_range_is_widened_twice_and_then_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-2,1e-1"), lambda _: None)
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-2,1e-1"))
     order = scripted(monkeypatch, {"al": 1e-9, "bp": 1e9})
     _, said = tuned(experiment, tmp_path)
     assert sorted({value for _, value in order}) == [1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0]  # type: ignore[type-var]
@@ -152,6 +154,24 @@ def test_a_range_is_widened_twice_and_then_that_is_said(tmp_path: Path, monkeypa
     bounds = [text for text in said if "widened twice, no more" in text]
     assert [text.partition(", ")[2].split(":")[0] for text in bounds] == ["0.0001", "10"]
     assert json.loads((tmp_path / "tune.json").read_text())["notes"] == bounds
+
+
+@pytest.mark.parametrize("when", ["advance", "begin_epoch"])
+def test_a_trial_under_way_ends_at_its_next_batch(when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no checkpoint: what it did is not kept, what was done before is."""
+    experiment = text_experiment(config(agnews(tmp_path / "data", count=10), "train.lr.base=0.001,0.01"))
+    stop, calls = StopRequest(), []
+
+    def then_stop(*_: Any, **__: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            stop.signal = signal.SIGTERM
+
+    monkeypatch.setattr(tuning._TrialProgress, when, then_stop)
+    with pytest.raises(Interrupted, match="in a trial of --tune; the same command goes on with it") as ended:
+        tuned(experiment, tmp_path, stop)
+    assert ended.value.code == 143
+    assert len(calls) == 2
 
 
 def test_what_is_no_range_of_numbers_is_not_widened() -> None:
@@ -167,7 +187,7 @@ def test_what_is_no_range_of_numbers_is_not_widened() -> None:
 
 def test_what_others_are_as_good_as_does_not_widen_a_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Symptom: up to four more trials of each form, where all values score alike, or an inner one is as good."""
-    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-4,1e-3,1e-2,1e-1"), lambda _: None)
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-4,1e-3,1e-2,1e-1"))
     values = [1e-4, 1e-3, 1e-2, 1e-1]
     scores = {"al": [0.5, 0.5, 0.5, 0.5], "bp": [0.7, 0.6, 0.7, 0.6]}
 
@@ -188,8 +208,9 @@ def test_a_range_does_not_grow_by_what_the_model_cannot_be_made_with(edge: int, 
     """Symptom: "3 heads do not divide 40 features" after the trials before, and at each resume again."""
     asked = config(agnews(tmp_path / "data"), "model.n_heads=5,8")
     model = replace(asked.model, name="transformer", embedding_dim=40, n_heads=5)
-    experiment = text_experiment(replace(asked, model=model), lambda _: None)
-    fits = partial(tuning._fits, experiment, forms_of(experiment))
+    experiment = text_experiment(replace(asked, model=model))
+    run: Any = SimpleNamespace(experiment=experiment)
+    fits = tuning._Search(run, forms_of(experiment), {}, []).fits
     grid: dict[str, tuple[Value, ...]] = {"model.n_heads": (5, 8)}
     assert fits(grid)
     assert widen(grid, [[{"model.n_heads": edge}]], fits, Counter())[1] == [
@@ -200,7 +221,7 @@ def test_a_range_does_not_grow_by_what_the_model_cannot_be_made_with(edge: int, 
 @pytest.mark.slow
 def test_a_setting_without_the_memory_for_it_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = config(agnews(tmp_path / "data", count=10), "model.x_hid=4,8", epochs=1)
-    experiment, new_package = text_experiment(asked, lambda _: None), tuning.new_package
+    experiment, new_package = text_experiment(asked), tuning.new_package
 
     def too_small(models: Any, config: TextConfig, turn: int) -> Any:
         if config.model.x_hid > 4:
@@ -231,14 +252,14 @@ def test_what_is_left_open_follows_from_the_length_of_each_training(
         raise MemoryError("nothing is trained here")
 
     monkeypatch.setattr(tuning, "course_of", course_of)
-    experiment = text_experiment(asked, lambda _: None)
+    experiment = text_experiment(asked)
     with pytest.raises(ConfigError, match="AL came to no figure with any of the 4 settings"):
         tuned(experiment, tmp_path)
     assert len({one.train.lr.warmup for one in trained}) > 2
     for one in trained:
         batches = len(experiment.under(one).train_batches(0))
         open_again = replace(one, train=replace(one.train, lr=LrConfig()))
-        assert (one.train.epochs, one) == (1, at_length(open_again, batches, lambda _: None))
+        assert (one.train.epochs, one) == (1, at_length(open_again, batches))
 
     def tried(_: Any, form: Form, setting: dict[str, Any], *__: Any) -> Trial:
         return Trial(form.name, setting, 0, 1, 1, float(setting["train.accumulate"] == 3))
@@ -248,20 +269,20 @@ def test_what_is_left_open_follows_from_the_length_of_each_training(
     for form in tuned(experiment, tmp_path)[0]:
         whole = replace(form.config, train=replace(form.config.train, lr=LrConfig()))
         assert (form.config.train.accumulate, form.config.train.epochs) == (3, 30)
-        assert form.config == at_its_length(experiment, whole, lambda _: None)
+        assert form.config == at_its_length(experiment, whole)
         assert form.config.train.lr.warmup not in {one.train.lr.warmup for one in trained}
 
 
 def test_a_value_may_be_what_the_length_of_the_training_decides(tmp_path: Path) -> None:
     asked = config(agnews(tmp_path / "data", count=10), "train.lr.base=null,1e-6", epochs=1)
-    forms, _ = tuned(text_experiment(asked, lambda _: None), tmp_path)
+    forms, _ = tuned(text_experiment(asked), tmp_path)
     assert all(form.config.train.lr.base in (3e-3, 1e-6) for form in forms)
 
 
 @pytest.mark.slow
 def test_a_run_that_is_ended_keeps_the_trials_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = agnews(tmp_path / "data", count=10)
-    experiment = text_experiment(config(root, "train.lr.base=0.001,0.01", epochs=1), lambda _: None)
+    experiment = text_experiment(config(root, "train.lr.base=0.001,0.01", epochs=1))
     stop, took, tried = StopRequest(), list[str](), tuning._tried
 
     def then_stop(*arguments: Any) -> Trial:
@@ -290,7 +311,7 @@ def test_a_run_that_is_ended_keeps_the_trials_before(tmp_path: Path, monkeypatch
 def test_a_setting_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     root = agnews(tmp_path / "data", count=10)
     asked = config(root, "train.lr.base=0.001,1e38", epochs=2, lr={"warmup": 0})
-    experiment = text_experiment(asked, lambda _: None)
+    experiment = text_experiment(asked)
     found, said = tuned(experiment, tmp_path)
     kept = json.loads((tmp_path / "tune.json").read_text())
     diverged = [trial for trial in kept["trials"] if trial["setting"]["train.lr.base"] == 1e38]
@@ -361,7 +382,7 @@ def test_what_the_model_cannot_be_made_with_is_told_before_anything_is_tried(
 
 
 def test_every_setting_diverging_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-2,1e-1"), lambda _: None)
+    experiment = text_experiment(config(agnews(tmp_path / "data"), "train.lr.base=1e-2,1e-1"))
     monkeypatch.setattr(tuning, "_tried", lambda _, form, setting, *__: Trial(form.name, setting, 0, 2, None, None))
     with pytest.raises(ConfigError, match="AL came to no figure with any of the 2 settings tried"):
         tuned(experiment, tmp_path)

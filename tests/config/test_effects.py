@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import redirect_stderr
 from dataclasses import fields, replace
 from functools import reduce
-from itertools import product
+from io import StringIO
+from itertools import chain, product
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import click
 import pytest
 
-from pipeal.cli import text, vision
+from pipeal.cli import entry, text, vision
 from pipeal.config import (
     BatchingConfig,
     LanguageConfig,
@@ -24,9 +26,10 @@ from pipeal.config import (
     find_config,
     load_config,
 )
-from pipeal.config.effects import BATCHING, IDLE, IDLE_IN_ONE_PROCESS
+from pipeal.config.effects import IDLE, IDLE_IN_ONE_PROCESS
+from pipeal.config.text import KINDS
 from pipeal.core.errors import ConfigError
-from pipeal.run import configure
+from pipeal.run import train
 from tests.cli.running import run_command, told_one_line
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -77,13 +80,13 @@ def test_in_a_comparison_the_options_of_one_form_have_an_effect(schema: type[Run
     assert not check_effects(other_mode(schema()), of_al, stages=2)
 
 
-@pytest.mark.parametrize("kind", get_args(get_type_hints(BatchingConfig)["kind"]))
-@pytest.mark.parametrize("option", BATCHING)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("option", sorted(set(chain.from_iterable(KINDS.values()))))
 def test_an_option_of_another_kind_of_batching_is_refused_even_at_its_default(kind: str, option: str) -> None:
-    assert {field.name for field in fields(BatchingConfig)} == {"kind", *BATCHING}
+    assert {field.name for field in fields(BatchingConfig)} == {"kind"}.union(*KINDS.values())
     config = load_config(TextConfig, values=nested("data.batching.kind", kind))
     assert not check_effects(config, set())
-    if kind in BATCHING[option]:
+    if option in KINDS[kind]:
         assert not check_effects(config, {f"data.batching.{option}"})
     else:
         with pytest.raises(ConfigError, match=f"batching.{option}: found .*, but kind {kind} does not have it"):
@@ -94,9 +97,9 @@ def test_the_kinds_of_an_option_are_those_of_its_description() -> None:
     described = dict(
         re.findall(r"^        (\w+): (.*?)(?=^        \w+: |\Z)", BatchingConfig.__doc__ or "", re.S | re.M)
     )
-    for option, kinds in BATCHING.items():
-        named = described[option].rpartition(";")[2]
-        assert tuple(re.findall(r"``([\w-]+)``", named)) == kinds, option
+    for option in set(described) - {"kind"}:
+        named = re.findall(r"``([\w-]+)``", described[option].rpartition(";")[2])
+        assert named == [kind for kind in KINDS if option in KINDS[kind]], option
 
 
 @pytest.mark.parametrize(
@@ -120,13 +123,11 @@ def configured(
     monkeypatch: pytest.MonkeyPatch, command: click.Command, arguments: list[str]
 ) -> tuple[RunConfig, list[str]]:
     """What a command makes of its arguments, and what it tells beside the form; nothing is carried out."""
-    said: list[str] = []
     found: list[RunConfig] = []
-    monkeypatch.setattr(configure, "say", said.append)
-    for module in (text, vision):
-        monkeypatch.setattr(module, "carry_out", lambda _, config, __, **___: found.append(config))
-    command.main(arguments, standalone_mode=False)
-    return found[0], [line for line in said if not line.startswith("training the ")]
+    monkeypatch.setattr(train, "carry_out", lambda _, config, __, **___: found.append(config))
+    with redirect_stderr(StringIO()) as said, pytest.raises(SystemExit, match="0"):
+        entry.run(command, arguments)
+    return found[0], [line for line in said.getvalue().splitlines() if not line.startswith("training the ")]
 
 
 BP = "train.mode is bp"

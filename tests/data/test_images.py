@@ -291,7 +291,7 @@ def test_the_data_folder_stays_as_it_is(cifar, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("why", ["no home", "no folder", "no room"])
-def test_without_a_place_to_keep_them_images_are_in_memory(why, cifar, tmp_path, monkeypatch):
+def test_without_a_place_to_keep_them_images_are_in_memory(why, cifar, tmp_path, monkeypatch, said):
     wanted = load("cifar10", cifar, cache=False)
     if why == "no home":
         for name in ("XDG_CACHE_HOME", "HOME"):
@@ -306,8 +306,7 @@ def test_without_a_place_to_keep_them_images_are_in_memory(why, cifar, tmp_path,
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr("pipeal.core.atomic.os.fsync", full)
-    said = []
-    found = load("cifar10", cifar, cache=True, say=said.append)
+    found = load("cifar10", cifar, cache=True)
     assert np.array_equal(found.train.pixels, wanted.train.pixels)
     assert len(said) == 1
     assert said[0].startswith("decoded images are kept in memory alone: ")

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.data import FixedBatchSampler, TokenBudgetBatchSampler
 from pipeal.data.batching.cuts import SortedSamples
 from pipeal.data.batching.plan import PlannedBatchSampler
-from pipeal.data.batching.samplers import FixedBatchSampler, TokenBudgetBatchSampler, padding_share
+from pipeal.data.batching.samplers import padding_share
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 FEW = st.lists(st.integers(1, 9), min_size=1, max_size=7)

@@ -28,10 +28,10 @@ from torch.utils.data import (
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.bounds import round_up
+from pipeal.data.batching.bucket import BucketBatchSampler, EmptyBucketsError
 from pipeal.data.batching.packing import SizeTypeError
 from pipeal.data.batching.ranks import even_batches, steps_of
 from pipeal.data.batching.size_aware import SizeAwareBatchSampler, size_aware_batching
-from pipeal.data.batching.size_buckets import BucketBatchSampler, EmptyBucketsError
 from pipeal.data.batching.size_ranges import Buckets, create_buckets
 from pipeal.data.memory.peaks import collect_cuda_peak_alloc
 

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.data.batching.binned import BinnedBatchIterator, StreamBatch
 from pipeal.data.batching.bounds import length_bounds
-from pipeal.data.batching.stream import BinnedBatchIterator, StreamBatch
 
 LENGTHS = st.lists(st.integers(1, 20), max_size=80)
 BOUNDS = [2, 3, 5, 9, 14, 20]

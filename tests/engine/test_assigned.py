@@ -117,7 +117,7 @@ def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_batches")
 def test_a_users_own_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)  # on a single one there is nothing to try
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 2)  # on a single one there is nothing to try
     package, trials = small(), []
     before = [value.clone() for value in package.state_dict().values()]
     placement = pipeal.plan(package, iter(batches(3)), threads=1, on_trial=trials.append)
@@ -149,6 +149,7 @@ def test_a_plan_wants_batches_that_are_pairs() -> None:
 
 
 @pytest.mark.usefixtures("few_batches")
-def test_a_plan_goes_through_few_batches_several_times() -> None:
+@pytest.mark.parametrize("devices", ["cpu", "auto", None])
+def test_a_plan_goes_through_few_batches_several_times(devices: str | None) -> None:
     layers = [BP(nn.Linear(6, 3), nn.CrossEntropyLoss())]
-    assert pipeal.plan(layers, batches(1), devices="cpu", threads=1).sizes == [1]
+    assert pipeal.plan(layers, batches(1), devices=devices, threads=1).sizes == [1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeal import PlacementError
 from pipeal.planning.pure.backprop_layout import backprop_layout
 from pipeal.planning.pure.backprop_schedules import one_f_one_b
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.stage_cost import Averaging
 
@@ -26,7 +26,7 @@ def test_the_larger_device_comes_first_in_whatever_order_they_are_given(devices:
     """Every stage was once weighed with as many graphs as the first one holds, two here: of those the small device has
     no room for the last layer's, and no layout was said to fit."""
     costs = {"cpu": [LayerCost(1, 2, activation_bytes=100)] * 2}
-    layout = backprop_layout(costs, devices, Link(), one_f_one_b(4))
+    layout = backprop_layout(costs, Setup(()), one_f_one_b(4), devices)
     assert [stage.device for stage in layout.stages] == [large, small]
     assert [devices[number] for stage in layout.stages for number in stage.devices] == [large, small]
 
@@ -34,7 +34,7 @@ def test_the_larger_device_comes_first_in_whatever_order_they_are_given(devices:
 def test_what_does_not_fit_is_said_to_lack_room_for_graphs() -> None:
     costs = {"cpu": [LayerCost(1, 2, activation_bytes=100)] * 2}
     with pytest.raises(PlacementError, match="the 2 devices do not have the memory for the graphs"):
-        backprop_layout(costs, [small, PlannedDevice(memory_bytes=199)], Link(), one_f_one_b(4))
+        backprop_layout(costs, Setup(()), one_f_one_b(4), [small, PlannedDevice(memory_bytes=199)])
 
 
 @pytest.mark.parametrize("any_order", [True, False], ids=["in any order", "in the order given"])
@@ -67,7 +67,7 @@ def test_no_layout_that_fits_is_faster_on_any_devices(
     """Gradients are averaged while blocks go backward with the last micro-batch, the last block first."""
     row = [LayerCost(s, s, 1.0, 0, size, 0, kept, sent) for s, sent, kept, size in rows]
     costs, averaging = {"cpu": row}, Averaging(down=True, parts=micro_batches, alone=alone)
-    options = {"stage_replicas": most, "replicas": replicas, "averages_alone": alone}
+    setup = Setup((), link, replicas, most, contention=float if alone else None)
 
     def takes_s(sizes: list[int], groups: list[tuple[int, ...]]) -> float | None:
         worst, start = 0.0, 0
@@ -101,8 +101,8 @@ def test_no_layout_that_fits_is_faster_on_any_devices(
         fitting = [seconds for seconds in every if seconds is not None]
         if not fitting:
             with pytest.raises(PlacementError, match="no layout fits"):
-                backprop_layout(costs, devices, link, one_f_one_b(micro_batches), **options)
+                backprop_layout(costs, setup, one_f_one_b(micro_batches), devices)
             return
-        layout = backprop_layout(costs, devices, link, one_f_one_b(micro_batches), **options)
+        layout = backprop_layout(costs, setup, one_f_one_b(micro_batches), devices)
     assert layout.bottleneck_s == pytest.approx(min(fitting), rel=1e-12)
     assert takes_s(layout.sizes, [stage.devices for stage in layout.stages]) == pytest.approx(layout.bottleneck_s)

@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
         Pipeline([BP(network)], ["cpu"] * 3)
     with pytest.raises(PlacementError, match="sizes"):
         Pipeline([BP(network)], ["cpu"] * 2, sizes=[2, 1])
-    with pytest.raises(ConfigError, match="compile is of a layer on one device"):
+    with pytest.raises(ConfigError, match="compile='static' needs a layer on one device"):
         Pipeline([BP(network)], ["cpu"] * 2, compile="static")
     with pytest.raises(PlacementError, match="2 stages for 1 layers"):
         Pipeline([BP(nn.Linear(4, 4))], ["cpu"] * 2)

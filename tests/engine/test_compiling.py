@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -30,8 +31,7 @@ from pipeal.engine.runner.compile_gate import Abandoned, CompileGate
 from pipeal.engine.runner.compiling import _check_compiler, _numerics
 from pipeal.engine.runner.regions import CompileWarning, Region, compiler_settings, installed, regions
 from pipeal.planning.measure.layers import WARM_UP, layer_costs
-from pipeal.planning.measure.virtual import VirtualLayer
-from pipeal.planning.placement import place
+from pipeal.planning.planner import place
 
 from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
 from .test_failures import notes_of

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline, PlacementError
@@ -19,22 +20,23 @@ from pipeal.engine.runner.split import SplitWarning
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.planning import simulate
 from pipeal.planning.measure.layers import WARM_UP, layer_costs
-from pipeal.planning.measure.virtual import VirtualLayer
-from pipeal.planning.placement import Placement, _in_the_long_run, fit, place
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import fit, place
+from pipeal.planning.search import _in_the_long_run
 
 
 @pytest.fixture(autouse=True)
 def no_omp(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the machine's own environment says of threads, and how busy it is, is not what is tested here."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("pipeal.planning.placement.is_busy", lambda: False)
+    monkeypatch.setattr("pipeal.planning.planner.is_busy", lambda: False)
 
 
 @pytest.fixture
 def counted_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that take time set the clock, and nothing else does: a busy machine does not show."""
     now = [0.0]
-    monkeypatch.setattr("pipeal.planning.measure.virtual.sleep", lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr("bench.virtual.sleep", lambda seconds: now.append(now.pop() + seconds))
     monkeypatch.setattr("pipeal.engine.devices.base.time.perf_counter", lambda: now[0])
 
 
@@ -52,21 +54,21 @@ def test_too_few_batches_are_refused() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_layers_that_overlap_get_several_stages_and_lopsided_ones_are_balanced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 2)
     times = [(1.0, 2.0)] * 3 + [(3.0, 6.0)]
     costs = [dict(zip(Action, (*own, 0.0), strict=True)) for own in times]
 
     def trial(search: Any, candidate: Placement, _: Any) -> float:
-        if search._costs is None:
+        if search.costs is None:
             assert candidate.sizes == [4]
-            search._costs = costs
+            search.costs = costs
         stages = [
             {action: sum(costs[layer][action] for layer in own) for action in Action}
             for own in layers_of_stages(candidate.sizes)
         ]
         return simulate(SCHEDULES["pipelined"], stages, 8).makespan_s / 8_000
 
-    monkeypatch.setattr("pipeal.planning.placement._Search._measure", trial)
+    monkeypatch.setattr("pipeal.planning.search.Search._measure", trial)
     layers = [VirtualLayer(*own) for own in times]
     tried: list[Placement] = []
     chosen = place(layers, [(None, None)] * 8, "pipelined", on_trial=tried.append)
@@ -79,7 +81,7 @@ def test_layers_that_overlap_get_several_stages_and_lopsided_ones_are_balanced(m
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_what_is_tried_is_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials had queues of two packets and a share of the cores each, whatever the run was to have."""
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 2)
     opened: list[tuple[int, Any, Any]] = []
 
     class Told(Pipeline):
@@ -87,7 +89,7 @@ def test_what_is_tried_is_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None
             opened.append((len(devices), options["options"].threads, options["options"].queue_depth))
             super().__init__(layers, devices, *arguments, **options)
 
-    monkeypatch.setattr("pipeal.planning.placement.Pipeline", Told)
+    monkeypatch.setattr("pipeal.planning.search.Pipeline", Told)
     layers, batches = [VirtualLayer(0, 0), VirtualLayer(0, 0)], [(None, None)] * 4
     chosen = place(layers, batches, "pipelined", EngineOptions(threads=3, queue_depth=5), devices=["cpu"], rounds=1)
     assert (opened, chosen.threads) == ([(1, 3, 5), (2, 3, 5)], 3)
@@ -99,9 +101,9 @@ def test_what_is_tried_is_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_one_layer_is_tried_on_fewer_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """It had all cores, unasked: a small model on many of them mostly waits for threads."""
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 12)
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 12)
     took = {12: 3.0, 6: 2.0, 3: 1.0, 1: 1.5}
-    monkeypatch.setattr("pipeal.planning.placement._Search._measure", lambda _, candidate, __: took[candidate.threads])
+    monkeypatch.setattr("pipeal.planning.search.Search._measure", lambda _, candidate, __: took[candidate.threads])
     tried: list[Placement] = []
     chosen = place([VirtualLayer(0, 0)], [(None, None)] * 4, "sequential", on_trial=tried.append)
     assert {trial.threads: trial.seconds_per_batch for trial in tried} == took
@@ -112,11 +114,11 @@ def test_one_layer_is_tried_on_fewer_threads_too(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_on_a_busy_machine_one_thread_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads took 17 s for a batch there and one 0.3 s; there was nothing yet to drop them for."""
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 4)
-    monkeypatch.setattr("pipeal.planning.placement.is_busy", lambda: True)
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 4)
+    monkeypatch.setattr("pipeal.planning.planner.is_busy", lambda: True)
     order: list[int] = []
     monkeypatch.setattr(
-        "pipeal.planning.placement._Search._measure", lambda _, candidate, __: order.append(candidate.threads) or 1.0
+        "pipeal.planning.search.Search._measure", lambda _, candidate, __: order.append(candidate.threads) or 1.0
     )
     place([VirtualLayer(0, 0)], [(None, None)] * 4, "sequential")
     assert order[0] == 1
@@ -156,7 +158,7 @@ class Crowded(VirtualLayer):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_a_candidate_that_does_not_fit_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended the whole command, though other placements fit."""
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 2)
     tried: list[Placement] = []
     without: list[str] = []
     chosen = place(
@@ -175,7 +177,7 @@ def test_a_candidate_that_does_not_fit_is_left_out_and_told(monkeypatch: pytest.
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the candidates are a CPU's")
 def test_where_nothing_fits_that_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeal.planning.placement.cores", lambda: 2)
+    monkeypatch.setattr("pipeal.planning.planner.cores", lambda: 2)
     with pytest.raises(OutOfMemoryError, match="in the forward of stage"):
         place([Crowded(0), Crowded(0)], [(None, None)] * 4, "pipelined")
 
@@ -192,7 +194,7 @@ def test_a_trial_neither_ends_for_a_loss_that_is_not_finite_nor_fails_where_the_
 
 def test_stages_by_number_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory did not suffice to measure layers, and they were divided by number without a word."""
-    monkeypatch.setattr("pipeal.planning.placement.layer_costs", Mock(side_effect=MemoryError))
+    monkeypatch.setattr("pipeal.planning.search.layer_costs", Mock(side_effect=MemoryError))
     steps: list[str] = []
     layers, batches = [VirtualLayer(0, 0) for _ in range(4)], [(None, None)] * 4
     taken = fit(

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Pipeline, ScheduleError, StallError
 from pipeal.engine import SCHEDULES
-from pipeal.planning.measure.virtual import VirtualLayer
 
 from .traps import SOON_S, STALL_S, Gate, LostLosses, Trap, nothing, quick, throw
 
@@ -455,7 +455,7 @@ SCRIPT = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
 from pipeal import Pipeline
-from pipeal.planning.measure.virtual import VirtualLayer
+from bench.virtual import VirtualLayer
 
 def batches():
     yield None, None
@@ -479,8 +479,9 @@ with Pipeline([VirtualLayer({seconds}, {seconds}) for _ in range(3)], schedule={
 def test_ctrl_c_ends_the_run(schedule: str, seconds: float) -> None:
     """Also while a stage is in an action of ten minutes."""
     script = textwrap.dedent(SCRIPT.format(schedule=schedule, seconds=seconds))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # pytest has put scripts there
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
     try:
         assert process.stdout is not None

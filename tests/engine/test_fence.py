@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,7 +17,6 @@ from pipeal import ALPackage, Pipeline, ScheduleError, StallError
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import keyed
 from pipeal.engine import SCHEDULES, LayerState, Snapshot, layer_state, load_layer_state
-from pipeal.planning.measure.virtual import VirtualLayer
 
 from .cases import Case, Layer, cases, cosine, cuts, outcome, train_by_hand
 from .test_layer_state import pairs, rebuilt, written_and_read

@@ -15,26 +15,22 @@ from pipeal.engine.schedule import SCHEDULES, Action, Schedule
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.planning.pure.backprop_layout import backprop_layout
 from pipeal.planning.pure.backprop_schedules import BackpropSchedule, one_f_one_b
-from pipeal.planning.pure.candidates import Setup, lay_out
-from pipeal.planning.pure.forecast import METHODS, RIVALS, Forecast, Model, alone_s, best_forecast, forecast, on_fewer
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.candidates import alone_s
+from pipeal.planning.pure.forecast import METHODS, RIVALS, Forecast, Model, best_forecast, forecast, on_fewer
+from pipeal.planning.pure.hardware import Contention, Group, Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import Layout, PlannedStage, best_layout
-from pipeal.planning.pure.simulate import Contention, Hop, simulate
+from pipeal.planning.pure.simulate import Hop, simulate
 from pipeal.planning.pure.stage_cost import Averaging, LayerSums
 
 from .cases import cuts
-from .test_layout import ways
+from .test_layout import on, ways
 
 EQUAL = LayerCost(1.0, 2.0, 0.0, 100, 1000, optimizer_bytes=2000, activation_bytes=800, mean_out_bytes=100)
 
 
 def equal(layers: int) -> dict[str, list[LayerCost]]:
     return {"cpu": [EQUAL] * layers}
-
-
-def on(count: int, **more: object) -> Setup:
-    return Setup(devices=(PlannedDevice(),) * count, **more)  # type: ignore[arg-type]
 
 
 def shared(cost: LayerCost, micro_batches: int) -> LayerCost:
@@ -98,7 +94,7 @@ def test_each_schedule_has_a_layout_of_its_own() -> None:
     found = of("AL al-fm", 12, on(4))
     assert found.layout.sizes[-1] == 2
     assert found.batch_s == pytest.approx(16)
-    even = forecast("", SCHEDULES["al-fm"], equal(12), on(4), lay_out(equal(12), on(4)))
+    even = forecast("", SCHEDULES["al-fm"], equal(12), on(4), best_layout(equal(12), on(4)))
     assert even.batch_s == pytest.approx(18)
     assert of("AL pipelined", 12, on(4)).layout.sizes == [3, 3, 3, 3]
 
@@ -160,7 +156,7 @@ def test_gradients_are_averaged_while_other_layers_go_backward() -> None:
     # Backpropagation comes to the first layer last, and then updates: the second meanwhile.
     assert best_forecast("BP naive", model, setup).batch_s == pytest.approx(7 / 2)
     # Where averaging is work of the cores that all share, there is no meanwhile.
-    shared = replace(setup, crowding=lambda _: 1.0)
+    shared = replace(setup, contention=lambda _: 1.0)
     assert best_forecast("AL sequential", model, shared).batch_s == pytest.approx(7.5 / 2)
     slow = replace(setup, link=Link(latency_s=5.0))
     assert best_forecast("AL sequential", model, slow).batch_s == pytest.approx((2 + 2 + 2 * 2 * 5 + 0.5) / 2)
@@ -175,7 +171,7 @@ def test_stages_are_laid_out_for_gradients_that_are_averaged_meanwhile() -> None
     assert [(stage.layers, stage.seconds) for stage in found.layout.stages] == [(range(2), 8), (range(2, 3), 6)]
     assert found.batch_s == pytest.approx(8 / 2, rel=0.01)
     # On cores that stages share there is no meanwhile, and what the plan shows says so.
-    shared = forecast("", SCHEDULES["pipelined"], {"cpu": rows}, replace(setup, crowding=lambda _: 1.0))
+    shared = forecast("", SCHEDULES["pipelined"], {"cpu": rows}, replace(setup, contention=lambda _: 1.0))
     assert [(stage.layers, stage.seconds) for stage in shared.layout.stages] == [(range(1), 7), (range(1, 3), 10)]
     assert shared.batch_s == pytest.approx(10 / 2, rel=0.01)
 
@@ -232,7 +228,7 @@ def test_averaging_takes_no_longer_beside_other_work_than_after_it(
     link = Link(bytes_per_s=4.0, latency_s=1.0)
     order = layers[::-1] if down else layers
     beside, after = (
-        sums.durations(0, len(rows), PlannedDevice(), together=together, link=link, averaging=how)
+        sums.durations(layers, Group(PlannedDevice()), Setup((), link, replicas=together), how)
         for how in (Averaging(down=down), Averaging(alone=True))
     )
     update_s = sum(own_s for _, own_s, _ in rows)
@@ -332,7 +328,7 @@ def test_faster_devices_and_shared_stages_count() -> None:
 
 
 def test_stages_that_share_cores_get_no_more_than_those() -> None:
-    two_cores = replace(on(4), crowding=lambda at_once: max(1.0, at_once / 2))
+    two_cores = replace(on(4), contention=lambda at_once: max(1.0, at_once / 2))
     assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(6, rel=0.01)
 
 
@@ -344,18 +340,18 @@ def test_replicas_on_shared_cores_get_no_more_than_those_either() -> None:
         return max(1.0, at_once / 2)
 
     # 12 s of work for each batch of 4 layers, on two cores.
-    assert of("AL pipelined", 4, on(4, crowding=two_cores)).batch_s == pytest.approx(6, rel=0.01)
-    assert of("AL pipelined", 4, on(8, crowding=two_cores, replicas=2)).batch_s == pytest.approx(6, rel=0.01)
-    assert of("AL sequential", 4, on(4, crowding=two_cores, replicas=4)).batch_s == pytest.approx(6)
+    assert of("AL pipelined", 4, on(4, contention=two_cores)).batch_s == pytest.approx(6, rel=0.01)
+    assert of("AL pipelined", 4, on(8, contention=two_cores, replicas=2)).batch_s == pytest.approx(6, rel=0.01)
+    assert of("AL sequential", 4, on(4, contention=two_cores, replicas=4)).batch_s == pytest.approx(6)
     # 6 s of work for each batch of 2 layers, each of which two devices share.
-    setup = on(4, crowding=two_cores, stage_replicas=2)
-    shared = lay_out(equal(2), setup)
+    setup = on(4, contention=two_cores, stage_replicas=2)
+    shared = best_layout(equal(2), setup)
     assert [len(stage.devices) for stage in shared.stages] == [2, 2]
     both = forecast("", SCHEDULES["pipelined"], equal(2), setup, shared)
     assert both.batch_s == pytest.approx(3, rel=0.01)
-    carried = on(8, crowding=two_cores, replicas=2, link=Link(bytes_per_s=100.0))
+    carried = on(8, contention=two_cores, replicas=2, link=Link(bytes_per_s=100.0))
     costs = {"cpu": [replace(EQUAL, parameter_bytes=0)] * 4}
-    four_stages = lay_out(costs, carried)
+    four_stages = best_layout(costs, carried)
     assert len(four_stages.stages) == 4
     found = forecast("", SCHEDULES["pipelined"], costs, carried, four_stages)
     assert found.batch_s == pytest.approx(7.5, rel=0.01)
@@ -367,11 +363,11 @@ def test_stages_are_as_many_as_the_cores_they_share_can_use() -> None:
     def worse_and_worse(at_once: int) -> float:
         return {1: 1.0, 2: 1.2}.get(at_once, float(at_once))
 
-    setup = on(4, crowding=worse_and_worse)
+    setup = on(4, contention=worse_and_worse)
     found = of("AL pipelined", 4, setup)
     assert found.layout.sizes == [2, 2]
     assert found.batch_s == pytest.approx(6 * 1.2, rel=0.01)
-    assert forecast("", SCHEDULES["pipelined"], equal(4), setup, lay_out(equal(4), setup)).batch_s > 11
+    assert forecast("", SCHEDULES["pipelined"], equal(4), setup, best_layout(equal(4), setup)).batch_s > 11
     assert len(of("BP 1f1b", 4, setup).layout.stages) == 2
 
 
@@ -381,7 +377,7 @@ def test_under_a_join_links_may_ask_for_fewer_stages() -> None:
     for name, stages in (("AL al-fm", 1), ("AL pipelined", 4)):
         found = of(name, 4, setup)
         assert len(found.layout.stages) == stages
-        tried = [forecast("", SCHEDULES[name[3:]], equal(4), setup, lay_out(equal(4), on(n))) for n in (1, 2, 3, 4)]
+        tried = [forecast("", SCHEDULES[name[3:]], equal(4), setup, best_layout(equal(4), on(n))) for n in (1, 2, 3, 4)]
         assert found.batch_s == min(one.batch_s for one in tried)
 
 
@@ -394,8 +390,8 @@ def test_of_unlike_devices_the_fastest_are_left_where_fewer_are_better() -> None
 
 def test_carrying_packets_is_work_of_shared_cores() -> None:
     """A packet of a second over each of 3 links, 12 s of work: 15 s on two cores are 7.5; two stages have one link."""
-    two_cores = replace(on(4, link=Link(bytes_per_s=100.0)), crowding=lambda at_once: max(1.0, at_once / 2))
-    four = forecast("", SCHEDULES["pipelined"], equal(4), two_cores, lay_out(equal(4), two_cores))
+    two_cores = replace(on(4, link=Link(bytes_per_s=100.0)), contention=lambda at_once: max(1.0, at_once / 2))
+    four = forecast("", SCHEDULES["pipelined"], equal(4), two_cores, best_layout(equal(4), two_cores))
     assert four.batch_s == pytest.approx(7.5, rel=0.01)
     assert of("AL pipelined", 4, two_cores).batch_s == pytest.approx(6.5, rel=0.01)
     assert of("AL pipelined", 4, on(4, link=Link(bytes_per_s=100.0))).batch_s == pytest.approx(3, rel=0.02)
@@ -415,8 +411,8 @@ def test_of_batches_that_begin_after_the_one_before_all_take_what_one_takes(
     """Only one of them is simulated; once it was three, and two again."""
     costs = [LayerCost(forward_s, backward_s, update_s, mean_out_bytes=forward_s) for forward_s, backward_s in rows]
     stages = tuple(PlannedStage(range(n, n + 1), (n,), PlannedDevice(), 0.0, 0.0, 0) for n in range(len(rows)))
-    crowding: Contention | None = (lambda at_once: max(1.0, at_once / 2)) if shares else None
-    setup = on(len(rows), batches=12, link=Link(2.0, latency), crowding=crowding)
+    contention: Contention | None = (lambda at_once: max(1.0, at_once / 2)) if shares else None
+    setup = on(len(rows), batches=12, link=Link(2.0, latency), contention=contention)
     schedule: Schedule | BackpropSchedule = RIVALS[name](micro_batches) if name in RIVALS else SCHEDULES[name[3:]]
     parts = micro_batches if name in RIVALS else 1
     found = forecast(name, schedule, {"cpu": costs}, setup, Layout(stages, any_order=True))
@@ -426,7 +422,7 @@ def test_of_batches_that_begin_after_the_one_before_all_take_what_one_takes(
         12 * parts,
         queue_depth=parts if name in RIVALS else 2,
         hops=[Hop(cost.mean_out_bytes / 2.0, latency) for cost in costs[:-1]],
-        crowding=crowding,
+        contention=contention,
     )
     assert found.batch_s * 12 == pytest.approx(whole.makespan_s)
     assert found.busy == pytest.approx(whole.busy)
@@ -437,8 +433,8 @@ def test_what_fewer_devices_ask_for_again_is_known(shares: bool, monkeypatch: py
     """A plan for 64 devices took 20 s: for each number of them the same layouts were searched for and simulated."""
     costs = {"cpu": [LayerCost(1.0 + n / 8, 2.0, 0.5, mean_out_bytes=100) for n in range(8)]}
     model = Model(costs, dict.fromkeys((1, 4), costs))
-    crowding: Contention | None = (lambda at_once: max(1.0, at_once / 4)) if shares else None
-    setup = on(24, link=Link(100.0, 0.5), crowding=crowding)
+    contention: Contention | None = (lambda at_once: max(1.0, at_once / 4)) if shares else None
+    setup = on(24, link=Link(100.0, 0.5), contention=contention)
     asked: list[str] = []
 
     def counted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 
 from pipeal import PlacementError
 from pipeal.core.options import EngineOptions
 from pipeal.engine.schedule import SCHEDULES
-from pipeal.planning import placement as costs
+from pipeal.planning import planner
 from pipeal.planning.measure import gpus
-from pipeal.planning.measure.virtual import VirtualLayer
-from pipeal.planning.placement import Placement, place
-from pipeal.planning.pure.candidates import Setup
+from pipeal.planning.placement import Placement
+from pipeal.planning.planner import place
 from pipeal.planning.pure.forecast import Model, best_forecast
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import Layout, PlannedStage
+from pipeal.planning.search import Search
 
 GIB = 2**30
 
@@ -55,7 +56,7 @@ def test_only_the_gpus_named_are_used_and_the_layout_is_that_for_the_schedule(
     three_gpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layouts were always those of a pipeline without joins, and always of all GPUs."""
-    monkeypatch.setattr(costs._Search, "_measure", lambda _, candidate, __: 1.0 / len(candidate.devices))
+    monkeypatch.setattr(Search, "_measure", lambda _, candidate, __: 1.0 / len(candidate.devices))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (24 * GIB, 24 * GIB))
     layers = [VirtualLayer(0, 0) for _ in range(8)]
     named: list[str] = ["cuda:0", "cuda:2"]
@@ -92,8 +93,8 @@ def test_one_stage_on_a_faster_gpu_than_the_first_is_tried(
     """A layout of one stage was thrown away as if it were the one on the first GPU; a model of one layer, such as any
     for backpropagation, went there unmeasured."""
     stage = PlannedStage(range(layers), (1,), PlannedDevice(), 3.0, 0.0, 0)
-    monkeypatch.setattr(costs, "layout_on_gpus", lambda *_, **__: Layout((stage,), any_order=True))
-    monkeypatch.setattr(costs._Search, "_measure", lambda _, candidate, __: 2.0 - (candidate.devices == ["cuda:1"]))
+    monkeypatch.setattr(planner, "layout_on_gpus", lambda *_, **__: Layout((stage,), any_order=True))
+    monkeypatch.setattr(Search, "_measure", lambda _, candidate, __: 2.0 - (candidate.devices == ["cuda:1"]))
     tried: list[Placement] = []
     taken = place([VirtualLayer(0, 0)] * layers, [None] * 3, "pipelined", on_trial=tried.append)
     assert [trial.devices for trial in tried] == [["cuda:0"], ["cuda:1"]]
@@ -106,8 +107,8 @@ def test_the_layout_is_tried_against_one_stage(monkeypatch: pytest.MonkeyPatch) 
         PlannedStage(range(3, 4), (0,), PlannedDevice(), 2.0, 0.0, 0),
     ]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(costs, "layout_on_gpus", lambda *_, **__: Layout(tuple(stages), any_order=True))
-    monkeypatch.setattr(costs._Search, "_measure", lambda _, candidate, __: 1.0 / len(candidate.devices))
+    monkeypatch.setattr(planner, "layout_on_gpus", lambda *_, **__: Layout(tuple(stages), any_order=True))
+    monkeypatch.setattr(Search, "_measure", lambda _, candidate, __: 1.0 / len(candidate.devices))
     tried: list[Placement] = []
     taken = place([VirtualLayer(0, 0) for _ in range(4)], [(None, None)] * 3, "pipelined", on_trial=tried.append)
     assert [(trial.devices, trial.sizes) for trial in tried] == [(["cuda:0"], [4]), (["cuda:1", "cuda:0"], [3, 1])]
@@ -129,8 +130,8 @@ def test_where_one_kind_of_gpu_is_too_small_to_measure_on_the_other_is_tried(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return 1.0
 
-    monkeypatch.setattr(costs, "layout_on_gpus", nothing_fits)
-    monkeypatch.setattr(costs._Search, "_measure", trial)
+    monkeypatch.setattr(planner, "layout_on_gpus", nothing_fits)
+    monkeypatch.setattr(Search, "_measure", trial)
     taken = place([VirtualLayer(0, 0) for _ in range(layers)], [(None, None)] * 3, "pipelined")
     assert (taken.devices, taken.sizes) == (["cuda:1"], [layers])
     assert three_gpus == []
@@ -139,8 +140,8 @@ def test_where_one_kind_of_gpu_is_too_small_to_measure_on_the_other_is_tried(
 def test_where_nothing_fits_by_counting_the_trials_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "alike")
-    monkeypatch.setattr(costs, "layout_on_gpus", nothing_fits)
-    monkeypatch.setattr(costs._Search, "_measure", lambda _, candidate, __: 1.0 / len(candidate.devices))
+    monkeypatch.setattr(planner, "layout_on_gpus", nothing_fits)
+    monkeypatch.setattr(Search, "_measure", lambda _, candidate, __: 1.0 / len(candidate.devices))
     taken = place([VirtualLayer(0, 0) for _ in range(4)], [(None, None)] * 3, "pipelined")
     assert (taken.devices, taken.sizes) == (["cuda:0", "cuda:1"], [2, 2])
 

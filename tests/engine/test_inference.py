@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from pipeal.engine import SCHEDULES
 from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.models.text import LSTMAL, TextAL, TextDims, TransformerAL
-from pipeal.planning.measure.virtual import VirtualLayer
 
 from .cases import Case, Layer, cases, cosine, cuts, predictions_by_hand, reference
 from .test_failures import notes_of

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import DataError
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, save_costs
 from pipeal.planning.pure.layout import best_layout
 
@@ -61,24 +61,27 @@ def spoilt(**changes: object) -> str:
         ("[]", "expected the format"),
         ("{}", "expected the format"),
         (spoilt(format="other"), "expected the format"),
-        (spoilt(format="pipeal-costs-2"), "expected the format 'pipeal-costs-3'.* measure anew"),
+        (spoilt(format="pipeal-costs-2"), "expected the format 'pipeal-costs-3'.* measure again"),
         (spoilt(layers=[]), "holds no layer"),
-        (spoilt(layers=3), "measure anew"),
-        (spoilt(layers=[{}]), "measure anew"),
-        (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, -1)]), "at least 0"),
-        (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, "1")]), "at least 0"),
-        (spoilt(crowding={"two": 1}), "measure anew"),
-        (spoilt(crowding={"0": 1}), "above 0"),
-        (spoilt(crowding={"2": 0}), "found 0 where a number above 0"),  # a ZeroDivisionError, once; and so below
+        (spoilt(layers=3), "measure again"),
+        (spoilt(layers=[{}]), "measure again"),
+        (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, -1)]), "greater than or equal to 0"),
+        (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, "1")]), "found '1': Input should be a valid number"),
+        (spoilt(crowding={"two": 1}), "measure again"),
+        (spoilt(crowding={"0": 1}), "should be greater than 0"),
+        (
+            spoilt(crowding={"2": 0}),
+            "found 0: Input should be greater than 0",
+        ),  # a ZeroDivisionError, once; and so below
         (spoilt(layers=[dict.fromkeys(LayerCost.__slots__, 0)]), "take no time"),
         (spoilt(backprop={"1": [dict.fromkeys(LayerCost.__slots__, 0)]}), "take no time"),
-        (spoilt(backprop=[]), "measure anew"),
+        (spoilt(backprop=[]), "measure again"),
         (spoilt(backprop={"1": []}), "holds no layer"),
         (spoilt(backprop={"4": [dict.fromkeys(LayerCost.__slots__, 1)]}), "no whole batch"),
-        (spoilt(backprop={"9" * 5000: []}), "above 0"),
-        (spoilt(crowding=[]), "measure anew"),
-        (spoilt(kind=None), "measure anew"),
-        (spoilt(samples=float("nan")), "at least 0"),
+        (spoilt(backprop={"9" * 5000: []}), "measure again"),
+        (spoilt(crowding=[]), "measure again"),
+        (spoilt(kind=None), "measure again"),
+        (spoilt(samples=float("nan")), "should be a finite number"),
     ],
 )
 def test_what_is_no_file_of_costs_is_told(text: str, message: str, tmp_path: Path) -> None:
@@ -101,7 +104,7 @@ def test_packets_of_which_only_the_largest_is_known_are_all_as_large() -> None:
     """A link carried them in no time: in the mean they were taken to have no bytes."""
     cost = LayerCost(1, 2, out_bytes=100)
     assert cost.mean_out_bytes == 100
-    assert best_layout({"cpu": [cost] * 2}, [PlannedDevice()] * 2, Link(bytes_per_s=10)).sizes == [2]
+    assert best_layout({"cpu": [cost] * 2}, Setup((PlannedDevice(),) * 2, Link(bytes_per_s=10))).sizes == [2]
     assert replace(cost, out_bytes=200).mean_out_bytes == 100
     assert LayerCost(1, 2, out_bytes=100, mean_out_bytes=0).mean_out_bytes == 0
 

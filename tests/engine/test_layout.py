@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeal import PlacementError
 from pipeal.engine.schedule import SCHEDULES, Action
 from pipeal.planning.pure.device_sets import device_sets
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import Layout, best_layout
 from pipeal.planning.pure.simulate import Hop, simulate
@@ -41,6 +41,10 @@ devices = st.builds(
 )
 links = st.sampled_from([Link(), Link(4.0, 1.0), Link(1.0, 0.0)])
 averagings = st.builds(Averaging, down=st.booleans(), parts=st.sampled_from([1, 2]), alone=st.booleans())
+
+
+def on(count: int, **more: object) -> Setup:
+    return Setup(devices=(PlannedDevice(),) * count, **more)  # type: ignore[arg-type]
 
 
 def ways(used: Sequence[int], stages: int, most: int, any_order: bool) -> Iterator[list[tuple[int, ...]]]:
@@ -167,12 +171,12 @@ def test_no_layout_is_faster(
             patch.setattr("pipeal.planning.pure.device_sets.MOST_MOVES", 0)
             any_order = len(set(given_devices)) == 1
         wanted = best_of_all(costs, given_devices, link, most, replicas, queue_depth, any_order, averaging)
-        options = {"stage_replicas": most, "replicas": replicas, "queue_depth": queue_depth, "averaging": averaging}
+        setup = Setup((), link, replicas, most, queue_depth=queue_depth)
         if wanted is None:
             with pytest.raises(PlacementError, match="no layout fits"):
-                best_layout(costs, given_devices, link, **options)
+                best_layout(costs, setup, given_devices, averaging=averaging)
             return
-        layout = best_layout(costs, given_devices, link, **options)
+        layout = best_layout(costs, setup, given_devices, averaging=averaging)
     assert layout.bottleneck_s == pytest.approx(wanted, rel=1e-12)
     holds_together(layout, given_devices, most, len(rows))
     groups = [stage.devices for stage in layout.stages]
@@ -197,7 +201,7 @@ def test_each_schedule_gets_the_layout_that_suits_it(name: str, rows: list[Layer
             return max(sum(stage.values()) for stage in stages)
         return simulate(schedule, stages, 1).makespan_s
 
-    found = best_layout({"cpu": rows}, [PlannedDevice()] * count, schedule=schedule)
+    found = best_layout({"cpu": rows}, on(count), schedule=schedule)
     every = [sizes for stages in range(1, min(count, len(rows)) + 1) for sizes in cuts(len(rows), stages)]
     assert pace_s(found.sizes) == min(map(pace_s, every))
 
@@ -208,12 +212,14 @@ def test_what_a_kind_of_device_holds_and_sends_is_what_was_measured_on_it() -> N
     costs = {"gpu": [narrow] * 4, "cpu": [wide] * 4}
     two = [PlannedDevice("gpu"), PlannedDevice("cpu", memory_bytes=350)]
     for given_devices in (two, two[::-1]):
-        stages = {stage.device.kind: stage for stage in best_layout(costs, given_devices, Link(100.0)).stages}
+        stages = {
+            stage.device.kind: stage for stage in best_layout(costs, Setup(tuple(given_devices), Link(100.0))).stages
+        }
         assert stages["cpu"].layers == range(2, 4)  # last, where no packets wait behind it
         assert stages["gpu"].sends_s == 0.5
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeal.planning.pure.device_sets.MOST_MOVES", 0)
-        cpu, gpu = best_layout(costs, two[::-1], Link(100.0)).stages
+        cpu, gpu = best_layout(costs, Setup((two[1], two[0]), Link(100.0))).stages
     assert (cpu.device.kind, cpu.layers, cpu.sends_s) == ("cpu", range(1), 1.0)
     assert cpu.memory_bytes == 100 + 2 * 100  # of 350: with its packets, not two layers
     assert gpu.layers == range(1, 4)
@@ -236,25 +242,25 @@ def flat(seconds: Sequence[float], **more: int) -> dict[str, list[LayerCost]]:
 
 
 def test_devices_that_would_only_slow_it_down_are_left_out() -> None:
-    layout = best_layout(flat([3, 3, 3]), [PlannedDevice(speed=0.01), *[PlannedDevice()] * 3])
+    layout = best_layout(flat([3, 3, 3]), Setup((PlannedDevice(speed=0.01), *[PlannedDevice()] * 3)))
     assert [stage.devices for stage in layout.stages] == [(1,), (2,), (3,)]
 
 
 def test_a_slow_layer_is_shared_by_several_devices() -> None:
-    layout = best_layout(flat([3, 12, 3]), [PlannedDevice()] * 6, stage_replicas=4)
+    layout = best_layout(flat([3, 12, 3]), on(6, stage_replicas=4))
     assert layout.bottleneck_s == 3
     assert [len(stage.devices) for stage in layout.stages] == [1, 4, 1]
 
 
 def test_as_few_devices_as_do_as_well() -> None:
-    assert best_layout(flat([1] * 5), [PlannedDevice()] * 4).sizes == [2, 2, 1]
+    assert best_layout(flat([1] * 5), on(4)).sizes == [2, 2, 1]
 
 
 def test_a_cut_is_not_made_where_the_packet_is_too_large_for_the_link() -> None:
     costs = [LayerCost(1, 2, mean_out_bytes=size) for size in (1, 900, 1, 1)]
-    layout = best_layout({"cpu": costs}, [PlannedDevice()] * 2, Link(bytes_per_s=100))
+    layout = best_layout({"cpu": costs}, on(2, link=Link(bytes_per_s=100)))
     assert layout.sizes in ([1, 3], [3, 1])
-    assert best_layout({"cpu": costs}, [PlannedDevice()] * 2).sizes == [2, 2]
+    assert best_layout({"cpu": costs}, on(2)).sizes == [2, 2]
 
 
 @pytest.mark.parametrize(("queue_depth", "sizes", "pace_s"), [(30, [1, 1], 3.0), (10, [1, 1], 5.1), (2, [2], 6.0)])
@@ -264,7 +270,7 @@ def test_a_latency_passes_while_as_many_packets_as_may_wait_are_on_their_way(
     """A cut was once avoided for any latency; then none was, and two stages on a slow network had half the speed of
     one, because no more than two packets may be on their way."""
     costs = {"cpu": [LayerCost(1, 2, mean_out_bytes=100)] * 2}
-    layout = best_layout(costs, [PlannedDevice()] * 2, Link(100, latency_s=50), queue_depth=queue_depth)
+    layout = best_layout(costs, on(2, link=Link(100, latency_s=50), queue_depth=queue_depth))
     assert (layout.sizes, layout.bottleneck_s) == (sizes, pace_s)
 
 
@@ -280,7 +286,7 @@ def test_a_long_run_keeps_the_pace_of_its_layout(
 ) -> None:
     """Whatever the queues, the links and their latency: the simulation fills its stages, and then is as fast."""
     link = Link(4.0, float(latency))
-    layout = best_layout({"cpu": rows}, [PlannedDevice()] * count, link, queue_depth=queue_depth)
+    layout = best_layout({"cpu": rows}, on(count, link=link, queue_depth=queue_depth))
     parts = [rows[stage.layers.start : stage.layers.stop] for stage in layout.stages]
     stages = [{action: sum(cost.durations()[action] for cost in part) for action in Action} for part in parts]
     hops = [Hop(part[-1].mean_out_bytes / link.bytes_per_s, link.latency_s) for part in parts[:-1]]
@@ -295,49 +301,45 @@ def test_a_long_run_keeps_the_pace_of_its_layout(
 def test_a_link_has_to_carry_packets_of_mean_size_and_memory_to_hold_the_largest() -> None:
     """Links were once charged for the largest batch with every batch."""
     costs = {"cpu": [LayerCost(1, 2, out_bytes=800, mean_out_bytes=100)] * 2}
-    stage = best_layout(costs, [PlannedDevice()] * 2, Link(bytes_per_s=100), queue_depth=3).stages[0]
+    stage = best_layout(costs, on(2, link=Link(bytes_per_s=100), queue_depth=3)).stages[0]
     assert (stage.sends_s, stage.memory_bytes) == (1.0, 3 * 800)
 
 
 @pytest.mark.parametrize("memory_bytes", [280, 279])
 def test_a_device_may_be_filled_to_the_last_byte(memory_bytes: int) -> None:
     row = [LayerCost(1.0, 2.0, parameter_bytes=100, optimizer_bytes=50, activation_bytes=30)]
-    devices = [PlannedDevice(memory_bytes=memory_bytes)]
+    setup = Setup((PlannedDevice(memory_bytes=memory_bytes),))
     if memory_bytes < 280:
         with pytest.raises(PlacementError, match="no layout fits"):
-            best_layout({"cpu": row}, devices)
+            best_layout({"cpu": row}, setup)
     else:
-        assert [stage.memory_bytes for stage in best_layout({"cpu": row}, devices).stages] == [280]
+        assert [stage.memory_bytes for stage in best_layout({"cpu": row}, setup).stages] == [280]
 
 
 def test_memory_decides_before_time_does() -> None:
     costs = flat([3, 3, 3, 3], parameter_bytes=2**20, optimizer_bytes=2**21)
     small = PlannedDevice(speed=9.0, memory_bytes=5 * 2**20)
-    layout = best_layout(costs, [small, PlannedDevice()])
+    layout = best_layout(costs, Setup((small, PlannedDevice())))
     assert sorted(layout.sizes) == [1, 3]
     with pytest.raises(PlacementError, match="the 4 layers need 16 MiB in all and the largest, layer 0, 4 MiB"):
-        best_layout(costs, [small])
+        best_layout(costs, Setup((small,)))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("costs", "devices", "message"),
     [
-        ({"devices": []}, "no device"),
-        ({"devices": [PlannedDevice("tpu")]}, "no costs of a device of kind 'tpu'; measured kinds: cpu"),
-        ({"devices": [PlannedDevice(speed=0.0)]}, "speed is 0"),
-        ({"stage_replicas": 0}, "0 replicas"),
-        ({"replicas": 0}, "0 replicas"),
-        ({"costs": flat([]), "devices": [PlannedDevice()]}, "no costs of a device"),
+        (flat([1, 2]), [PlannedDevice("tpu")], "no costs of a device of kind 'tpu'; measured kinds: cpu"),
+        (flat([]), [PlannedDevice()], "no costs of a device"),
         (
-            {"costs": {**flat([1]), "gpu": [LayerCost(1, 1)] * 2}, "devices": [PlannedDevice(), PlannedDevice("gpu")]},
+            {**flat([1]), "gpu": [LayerCost(1, 1)] * 2},
+            [PlannedDevice(), PlannedDevice("gpu")],
             "different numbers of layers",
         ),
     ],
 )
-def test_what_cannot_be_laid_out(wrong: dict[str, object], message: str) -> None:
-    options = {"costs": flat([1, 2]), "devices": [PlannedDevice()]} | wrong
+def test_what_cannot_be_laid_out(costs: dict[str, list[LayerCost]], devices: list[PlannedDevice], message: str) -> None:
     with pytest.raises(PlacementError, match=message):
-        best_layout(**options)  # type: ignore[arg-type]
+        best_layout(costs, Setup(tuple(devices)))
 
 
 @given(given_devices=st.lists(devices, min_size=1, max_size=6), most=st.integers(1, 3))
@@ -352,12 +354,12 @@ def test_every_move_leads_to_a_later_set(given_devices: list[PlannedDevice], mos
 
 
 def test_more_devices_than_can_be_of_use_cost_no_time() -> None:
-    layout = best_layout(flat([3, 12, 3]), [PlannedDevice()] * 60_000, stage_replicas=4)
+    layout = best_layout(flat([3, 12, 3]), on(60_000, stage_replicas=4))
     assert [stage.devices for stage in layout.stages] == [(0,), (1, 2, 3, 4), (5,)]
 
 
 def test_too_many_kinds_for_every_order_are_used_in_the_order_given() -> None:
-    many = [PlannedDevice(speed=1 + number / 16) for number in range(16)]
-    layout = best_layout(flat([2.0] * 40), many)
+    many = tuple(PlannedDevice(speed=1 + number / 16) for number in range(16))
+    layout = best_layout(flat([2.0] * 40), Setup(many))
     assert not layout.any_order
     assert max(layout.sizes) > min(layout.sizes)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import nn
 
 from pipeal import BP, ConfigError, Pipeline
-from pipeal.core.options import MATMULS, Matmul
+from pipeal.core.options import Matmul
 from pipeal.engine import SCHEDULES
 from pipeal.engine.runner import precision as settings
 
@@ -97,7 +97,7 @@ def test_pipelines_that_overlap_leave_what_was_before_the_first() -> None:
 
 
 @own_settings
-@pytest.mark.parametrize("matmul", MATMULS)
+@pytest.mark.parametrize("matmul", get_args(Matmul))
 def test_what_the_user_has_set_for_a_backend_holds_again_afterwards(matmul: Matmul) -> None:
     """Such a pipeline could not be opened: asked for one word for all backends, torch raises where they differ."""
     for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
@@ -129,7 +129,7 @@ def test_another_precision_while_one_holds_is_refused_and_leaves_it() -> None:
         assert torch.get_float32_matmul_precision() == "medium"
 
 
-@pytest.mark.parametrize("matmul", MATMULS)
+@pytest.mark.parametrize("matmul", get_args(Matmul))
 def test_every_schedule_leaves_the_same(matmul: Matmul) -> None:
     def trained(schedule: str, stages: int) -> Outcome:
         package = CASE.build()

@@ -8,15 +8,15 @@ from threading import Thread
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from torch import nn
 
 from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
 from pipeal.core.errors import OutOfMemoryError
 from pipeal.core.options import EngineOptions
 from pipeal.planning.measure.contention import contention_of, crowds, measure_contention
-from pipeal.planning.measure.layers import WARM_UP, balanced_sizes, layer_costs, measure, measure_in_turns, uncollected
-from pipeal.planning.measure.virtual import VirtualLayer
-from pipeal.planning.placement import place
+from pipeal.planning.measure.layers import WARM_UP, layer_costs, measure, measure_in_turns, uncollected
+from pipeal.planning.planner import fit, place
 
 
 def package() -> ALPackage:
@@ -118,15 +118,9 @@ def test_a_loss_that_is_not_finite_ends_no_measurement() -> None:
     assert measure_contention(package(), broken, [2], rounds=1)[2] > 0
 
 
-def test_stages_are_balanced_by_what_layers_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_balanced_by_what_layers_cost() -> None:
     layers = [VirtualLayer(0.0, 0.0), VirtualLayer(0.0, 0.0), VirtualLayer(0.1, 0.2), VirtualLayer(0.1, 0.2)]
-    assert balanced_sizes(layers, [(None, None)] * 4, 2) == [3, 1]
-
-    def too_large(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("all of them on one device")
-
-    monkeypatch.setattr("pipeal.planning.measure.layers.layer_costs", too_large)
-    assert balanced_sizes(layers, [(None, None)] * 4, 2) == [2, 2]
+    assert fit(layers, [(None, None)] * 4, "pipelined", ["cpu"] * 2, EngineOptions(threads=1)).sizes == [3, 1]
 
 
 def test_layers_that_only_wait_do_not_crowd_each_other() -> None:
@@ -155,7 +149,7 @@ def test_a_failure_in_a_crowd_reaches_the_caller() -> None:
 
 
 def test_more_at_once_than_layers_is_refused() -> None:
-    with pytest.raises(PlacementError, match="2 stages at once of 1 layer"):
+    with pytest.raises(PlacementError, match="2 stages for 1 layers"):
         measure_contention([VirtualLayer(0.001, 0.001)], [(None, None)] * 4, [2])
     with pytest.raises(PlacementError, match="3 stages at once of 2 parts"):
         measure_contention([VirtualLayer(0.001, 0.001)] * 3, [(None, None)] * 4, [3], sizes=[2, 1])
@@ -165,7 +159,7 @@ def test_every_crowd_of_some_stages_is_measured(monkeypatch: pytest.MonkeyPatch)
     """Of 2 cores 2, 3 and 4 at once: what 3 take is no mean of what 2 and 4 do."""
     monkeypatch.setattr("pipeal.planning.measure.contention.cores", lambda: 2)
     assert (crowds(9), crowds(3), crowds(1)) == ([2, 3, 4], [2, 3], [])
-    found = measure_contention([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 6, rounds=1)
+    found = measure_contention([VirtualLayer(0.002, 0.004) for _ in range(4)], [(None, None)] * 6, crowds(4), rounds=1)
     assert set(found) == {2, 3, 4}
     assert all(times > 0 for times in found.values())
     monkeypatch.setattr("pipeal.planning.measure.contention.cores", lambda: 24)

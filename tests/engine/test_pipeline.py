@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from hypothesis import given
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Pipeline, PlacementError, ScheduleError
 from pipeal.engine import SCHEDULES, Action, parse_device
-from pipeal.planning.measure.virtual import VirtualLayer
 
 from .cases import Case, Layer, cases, cosine, predictions_by_hand, reference
 from .traps import Trap, nothing, quick

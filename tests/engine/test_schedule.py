@@ -8,12 +8,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from bench.virtual import VirtualLayer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import ConfigError, Pipeline, Window
 from pipeal.engine import SCHEDULES, Action, Schedule, Task, schedule_named, violations
-from pipeal.planning.measure.virtual import VirtualLayer
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
 

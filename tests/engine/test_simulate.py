@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
+from bench.virtual import VirtualLayer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import Pipeline
 from pipeal.engine import SCHEDULES, Action, Schedule, Task, violations
 from pipeal.planning import simulate
-from pipeal.planning.measure.virtual import VirtualLayer
 from pipeal.planning.pure.simulate import Durations, Hop, Rules
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
@@ -171,7 +171,7 @@ def test_a_slow_link_sets_the_pace(schedule: str) -> None:
 def test_stages_that_share_cores_do_no_more_than_the_cores_can(
     schedule: Schedule, costs: list[Durations], batches: int, cores: int
 ) -> None:
-    found = simulate(schedule, costs, batches, crowding=lambda at_once: max(1.0, at_once / cores))
+    found = simulate(schedule, costs, batches, contention=lambda at_once: max(1.0, at_once / cores))
     work = batches * sum(sum(own.values()) for own in costs)
     alone = makespan(schedule.name, costs, batches)
     slack = 1 + 1e-9
@@ -184,7 +184,7 @@ def test_stages_that_share_cores_do_no_more_than_the_cores_can(
 
 def test_a_crowd_slows_everyone_as_measured() -> None:
     """Two equal stages, of which each takes a fifth longer while the other works."""
-    found = simulate(SCHEDULES["pipelined"], [costs_of(0, 10)] * 2, 10, crowding=lambda n: 1.2 if n == 2 else 1.0)
+    found = simulate(SCHEDULES["pipelined"], [costs_of(0, 10)] * 2, 10, contention=lambda n: 1.2 if n == 2 else 1.0)
     assert found.makespan_s == pytest.approx(120)
     assert found.busy == pytest.approx([1.0, 1.0])
 
@@ -192,11 +192,6 @@ def test_a_crowd_slows_everyone_as_measured() -> None:
 @given(schedule=schedules, costs=rows_of_costs, batches=st.integers(1, 8))
 def test_al_holds_one_graph_per_stage(schedule: Schedule, costs: list[Durations], batches: int) -> None:
     assert simulate(schedule, costs, batches).held == [1] * len(costs)
-
-
-def test_spans_are_left_out_where_nobody_wants_them() -> None:
-    found = simulate(SCHEDULES["pipelined"], [costs_of(1, 2)] * 3, 5, keep_spans=False)
-    assert (found.spans, found.makespan_s) == ([], makespan("pipelined", [costs_of(1, 2)] * 3, 5))
 
 
 def test_rules_that_wait_in_a_circle_are_found_out() -> None:
@@ -235,7 +230,7 @@ def test_packets_that_shared_cores_carry_come_in_order_and_late() -> None:
     """One core: F0 of 1 s, then its packet of 2 s beside B0 and F1, at half the pace each; nothing is lost."""
     one_core = float
     found = simulate(
-        SCHEDULES["pipelined"], [costs_of(1, 2), costs_of(1, 2)], 3, hops=[Hop(2.0, 0.5)], crowding=one_core
+        SCHEDULES["pipelined"], [costs_of(1, 2), costs_of(1, 2)], 3, hops=[Hop(2.0, 0.5)], contention=one_core
     )
     assert not violations(SCHEDULES["pipelined"], 2, found.spans)
     assert found.makespan_s >= 2 * 3 * 3 + 3 * 2  # all of the work, and one thing at a time

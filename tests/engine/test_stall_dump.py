@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from torch import Tensor
 
 from pipeal import Pipeline, StallError
 from pipeal.engine import SCHEDULES
 from pipeal.engine.execution.watchdog import write_dump
-from pipeal.planning.measure.virtual import VirtualLayer
 
 from .traps import STALL_S, Gate, Trap, nothing, quick
 

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from bench.virtual import VirtualLayer
 from torch import Tensor, nn
-
-from pipeal.planning.measure.virtual import VirtualLayer
 
 STALL_S = 2.0
 """How long a pipeline that is to stall may stand still: longer than a busy machine keeps a thread waiting."""

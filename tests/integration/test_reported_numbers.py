@@ -83,7 +83,7 @@ def run(
     config = load_config(kind, folder / "config.yaml")
     saved = CheckpointStore(folder / "checkpoints").newest(print)
     assert saved is not None
-    model = make(config, lambda _: None).package(config.train.mode, 0)
+    model = make(config).package(config.train.mode, 0)
     ResumedTraining.of(saved).load_into(model)
     with (folder / "epochs.csv").open() as file:
         rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
@@ -183,7 +183,7 @@ def experiment_of(folder: Path, **batching: Any) -> TextExperiment:
         "model": {"name": "lstm"},
         "data": {"root": str(write_news(folder / "data")), "held_out": HELD_OUT, "batching": batching},
     }
-    return text_experiment(load_config(TextConfig, values=values), lambda _: None)
+    return text_experiment(load_config(TextConfig, values=values))
 
 
 def test_the_vocabulary_is_of_the_texts_that_are_trained_on(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_test_texts_are_read_as_training_texts_are(tmp_path: Path) -> None:
     for drops in (True, False):
         data = {"root": str(root), "drop_stop_words": drops, "max_len": 6, "held_out": 0.0}
         config = load_config(TextConfig, values={"dataset": "agnews", "model": {"name": "lstm"}, "data": data})
-        experiment = text_experiment(config, lambda _: None)
+        experiment = text_experiment(config)
         train, test = (next(iter(part)) for part in (experiment.train_evaluation(), experiment.test_evaluation()))
         assert train.x.tolist() == test.x.tolist()
         assert train.x.shape[1] == (2 if drops else 6)
@@ -222,7 +222,7 @@ def test_facts_tell_every_part_of_the_data_apart(tmp_path: Path) -> None:
         path.write_text("\n".join(rows))
         config = {"root": str(tmp_path / "data"), "held_out": HELD_OUT}
         values = {"dataset": "agnews", "model": {"name": "lstm"}, "data": config}
-        now = text_experiment(load_config(TextConfig, values=values), lambda _: None).facts
+        now = text_experiment(load_config(TextConfig, values=values)).facts
         prints_now = [now[name] for name in ("fingerprint", "held_out_fingerprint", "test_fingerprint")]
         assert [one != other for one, other in zip(prints, prints_now, strict=True)] == [n == changed for n in range(3)]
         prints = prints_now
@@ -242,7 +242,7 @@ def test_runs_of_all_seeds_are_tested_on_the_same_samples(tmp_path: Path) -> Non
             "data": {"root": str(tmp_path), "held_out": 0.25},
             "train": {"seed": seed},
         }
-        experiment = text_experiment(load_config(TextConfig, values=values), lambda _: None)
+        experiment = text_experiment(load_config(TextConfig, values=values))
         assert len(experiment.test) == 8
         found.append(experiment.facts)
     assert found[0] == found[1]
@@ -273,7 +273,7 @@ def test_every_epoch_trains_on_each_kept_text_once(kind: str, tmp_path: Path) ->
 def test_losses_and_speeds_of_a_row_are_those_of_its_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same training by hand: layer by layer, with no engine."""
     left, _ = news(capsys, tmp_path, "--epochs=2", "--set=train.lr.base=1e-2", "--set=train.seed=5")
-    experiment = text_experiment(left.config, lambda _: None)  # type: ignore[arg-type]
+    experiment = text_experiment(left.config)  # type: ignore[arg-type]
     model, batches = experiment.package("al", 5), experiment.train_batches(5)
     tokens = padded = 0
     for row in left.rows:
@@ -388,7 +388,7 @@ def test_accuracies_of_images_are_those_of_their_splits(tmp_path: Path, capsys: 
     assert left.last["held_acc"] == pytest.approx(held[-1])
     by_exit = [share_right(left.model, *some(test, np.arange(len(test))), depth) for depth in depths]
     assert [row["accuracy"] for row in exits["rows"][:-1]] == pytest.approx(by_exit)
-    part = torch.cat([batch.x for batch in vision_experiment(left.config, lambda _: None).train_evaluation()])  # type: ignore[arg-type]
+    part = torch.cat([batch.x for batch in vision_experiment(left.config).train_evaluation()])  # type: ignore[arg-type]
     seen = ((part * std + mean) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
     row_of = {image.tobytes(): row for row, image in enumerate(train.pixels)}
     rows = [row_of[np.ascontiguousarray(image).tobytes()] for image in seen]  # a KeyError: it was augmented
@@ -405,7 +405,7 @@ def test_training_images_are_augmented_anew_in_every_epoch() -> None:
         "model": {"name": "vgg"},
         "data": {"size": 16, "batch_size": 400, "augmentation": "basic", "held_out": HELD_OUT},
     }
-    experiment = vision_experiment(load_config(VisionConfig, values=values), lambda _: None)
+    experiment = vision_experiment(load_config(VisionConfig, values=values))
 
     def first(seed: int, epoch: int) -> dict[int, Tensor]:
         batches = experiment.train_batches(seed)
@@ -442,8 +442,8 @@ def test_losses_of_characters_are_those_of_their_parts(tmp_path: Path, capsys: p
         capsys, text.command, LanguageConfig, language_experiment, tmp_path / "runs", "text", "charlm",
         f"--text={file}", *CHARACTERS,
     )  # fmt: skip
-    experiment = language_experiment(left.config, lambda _: None)  # type: ignore[arg-type]
-    alphabet, trained_on = experiment.text.alphabet, set[str]()
+    experiment = language_experiment(left.config)  # type: ignore[arg-type]
+    alphabet, trained_on = experiment.alphabet, set[str]()
     for batch in experiment.train_batches(left.config.train.seed):
         trained_on |= {alphabet.decode(row) for row in batch.x}
     count = round(left.config.data.held_out * len(beginning))
@@ -479,7 +479,7 @@ def test_estimates_of_all_epochs_are_of_the_same_blocks(tmp_path: Path) -> None:
         "model": {"name": "charlm", "block": 8},
         "data": {"text": str(file), "batch_size": 4, "steps": 5, "estimate_batches": 3},
     }
-    experiment = language_experiment(load_config(LanguageConfig, values=values), lambda _: None)
+    experiment = language_experiment(load_config(LanguageConfig, values=values))
 
     def starts(batches: Any, epoch: int) -> list[int]:
         batches.set_epoch(epoch)

@@ -16,6 +16,7 @@ from pipeal import ALPackage, Pipeline
 from pipeal.cli import generate, report, text, vision
 from pipeal.core.errors import ConfigError, ScheduleError
 from pipeal.core.methods import METHODS
+from pipeal.core.names import form_told
 from pipeal.engine import SCHEDULES
 from pipeal.methods.greedy import Greedy
 from pipeal.models import (
@@ -25,7 +26,6 @@ from pipeal.models import (
     build_language,
     build_text,
     build_vision,
-    form_told,
     group_layers,
 )
 from pipeal.training.exit_costs import exit_costs
@@ -42,13 +42,13 @@ NAMES = ("lstm", "transformer", "vgg", "resnet", "charlm")
 pytestmark = pytest.mark.usefixtures("one_thread", "cheap_runs")
 
 
-def built(name: str) -> ALPackage:
+def built(name: str, method: str = "greedy") -> ALPackage:
     torch.manual_seed(0)
     if name in ("vgg", "resnet"):
-        return build_vision(name, "greedy", classes=5, dims=VISION, lr=1e-2)
+        return build_vision(name, method, classes=5, dims=VISION, lr=1e-2)
     if name == "charlm":
-        return build_language(name, "greedy", characters=20, dims=CHARACTERS, lr=1e-2)
-    return build_text(name, "greedy", vocab_size=50, classes=4, dims=TEXT, lr=1e-2)
+        return build_language(name, method, characters=20, dims=CHARACTERS, lr=1e-2)
+    return build_text(name, method, vocab_size=50, classes=4, dims=TEXT, lr=1e-2)
 
 
 def batches(name: str, count: int = 4) -> list[tuple[Tensor, Tensor]]:
@@ -157,6 +157,18 @@ def test_in_fp16_each_layer_scales_its_loss() -> None:
     assert package[0].scaler is None
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_trains_every_model(name: str, method: str) -> None:
+    package = built(name, method)
+    before = [weights.detach().clone() for weights in package.parameters()]
+    with Pipeline(package, "cpu", "sequential", threads=1) as pipe:
+        report = pipe.run(batches(name))
+    assert {losses.shape[1] for losses in report.losses} == {len(METHODS[method].losses)}
+    moved = [not torch.equal(old, new) for old, new in zip(before, package.parameters(), strict=True)]
+    assert all(moved)
+
+
 def test_it_learns() -> None:
     package = built("lstm")
     y = torch.arange(16) % 4
@@ -237,13 +249,15 @@ def test_a_language_model_is_trained_and_writes(tmp_path: Path, capsys: pytest.C
     assert len(out.strip()) > 10
 
 
-def test_its_options_are_those_of_a_layer_without_a_label_side(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("spelling", "form"), [("LSTMAL", "AL"), ("LSTM", "BP")])
+def test_a_spelling_that_stands_for_another_form_is_refused(
+    spelling: str, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = run_command(
-        text.command, capsys, "toynews", "LSTMAL", "--mode=greedy", f"--out={tmp_path / 'runs'}"
-    )  # fmt: skip
-    told_one_line("that spelling of the model is its AL form, but --mode is greedy; ask for 'lstm'", *told)
+    """``LSTM``, which is the BP form, was taken for the greedy one."""
+    told = run_command(text.command, capsys, "toynews", spelling, "--mode=greedy", f"--out={tmp_path / 'runs'}")
+    told_one_line(f"that spelling of the model is its {form} form, but --mode is greedy; ask for 'lstm'", *told)
+    with pytest.raises(ConfigError, match=f"model '{spelling}' is the {form} form, but the mode is 'greedy'; ask for"):
+        build_text(spelling, "greedy", vocab_size=50, classes=4, dims=TEXT)
 
 
 NAMED = re.compile(rf"""["']({"|".join(METHODS)})["']""")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.prune import l1_unstructured
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.names import LANGUAGE
 from pipeal.core.rng import may_draw
 from pipeal.engine.runner.parts import cut, samples_in
 from pipeal.methods.al import ALPackage
@@ -22,7 +23,6 @@ from pipeal.models import (
     CharLMAL,
     TokenCrossEntropy,
     build_language,
-    canonical_language_model,
     generate,
     generate_each,
     generation,
@@ -331,9 +331,9 @@ def test_sizes_and_styles_out_of_range_are_one_line(changes: dict[str, object], 
 
 
 def test_names() -> None:
-    assert canonical_language_model("CharLMAL") == ("charlm", "al")
+    assert LANGUAGE.model("CharLMAL") == ("charlm", "al")
     with pytest.raises(ConfigError, match="unknown model 'gpt'"):
-        canonical_language_model("gpt")
+        LANGUAGE.model("gpt")
 
 
 # -- writing ------------------------------------------------------------------------------------------------------

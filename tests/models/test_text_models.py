@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, PlacementError
+from pipeal.core.names import TEXT
 from pipeal.core.rng import keyed, may_draw
 from pipeal.data import Grouped
 from pipeal.methods.al import ALPackage, set_device
@@ -22,7 +23,6 @@ from pipeal.models import (
     Transformer,
     TransformerAL,
     build_text,
-    canonical_text_model,
     group_layers,
 )
 from pipeal.models.lstm import LSTMBlock
@@ -277,7 +277,7 @@ def test_an_optimizer_and_rates_per_side_pass_through() -> None:
     ],
 )
 def test_the_seeds_spellings_are_known(spelling: str, meant: tuple[str, str | None]) -> None:
-    assert canonical_text_model(spelling) == meant
+    assert TEXT.model(spelling) == meant
     assert len(build_text(spelling, vocab_size=9, classes=2, dims=SMALL)) == (1 if meant[1] == "bp" else 4)
 
 

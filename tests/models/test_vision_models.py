@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipeal.core.errors import ConfigError
+from pipeal.core.names import VISION
 from pipeal.core.rng import may_draw
 from pipeal.methods.al import ALPackage
-from pipeal.models import VGG, VGGAL, VISION_MODELS, Resnet, ResnetAL, VisionDims, build_vision, canonical_vision_model
+from pipeal.models import VGG, VGGAL, VISION_MODELS, Resnet, ResnetAL, VisionDims, build_vision
 from pipeal.models.convolution import SubsampledConv2d
 
 SMALL = VisionDims(size=16, hidden=10, code=8, width=0.05)
@@ -117,18 +118,18 @@ def test_the_inverse_codes_decode_from_the_start(name: str) -> None:
 
 
 def test_published_spellings() -> None:
-    assert canonical_vision_model("ResnetAL") == ("resnet", "al")
-    assert canonical_vision_model("Resnet") == ("resnet", "bp")
-    assert canonical_vision_model("VGGAL") == ("vgg", "al")
-    assert canonical_vision_model("VGG") == ("vgg", "bp")
+    assert VISION.model("ResnetAL") == ("resnet", "al")
+    assert VISION.model("Resnet") == ("resnet", "bp")
+    assert VISION.model("VGGAL") == ("vgg", "al")
+    assert VISION.model("VGG") == ("vgg", "bp")
     for other in ("RESNET", "ResNet", "resnet", "rEsnet"):
-        assert canonical_vision_model(other) == ("resnet", None)
+        assert VISION.model(other) == ("resnet", None)
     for other in ("ResNetAL", "RESNETAL", "resnetal"):
-        assert canonical_vision_model(other) == ("resnet", "al")
+        assert VISION.model(other) == ("resnet", "al")
     assert len(build_vision("Resnet", classes=3, dims=SMALL)) == 1
     assert len(build_vision("resnet", classes=3, dims=SMALL)) == 5
     with pytest.raises(ConfigError, match="did you mean 'resnet'"):
-        canonical_vision_model("resnt")
+        VISION.model("resnt")
     with pytest.raises(ConfigError, match="is the AL form, but the mode is 'bp'"):
         build_vision("VGGAL", "bp", classes=3)
     with pytest.raises(ConfigError, match="the BP form has no sides"):

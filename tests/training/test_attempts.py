@@ -14,7 +14,7 @@ import pytest
 from pipeal.reporting.attempts import Attempts
 
 MOUNTED = """
-import subprocess, sys
+import logging, subprocess, sys
 from dataclasses import replace
 from pathlib import Path
 from pipeal.reporting.attempts import Attempts
@@ -23,7 +23,8 @@ from pipeal.training.row import EpochRow
 disk = Path(sys.argv[1])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", disk], check=True)
 print("mounted")
-attempts, recorder = Attempts(print), CsvRecorder(disk / "x.csv")
+logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
+attempts, recorder = Attempts(), CsvRecorder(disk / "x.csv")
 def epoch(number):
     attempts.make(recorder.path, lambda: recorder.write(EpochRow(1, number, *6 * (0.5,))))
     attempts.tell()
@@ -67,9 +68,8 @@ def test_a_disk_that_is_full_and_then_read_only(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_warning_repeats_more_and_more_rarely() -> None:
-    said: list[str] = []
-    attempts = Attempts(said.append)
+def test_the_warning_repeats_more_and_more_rarely(said: list[str]) -> None:
+    attempts = Attempts()
 
     def fail() -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -91,4 +91,4 @@ def test_a_bug_is_no_full_disk() -> None:
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        Attempts(print).make(Path("a"), bug)
+        Attempts().make(Path("a"), bug)

@@ -24,11 +24,11 @@ from tests.engine.test_out_of_memory import data, model
 
 
 @pytest.mark.filterwarnings("ignore", category=SplitWarning)
-def test_batches_learnt_from_in_parts_before_a_kill_are_counted_after_it(tmp_path: Path) -> None:
+def test_batches_learnt_from_in_parts_before_a_kill_are_counted_after_it(tmp_path: Path, silent: None) -> None:
     """Only the report at an epoch's end told them, and a run that was taken up forgot those before the checkpoint."""
     batches = data(6, 4, 6, 6, 4)
     position: Any = Position(part=Part(0.5, 3, 16, 0, 0))
-    with CheckpointStore(tmp_path) as store, CheckpointWriter(store, pytest.fail) as writer:
+    with CheckpointStore(tmp_path) as store, CheckpointWriter(store) as writer:
         saves = CheckpointPolicy(writer, 3, lambda: None, {})
         with Pipeline(model(5, "B"), threads=1, on_oom="split") as pipe:
             pipe.run(batches[:1])
@@ -47,11 +47,11 @@ def test_batches_learnt_from_in_parts_before_a_kill_are_counted_after_it(tmp_pat
         assert ResumedTraining.of(store.newest(pytest.fail)).position.totals.splits == 3  # type: ignore[arg-type]
 
 
-def test_losses_before_a_checkpoint_and_up_to_it_are_kept(tmp_path: Path) -> None:
+def test_losses_before_a_checkpoint_and_up_to_it_are_kept(tmp_path: Path, silent: None) -> None:
     """Bit for bit, and in a file of their own: the layers' files are of the layers alone."""
     batches = data(4, 2, 4)
     position = Position(part=Part(0.5, 1, 4, 0, 0), batches=1)
-    with CheckpointStore(tmp_path) as store, CheckpointWriter(store, pytest.fail) as writer:
+    with CheckpointStore(tmp_path) as store, CheckpointWriter(store) as writer:
         saves = CheckpointPolicy(writer, None, lambda: None, {})
         with Pipeline(model(5, "B"), threads=1) as pipe:
             position.losses = pipe.run(batches[:1]).losses
@@ -80,14 +80,14 @@ class Shy(nn.Linear):
         return super().state_dict(*args, **options)
 
 
-def test_a_look_that_fails_ends_no_training(tmp_path: Path) -> None:
+def test_a_look_that_fails_ends_no_training(tmp_path: Path, said: list[str]) -> None:
     """Symptom: it ended by the look before an evaluation, though a checkpoint that cannot be taken is only told."""
-    layer, said = Shy(4, 4), list[str]()
+    layer = Shy(4, 4)
     model = ALPackage([AL(ENC(layer, nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))])
     position: Any = Position(part=Part(0.5, 1, 2, 0, 0), rows=[], batches=1)
     with (
         CheckpointStore(tmp_path) as store,
-        CheckpointWriter(store, said.append) as writer,
+        CheckpointWriter(store) as writer,
         Pipeline(model, threads=1) as pipe,
     ):
         saves = CheckpointPolicy(writer, None, lambda: None, {}, look_until=9)
@@ -108,10 +108,10 @@ def test_a_look_that_fails_ends_no_training(tmp_path: Path) -> None:
         assert store.newest(pytest.fail) is not None
 
 
-def test_a_look_at_a_pipeline_that_ends_raises_why(tmp_path: Path) -> None:
+def test_a_look_at_a_pipeline_that_ends_raises_why(tmp_path: Path, silent: None) -> None:
     """The training would learn it with its next batch; but it may be the last."""
     model = ALPackage([AL(ENC(nn.Linear(4, 4), nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)))])
-    with CheckpointStore(tmp_path) as store, CheckpointWriter(store, pytest.fail) as writer:
+    with CheckpointStore(tmp_path) as store, CheckpointWriter(store) as writer:
         saves = CheckpointPolicy(writer, None, lambda: None, {})
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), Pipeline(model, threads=1) as pipe:  # noqa: PT012
             pipe.submit(torch.ones(2, 5), torch.ones(2, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,27 +62,31 @@ def leave(writer: CheckpointWriter) -> None:
     CheckpointPolicy(writer, None, lambda: 143, {}).leave(Passed(), Position())  # type: ignore[arg-type]
 
 
-def test_it_says_that_it_is_saving_when_that_takes_its_time(store: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_that_it_is_saving_when_that_takes_its_time(
+    store: Hanging, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     monkeypatch.setattr(keeping, "QUIET_S", 0.1)
-    said: list[str] = []
 
-    def say(text: str) -> None:
-        said.append(text)
-        store.go.set()
+    class Answers(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            store.go.set()
 
-    with CheckpointWriter(store, say) as writer, pytest.raises(Interrupted, match="and saved"):  # type: ignore[arg-type]
+    logger = logging.getLogger("pipeal")
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, Answers()])
+    with CheckpointWriter(store) as writer, pytest.raises(Interrupted, match="and saved"):  # type: ignore[arg-type]
         leave(writer)
     assert said == ["saving; another signal ends the run at once, without its last batches"]
 
 
-def test_it_leaves_without_a_checkpoint_that_does_not_come(store: Hanging, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_leaves_without_a_checkpoint_that_does_not_come(
+    store: Hanging, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     """Symptom: it waited without end."""
     for name, seconds in (("policy.QUIET_S", 0.1), ("policy.PATIENCE_S", 0.3), ("writer.HURRY_S", 0.1)):
         monkeypatch.setattr(f"pipeal.training.checkpoint.{name}", seconds)
-    said: list[str] = []
     with (
         pytest.raises(Interrupted, match=r"not saved within 0.3 s; .* from the checkpoint before it"),
-        CheckpointWriter(store, said.append) as writer,  # type: ignore[arg-type]
+        CheckpointWriter(store) as writer,  # type: ignore[arg-type]
     ):
         leave(writer)
     # That, and where to look: it was waited for as long as PATIENCE_S says, and at the end as long as HURRY_S does.
@@ -113,7 +118,7 @@ class Breaks(nn.Module):
 
 @pytest.mark.parametrize("ends_on_broken", [True, False])
 def test_a_stage_that_fails_on_the_last_batches_is_told_and_nothing_is_called_saved(
-    ends_on_broken: bool, tmp_path: Path
+    ends_on_broken: bool, tmp_path: Path, silent: None
 ) -> None:
     """Symptom: "interrupted …, and saved" with nothing on the disk, and the error was never seen.
 
@@ -124,7 +129,7 @@ def test_a_stage_that_fails_on_the_last_batches_is_told_and_nothing_is_called_sa
     model = ALPackage(
         [AL(ENC(f, nn.Linear(4, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4))) for f in (nn.Linear(4, 4), Breaks(go))]
     )
-    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, pytest.fail) as writer:
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store) as writer:
         saves = CheckpointPolicy(writer, None, lambda: 143, {}, ends_on_broken=ends_on_broken)
         with pytest.raises(ValueError, match="cannot bear it"), Pipeline(model, threads=1) as pipe:  # noqa: PT012
             for _ in range(3):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pipeal.core.atomic import replacing
 from pipeal.core.errors import DataError
+from pipeal.core.methods import METHODS
 from pipeal.reporting.recorders import CsvRecorder, JsonLinesRecorder, write_json
 from pipeal.training.row import EpochRow
 
@@ -28,7 +29,7 @@ def read(path):
 
 
 def test_the_published_columns_come_first_and_then_ours(tmp_path):
-    with CsvRecorder(tmp_path / "new" / "epochs.csv") as recorder:
+    with CsvRecorder(tmp_path / "new" / "epochs.csv", METHODS["al"].losses) as recorder:
         recorder.write(ROW)
     header = (tmp_path / "new" / "epochs.csv").read_text().splitlines()[0].split(",")
     assert header == [

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeal.core.errors import ConfigError
+from pipeal.core.methods import METHODS
 from pipeal.reporting.peak_memory import peak_memory_bytes
 from pipeal.reporting.recorders import JsonLinesRecorder
 from pipeal.reporting.tensorboard import TensorBoardRecorder
@@ -55,7 +56,7 @@ def test_tensorboard_reads_back_every_scalar_of_every_turn(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for _ in range(2):  # the second replaces what the first left
-        with TensorBoardRecorder(tmp_path) as recorder:
+        with TensorBoardRecorder(tmp_path, METHODS["al"].losses) as recorder:
             for row in rows(epochs=3, turns=2):
                 recorder.write(row)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["turn-1", "turn-2"]

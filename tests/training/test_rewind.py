@@ -160,8 +160,10 @@ def train_in_groups(saves: CheckpointPolicy, model: ALPackage, where: Position, 
 
 
 @pytest.mark.parametrize(("bad", "wanted"), [(0, range(4)), (5, range(4, 8)), (11, range(8, 12))])
-def test_the_update_that_learnt_from_a_bad_batch_is_left_out_whole(tmp_path: Path, bad: int, wanted: range) -> None:
-    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, pytest.fail) as writer:
+def test_the_update_that_learnt_from_a_bad_batch_is_left_out_whole(
+    tmp_path: Path, bad: int, wanted: range, silent: None
+) -> None:
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store) as writer:
         model, where, rewinds = package(-1, Allergic), Position(), Rewinds(accumulate=4)
         for _ in range(2):
             saves = CheckpointPolicy(writer, None, running, {}, look_until=rewinds.look_until)
@@ -173,10 +175,11 @@ def test_the_update_that_learnt_from_a_bad_batch_is_left_out_whole(tmp_path: Pat
         train_in_groups(saves, model, where, bad, size=4)
 
 
-def test_weights_that_no_loss_shows_are_no_checkpoint_and_the_batch_that_made_them_is_found(tmp_path: Path) -> None:
+def test_weights_that_no_loss_shows_are_no_checkpoint_and_the_batch_that_made_them_is_found(
+    tmp_path: Path, said: list[str]
+) -> None:
     """They were saved as good, and every later run went on from them."""
-    said: list[str] = []
-    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, said.append) as writer:
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store) as writer:
         model, where = package(batch=7), Position()
         with pytest.raises(
             NonFiniteError, match=r"layer 1 is not finite after batch .* \(step \d+\).*: enc.f.table"
@@ -199,9 +202,8 @@ def test_weights_that_no_loss_shows_are_no_checkpoint_and_the_batch_that_made_th
     assert said == []
 
 
-def test_told_to_skip_the_training_goes_on_and_the_checkpoint_is_missing(tmp_path: Path) -> None:
-    said: list[str] = []
-    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, said.append) as writer:
+def test_told_to_skip_the_training_goes_on_and_the_checkpoint_is_missing(tmp_path: Path, said: list[str]) -> None:
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store) as writer:
         train(CheckpointPolicy(writer, 5, running, {}, ends_on_broken=False), package(batch=7), Position(), 12)
         assert writer.flush(20)
         assert [path.name for path in store.folder.glob("step-*")] == ["step-000000005"]
@@ -212,8 +214,10 @@ def test_told_to_skip_the_training_goes_on_and_the_checkpoint_is_missing(tmp_pat
     )
 
 
-def test_whoever_ends_a_training_whose_weights_are_broken_is_told_that_it_is_not_saved(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, pytest.fail) as writer:
+def test_whoever_ends_a_training_whose_weights_are_broken_is_told_that_it_is_not_saved(
+    tmp_path: Path, silent: None
+) -> None:
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store) as writer:
         saves = CheckpointPolicy(writer, None, lambda: 130 if where.batches == 9 else None, {})
         where = Position()
         with pytest.raises(
@@ -224,8 +228,8 @@ def test_whoever_ends_a_training_whose_weights_are_broken_is_told_that_it_is_not
         assert store.newest(pytest.fail) is None
 
 
-def test_going_back_takes_the_checkpoint_of_the_turn_or_its_beginning(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store, pytest.fail) as writer:
+def test_going_back_takes_the_checkpoint_of_the_turn_or_its_beginning(tmp_path: Path, silent: None) -> None:
+    with CheckpointStore(tmp_path / "checkpoints") as store, CheckpointWriter(store) as writer:
         model, where = package(batch=-1), Position()
         train(CheckpointPolicy(writer, 5, running, {}), model, where, 7)
         assert writer.flush(20)

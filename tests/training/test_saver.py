@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import logging
 import os
 import threading
 import time
@@ -69,8 +70,8 @@ def store(tmp_path):
         yield opened
 
 
-def test_what_is_submitted_is_on_the_disk_after_a_flush(store):
-    with CheckpointWriter(store, pytest.fail) as writer:
+def test_what_is_submitted_is_on_the_disk_after_a_flush(store, silent):
+    with CheckpointWriter(store) as writer:
         for step in (1, 2, 3):
             job = submit(writer, step, best=step == 1)
             assert writer.flush(10)
@@ -84,10 +85,10 @@ def test_what_is_submitted_is_on_the_disk_after_a_flush(store):
     assert sorted(path.name[-1] for path in store.folder.glob("step-*")) == ["1", "2", "3"]
 
 
-def test_what_waits_is_written_at_the_end_and_no_thread_begins_without_work(store):
-    with CheckpointWriter(store, pytest.fail):
+def test_what_waits_is_written_at_the_end_and_no_thread_begins_without_work(store, silent):
+    with CheckpointWriter(store):
         assert not threads()
-    with CheckpointWriter(store, pytest.fail) as writer:
+    with CheckpointWriter(store) as writer:
         submit(writer, 7)
     assert store.newest(pytest.fail).step == 7
     writer.close()
@@ -96,9 +97,9 @@ def test_what_waits_is_written_at_the_end_and_no_thread_begins_without_work(stor
     assert not threads()
 
 
-def test_of_those_that_wait_only_the_newest_and_the_newest_best_are_kept():
+def test_of_those_that_wait_only_the_newest_and_the_newest_best_are_kept(silent):
     slow = Slow()
-    with CheckpointWriter(slow, pytest.fail) as writer:
+    with CheckpointWriter(slow) as writer:
         submit(writer, 1)
         assert slow.began.wait(120)
         for step in range(2, 10):
@@ -110,9 +111,9 @@ def test_of_those_that_wait_only_the_newest_and_the_newest_best_are_kept():
         assert writer.replaced == 6
 
 
-def test_a_newer_best_one_replaces_all_that_wait():
+def test_a_newer_best_one_replaces_all_that_wait(silent):
     slow = Slow()
-    with CheckpointWriter(slow, pytest.fail) as writer:
+    with CheckpointWriter(slow) as writer:
         submit(writer, 1)
         assert slow.began.wait(120)
         for step in (2, 3, 4):
@@ -122,9 +123,8 @@ def test_a_newer_best_one_replaces_all_that_wait():
 
 
 @pytest.mark.parametrize("tells_broken", [True, False])
-def test_what_is_not_finite_is_told_or_comes_back(store, tells_broken):
-    said = []
-    with CheckpointWriter(store, said.append) as writer:
+def test_what_is_not_finite_is_told_or_comes_back(store, tells_broken, said):
+    with CheckpointWriter(store) as writer:
         outcome = writer.submit(Job(3, Passed(torch.tensor([float("nan")])), {}, {}, tells_broken=tells_broken))
         assert writer.flush(10)
     assert (outcome.done, outcome.written, store.newest(pytest.fail)) == (True, False, None)
@@ -133,9 +133,9 @@ def test_what_is_not_finite_is_told_or_comes_back(store, tells_broken):
     assert told.startswith("layer 0 is not finite after batch -1 (step 3): w;")
 
 
-def test_jobs_that_give_way_or_are_given_up_are_done():
+def test_jobs_that_give_way_or_are_given_up_are_done(silent):
     slow = Slow()
-    with CheckpointWriter(slow, pytest.fail) as writer:
+    with CheckpointWriter(slow) as writer:
         first = submit(writer, 1)
         assert slow.began.wait(120)
         outcomes = [submit(writer, step, best=step == 2) for step in (2, 3, 4)]
@@ -147,7 +147,7 @@ def test_jobs_that_give_way_or_are_given_up_are_done():
     assert slow.saved == [1]
 
 
-def test_states_that_are_written_or_replaced_are_let_go():
+def test_states_that_are_written_or_replaced_are_let_go(silent):
     slow = Slow()
     kept = []
 
@@ -156,7 +156,7 @@ def test_states_that_are_written_or_replaced_are_let_go():
         kept.append(weakref.ref(tensor))
         return Passed(tensor)
 
-    with CheckpointWriter(slow, pytest.fail) as writer:
+    with CheckpointWriter(slow) as writer:
         slow.go.set()
         outcome = writer.submit(Job(1, passed(), {}, {}))
         assert writer.flush(10)
@@ -165,10 +165,10 @@ def test_states_that_are_written_or_replaced_are_let_go():
         assert outcome.done
 
 
-def test_a_position_is_what_it_was_when_it_was_submitted(store):
+def test_a_position_is_what_it_was_when_it_was_submitted(store, silent):
     position, state = {"epoch": [1]}, {"rows": []}
     ready = threading.Event()
-    with CheckpointWriter(store, pytest.fail) as writer:
+    with CheckpointWriter(store) as writer:
         writer.submit(Job(1, Passed(wait=lambda: {} if ready.wait(120) else None), position, state))
         position["epoch"].append(2)
         state["more"] = 1
@@ -179,10 +179,9 @@ def test_a_position_is_what_it_was_when_it_was_submitted(store):
     assert (found.position, found.state) == ({"epoch": [1]}, {"rows": []})
 
 
-def test_a_full_disk_is_told_at_growing_intervals_and_its_end_too():
+def test_a_full_disk_is_told_at_growing_intervals_and_its_end_too(said):
     full = DataError("cannot write: No space left on device; make room")
-    said = []
-    with CheckpointWriter(Failing(*[full] * 9, None, None, full), said.append) as writer:
+    with CheckpointWriter(Failing(*[full] * 9, None, None, full)) as writer:
         for step in range(12):
             submit(writer, step)
             assert writer.flush(10)
@@ -198,9 +197,8 @@ def test_a_full_disk_is_told_at_growing_intervals_and_its_end_too():
     assert writer.last_failure == str(full)
 
 
-def test_a_disk_that_fills_while_training_goes_on_leaves_the_last_good_one(store, monkeypatch):
-    said = []
-    with CheckpointWriter(store, said.append) as writer:
+def test_a_disk_that_fills_while_training_goes_on_leaves_the_last_good_one(store, monkeypatch, said):
+    with CheckpointWriter(store) as writer:
         submit(writer, 1)
         assert writer.flush(10)
         with monkeypatch.context() as patch:
@@ -217,11 +215,10 @@ def test_a_disk_that_fills_while_training_goes_on_leaves_the_last_good_one(store
     assert (writer.failures, len(said)) == (3, 3)
 
 
-def test_one_that_is_written_though_an_older_one_stays_is_written(store):
+def test_one_that_is_written_though_an_older_one_stays_is_written(store, said):
     """Symptom: "which could not be saved: the checkpoint is written, but an older one cannot be removed"."""
     untidy = UntidyError("step-3 is written, but an older one cannot be removed: Directory not empty; make room")
-    said = []
-    with CheckpointWriter(Failing(DataError("full"), *[untidy] * 3, None, untidy), said.append) as writer:
+    with CheckpointWriter(Failing(DataError("full"), *[untidy] * 3, None, untidy)) as writer:
         jobs = []
         for step in range(6):
             jobs.append(submit(writer, step))
@@ -237,9 +234,8 @@ def test_one_that_is_written_though_an_older_one_stays_is_written(store):
     assert (writer.failures, writer.failing) == (1, False)
 
 
-def test_any_other_error_of_a_write_is_told_with_its_type(store):
-    said = []
-    with CheckpointWriter(store, said.append) as writer:
+def test_any_other_error_of_a_write_is_told_with_its_type(store, said):
+    with CheckpointWriter(store) as writer:
         writer.submit(Job(1, Passed({1, 2}), {}, {}))
         assert writer.flush(10)
         writer.submit(Job(2, Passed(wait=lambda: None), {}, {}))
@@ -251,7 +247,7 @@ def test_any_other_error_of_a_write_is_told_with_its_type(store):
     assert writer.failures == 2
 
 
-def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
+def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store, silent):
     died = threading.Event()
 
     def wait():
@@ -260,7 +256,7 @@ def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
         raise RuntimeError("stage 1: non-finite loss")
 
     snapshot = Passed(wait=wait)
-    with CheckpointWriter(store, pytest.fail) as writer:
+    with CheckpointWriter(store) as writer:
         job = writer.submit(Job(1, snapshot, {}, {}))
         time.sleep(0.02)
         died.set()
@@ -269,22 +265,21 @@ def test_a_pipeline_that_dies_is_no_failure_of_the_disk(store):
     assert store.newest(pytest.fail) is None
 
 
-def test_states_that_cannot_be_had_from_a_living_pipeline_are_a_failure(store):
+def test_states_that_cannot_be_had_from_a_living_pipeline_are_a_failure(store, said):
     """A stage without memory for the copy gave no checkpoint, and the run said that it was saved."""
 
     def wait():
         raise RuntimeError("can't allocate memory")
 
-    said = []
-    with CheckpointWriter(store, said.append) as writer:
+    with CheckpointWriter(store) as writer:
         job = writer.submit(Job(1, Passed(wait=wait), {}, {}))
     assert (job.written, writer.failures) == (False, 1)
     assert said == ["the checkpoint of step 1 failed: RuntimeError: can't allocate memory; the training goes on"]
 
 
-def test_a_disk_that_never_answers_is_named_and_does_not_hold_the_end_up():
+def test_a_disk_that_never_answers_is_named_and_does_not_hold_the_end_up(silent):
     slow = Slow("runs/x/checkpoints")
-    writer = CheckpointWriter(slow, pytest.fail)
+    writer = CheckpointWriter(slow)
     submit(writer, 1)
     with pytest.raises(
         StallError, match=r"still not written 0\.05 s after .*; look at the disk below runs/x/checkpoints"
@@ -295,11 +290,13 @@ def test_a_disk_that_never_answers_is_named_and_does_not_hold_the_end_up():
     assert not threads()
 
 
-def test_someone_who_cannot_be_told_is_raised_where_the_training_runs():
-    def say(_):
-        raise BrokenPipeError("nobody listens")
+def test_someone_who_cannot_be_told_is_raised_where_the_training_runs(monkeypatch):
+    class Nobody(logging.Handler):
+        def emit(self, _):
+            raise BrokenPipeError("nobody listens")
 
-    writer = CheckpointWriter(Failing(OSError("x"), None), say)
+    monkeypatch.setattr(logging.getLogger("pipeal"), "handlers", [Nobody()])
+    writer = CheckpointWriter(Failing(OSError("x"), None))
     submit(writer, 1)
     with pytest.raises(BrokenPipeError):
         writer.flush(10)
@@ -308,12 +305,12 @@ def test_someone_who_cannot_be_told_is_raised_where_the_training_runs():
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_a_signal_does_not_wait_for_what_hangs(kind, monkeypatch):
+def test_a_signal_does_not_wait_for_what_hangs(kind, monkeypatch, said):
     """Symptom: the second Ctrl-C waited 300 s for the disk that the first one had waited for."""
     monkeypatch.setattr("pipeal.training.checkpoint.writer.HURRY_S", 0.1)
     monkeypatch.setattr("pipeal.training.checkpoint.writer.PATIENCE_S", 0.2)
-    slow, said = Slow(), []
-    with pytest.raises(kind), CheckpointWriter(slow, said.append) as writer:  # noqa: PT012  what happens before counts
+    slow = Slow()
+    with pytest.raises(kind), CheckpointWriter(slow) as writer:  # noqa: PT012  what happens before counts
         submit(writer, 1)
         assert slow.began.wait(120)
         submit(writer, 2)

@@ -13,6 +13,8 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.partitions import least_total, most_balanced
 from pipeal.data.batching.samplers import Lengths
 
+__all__ = ["find_thresholds", "length_bounds", "round_up"]
+
 CostFn: TypeAlias = Callable[[int], float]
 Objective: TypeAlias = Literal["total", "balanced"]
 Counted: TypeAlias = tuple[Lengths, Sequence[float] | npt.NDArray[np.generic]]
@@ -127,7 +129,7 @@ def checked_bounds(bounds: Lengths) -> _Ints:
     """The bounds as an array.
 
     They are not sorted for the caller: what made bounds that do not rise has made a mistake. Only
-    :class:`pipeal.data.batching.size_buckets.BucketBatchSampler` sorts, as the document says that it follows.
+    :class:`pipeal.data.batching.bucket.BucketBatchSampler` sorts, as the document says that it follows.
 
     Raises:
         DataError: No bounds, bounds that are not whole numbers of at least 1, or ones that do not rise.

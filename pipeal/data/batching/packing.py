@@ -17,6 +17,8 @@ from torch import Tensor
 
 from pipeal.core.errors import ConfigError, DataError
 
+__all__ = ["SizeTypeError"]
+
 Cost: TypeAlias = Literal["sum", "padded"] | Callable[[int, float], float]
 """What a batch costs: the sum of its sizes, ``n × longest``, or any function of ``(n, longest)``."""
 

@@ -16,6 +16,8 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.ranks import EvenBatches, Uneven, check_ranks, even_batches, steps_of
 from pipeal.data.batching.samplers import at_least
 
+__all__ = ["PassSampler"]
+
 _VERSION = 1
 
 

@@ -21,7 +21,9 @@ from pipeal.data.batching.budget import BatchCost, fitting
 from pipeal.data.batching.cuts import SortedSamples
 from pipeal.data.batching.packing import Oversize
 from pipeal.data.batching.ranks import check_ranks
-from pipeal.data.batching.samplers import EpochSampler, Lengths, Plan, at_least
+from pipeal.data.batching.samplers import EpochSampler, Known, Lengths, Plan, at_least
+
+__all__ = ["PlannedBatchSampler"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _VERSION = 2
@@ -301,3 +303,8 @@ class PlannedBatches(Iterator[list[int]]):
         self.position = at + 1
         indices: list[int] = self._order[self._starts[at] : self._ends[at]].tolist()
         return indices
+
+
+def make_sampler(known: Known, *, budget_tokens: int, **options: Any) -> PlannedBatchSampler:
+    """The sampler that ``data.batching`` asks for; its other options are the sampler's own."""
+    return PlannedBatchSampler(known.lengths, budget_tokens, seed=known.seed, **options)

@@ -16,6 +16,8 @@ import numpy as np
 
 from pipeal.core.errors import ConfigError
 
+__all__ = ["WHOLE", "EvenBatches", "Share", "even_batches", "steps_of"]
+
 Uneven: TypeAlias = Literal["split", "repeat", "drop"]
 """What becomes of a number of batches that the ranks do not divide.
 

@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from pipeal.core.errors import DataError
 from pipeal.core.samples import Samples, as_iterable
 
+__all__ = ["CheckpointableSource"]
+
 T = TypeVar("T")
 
 

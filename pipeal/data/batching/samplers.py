@@ -1,4 +1,4 @@
-"""Which samples form a batch: planned for a whole epoch from the lengths, a seed and the epoch's number.
+"""What samplers share that plan a whole epoch, from the lengths of all samples, a seed and the epoch's number.
 
 Every sampler yields lists of indices, each index once per epoch, and fits
 ``torch.utils.data.DataLoader(batch_sampler=...)``. Iterators over one sampler do not disturb each other.
@@ -10,15 +10,48 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeal.core.errors import ConfigError, DataError
 
+__all__ = ["EpochBatchSampler", "EpochSampler", "LengthGroupedBatchSampler", "padding_share"]
+
 Lengths: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 _Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+class EpochBatchSampler(Protocol):
+    """Batches of indices that know which epoch they are for; all batch samplers of :mod:`pipeal.data` are such."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The indices of each batch."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What a run knows of the samples that a sampler is to batch.
+
+    Attributes:
+        lengths: ``(N,)`` int64, of the training samples.
+        longest: What samples were cut at: all that is known of the lengths of a stream beforehand.
+        seed: What is drawn follows from it and the epoch.
+    """
+
+    lengths: _Indices
+    longest: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -94,24 +127,6 @@ class EpochSampler(ABC):
         return order[np.argsort(-self.lengths[order], kind="stable")]
 
 
-class FixedBatchSampler(EpochSampler):
-    """Batches of ``batch_size`` random samples, whatever their lengths; the last one may be smaller.
-
-    >>> list(FixedBatchSampler([3, 1, 2], batch_size=2, shuffle=False))
-    [[0, 1], [2]]
-    """
-
-    def __init__(self, lengths: Lengths, batch_size: int, shuffle: bool = True, seed: int = 0) -> None:
-        super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.batch_size = at_least("batch_size", batch_size, 1)
-
-    def _plan(self, random: np.random.Generator) -> Plan:
-        count = len(self.lengths)
-        starts = np.arange(0, count, self.batch_size)
-        order = random.permutation(count) if self.shuffle else np.arange(count)
-        return Plan(order, starts, np.minimum(starts + self.batch_size, count))
-
-
 class LengthGroupedBatchSampler(EpochSampler):
     """Batches of ``batch_size`` samples of similar length: neighbours in the order of lengths.
 
@@ -133,65 +148,6 @@ class LengthGroupedBatchSampler(EpochSampler):
             sizes[random.integers(len(sizes)) if self.shuffle else -1] = rest
         ends = np.cumsum(sizes)
         plan = Plan(order, ends - sizes, ends)
-        return plan.shuffled(random) if self.shuffle else plan
-
-
-class TokenBudgetBatchSampler(EpochSampler):
-    """As many samples of similar length as a padded budget holds: ``max(length) × n <= budget_tokens``.
-
-    Longest first, each batch takes as many samples as fit; without shuffling no other cutting gives fewer
-    batches. Kept random: the order of equal lengths, the size of the first batch and with it all later cuts
-    (which costs one batch at most), the order of the batches.
-
-    Args:
-        lengths: ``(N,)`` whole numbers, at least 1 each.
-        budget_tokens: The most tokens in a batch, padding included.
-        max_samples: The most samples in a batch.
-        shuffle: False gives the same batches in every epoch, longest first.
-        seed: At least 0.
-
-    Raises:
-        DataError: Bad lengths, or a sample that is longer than the budget.
-        ConfigError: A budget or ``max_samples`` below 1.
-
-    >>> list(TokenBudgetBatchSampler([3, 9, 2, 8], budget_tokens=16, shuffle=False))
-    [[1], [3, 0], [2]]
-    """
-
-    def __init__(
-        self,
-        lengths: Lengths,
-        budget_tokens: int,
-        *,
-        max_samples: int | None = None,
-        shuffle: bool = True,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(lengths, shuffle=shuffle, seed=seed)
-        self.budget_tokens = at_least("budget_tokens", budget_tokens, 1)
-        self.max_samples = None if max_samples is None else at_least("max_samples", max_samples, 1)
-        longest = int(np.argmax(self.lengths))
-        if self.lengths[longest] > self.budget_tokens:
-            raise DataError(
-                f"sample {longest} has length {self.lengths[longest]}, more than the budget of "
-                f"{self.budget_tokens} tokens; raise budget_tokens or cut the samples (max_len)"
-            )
-
-    def _plan(self, random: np.random.Generator) -> Plan:
-        order = self._longest_first(random)
-        fits = self.budget_tokens // self.lengths[order]
-        if self.max_samples is not None:
-            fits = np.minimum(fits, self.max_samples)
-        # How many a batch takes depends on where the one before it ended: a loop, but one step per batch.
-        takes, count = fits.tolist(), len(order)
-        if self.shuffle:
-            takes[0] = int(random.integers(1, takes[0] + 1))
-        cuts = [0]
-        while cuts[-1] < count:
-            cuts.append(cuts[-1] + takes[cuts[-1]])
-        cuts[-1] = count
-        edges = np.array(cuts, dtype=np.int64)
-        plan = Plan(order, edges[:-1], edges[1:])
         return plan.shuffled(random) if self.shuffle else plan
 
 

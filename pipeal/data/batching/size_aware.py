@@ -20,6 +20,9 @@ from pipeal.core.samples import Samples, as_iterable
 from pipeal.data.batching.packing import Cost, Log, Oversize, Packer, SizeOf, Sizes, SizeTypeError, Tally
 from pipeal.data.batching.passes import PassSampler
 from pipeal.data.batching.ranks import Uneven
+from pipeal.data.batching.samplers import Known
+
+__all__ = ["SizeAwareBatchSampler", "size_aware_batching"]
 
 _Data = TypeVar("_Data")
 
@@ -196,6 +199,22 @@ class SizeAwareBatchSampler(PassSampler):
         return _fixed(self.sampler) or (hasattr(self.sampler, "set_epoch") and _size(self.sampler) is not None)
 
 
+def make_sampler(known: Known, *, budget_tokens: int, **options: Any) -> SizeAwareBatchSampler:
+    """The sampler that ``data.batching`` asks for; its other options are the sampler's own.
+
+    Raises:
+        DataError: All samples are over the budget, and dropped.
+    """
+    samples = range(len(known.lengths))
+    sampler = SizeAwareBatchSampler(
+        samples, known.lengths, budget_tokens, warn_logger=_silent, shuffle=True, seed=known.seed, **options
+    )
+    # It looks at the sizes in a pass: one here, since later a run would have left files.
+    if not len(sampler):
+        raise DataError(f"all {len(samples)} samples are over the budget of {budget_tokens}; raise the budget")
+    return sampler
+
+
 def _collated(batches: Iterator[list[_Data]], collate_fn: Callable[[list[_Data]], Any]) -> Iterator[Any]:
     for batch in batches:
         yield collate_fn(batch)
@@ -214,4 +233,4 @@ def _size(sampler: object) -> int | None:
 
 
 def _silent(message: str) -> None:
-    """Counting is not a pass: it reports nothing."""
+    """Counting is not a pass: it reports nothing. Nor does a run in every pass: it tells once what is dropped."""

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pipeal.core.errors import ConfigError, DataError
 
+__all__ = ["Buckets", "create_buckets"]
+
 _MOST_BUCKETS = 10**7
 
 

@@ -11,6 +11,8 @@ from torch import nn
 
 from pipeal.data.grouping.annotation import Annotation
 
+__all__ = ["Annotated", "AnnotatedModule"]
+
 MaskHint: TypeAlias = Literal["copy"] | Sequence[str] | None
 """See :meth:`AnnotatedModule.get_mask_hint`."""
 

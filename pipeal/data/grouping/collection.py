@@ -27,6 +27,8 @@ from pipeal.data.grouping.nesting import at, build, leaves, renamed
 from pipeal.data.grouping.padders import padders_of
 from pipeal.data.grouping.samples import Samples
 
+__all__ = ["DataCollection", "TensorData"]
+
 
 @dataclass(frozen=True, eq=False)
 class TensorData:

@@ -22,6 +22,8 @@ from pipeal.data.grouping.groupers import LengthThresholdGrouper, UniGrouper
 from pipeal.data.grouping.nesting import build
 from pipeal.data.grouping.padders import ValuePadder
 
+__all__ = ["FEATURES", "Grouped"]
+
 FEATURES = ("(b, l_word, ..)", "(b, l_word)")
 """Features with their mask, what text layers hand on: ``(B, T, D)`` and ``(B, T)`` bool."""
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from pipeal.core.errors import ConfigError, DataError, unknown_name
 
+__all__ = ["Grouper", "LengthThresholdGrouper", "PredefinedConsecutiveGrouper", "PredefinedGrouper", "UniGrouper"]
+
 Lengths: TypeAlias = Mapping[str, npt.NDArray[np.int64]]
 """For each name of a length, ``(N,)``: that of every sample."""
 

@@ -12,6 +12,8 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.grouping.annotation import Annotation, Layout, Shape
 from pipeal.data.grouping.nesting import at, leaves
 
+__all__ = ["CDimPadder", "Padder", "ValuePadder", "ZeroPadder"]
+
 
 class Padder(ABC):
     """Says what a tensor holds on padding. Subclass it for fillings of your own."""

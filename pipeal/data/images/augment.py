@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pipeal.core.names import Augmentation
 from pipeal.core.rng import key_seed
 from pipeal.data.images.decode import Pixels
 
-Augmentation: TypeAlias = Literal["none", "basic", "strong"]
+__all__ = ["Augment"]
+
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 PADDING = 4

@@ -24,6 +24,8 @@ from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.cache_folder import CacheError, writing
 from pipeal.data.loading.download import Progress
 
+__all__ = ["OnBroken"]
+
 OnBroken: TypeAlias = Literal["raise", "skip"]
 
 FORMAT = 1

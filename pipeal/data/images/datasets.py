@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.names import VISION
 from pipeal.data.images import toyimages
 from pipeal.data.images.cache import Decoded, OnBroken, cached, in_memory
 from pipeal.data.images.cifar import cifar
@@ -17,8 +19,14 @@ from pipeal.data.images.files import Layout, Listing, class_folders, open_files,
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.cache_folder import CacheError, cache_folder
 from pipeal.data.loading.download import Progress
-from pipeal.data.loading.names import canonical_name
 from pipeal.data.loading.sources import SOURCES, Source, fetch
+
+__all__ = ["IMAGE_DATASETS", "ImageDataset", "canonical_image_name", "load_images"]
+
+IMAGE_DATASETS = VISION.datasets
+canonical_image_name = VISION.dataset
+
+_log = logging.getLogger(__name__)
 
 Colour: TypeAlias = tuple[float, float, float]
 
@@ -28,7 +36,7 @@ class ImageDataset:
     """A data set: its canonical name, the class names in label order, two splits, and its pixels' statistics.
 
     Attributes:
-        name: See :func:`canonical_image_name`.
+        name: See :meth:`pipeal.core.names.Names.dataset`.
         classes: The names.
         train: What to train on.
         test: What to test on.
@@ -86,30 +94,6 @@ _PUBLISHED = {
         )
     },
 }
-_SPELLINGS = {
-    "tinyimagenet": "tinyimagenet",
-    "tinyimagenet200": "tinyimagenet",
-    "cifar10": "cifar10",
-    "cifar100": "cifar100",
-    "toyimages": "toyimages",
-    "demo": "toyimages",
-    "embedded": "toyimages",
-}
-
-IMAGE_DATASETS = tuple(dict.fromkeys(_SPELLINGS.values()))
-"""The canonical names of the image data sets."""
-
-
-def canonical_image_name(name: str) -> str:
-    """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.
-
-    >>> [canonical_image_name(name) for name in ("tinyImageNet", "tiny-imagenet-200", "CIFAR-10", "demo")]
-    ['tinyimagenet', 'tinyimagenet', 'cifar10', 'toyimages']
-
-    Raises:
-        DataError: The name is unknown; the message holds the nearest known one.
-    """
-    return canonical_name(name, _SPELLINGS)
 
 
 def load_images(
@@ -125,7 +109,6 @@ def load_images(
     sources: Mapping[str, Collection[Source]] = SOURCES,
     progress: Progress | None = None,
     decoding: Progress | None = None,
-    say: Callable[[str], None] = lambda _: None,
 ) -> ImageDataset:
     """Loads a data set by any of its spellings.
 
@@ -139,7 +122,7 @@ def load_images(
     kept as memory-mapped files.
 
     Args:
-        name: See :func:`canonical_image_name`.
+        name: See :meth:`pipeal.core.names.Names.dataset`.
         root: The folder of all data; ``data`` in the current one by default.
         size: The side of the square images, in pixels.
         download: Fetch the data set where it is missing.
@@ -151,14 +134,13 @@ def load_images(
         sources: The public addresses, by canonical name.
         progress: Called during downloads, with bytes.
         decoding: Called while images are decoded, with images.
-        say: Told, in a line, that the user's cache folder cannot be written to.
 
     Raises:
         DataError: An unknown name; files that are not to be had, with what to fetch and where to put it; a broken
             archive or image, with its path; a cache that cannot be written.
         ConfigError: A value out of range.
     """
-    known = canonical_image_name(name)
+    known = VISION.dataset(name)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"size is {size!r}; wanted a whole number of pixels, at least 1")
     if on_broken not in ("raise", "skip"):
@@ -180,7 +162,7 @@ def load_images(
 
     path, layout = found
     opened = partial(cifar, known, path, _md5(addresses, path)) if layout is None else partial(_listing, path, layout)
-    decoded = _decoded(opened, path, cache, size, on_broken, threads, tell, say)
+    decoded = _decoded(opened, path, cache, size, on_broken, threads, tell)
     return ImageDataset(known, decoded.classes, decoded.train, decoded.test, published.mean, published.std)
 
 
@@ -192,7 +174,6 @@ def _decoded(
     on_broken: OnBroken,
     threads: int,
     tell: Progress,
-    say: Callable[[str], None],
 ) -> Decoded:
     if cache is not False:
         try:
@@ -201,7 +182,7 @@ def _decoded(
         except CacheError as error:
             if cache is not True:
                 raise
-            say(f"decoded images are kept in memory alone: {error}")
+            _log.warning(f"decoded images are kept in memory alone: {error}")
     with opened() as listing:
         return in_memory(listing, path, size, on_broken, threads, tell)
 

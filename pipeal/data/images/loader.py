@@ -12,12 +12,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from pipeal.core.errors import ConfigError, DataError, ScheduleError, unknown_name
+from pipeal.core.names import Augmentation
+from pipeal.data.batching.fixed import FixedBatchSampler
 from pipeal.data.batching.ranks import WHOLE, Share
-from pipeal.data.batching.samplers import FixedBatchSampler
-from pipeal.data.images.augment import Augment, Augmentation
+from pipeal.data.images.augment import Augment
 from pipeal.data.images.split import ImageSplit
 from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.workers import serve_parent, starting_workers, worker_failure
+
+__all__ = ["ImageBatches"]
 
 _Order: TypeAlias = tuple[int, list[int]]
 """A request to a worker: the epoch, and the samples of a batch. The epoch travels with each request, because

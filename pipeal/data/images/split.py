@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from pipeal.core.errors import DataError
 
+__all__ = ["ImageSplit"]
+
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:

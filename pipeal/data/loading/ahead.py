@@ -12,6 +12,8 @@ import torch
 from pipeal.data.iterators.channel import Channel
 from pipeal.data.loading.loader import Batch, EpochBatches
 
+__all__ = ["ReadAhead"]
+
 _ON_GPU = 2
 """Batches prepared ahead by default where the training runs on a GPU."""
 

@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 from pipeal.core.errors import DataError
 
+__all__ = ["Progress", "download"]
+
 Progress: TypeAlias = Callable[[str, int, int | None], None]
 """Called with the file's name, the bytes there so far, and the bytes in all (None where unknown)."""
 

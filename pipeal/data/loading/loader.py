@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from pipeal.data.batching.ranks import WHOLE, Share
+from pipeal.data.batching.samplers import EpochBatchSampler
 from pipeal.data.text.corpus import Corpus
+
+__all__ = ["Batch", "BatchLoader", "EpochBatches"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,22 +59,6 @@ class EpochBatches(Protocol):
 
     def close(self) -> None:
         """Ends what prepares batches, if anything does."""
-        ...
-
-
-class EpochBatchSampler(Protocol):
-    """Batches of indices that know which epoch they are for; all batch samplers of :mod:`pipeal.data` are such."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """The indices of each batch."""
-        ...
-
-    def __len__(self) -> int:
-        """The number of batches."""
-        ...
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch."""
         ...
 
 

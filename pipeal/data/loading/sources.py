@@ -14,6 +14,8 @@ from pipeal.core.atomic import replacing
 from pipeal.core.errors import DataError
 from pipeal.data.loading.download import Progress, download, verify
 
+__all__ = ["SOURCES", "Source", "unpack_imdb", "unpack_members"]
+
 Unpack = Callable[[Path, Path, Collection[str]], None]
 """Takes an archive, a folder and the names of the files to make there."""
 

@@ -16,6 +16,8 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.data.memory.peaks import PeakMeter, collect_peaks, device_memory, meter_for
 
+__all__ = ["MemoryModel", "fit_memory_model", "max_batch_cost", "probe_memory"]
+
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
 

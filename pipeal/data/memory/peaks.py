@@ -17,6 +17,16 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.samples import Samples, as_iterable
 
+__all__ = [
+    "CudaPeak",
+    "PeakMeter",
+    "ResidentPeak",
+    "collect_cuda_peak_alloc",
+    "collect_peaks",
+    "device_memory",
+    "meter_for",
+]
+
 _Data = TypeVar("_Data")
 _Feature = TypeVar("_Feature")
 

@@ -32,6 +32,8 @@ from pipeal.data.loading.loader import Batch
 from pipeal.data.loading.sources import SOURCES, fetch
 from pipeal.data.text.lines import read_lines
 
+__all__ = ["Alphabet", "Characters", "RandomBlocks", "find_shakespeare", "read_characters"]
+
 TRAINED_TENTHS = 9
 """So many tenths of a text, from its beginning, are trained on; the rest validates."""
 

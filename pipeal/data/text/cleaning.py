@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+__all__ = ["STOP_WORDS", "clean"]
+
 # Tags (also those written with entities, as AG News has them) and entities (also those that lost their
 # ampersand, "#39;" in AG News).
 _MARKUP = re.compile(

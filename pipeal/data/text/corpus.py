@@ -18,6 +18,8 @@ from pipeal.data.text.cleaning import clean
 from pipeal.data.text.datasets import TextSplit
 from pipeal.data.text.vocab import Vocab
 
+__all__ = ["Corpus"]
+
 
 @dataclass(frozen=True, eq=False)
 class Corpus:

@@ -9,12 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from pipeal.core.errors import DataError
+from pipeal.core.names import TEXT
 from pipeal.data.loading.download import Progress
-from pipeal.data.loading.names import canonical_name
 from pipeal.data.loading.sources import SOURCES, Source, fetch, unpack_present
 from pipeal.data.text import toynews as embedded
 from pipeal.data.text.lines import read_lines
 from pipeal.data.text.rows import SENTIMENTS, read_labelled, read_reviews
+
+__all__ = ["TEXT_DATASETS", "TextDataset", "TextSplit", "canonical_text_name", "load_text"]
+
+TEXT_DATASETS = TEXT.datasets
+canonical_text_name = TEXT.dataset
 
 
 @dataclass(frozen=True)
@@ -57,30 +62,6 @@ _PUBLISHED = {
     "dbpedia": _Published("dbpedia_csv", ("train.csv", "test.csv"), _DBPEDIA_CLASSES),
     "imdb": _Published("imdb", ("IMDB_Dataset.csv",), SENTIMENTS),
 }
-_SPELLINGS = {
-    "agnews": "agnews",
-    "dbpedia": "dbpedia",
-    "dbpedia14": "dbpedia",
-    "imdb": "imdb",
-    "toynews": "toynews",
-    "demo": "toynews",
-    "embedded": "toynews",
-}
-
-TEXT_DATASETS = tuple(dict.fromkeys(_SPELLINGS.values()))
-"""The canonical names of the text data sets."""
-
-
-def canonical_text_name(name: str) -> str:
-    """The name behind a published spelling; case, ``_``, ``-`` and spaces do not count.
-
-    >>> [canonical_text_name(name) for name in ("AG_NEWS", "Dbpedia", "IMDb", "demo")]
-    ['agnews', 'dbpedia', 'imdb', 'toynews']
-
-    Raises:
-        DataError: The name is unknown; the message holds the nearest known one.
-    """
-    return canonical_name(name, _SPELLINGS)
 
 
 def load_text(
@@ -99,7 +80,7 @@ def load_text(
     embedded and needs no files.
 
     Args:
-        name: See :func:`canonical_text_name`.
+        name: See :meth:`pipeal.core.names.Names.dataset`.
         root: The folder of all data; ``data`` in the current one by default.
         download: Fetch missing files where the data set has a public address.
         seed: Of the random split of IMDb into 80 % train and 20 % test, and of ``toynews``.
@@ -110,7 +91,7 @@ def load_text(
         DataError: An unknown name; missing files that are not to be had, with what to fetch and where to put
             it; a malformed file, with its line.
     """
-    known = canonical_text_name(name)
+    known = TEXT.dataset(name)
     if known == "toynews":
         return _toynews(seed)
     published = _PUBLISHED[known]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,6 +19,10 @@ from pipeal.core.errors import DataError, unknown_name
 from pipeal.data.loading.cache_folder import CacheError
 from pipeal.data.text.vector_file import VectorFile
 from pipeal.data.text.vocab import Vocab
+
+__all__ = ["VectorTable", "find_vectors", "list_vectors", "load_vectors", "vectors_from_torchtext"]
+
+_log = logging.getLogger(__name__)
 
 _FOLDERS = ("", "glove", "embedding")
 _PATTERNS = {
@@ -58,7 +63,6 @@ def load_vectors(
     *,
     cache: bool | Path = True,
     seed: int = 0,
-    say: Callable[[str], None] = lambda _: None,
 ) -> VectorTable:
     """Reads the vectors of a vocabulary's words from a GloVe or fastText text file, plain or ``.gz``.
 
@@ -71,7 +75,6 @@ def load_vectors(
         cache: Keep a binary form in the user's cache folder (or in this one) and read that from the second time on;
             False reads the text and writes nothing. Where the user's cache folder cannot be written to, so does True.
         seed: Of the random vectors.
-        say: Told, in a line, that the user's cache folder cannot be written to.
 
     Raises:
         DataError: Another dimension or a malformed line (file and line), or a file that cannot be read.
@@ -85,7 +88,7 @@ def load_vectors(
         except CacheError as error:
             if isinstance(cache, Path):
                 raise
-            say(f"{path.name} is read as text each time: {error}")
+            _log.warning(f"{path.name} is read as text each time: {error}")
     if cached is not None:
         places: dict[int, int] = {}
         for place, word in enumerate(cached.words):

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from pipeal.core.atomic import write_whole
 from pipeal.core.errors import ConfigError, DataError
 
+__all__ = ["Vocab"]
+
 _FORMAT = "pipeal-vocab-1"
 
 

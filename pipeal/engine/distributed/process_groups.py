@@ -201,5 +201,5 @@ def _connect(seat: Seat, operation: Callable[..., Any], *arguments: Any, element
 def _abort(group: Any) -> None:
     with suppress(Exception):  # of a pipeline that has failed: what it failed with is what is told
         abort = getattr(group._get_backend(torch.device("cuda")), "abort", None)
-        if abort is not None:  # else a command leaves without asking its threads: see pipeal.cli.ending
+        if abort is not None:  # else a command leaves without asking its threads: see pipeal.cli.entry
             abort()

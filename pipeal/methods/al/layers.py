@@ -14,7 +14,7 @@ Target Propagation" (Neural Computation 33, 2021), and Wu et al., "Associated Le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from numbers import Real
 from typing import Any
@@ -22,13 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, DataError, LayerError, ScheduleError, name_of
-from pipeal.core.modules import device_of, dtype_of
-from pipeal.core.protocols import Path, check_path, through_blocks
+from pipeal.core.errors import ConfigError, DataError, LayerError, name_of
+from pipeal.core.modules import dtype_of
 from pipeal.core.tree import Tree, describe, detach, shapes_of
+from pipeal.methods.layer import LocalLayer
 from pipeal.methods.network import Network
-from pipeal.methods.optimizers import LearningRates, OptimizerFactory, follow_weights, open_optimizer, scale_rates
-from pipeal.methods.scaling import LossScaler, require_own, step_all
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory, open_optimizer
 
 SIDES = ("enc", "ae")
 
@@ -138,7 +137,7 @@ class LabelAE(AE):
         return self.cri(self.h(code), y), code
 
 
-class AL(nn.Module):
+class AL(LocalLayer):
     """A layer that trains itself.
 
     Args:
@@ -178,9 +177,6 @@ class AL(nn.Module):
         rates = _by_side(lr)
         self.enc_opt = open_optimizer(optimizer, enc, rates["enc"])
         self.ae_opt = open_optimizer(optimizer, ae, rates["ae"])
-        self.scaler: LossScaler | None = None
-        self._graph: tuple[Tensor, ...] | None = None
-        self._losses: tuple[Tensor, ...] | None = None
 
     def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
         """Encodes an input and its target, and keeps the two local losses for :meth:`backward`.
@@ -195,8 +191,7 @@ class AL(nn.Module):
         ae_loss, code = self.ae(y)
         code = detach(code)
         enc_loss, out = self.enc(x, code)
-        self._graph = (enc_loss, ae_loss) if torch.is_grad_enabled() else None
-        self._losses = (enc_loss.detach(), ae_loss.detach())
+        self.keep(enc_loss, ae_loss)
         return detach(out), code
 
     def cut_parts(self) -> tuple[nn.Module, ...]:
@@ -208,60 +203,6 @@ class AL(nn.Module):
         sides = (self.enc, self.ae)
         return sides if own and not any(side._forward_hooks for side in sides) else ()
 
-    def backward(self) -> None:
-        """Computes the gradients of both local losses; they stay inside this layer.
-
-        Raises:
-            ScheduleError: There is no forward to go back through.
-        """
-        if self._graph is None:
-            raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
-        graph, self._graph = self._graph, None
-        # One call for both: the graphs share nothing, and it spares a crossing into C++.
-        losses = [loss for loss in graph if loss.requires_grad]
-        torch.autograd.backward(losses if self.scaler is None else self.scaler.scaled(losses))
-
-    def update(self) -> None:
-        """Steps both optimizers and clears their gradients."""
-        step_all((self.ae_opt, self.enc_opt), self.scaler)
-
-    def scale_losses(self, wanted: bool = True) -> None:
-        """Has both losses scaled from now on, as fp16 needs (:class:`pipeal.methods.scaling.LossScaler`), or no longer.
-
-        Asked for what is so already, it changes nothing. A pipeline asks, as its precision wants it.
-
-        Raises:
-            ConfigError: An optimizer, or a method of a subclass, does not go with it.
-        """
-        if not wanted:
-            self.scaler = None
-        elif self.scaler is None:
-            require_own(self, AL, "backward", "update", "backward_and_update")
-            self.scaler = LossScaler((self.ae_opt, self.enc_opt)).to(device_of(self))
-
-    def backward_and_update(self) -> None:
-        """:meth:`backward`, then :meth:`update`: what the published code gives to a thread."""
-        self.backward()
-        self.update()
-
-    def loss(self) -> tuple[Tensor, ...] | None:
-        """The associated loss and the autoencoder loss of the last forward, detached; None before the first."""
-        return self._losses
-
-    @through_blocks
-    def inference(self, x: Tree, path: Path) -> Tree:
-        """Passes ``x`` through one block.
-
-        Args:
-            x: What that block takes.
-            path: ``"f"``, ``"b"`` or ``"h"``.
-
-        Raises:
-            ConfigError: Another path.
-        """
-        check_path(path)
-        return self.blocks()[path](x)
-
     def set_lr(self, which: str | Iterable[str], lr: float) -> None:
         """Gives the sides named by ``which`` (``"enc"``, ``"ae"``, or several) a new base learning rate.
 
@@ -272,38 +213,19 @@ class AL(nn.Module):
             for group in self._optimizer_of(side).param_groups:
                 group["lr"] = group["initial_lr"] = lr
 
-    def scale_lr(self, factor: float) -> None:
-        """Sets every learning rate to ``factor`` times its base value."""
-        scale_rates((self.enc_opt, self.ae_opt), factor)
-
     def blocks(self) -> dict[str, nn.Module]:
         """``f``, ``b``, ``g`` and ``h``, by their letters."""
         sides: Any = self  # a user's own ENC and AE are only known to have these attributes
         return {"f": sides.enc.f, "b": sides.enc.b, "g": sides.ae.g, "h": sides.ae.h}
 
-    def block_parameters(self) -> dict[str, int]:
-        """The number of parameters of each block, by its letter."""
-        return {letter: sum(p.numel() for p in block.parameters()) for letter, block in self.blocks().items()}
-
-    def effective_parameters(self, *, last: bool = False) -> int:
-        """How many parameters a full inference uses: ``f`` and ``h``, and the bridge of the ``last`` layer."""
-        count = self.block_parameters()
-        return count["f"] + count["h"] + (count["b"] if last else 0)
-
-    def affiliated_parameters(self, *, last: bool = False) -> int:
-        """How many parameters serve training alone: ``g``, and the bridge of every layer but the ``last``."""
-        return sum(self.block_parameters().values()) - self.effective_parameters(last=last)
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """One per side."""
+        return (self.ae_opt, self.enc_opt)
 
     def _optimizer_of(self, side: str) -> torch.optim.Optimizer:
         if side not in SIDES:
             raise ConfigError(f"unknown side {side!r} of an AL layer; expected 'enc' or 'ae'")
         return self.enc_opt if side == "enc" else self.ae_opt
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AL:
-        """Moves the optimizers' states along with the weights."""
-        super()._apply(fn, recurse)
-        follow_weights((self.enc_opt, self.ae_opt))
-        return self
 
 
 def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> list[AL]:

@@ -11,8 +11,8 @@ from torch import nn
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import Shapes, Tree, describe, move, shapes_of
-from pipeal.methods.al.layers import AL
 from pipeal.methods.cutting.probe import probing
+from pipeal.methods.layer import LocalLayer
 
 HEADER = ("layer", "f gives", "code", "f", "b", "g", "h", "effective", "affiliated", "device")
 _LEFT = {"f gives", "code", "device"}
@@ -95,7 +95,7 @@ def summarize(layers: Sequence[Any], shapes: Sequence[LayerShapes | None]) -> Su
     for number, (layer, found) in enumerate(zip(layers, shapes, strict=True)):
         last = number == len(layers) - 1
         effective, affiliated = layer.effective_parameters(last=last), layer.affiliated_parameters(last=last)
-        parameters = layer.block_parameters() if isinstance(layer, AL) else {"f": effective}
+        parameters = layer.block_parameters() if isinstance(layer, LocalLayer) else {"f": effective}
         rows.append(LayerSummary(number, found, parameters, effective, affiliated, str(device_of(layer))))
     return Summary(tuple(rows))
 

@@ -8,8 +8,8 @@ stage takes longer among so many.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
@@ -18,6 +18,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
+import numpy as np
 from torch import nn
 
 from pipeal.core.errors import PlacementError, StallError
@@ -31,7 +32,7 @@ from pipeal.engine.devices.threads import intra_op_threads
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.sizes import check_sizes, layers_of_stages
 from pipeal.planning.measure.layers import WARM_UP, counted_of
-from pipeal.planning.pure.simulate import Contention
+from pipeal.planning.pure.hardware import Contention
 
 PATIENCE_S = 600.0
 """How long one crowd may take."""
@@ -58,7 +59,7 @@ class Roll(Protocol):
 def measure_contention(
     model: nn.Module | Iterable[TrainableLayer],
     batches: Sequence[Any],
-    at_once: Sequence[int] | None = None,
+    at_once: Sequence[int],
     *,
     sizes: Sequence[int] | None = None,
     options: EngineOptions = DEFAULTS,
@@ -69,7 +70,7 @@ def measure_contention(
     Args:
         model: The layers; copies of them are trained, with one intra-op thread each.
         batches: As for :func:`pipeal.planning.measure.layers.measure`.
-        at_once: The numbers to measure, none larger than that of the parts; None for :func:`crowds`.
+        at_once: The numbers to measure, none larger than that of the parts; :func:`crowds` knows which tell enough.
         sizes: The number of layers of each part, from the first layer on; None for parts that are as many as the
             largest crowd and as even as can be. A smaller crowd is some of them, in each round others.
         options: How they will be run, on one core each. A loss that is not finite ends no measurement.
@@ -81,22 +82,19 @@ def measure_contention(
     """
     layers = deepcopy(layers_of(model))
     counted_of(batches)
-    numbers = crowds(len(layers)) if at_once is None else list(at_once)
-    most = max([1, *numbers])
-    if most > len(layers if sizes is None else sizes):
-        whole = f"{len(layers)} layers" if sizes is None else f"{len(sizes)} parts"
-        raise PlacementError(f"{most} stages at once of {whole}; expected at most one for each of them")
+    most = max([1, *at_once])
     sizes = balance([1.0] * len(layers), most) if sizes is None else check_sizes(sizes, len(layers), len(sizes))
+    if most > len(sizes):
+        raise PlacementError(f"{most} stages at once of {len(sizes)} parts; expected at most one for each of them")
     with intra_op_threads(1):  # given back to the process, too, in which each of the threads to come sets its own
         parts = parts_of(layers, recorded(layers, batches, options), sizes)
-        times: dict[int, list[float]] = {number: [] for number in numbers}
-        for turn in range(max(1, rounds)):
-            found = crowding_in_turn(
-                turn, len(parts), numbers, lambda chosen: _seconds([parts[place] for place in chosen], options)
+        turns = [
+            crowding_in_turn(
+                turn, len(parts), at_once, lambda chosen: _seconds([parts[place] for place in chosen], options)
             )
-            for number, slower in found.items():
-                times[number].append(slower)
-    return {number: median(found) for number, found in times.items()}
+            for turn in range(max(1, rounds))
+        ]
+    return {number: median(found[number] for found in turns) for number in at_once}
 
 
 def crowding_in_turn(
@@ -135,18 +133,11 @@ def contention_of(measured: Mapping[int, float]) -> Contention:
     >>> crowd(1), crowd(2), round(crowd(3), 2), crowd(8)
     (1.0, 1.1, 1.75, 4.8)
     """
-    points = sorted({1: 1.0, **measured}.items())
-    numbers = [number for number, _ in points]
+    numbers, times = zip(*sorted({1: 1.0, **measured}.items()), strict=True)
 
     def crowding(at_once: int) -> float:
-        place = bisect_left(numbers, at_once)
-        if place == len(numbers):
-            number, times = points[-1]
-            return times * at_once / number  # no more gets done at once
-        (left, low), (right, high) = points[max(0, place - 1)], points[place]
-        if right == at_once or left == right:
-            return high
-        return low + (high - low) * (at_once - left) / (right - left)
+        beyond = max(1.0, at_once / numbers[-1])  # no more gets done at once
+        return beyond * float(np.interp(at_once, numbers, times))
 
     return crowding
 
@@ -214,7 +205,7 @@ def _alone(layers: Sequence[TrainableLayer], options: EngineOptions) -> Pipeline
 
 
 class _Threads:
-    """A roll of threads; who fails excuses all others."""
+    """A roll of threads; one that fails excuses all others."""
 
     def __init__(self, number: int) -> None:
         self._missing = number
@@ -234,28 +225,15 @@ class _Threads:
 
 def _seconds(parts: Sequence[Part], options: EngineOptions) -> list[float]:
     """What each takes while all of them are at work."""
-    seconds = [0.0] * len(parts)
-    failures: list[BaseException] = []
     here, done = _Threads(len(parts)), _Threads(len(parts))
 
-    def train(number: int, part: Part) -> None:
+    def train(part: Part) -> float:
         try:
-            seconds[number] = seconds_among(part, here, done, options)
-        except BaseException as error:  # noqa: BLE001  raised by whoever waits
-            failures.append(error)
+            return seconds_among(part, here, done, options)
+        except BaseException:  # the others need not wait for it
             here.excuse()
             done.excuse()
+            raise
 
-    workers = [
-        threading.Thread(target=train, args=(number, part), name=f"pipeal-crowd-{number}", daemon=True)
-        for number, part in enumerate(parts)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(2 * PATIENCE_S)
-    if failures:
-        raise failures[0]
-    if any(worker.is_alive() for worker in workers):
-        raise StallError(f"{len(parts)} stages at once did not end within {2 * PATIENCE_S:g} s")
-    return seconds
+    with ThreadPoolExecutor(len(parts), "pipeal-crowd") as pool:
+        return list(pool.map(train, parts))

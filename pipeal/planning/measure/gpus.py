@@ -12,9 +12,8 @@ from pipeal.core.options import DEFAULTS, EngineOptions
 from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.schedule import Schedule
 from pipeal.planning.measure.layers import measure
-from pipeal.planning.pure.candidates import Setup
 from pipeal.planning.pure.forecast import forecast
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.hardware import Link, PlannedDevice, Setup
 from pipeal.planning.pure.layout import Layout
 
 _STEP = 2**28

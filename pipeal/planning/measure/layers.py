@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import prod
 from statistics import fmean, median
 from typing import Any
@@ -17,9 +18,7 @@ from torch import Tensor, nn
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.modules import layers_of, module_of
-from pipeal.core.options import DEFAULTS, Compile, EngineOptions
-from pipeal.core.outofmemory import is_out_of_memory
-from pipeal.core.partition import balance
+from pipeal.core.options import DEFAULTS, EngineOptions
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import Tree, tensors
@@ -131,24 +130,20 @@ def layer_costs(
         OutOfMemoryError: They do not fit.
     """
     counted = counted_of(batches)
-    taken = 0
 
     def bounded() -> Iterator[Any]:
-        nonlocal taken
-        for batch in batches:
-            if taken > WARM_UP and not goes_on():
+        for number, batch in enumerate(batches):
+            if number > WARM_UP and not goes_on():
                 return
-            taken += 1
             yield batch
 
     layers = layers_of(model)
-    before = before_the_clock(batches, options.compile)
+    before = [] if options.compile == "none" else batches  # so that nothing is left to compile on the clock
     window = Window(len(before) + WARM_UP, counted)
     with Pipeline(layers, [device], "sequential", trace=window, options=_measurable(options)) as pipe:
         pipe.run(before)
-        pipe.run(bounded())
-        spans = pipe.spans()
-    return seconds_by_layer(spans, len(layers), taken - WARM_UP)
+        taken = pipe.run(bounded()).batches
+        return seconds_by_layer(pipe.spans(), len(layers), taken - WARM_UP)
 
 
 def seconds_by_layer(spans: Iterable[Span], layers: int, batches: int) -> list[dict[Action, float]]:
@@ -157,31 +152,6 @@ def seconds_by_layer(spans: Iterable[Span], layers: int, batches: int) -> list[d
     for span in spans:
         totals[span.layer, span.action] += span.end - span.begin
     return [{action: totals[layer, action] / batches for action in Action} for layer in range(layers)]
-
-
-def balanced_sizes(
-    model: nn.Module | Iterable[TrainableLayer],
-    batches: Sequence[Any],
-    stages: int,
-    options: EngineOptions = DEFAULTS,
-    *,
-    device: str = "cpu",
-) -> list[int]:
-    """The number of layers of each stage, balanced by what they cost; as even as can be where they do not fit together.
-
-    Trains the layers it is given; all arguments but ``stages`` are those of :func:`layer_costs`.
-
-    Raises:
-        PlacementError: More stages than layers, or too few batches.
-    """
-    layers = layers_of(model)
-    try:
-        costs = layer_costs(layers, batches, options, device=device)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return balance([1.0] * len(layers), stages)
-    return balance([sum(cost.values()) for cost in costs], stages)
 
 
 def counted_of(batches: Sequence[Any]) -> int:
@@ -193,11 +163,6 @@ def counted_of(batches: Sequence[Any]) -> int:
     if len(batches) <= WARM_UP:
         raise PlacementError(f"{len(batches)} batches to measure with; expected at least {WARM_UP + 1}")
     return len(batches) - WARM_UP
-
-
-def before_the_clock(batches: Sequence[Any], compile: Compile) -> Sequence[Any]:
-    """What layers train on so that nothing is left to compile."""
-    return [] if compile == "none" else batches
 
 
 def count_bytes(
@@ -216,12 +181,12 @@ def count_bytes(
         whole, most = calls[0], max((call for call in calls if call.ended), key=lambda call: call.took_bytes)
         sent = most.sent_bytes * whole.took_bytes // most.took_bytes if most.took_bytes else most.sent_bytes
         state = layer_state(layer, Tensor.detach)  # no copy: it is only counted
-        own = {parameter.untyped_storage().data_ptr() for parameter in module_of(layer).parameters()}
-        own |= {buffer.untyped_storage().data_ptr() for buffer in module_of(layer).buffers()}
-        weights = {id(p): p.numel() * p.element_size() for p in module_of(layer).parameters() if p.requires_grad}
+        module = module_of(layer)
+        own = {tensor.untyped_storage().data_ptr() for tensor in chain(module.parameters(), module.buffers())}
+        weights = sum(weight.numel() * weight.element_size() for weight in module.parameters() if weight.requires_grad)
         activations = sum(size for place, size in most.kept.items() if place not in own)
         optimizers = [each["state"] for each in state["optimizers"].values()]
-        costs.append(LayerCost(0.0, 0.0, 0.0, sent, sum(weights.values()), _bytes_of(optimizers), activations))
+        costs.append(LayerCost(0.0, 0.0, 0.0, sent, weights, _bytes_of(optimizers), activations))
     return costs
 
 

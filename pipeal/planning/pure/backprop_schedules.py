@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pipeal.engine.schedule import Action, Task
 
@@ -31,11 +32,18 @@ class BackpropSchedule:
         name: As the papers call it.
         micro_batches: Of each batch.
         alternates: Whether backwards begin as soon as they can, or after all forwards.
+        joins: Every batch ends in a flush.
     """
 
     name: str
     micro_batches: int
     alternates: bool
+    joins: ClassVar[bool] = True
+
+    @property
+    def serial(self) -> bool:
+        """Whether at most one task runs at any time: a whole batch is in one place."""
+        return self.micro_batches == 1
 
     def after(self, task: Task, stages: int) -> tuple[Task, ...]:
         """The tasks of other stages that must have ended before ``task``: a forward climbs, a backward comes down."""

@@ -18,19 +18,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from pipeal.planning.pure.hardware import PlannedDevice
+from pipeal.planning.pure.hardware import Group, PlannedDevice
 
 MOST_MOVES = 10_000
 """Up to so many moves between sets, the order of the devices is free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The devices of a stage: what they are, how many, and on how many batches at once they hold a graph."""
-
-    device: PlannedDevice
-    count: int
-    held: int = 1
 
 
 Moves = list[list[tuple[int, Group | None]]]

@@ -7,17 +7,18 @@ share its memory. Backpropagation is cut into the micro-batches that suit it bes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from pipeal.core.errors import PlacementError
 from pipeal.engine.schedule import SCHEDULES, Schedule
 from pipeal.planning.pure.backprop_schedules import BackpropSchedule, gpipe, naive, one_f_one_b
-from pipeal.planning.pure.candidates import CostsByKind, Searches, Setup, averaging_of, layouts, share_of
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.planning.pure.candidates import Searches, layouts
+from pipeal.planning.pure.hardware import Contention, Link, Setup
+from pipeal.planning.pure.layer_cost import CostsByKind
 from pipeal.planning.pure.layout import Layout
-from pipeal.planning.pure.simulate import Contention, Hop, Simulation, simulate
-from pipeal.planning.pure.stage_cost import LayerSums
+from pipeal.planning.pure.simulate import Hop, Simulation, simulate
+from pipeal.planning.pure.stage_cost import Averaging, LayerSums
 
 _UNTIL_STEADY = 64
 """So many batches of a schedule without joins are simulated; from there on the pace is that of the last of them."""
@@ -49,7 +50,7 @@ class Model:
     al: CostsByKind
     bp: Mapping[int, CostsByKind] = field(default_factory=dict)
     micro_batches: int | None = None
-    searches: Searches = field(default_factory=Searches, init=False, repr=False, compare=False)
+    searches: Searches = field(default_factory=dict, init=False, repr=False, compare=False)
     forecasts: dict[Hashable, Forecast] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
@@ -129,60 +130,33 @@ def forecast(
     """
     if layout is None:
         return _best(method, schedule, costs, setup, Model(costs))
-    rival = isinstance(schedule, BackpropSchedule)
-    micro = schedule.micro_batches if isinstance(schedule, BackpropSchedule) else 1
-    own = {kind: LayerSums(row) for kind, row in costs.items()}
-    crowding = _crowding(setup)
+    micro, queue_depth, waiting = 1, setup.queue_depth, setup.queue_depth
+    if isinstance(schedule, BackpropSchedule):  # all of a batch may be on its way, and none is charged for waiting
+        micro, queue_depth, waiting = schedule.micro_batches, schedule.micro_batches, 0
+    sums = {kind: LayerSums(row) for kind, row in costs.items()}
+    averaging = Averaging(down=isinstance(schedule, BackpropSchedule), alone=setup.contention is not None)
     durations = [
-        own[stage.device.kind].durations(
-            stage.layers.start,
-            stage.layers.stop,
-            stage.device,
-            devices=len(stage.devices),
-            together=len(stage.devices) * setup.replicas,
-            link=setup.link,
-            averaging=averaging_of(setup, down=rival),
-        )
-        for stage in layout.stages
+        sums[stage.device.kind].durations(stage.layers, stage.group(), setup, averaging) for stage in layout.stages
     ]
-    sent = [own[stage.device.kind].mean_out_bytes(stage.layers.stop) for stage in layout.stages[:-1]]
-    link = setup.link
-    hops = None if link == Link() else [Hop(count / link.bytes_per_s, link.latency_s) for count in sent]
+    hops = _hops(costs, setup.link, layout)
+    contention = _contention(setup)
 
     def run(batches: int) -> Simulation:
         return simulate(
             schedule,
             durations,
             batches * micro,
-            queue_depth=micro if rival else setup.queue_depth,
+            queue_depth=queue_depth,
             hops=hops,
-            crowding=crowding,
+            contention=contention,
             at_work=[len(stage.devices) for stage in layout.stages],
-            keep_spans=False,
         )
 
-    # Where nothing is left of a batch when the next one begins, each takes what the first takes. If some stage still
-    # has an update to do then, a few take what all take; without joins it takes some until the slowest part sets the
-    # pace.
-    simulated = 1 if isinstance(schedule, BackpropSchedule) or schedule.joins else min(setup.batches, _UNTIL_STEADY)
-    seen = run(simulated)
-    if rival and seen.ended[0] < seen.makespan_s:
-        simulated = min(setup.batches, 3)
-        seen = run(simulated)
-    seconds = pace_s = seen.makespan_s
-    if 1 < simulated < setup.batches:
-        fewer = simulated - _a_part(simulated, setup.queue_depth)
-        pace_s = (seen.makespan_s - run(fewer).makespan_s) / (simulated - fewer)
-    seconds += (setup.batches - simulated) * pace_s
+    simulated, seen, pace_s = _steady(schedule, setup, run)
+    seconds = seen.makespan_s + (setup.batches - simulated) * pace_s
     in_all = seen.makespan_s / simulated * setup.batches / seconds if seconds else 0.0
     memory = [
-        own[stage.device.kind].memory_bytes(
-            stage.layers.start,
-            stage.layers.stop,
-            devices=len(stage.devices),
-            held=held,
-            waiting=0 if rival else setup.queue_depth,
-        )
+        sums[stage.device.kind].memory_bytes(stage.layers.start, stage.layers.stop, stage.group(held), waiting)
         for stage, held in zip(layout.stages, seen.held, strict=True)
     ]
     return Forecast(
@@ -194,6 +168,33 @@ def forecast(
         tuple(memory),
         micro,
     )
+
+
+def _hops(costs: CostsByKind, link: Link, layout: Layout) -> list[Hop] | None:
+    """The links behind the stages; None where they take no time."""
+    if link == Link():
+        return None
+    sent = [costs[stage.device.kind][stage.layers.stop - 1].mean_out_bytes for stage in layout.stages[:-1]]
+    return [Hop(count / link.bytes_per_s, link.latency_s) for count in sent]
+
+
+def _steady(
+    schedule: Schedule | BackpropSchedule, setup: Setup, run: Callable[[int], Simulation]
+) -> tuple[int, Simulation, float]:
+    """How many batches were simulated, what came of it, and what each further batch takes.
+
+    Where nothing is left of a batch when the next one begins, each takes what the first takes. If some stage still has
+    an update to do then, a few take what all take; without joins it takes some until the slowest part sets the pace.
+    """
+    count = 1 if schedule.joins else min(setup.batches, _UNTIL_STEADY)
+    seen = run(count)
+    if isinstance(schedule, BackpropSchedule) and seen.ended[0] < seen.makespan_s:
+        count = min(setup.batches, 3)
+        seen = run(count)
+    if not 1 < count < setup.batches:
+        return count, seen, seen.makespan_s
+    fewer = count - _a_part(count, setup.queue_depth)
+    return count, seen, (seen.makespan_s - run(fewer).makespan_s) / (count - fewer)
 
 
 def _best(
@@ -217,17 +218,12 @@ def _a_part(batches: int, queue_depth: int) -> int:
     return part - part % queue_depth if queue_depth <= part else part
 
 
-def _crowding(setup: Setup) -> Contention | None:
+def _contention(setup: Setup) -> Contention | None:
     """As it is for one of the replicas: all of them do the same at the same time, on the same cores."""
-    crowding, replicas = setup.crowding, setup.replicas
-    return None if crowding is None else lambda at_once: crowding(at_once * replicas)
+    contention, replicas = setup.contention, setup.replicas
+    return None if contention is None else lambda at_once: contention(at_once * replicas)
 
 
 def on_fewer(setup: Setup, each: int) -> Setup:
     """The same, with the first so many devices of each replica's share."""
-    return replace(setup, devices=tuple(device for device in share_of(setup)[:each] for _ in range(setup.replicas)))
-
-
-def alone_s(costs: CostsByKind, devices: Sequence[PlannedDevice]) -> float:
-    """Seconds per batch of all layers, one after the other, on the one that is fastest at it, with memory enough."""
-    return min(sum(cost.seconds for cost in costs[device.kind]) / device.speed for device in set(devices))
+    return replace(setup, devices=tuple(device for device in setup.share()[:each] for _ in range(setup.replicas)))

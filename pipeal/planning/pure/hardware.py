@@ -1,8 +1,16 @@
-"""What a plan is for: devices by kind, speed and memory, and the links between them."""
+"""What a plan is for: devices by kind, speed and memory, the links between them, and how they are used."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from pipeal.core.errors import PlacementError
+
+Contention: TypeAlias = Callable[[int], float]
+"""How many times as long an action takes while so many stages, or carriers of packets, work at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +60,53 @@ class Link:
         if devices < 2:
             return 0.0
         return 2 * (devices - 1) * (count / devices / self.bytes_per_s + self.latency_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The devices of a stage: what they are, how many, and on how many batches at once they hold a graph."""
+
+    device: PlannedDevice
+    count: int = 1
+    held: int = 1
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is to be trained on, and how.
+
+    Attributes:
+        devices: All of them.
+        link: Between any two.
+        replicas: How many pipelines train together, each on batches of its own and on an equal share of the devices.
+        stage_replicas: On how many devices one stage may be, which then share each batch.
+        batches: How long the run is, in batches of each replica.
+        queue_depth: Packets that may wait behind a stage, or be on their way; they count as its memory. 0 to count
+            none, and let as many be on their way as there are.
+        contention: How much stages slow each other, their replicas included, that share the cores of one machine; None
+            for devices of their own.
+    """
+
+    devices: tuple[PlannedDevice, ...]
+    link: Link = field(default_factory=Link)
+    replicas: int = 1
+    stage_replicas: int = 1
+    batches: int = 1000
+    queue_depth: int = 2
+    contention: Contention | None = None
+
+    def share(self) -> list[PlannedDevice]:
+        """The devices of one replica.
+
+        Raises:
+            PlacementError: The replicas cannot share the devices.
+        """
+        if self.replicas == 1:
+            return list(self.devices)
+        counts = Counter(self.devices)
+        if any(count % self.replicas for count in counts.values()):
+            raise PlacementError(
+                f"{self.replicas} replicas cannot share {len(self.devices)} devices equally; choose a number that "
+                "divides how many there are of each kind"
+            )
+        return [device for device, count in counts.items() for _ in range(count // self.replicas)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from pipeal.core.errors import DataError
 from pipeal.engine.schedule import Action
@@ -17,7 +18,9 @@ FORMAT = "pipeal-costs-3"
 _LEAST_S = 1e-9
 """No model is faster."""
 
-Record = TypeVar("Record")
+_Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Times: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Count: TypeAlias = Annotated[int, Field(gt=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,13 @@ class LayerCost:
             is not given, all are as large as the largest.
     """
 
-    forward_s: float
-    backward_s: float
-    update_s: float = 0.0
-    out_bytes: int = 0
-    parameter_bytes: int = 0
-    optimizer_bytes: int = 0
-    activation_bytes: int = 0
+    forward_s: _Amount
+    backward_s: _Amount
+    update_s: _Amount = 0.0
+    out_bytes: NonNegativeInt = 0
+    parameter_bytes: NonNegativeInt = 0
+    optimizer_bytes: NonNegativeInt = 0
+    activation_bytes: NonNegativeInt = 0
     mean_out_bytes: int = -1
 
     def __post_init__(self) -> None:
@@ -64,6 +67,10 @@ class LayerCost:
         return {Action.FORWARD: self.forward_s, Action.BACKWARD: self.backward_s, Action.UPDATE: self.update_s}
 
 
+CostsByKind: TypeAlias = Mapping[str, Sequence[LayerCost]]
+"""By kind of device, the cost of every layer."""
+
+
 @dataclass(frozen=True)
 class Costs:
     """The layers of a model on one kind of device.
@@ -82,9 +89,9 @@ class Costs:
 
     kind: str
     layers: tuple[LayerCost, ...]
-    backprop: Mapping[int, tuple[LayerCost, ...]] = field(default_factory=dict)
-    crowding: Mapping[int, float] = field(default_factory=dict)
-    samples: float = 0.0
+    backprop: Mapping[_Count, tuple[LayerCost, ...]] = field(default_factory=dict)
+    crowding: Mapping[_Count, _Times] = field(default_factory=dict)
+    samples: _Amount = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -101,68 +108,32 @@ def load_costs(path: str | Path) -> Costs:
         DataError: There is no such file, or it holds something else.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        found = json.loads(text)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; expected a file written by pipeal plan") from error
     except ValueError as error:
         raise DataError(f"{path}: no JSON ({error}); expected a file written by pipeal plan") from error
-    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-        raise DataError(f"{path}: expected the format {FORMAT!r}, as pipeal plan writes it; measure anew")
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f"{path}: expected the format {FORMAT!r}, as pipeal plan writes it; measure again")
     try:
-        costs = Costs(
-            kind=_checked(found.pop("kind"), str),
-            layers=_layers(found.pop("layers")),
-            backprop={_count(count): _layers(rows) for count, rows in found.pop("backprop").items()},
-            crowding={_count(count): _above_0(times) for count, times in found.pop("crowding").items()},
-            samples=_number(found.pop("samples")),
-            facts=_checked(found.pop("facts"), dict),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{path}: not as pipeal plan writes it ({type(error).__name__}: {error}); measure anew"
-        ) from error
-    if not costs.layers or not all(costs.backprop.values()):
-        raise DataError(f"{path}: it holds no layer; measure anew")
-    if any(sum(row.seconds for row in rows) < _LEAST_S for rows in (costs.layers, *costs.backprop.values())):
-        raise DataError(f"{path}: its layers take no time, all of them together; measure anew")
-    if costs.backprop and (1 not in costs.backprop or len({len(rows) for rows in costs.backprop.values()}) > 1):
-        raise DataError(
-            f"{path}: of backpropagation it holds no whole batch, or other blocks than of parts; measure anew"
-        )
+        costs = TypeAdapter(Costs).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{path}: {where}: found {first['input']!r:.40}: {first['msg']}; measure again") from error
+    wrong = _contradiction(costs)
+    if wrong is not None:
+        raise DataError(f"{path}: {wrong}; measure again")
     return costs
 
 
-def _layers(rows: Sequence[Mapping[str, Any]]) -> tuple[LayerCost, ...]:
-    names = {each.name for each in fields(LayerCost)}
-    found = []
-    for row in rows:
-        if {*row} != names:
-            raise ValueError(f"a layer has {sorted(row)}")
-        numbers: dict[str, Any] = {name: _number(value) for name, value in row.items()}
-        found.append(LayerCost(**{name: int(value) if "bytes" in name else value for name, value in numbers.items()}))
-    return tuple(found)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
-        raise ValueError(f"found {text!r:.40} where a whole number above 0 is expected")
-    return int(text)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"found {value!r} where a number of at least 0 is expected")
-    return value
-
-
-def _above_0(value: Any) -> float:
-    number = _number(value)
-    if not number:
-        raise ValueError("found 0 where a number above 0 is expected")
-    return number
-
-
-def _checked(value: Any, kind: type[Record]) -> Record:
-    if not isinstance(value, kind):
-        raise TypeError(f"found {value!r} where a {kind.__name__} is expected")
-    return value
+def _contradiction(costs: Costs) -> str | None:
+    """What is wrong with costs that are well formed."""
+    if not costs.layers or not all(costs.backprop.values()):
+        return "it holds no layer"
+    if any(sum(row.seconds for row in rows) < _LEAST_S for rows in (costs.layers, *costs.backprop.values())):
+        return "its layers take no time, all of them together"
+    if costs.backprop and (1 not in costs.backprop or len({len(rows) for rows in costs.backprop.values()}) > 1):
+        return "of backpropagation it holds no whole batch, or other blocks than of parts"
+    return None

@@ -17,17 +17,16 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from pipeal.core.errors import PlacementError
 from pipeal.engine.schedule import Schedule
-from pipeal.planning.pure.device_sets import Group, device_sets, with_graphs
-from pipeal.planning.pure.hardware import Link, PlannedDevice
-from pipeal.planning.pure.layer_cost import LayerCost
-from pipeal.planning.pure.stage_cost import Averaging, LayerSums, require_costs
-from pipeal.planning.pure.stage_seconds import StageSeconds
+from pipeal.planning.pure.device_sets import device_sets, with_graphs
+from pipeal.planning.pure.hardware import Group, PlannedDevice, Setup
+from pipeal.planning.pure.layer_cost import CostsByKind
+from pipeal.planning.pure.stage_cost import Averaging, LayerSums, StageSeconds
 
 _NEAR = 1.25
 """Most layouts take no longer than so many times what is known to be the least; there the search begins."""
@@ -52,6 +51,10 @@ class PlannedStage:
     seconds: float
     sends_s: float
     memory_bytes: int
+
+    def group(self, held: int = 1) -> Group:
+        """Its devices, each with the graphs of so many batches."""
+        return Group(self.device, len(self.devices), held)
 
 
 @dataclass(frozen=True)
@@ -78,73 +81,57 @@ class Layout:
 
 
 def best_layout(
-    costs: Mapping[str, Sequence[LayerCost]],
-    devices: Sequence[PlannedDevice],
-    link: Link | None = None,
+    costs: CostsByKind,
+    setup: Setup,
+    devices: Sequence[PlannedDevice] | None = None,
     *,
-    stage_replicas: int = 1,
-    replicas: int = 1,
-    queue_depth: int = 2,
-    graphs: int = 1,
     schedule: Schedule | None = None,
     averaging: Averaging | None = None,
+    graphs: int = 1,
     updates: bool = True,
 ) -> Layout:
-    """The layout whose slowest part is as fast as can be; of several such, one with the fewest devices.
+    """The layout of one replica whose slowest part is as fast as can be; of several such, one with the fewest devices.
 
     Devices may be left over. Their order along the line is chosen as well where there are few kinds of them, otherwise
     they are used in the order given; the optimum is exact in either sense. A stage on several devices (all of one kind,
     memory and speed) splits each batch among them and averages the gradients: the update is that of the whole batch.
 
     Args:
-        costs: By kind of device, the cost of every layer.
-        devices: What there is.
-        link: Between any two devices; None for one that takes no time.
-        stage_replicas: On how many devices one stage may be.
-        replicas: How many such pipelines train together, each on batches of its own; they average their gradients.
-        queue_depth: Packets that may wait behind a stage, or be on their way; they count as its memory. 0 to count
-            none, and let as many be on their way as there are.
-        graphs: On how many batches at once a stage holds a graph: the last on one, each before it on one more, up to
-            so many.
+        costs: Of the layers.
+        setup: What they are on.
+        devices: Those of one replica that may be used; None for its share.
         schedule: What it is for; None for one without joins, and a schedule that does one thing at a time gets the
             layout for that as well. Under one that joins, forwards are taken to be as fast on all devices as on the
             stage's own, and links to take no time before it.
         averaging: When devices that share a stage, or its replicas, average gradients; None for as layers do
             that train themselves.
+        graphs: On how many batches at once a stage holds a graph: the last on one, each before it on one more, up to
+            so many.
         updates: Whether updates count, and averages before them; not where they pass while other stages still work.
 
     Raises:
-        PlacementError: There is no device, no cost of a kind, or not enough memory.
+        PlacementError: There is no cost of a kind, not enough memory, or the replicas cannot share the devices.
 
+    >>> from pipeal.planning.pure.layer_cost import LayerCost
     >>> layers = [LayerCost(forward_s=1, backward_s=2), LayerCost(3, 6), LayerCost(1, 2)]
-    >>> layout = best_layout({"cpu": layers}, [PlannedDevice("cpu"), PlannedDevice("cpu", speed=3)])
+    >>> layout = best_layout({"cpu": layers}, Setup((PlannedDevice("cpu"), PlannedDevice("cpu", speed=3))))
     >>> layout.sizes, [stage.devices for stage in layout.stages], layout.bottleneck_s
     ([2, 1], [(1,), (0,)], 4.0)
     """
-    problem = _Problem(
-        costs,
-        devices,
-        link or Link(),
-        stage_replicas,
-        replicas,
-        queue_depth,
-        graphs,
-        schedule,
-        averaging or Averaging(),
-        updates,
-    )
-    found = problem.attempt(inf)
-    if found.path is None:
+    used = setup.share() if devices is None else devices
+    averaging = averaging or Averaging(alone=setup.contention is not None)
+    problem = _Problem(costs, setup, used, schedule, averaging, graphs, updates)
+    best, _ = problem.attempt(inf)
+    if not best:
         raise PlacementError(problem.why_nothing_fits())
-    best, high = found.path, problem.slowest(found.path)
-    low = problem.least_s()
+    low, high = problem.least_s(), problem.slowest(best)
     while low < high:
         middle = min((low + high) / 2, _NEAR * low)
-        found = problem.attempt(middle if low < middle < high else low)
-        if found.path is None:
-            low = found.next_s
+        found, next_s = problem.attempt(middle if low < middle < high else low)
+        if found:
+            best, high = found, problem.slowest(found)
         else:
-            best, high = found.path, problem.slowest(found.path)
+            low = next_s
     return problem.layout(best)
 
 
@@ -158,63 +145,44 @@ class _Step:
     state: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """The stages that take no longer than was asked, if there are any; else the least time that may suffice."""
-
-    path: list[_Step] | None
-    next_s: float
-
-
 class _Problem:
     def __init__(
         self,
-        costs: Mapping[str, Sequence[LayerCost]],
+        costs: CostsByKind,
+        setup: Setup,
         devices: Sequence[PlannedDevice],
-        link: Link,
-        stage_replicas: int,
-        replicas: int,
-        queue_depth: int,
-        graphs: int,
         schedule: Schedule | None,
         averaging: Averaging,
+        graphs: int,
         updates: bool,
     ) -> None:
-        require_costs(costs, devices, stage_replicas, replicas)
+        _require_costs(costs, devices)
+        self.setup = setup
         self.devices = list(devices)
-        self.link = link
-        self.replicas = replicas
-        self.queue_depth = queue_depth
         self.averaging = averaging
         self.sums = {device.kind: LayerSums(costs[device.kind]) for device in devices}
         self.layers = len(costs[devices[0].kind])
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
-            del self.devices[self.layers * stage_replicas :]
+            del self.devices[self.layers * setup.stage_replicas :]
         self._send = {
-            kind: [0.0, *(link.packet_s(own.mean_out_bytes(end), queue_depth) for end in range(1, self.layers)), 0.0]
+            kind: [0.0, *(setup.link.packet_s(cost.mean_out_bytes, setup.queue_depth) for cost in own.row[:-1]), 0.0]
             for kind, own in self.sums.items()
         }
-        sets = device_sets(self.devices, stage_replicas)
+        sets = device_sets(self.devices, setup.stage_replicas)
         self.sets = sets if graphs == 1 else with_graphs(sets, graphs)
         self.groups = {group for moves in self.sets.moves for _, group in moves if group is not None}
         joining = schedule if schedule is not None and schedule.joins and not schedule.serial else None
         alike = {
-            (group.device, group.count): StageSeconds(
-                costs[group.device.kind],
-                group.device,
-                devices=group.count,
-                together=group.count * replicas,
-                link=link,
-                averaging=averaging,
-                updates=updates,
-                joining=joining,
-            )
+            group: StageSeconds(costs[group.device.kind], group, setup, averaging, updates=updates, joining=joining)
             for group in {replace(group, held=1) for group in self.groups}
         }
-        self._seconds = {group: alike[group.device, group.count] for group in self.groups}
+        self._seconds = {group: alike[replace(group, held=1)] for group in self.groups}
 
-    def attempt(self, limit_s: float) -> _Attempt:
-        """How far each set of devices gets, set by set."""
+    def attempt(self, limit_s: float) -> tuple[list[_Step], float]:
+        """The stages that take no longer, none if there are no such; and the least time at which more may be possible.
+
+        It is found how far each set of devices gets, set by set.
+        """
         furthest = [-1] * len(self.sets.moves)
         furthest[0] = 0
         before: list[tuple[int, Group | None] | None] = [None] * len(self.sets.moves)
@@ -241,7 +209,7 @@ class _Problem:
                     before[after] = (state, group)
         full = [state for state, end in enumerate(furthest) if end == self.layers]
         if not full:
-            return _Attempt(None, next_s)
+            return [], next_s
         path: list[_Step] = []
         state = min(full, key=self.sets.used.__getitem__)
         while (step := before[state]) is not None:
@@ -249,7 +217,7 @@ class _Problem:
             if group is not None:
                 path.append(_Step(furthest[earlier], furthest[state], group, earlier))
             state = earlier
-        return _Attempt(path[::-1], next_s)
+        return path[::-1], next_s
 
     def _furthest(self, start: int, group: Group, limit_s: float) -> tuple[int, float]:
         """The last layer's end that a stage may have, and the least time that would move it."""
@@ -267,8 +235,7 @@ class _Problem:
         return end, next_s
 
     def _memory(self, start: int, end: int, group: Group) -> int:
-        own = self.sums[group.device.kind]
-        return own.memory_bytes(start, end, devices=group.count, held=group.held, waiting=self.queue_depth)
+        return self.sums[group.device.kind].memory_bytes(start, end, group, self.setup.queue_depth)
 
     def _fits(self, start: int, end: int, group: Group) -> bool:
         return group.device.memory_bytes is None or self._memory(start, end, group) <= group.device.memory_bytes
@@ -291,28 +258,21 @@ class _Problem:
         stages = []
         free = list(range(len(self.devices)))
         for step in path:
-            start, end, group = step.start, step.end, step.group
+            layers, group = range(step.start, step.end), step.group
             first = 0 if self.sets.any_order else self.sets.used[step.state]
             alike = [number for number in free if number >= first and self.devices[number] == group.device]
             own = tuple(alike[: group.count])
             free = [number for number in free if number not in own]
-            durations = self.sums[group.device.kind].durations(
-                start,
-                end,
-                group.device,
-                devices=group.count,
-                together=group.count * self.replicas,
-                link=self.link,
-                averaging=self.averaging,
-            )
-            sends_s, memory = self._send[group.device.kind][end], self._memory(start, end, group)
-            stages.append(PlannedStage(range(start, end), own, group.device, sum(durations.values()), sends_s, memory))
+            seconds = sum(self.sums[group.device.kind].durations(layers, group, self.setup, self.averaging).values())
+            sends_s, memory = self._send[group.device.kind][step.end], self._memory(step.start, step.end, group)
+            stages.append(PlannedStage(layers, own, group.device, seconds, sends_s, memory))
         return Layout(tuple(stages), self.sets.any_order)
 
     def why_nothing_fits(self) -> str:
         most = max(device.memory_bytes or 0 for device in self.devices)
-        least = [self._memory(n, n + 1, Group(self.devices[0], 1)) for n in range(self.layers)]
-        wanted = self.sums[self.devices[0].kind].memory_bytes(0, self.layers)
+        one = Group(self.devices[0])
+        least = [self._memory(n, n + 1, one) for n in range(self.layers)]
+        wanted = self._memory(0, self.layers, one)
         return (
             f"no layout fits: the {self.layers} layers need {_mib(wanted)} in all and the largest, layer "
             f"{least.index(max(least))}, {_mib(max(least))}; the {len(self.devices)} devices have at most {_mib(most)} "
@@ -322,3 +282,18 @@ class _Problem:
 
 def _mib(count: float) -> str:
     return f"{count / 2**20:,.0f} MiB"
+
+
+def _require_costs(costs: CostsByKind, devices: Sequence[PlannedDevice]) -> None:
+    """Refuses devices of which nothing was measured, or of other layers.
+
+    Raises:
+        PlacementError: There is such a device.
+    """
+    for device in devices:
+        if not costs.get(device.kind):
+            known = ", ".join(sorted(costs)) or "none"
+            raise PlacementError(f"no costs of a device of kind {device.kind!r}; measured kinds: {known}")
+    counts = {device.kind: len(costs[device.kind]) for device in devices}
+    if len(set(counts.values())) > 1:
+        raise PlacementError(f"the kinds of devices have costs of different numbers of layers: {counts}")

@@ -3,26 +3,24 @@
 A clock that is only counted goes from event to event. Each stage works through its own tasks in their order; a task
 begins when all that the schedule names has ended and its packet has come over the link. Stages that share cores work
 at the pace that so many at once have, and so does what carries a packet: between processes of one machine, that is
-work of the same cores.
+work of the same cores. Stages with devices of their own all work at the pace 1.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from pipeal.engine.schedule import Action, Task
+from pipeal.planning.pure.hardware import Contention
 
 Durations = Mapping[Action, float]
-
-Contention: TypeAlias = Callable[[int], float]
-"""How many times as long an action takes while so many stages, or carriers of packets, work at once."""
 
 
 class Rules(Protocol):
@@ -67,7 +65,7 @@ class Simulation:
     """The outcome of a simulated run.
 
     Attributes:
-        spans: Every task with its times; empty if they were not to be kept.
+        spans: Every task with its times.
         makespan_s: When the last task ends.
         busy: The share of the makespan in which each stage works.
         held: On how many batches at once each stage holds a graph, at most.
@@ -88,9 +86,8 @@ def simulate(
     *,
     queue_depth: int = 2,
     hops: Sequence[Hop] | None = None,
-    crowding: Contention | None = None,
+    contention: Contention | None = None,
     at_work: Sequence[int] | None = None,
-    keep_spans: bool = True,
 ) -> Simulation:
     """Runs a schedule on a clock that is only counted.
 
@@ -101,9 +98,8 @@ def simulate(
         queue_depth: How many packets may wait before a stage, or be on their way to it; a stage that finds no space
             keeps its packet, and does not go on, until there is some.
         hops: The link behind each stage but the last; None for packets that are there at once.
-        crowding: For stages that share cores; None for stages with a device each.
-        at_work: For the crowding, how many cores each stage works on at once; None for one each.
-        keep_spans: Whether the times of every task are wanted.
+        contention: How much stages slow each other that share cores; None for stages with a device each.
+        at_work: For the contention, how many cores each stage works on at once; None for one each.
 
     >>> from pipeal.engine.schedule import SCHEDULES
     >>> stage = {Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.0}
@@ -112,15 +108,16 @@ def simulate(
     >>> simulate(SCHEDULES["sequential"], [stage] * 4, batches=10).makespan_s
     120.0
     >>> two_cores = lambda at_once: max(1.0, at_once / 2)
-    >>> simulate(SCHEDULES["pipelined"], [stage] * 4, batches=10, crowding=two_cores).makespan_s
+    >>> simulate(SCHEDULES["pipelined"], [stage] * 4, batches=10, contention=two_cores).makespan_s
     61.0
     """
-    return _Clock(schedule, costs, batches, queue_depth, hops, crowding, at_work, keep_spans).run()
+    pace_of = cache(contention or (lambda _: 1.0))
+    return _Clock(schedule, costs, batches, queue_depth, hops, pace_of, at_work or [1] * len(costs)).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Sending:
-    """A packet that the cores carry: over which link, its number, and what that takes."""
+    """A packet on its way: over which link, its number, and what that takes."""
 
     link: tuple[int, Action]
     number: int
@@ -130,87 +127,71 @@ class _Sending:
 _PLACE = {Action.FORWARD: 0, Action.BACKWARD: 1, Action.UPDATE: 2}
 
 
+@dataclass
 class _Clock:
     """Tasks that have ended and packets that have come are numbers: those of tasks first, then those of packets."""
 
-    def __init__(
-        self,
-        schedule: Rules,
-        costs: Sequence[Durations],
-        batches: int,
-        queue_depth: int,
-        hops: Sequence[Hop] | None,
-        crowding: Contention | None,
-        at_work: Sequence[int] | None,
-        keep_spans: bool,
-    ) -> None:
-        self.after = schedule.after
-        self.stages = len(costs)
-        self.costs = costs
-        self.batches = batches
-        self.queue_depth = queue_depth
-        self.hops = hops
-        self.crowding = None if crowding is None else cache(crowding)
-        self.lines: list[list[Task]] = [[] for _ in costs]
-        for task in schedule.order(self.stages, batches):
+    schedule: Rules
+    costs: Sequence[Durations]
+    batches: int
+    queue_depth: int
+    hops: Sequence[Hop] | None
+    pace_of: Contention
+    at_work: Sequence[int]
+
+    def __post_init__(self) -> None:
+        self.stages = len(self.costs)
+        self.lines: list[list[Task]] = [[] for _ in self.costs]
+        for task in self.schedule.order(self.stages, self.batches):
             self.lines[task.stage].append(task)
-        self.tasks = 3 * self.stages * batches
+        self.tasks = 3 * self.stages * self.batches
         self.there = bytearray(2 * self.tasks)
         self.waiting: dict[int, list[int]] = {}
         self.next = [0] * self.stages
-        self.wanted: list[list[int]] = [[] for _ in costs]  # what a stage's next task waits for
-        self.ended = [0.0] * self.stages
+        self.wanted: list[list[int]] = [[] for _ in self.costs]  # what a stage's next task waits for
         self.taken = [0] * self.stages  # packets that a stage has begun with
         self.keeping: list[Task | None] = [None] * self.stages  # a forward whose packet finds no space
-        # Links, by the sender and what is sent; where cores are shared, with the packets that wait for one.
-        self.free_at: dict[tuple[int, Action], float] = {}
+        # Links, by the sender and what is sent: the packet that is carried, and those that wait for it.
         self.queues: dict[tuple[int, Action], deque[_Sending]] = {}
-        self.sends_back = self.stages > 1 and Task(0, 1, Action.BACKWARD) in self.after(
-            Task(0, 0, Action.BACKWARD), self.stages
-        )
+        back = self.schedule.after(Task(0, 0, Action.BACKWARD), self.stages)
+        self.sends_back = self.stages > 1 and Task(0, 1, Action.BACKWARD) in back
         self.now = 0.0
-        self.begun = [0.0] * self.stages
-        self.busy = [0.0] * self.stages
+        self.begun, self.busy, self.ended = ([0.0] * self.stages for _ in range(3))
         self.holding, self.held = [0] * self.stages, [0] * self.stages
-        self.spans: list[SimulatedSpan] | None = [] if keep_spans else None
-        self.makespan = 0.0
+        self.spans: list[SimulatedSpan] = []
         self.turn = count()
-        self.events: list[tuple[float, int, Task | int]] = []  # when a task ends alone, or a packet comes
-        # Of tasks that share cores, the work done by each since the start, if all were there from the start.
+        self.coming: list[tuple[float, int, int]] = []  # when a packet that was carried comes, and its number
+        # What each of those at work has done since the start, if all were there from the start; and at how much of it
+        # a task has ended, or a packet has been carried.
         self.work = 0.0
-        self.sharing: list[tuple[float, int, Task | _Sending]] = []
-        self.at_work = [1] * self.stages if at_work is None else at_work
+        self.working: list[tuple[float, int, Task | _Sending]] = []
         self.crowd = 0  # cores that are worked on, by stages and carriers
 
     def run(self) -> Simulation:
         for stage in range(self.stages):
             self.look_up(stage)
-        while self.events or self.sharing:
-            alone = self.events[0][0] if self.events else inf
-            if self.crowding is not None and self.sharing:
-                pace = self.crowding(self.crowd)
-                shared = self.now + (self.sharing[0][0] - self.work) * pace
-                if shared <= alone:
-                    self.now = shared
-                    self.work, _, done = heappop(self.sharing)
-                    if isinstance(done, _Sending):
-                        self.crowd -= 1
-                        self.arrive(done)
-                    else:
-                        self.crowd -= self.at_work[done.stage]
-                        self.end(done)
-                    continue
-                self.work += (alone - self.now) / pace
-            self.now, _, what = heappop(self.events)
-            if isinstance(what, Task):
-                self.end(what)
+        while self.coming or self.working:
+            comes = self.coming[0][0] if self.coming else inf
+            pace = self.pace_of(self.crowd) if self.working else 1.0
+            ends = self.now + (self.working[0][0] - self.work) * pace if self.working else inf
+            if ends > comes:
+                self.work += (comes - self.now) / pace
+                self.now, _, number = heappop(self.coming)
+                self.mark(number)
+                continue
+            self.now = ends
+            self.work, _, done = heappop(self.working)
+            if isinstance(done, _Sending):
+                self.crowd -= 1
+                self.arrive(done)
             else:
-                self.mark(what)
+                self.crowd -= self.at_work[done.stage]
+                self.end(done)
         left = sum(map(len, self.lines)) - sum(self.next)
         assert not left, f"{left} tasks wait for each other"
-        whole = self.makespan
+        whole = max(self.ended, default=0.0)
         busy = [seconds / whole if whole else 0.0 for seconds in self.busy]
-        return Simulation(self.spans or [], whole, busy, self.held, self.ended)
+        return Simulation(self.spans, whole, busy, self.held, self.ended)
 
     def number(self, task: Task) -> int:
         return (task.batch * self.stages + task.stage) * 3 + _PLACE[task.action]
@@ -220,7 +201,7 @@ class _Clock:
         if self.next[stage] == len(self.lines[stage]):
             return
         task = self.lines[stage][self.next[stage]]
-        for before in self.after(task, self.stages):
+        for before in self.schedule.after(task, self.stages):
             wanted = self.number(before)
             if before.stage != stage and before.action is task.action and before.batch == task.batch:
                 wanted += self.tasks  # its packet
@@ -242,11 +223,8 @@ class _Clock:
     def begin(self, task: Task) -> None:
         stage, seconds = task.stage, self.costs[task.stage][task.action]
         self.begun[stage] = self.now
-        if self.crowding is None:
-            heappush(self.events, (self.now + seconds, next(self.turn), task))
-        else:
-            self.crowd += self.at_work[stage]
-            heappush(self.sharing, (self.work + seconds, next(self.turn), task))
+        self.crowd += self.at_work[stage]
+        heappush(self.working, (self.work + seconds, next(self.turn), task))
         if task.action is Action.FORWARD:
             self.holding[stage] += 1
             self.held[stage] = max(self.held[stage], self.holding[stage])
@@ -263,10 +241,8 @@ class _Clock:
         stage, begun = task.stage, self.begun[task.stage]
         self.next[stage] += 1
         self.busy[stage] += self.now - begun
-        self.makespan = max(self.makespan, self.now)
         self.ended[stage] = self.now
-        if self.spans is not None:
-            self.spans.append(SimulatedSpan(stage, task.batch, task.action, begun, self.now))
+        self.spans.append(SimulatedSpan(stage, task.batch, task.action, begun, self.now))
         if task.action is Action.BACKWARD:
             self.holding[stage] -= 1
         if task.action is Action.FORWARD and not self.has_space(task):
@@ -288,29 +264,24 @@ class _Clock:
         if self.hops is None:
             self.mark(number + self.tasks)
             return
-        link, hop = (task.stage, task.action), self.hops[over]
-        if self.crowding is not None:
-            sending = _Sending(link, number + self.tasks, hop)
-            queue = self.queues.setdefault(link, deque())
-            queue.append(sending)
-            if len(queue) == 1:
-                self.carry(sending)
-            return
-        passed = max(self.now, self.free_at.get(link, 0.0)) + hop.busy_s
-        self.free_at[link] = passed
-        heappush(self.events, (passed + hop.latency_s, next(self.turn), number + self.tasks))
+        link = task.stage, task.action
+        sending = _Sending(link, number + self.tasks, self.hops[over])
+        queue = self.queues.setdefault(link, deque())
+        queue.append(sending)
+        if len(queue) == 1:
+            self.carry(sending)
 
     def carry(self, sending: _Sending) -> None:
         self.crowd += 1
-        heappush(self.sharing, (self.work + sending.hop.busy_s, next(self.turn), sending))
+        heappush(self.working, (self.work + sending.hop.busy_s, next(self.turn), sending))
 
     def arrive(self, sending: _Sending) -> None:
-        """A packet has been carried by cores that others share; the next one may follow."""
+        """A packet has been carried; the next one may follow."""
         queue = self.queues[sending.link]
         queue.popleft()
         if queue:
             self.carry(queue[0])
-        heappush(self.events, (self.now + sending.hop.latency_s, next(self.turn), sending.number))
+        heappush(self.coming, (self.now + sending.hop.latency_s, next(self.turn), sending.number))
 
     def mark(self, number: int) -> None:
         """Something that stages may wait for is there."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil, inf
+from math import ceil
 from typing import TypeVar
 
-from pipeal.core.errors import PlacementError
-from pipeal.engine.schedule import Action
-from pipeal.planning.pure.hardware import Link, PlannedDevice
+from pipeal.engine.schedule import Action, Schedule
+from pipeal.planning.pure.hardware import Group, Setup
 from pipeal.planning.pure.layer_cost import LayerCost
 
 Number = TypeVar("Number", int, float)
@@ -45,90 +45,138 @@ class LayerSums:
     """
 
     def __init__(self, row: Sequence[LayerCost]) -> None:
-        self.layers = len(row)
-        self._row = row
-        self._seconds = {
-            Action.FORWARD: sums([cost.forward_s for cost in row]),
-            Action.BACKWARD: sums([cost.backward_s for cost in row]),
-            Action.UPDATE: sums([cost.update_s for cost in row]),
-        }
-        self._parameters = sums([cost.parameter_bytes for cost in row])
+        self.row = row
         self._resident = sums([cost.resident_bytes for cost in row])
         self._active = sums([cost.activation_bytes for cost in row])
-        self._out = [cost.out_bytes for cost in row]
-        self._mean_out = [cost.mean_out_bytes for cost in row]
 
-    def durations(
-        self,
-        start: int,
-        end: int,
-        device: PlannedDevice,
-        *,
-        devices: int = 1,
-        together: int = 1,
-        link: Link,
-        averaging: Averaging,
-    ) -> dict[Action, float]:
+    def durations(self, layers: range, group: Group, setup: Setup, averaging: Averaging) -> dict[Action, float]:
         """Seconds per batch of a stage, by action; an update begins with what is left of averaging gradients.
 
         Args:
-            start: Its first layer.
-            end: The layer after its last.
-            device: What it is on.
-            devices: On how many of them.
-            together: How many devices average their gradients, those of other replicas included.
-            link: Between any two.
-            averaging: When that is.
+            layers: Its layers.
+            group: What it is on.
+            setup: Of which its replicas and the link count.
+            averaging: When gradients are averaged.
         """
-        forward, backward, update = ((row[end] - row[start]) / device.speed for row in self._seconds.values())
-        if together > 1:
-            each = averages(self._row[start:end], device, devices=devices, together=together, link=link, how=averaging)
+        own = self.row[layers.start : layers.stop]
+        forward_s = sum(cost.forward_s for cost in own) / group.device.speed / group.count
+        backward_s = sum(cost.backward_s for cost in own) / group.device.speed / group.count
+        update_s = sum(cost.update_s for cost in own) / group.device.speed
+        if group.count * setup.replicas > 1:
+            each = averages(own, group, setup, averaging)
             if averaging.alone:
-                update += sum(average_s for _, average_s, _ in each)
+                update_s += sum(average_s for _, average_s, _ in each)
             else:
                 *_, learnt_s = learnt(each)
-                update = max(update, learnt_s - backward / devices / averaging.parts)
-        return {Action.FORWARD: forward / devices, Action.BACKWARD: backward / devices, Action.UPDATE: update}
+                update_s = max(update_s, learnt_s - backward_s / averaging.parts)
+        return {Action.FORWARD: forward_s, Action.BACKWARD: backward_s, Action.UPDATE: update_s}
 
-    def out_bytes(self, end: int) -> int:
-        """The largest packet that a stage hands on, in bytes; 0 after the last layer."""
-        return self._out[end - 1] if end < self.layers else 0
-
-    def mean_out_bytes(self, end: int) -> int:
-        """Its packet in the mean over the batches, in bytes; 0 after the last layer."""
-        return self._mean_out[end - 1] if end < self.layers else 0
-
-    def memory_bytes(self, start: int, end: int, *, devices: int = 1, held: float = 1.0, waiting: int = 0) -> int:
+    def memory_bytes(self, start: int, end: int, group: Group, waiting: int = 0) -> int:
         """What each device of a stage holds at most.
 
         Args:
             start: Its first layer.
             end: The layer after its last.
-            devices: On how many it is.
-            held: On how many batches at once it holds a graph.
-            waiting: How many packets may wait behind it; they count as its memory.
+            group: What it is on, and on how many batches at once it holds a graph.
+            waiting: How many packets may wait behind it; they count as its memory, but for the last stage's.
         """
-        shared = held * (self._active[end] - self._active[start]) + waiting * self.out_bytes(end)
-        return self._resident[end] - self._resident[start] + ceil(shared / devices)
+        shared = group.held * (self._active[end] - self._active[start])
+        shared += waiting * self.row[end - 1].out_bytes if end < len(self.row) else 0
+        return self._resident[end] - self._resident[start] + ceil(shared / group.count)
 
 
-def averages(
-    row: Sequence[LayerCost], device: PlannedDevice, *, devices: int, together: int, link: Link, how: Averaging
-) -> list[Averaged]:
+class StageSeconds:
+    """When a stage's part of a batch is over, for any neighbouring layers on some devices of a kind.
+
+    A stage that ends later never takes less; one that begins earlier neither, but for rounding.
+
+    Args:
+        row: The costs of all layers.
+        group: What a stage is on.
+        setup: Of which its replicas and the link count.
+        averaging: When gradients are averaged.
+        updates: Whether updates count, and averages before them.
+        joining: A schedule that joins every batch: a part ends after all forwards up to it, or without those of a
+            schedule that has all of them first. None for one without joins, whose parts end after their own.
+    """
+
+    def __init__(
+        self,
+        row: Sequence[LayerCost],
+        group: Group,
+        setup: Setup,
+        averaging: Averaging,
+        *,
+        updates: bool = True,
+        joining: Schedule | None = None,
+    ) -> None:
+        device, count = group.device, group.count
+        each = averages(row, group, setup, averaging)
+        counts = updates and any(average_s for _, average_s, _ in each)
+        rest = [(cost.backward_s / count + updates * cost.update_s) / device.speed for cost in row]
+        if counts and averaging.alone:
+            rest = [own_s + average_s for own_s, (_, average_s, _) in zip(rest, each, strict=True)]
+        self._ends = range(len(row) + 1)
+        self._averages = each if counts and not averaging.alone else []
+        self._stages: dict[int, tuple[list[float], Iterator[float]]] = {}  # by their first layer: all asked for so far
+        # Each a pair of sums over the layers: its time is the first at a stage's end, less the second at its start.
+        forward = [cost.forward_s / count / device.speed for cost in row]
+        early = [cost.backward_s / count / device.speed * (1 - 1 / averaging.parts) for cost in row]
+        self._busy = _from_to(forward, rest, joining)
+        self._before = _from_to(forward, early, joining)
+
+    def __call__(self, start: int, end: int) -> float:
+        """Seconds per batch, for the layers from ``start`` to before ``end``."""
+        if not self._averages:
+            ends, starts = self._busy
+            return ends[end] - starts[start]
+        if end == start + 1:  # asked of every layer, while few begin a stage
+            return self._seconds(start, end, sum(self._averages[start]))
+        found, more = self._from(start)
+        while len(found) < end - start:
+            found.append(next(more))
+        return found[end - start - 1]
+
+    def furthest(self, start: int, limit_s: float) -> int:
+        """The last end of a stage from ``start`` on that takes no longer; ``start`` itself where there is none."""
+        if not self._averages:
+            return start + bisect_right(self._ends[start + 1 :], limit_s, key=lambda end: self(start, end))
+        found, more = self._from(start)
+        while (not found or found[-1] <= limit_s) and (seconds := next(more, None)) is not None:
+            found.append(seconds)
+        return start + bisect_right(found, limit_s)
+
+    def work_s(self, layer: int) -> float:
+        """The least that a layer adds to the time of any stage."""
+        _, starts = self._busy
+        return starts[layer + 1] - starts[layer]
+
+    def _from(self, start: int) -> tuple[list[float], Iterator[float]]:
+        """What stages from ``start`` on take, as far as it was asked for, and what further ones do."""
+        if start not in self._stages:
+            waiting = enumerate(learnt(map(self._averages.__getitem__, self._ends[start:-1])), start + 1)
+            self._stages[start] = [], (self._seconds(start, end, learnt_s) for end, learnt_s in waiting)
+        return self._stages[start]
+
+    def _seconds(self, start: int, end: int, learnt_s: float) -> float:
+        (ends, starts), (before, earlier) = self._busy, self._before
+        return max(ends[end] - starts[start], before[end] - earlier[start] + learnt_s)
+
+
+def averages(row: Sequence[LayerCost], group: Group, setup: Setup, how: Averaging) -> list[Averaged]:
     """What :func:`learnt` is made of, for each of the layers in order.
 
     Args:
         row: Their costs.
-        device: What they are on.
-        devices: On how many of them.
-        together: How many devices average.
-        link: Between any two.
-        how: When they do.
+        group: What they are on.
+        setup: Of which its replicas and the link count.
+        how: When they average.
     """
     found = []
     for cost in row:
-        backward_s = cost.backward_s / device.speed / devices / how.parts
-        average_s, update_s = link.all_reduce_s(cost.parameter_bytes, together), cost.update_s / device.speed
+        backward_s = cost.backward_s / group.device.speed / group.count / how.parts
+        average_s = setup.link.all_reduce_s(cost.parameter_bytes, group.count * setup.replicas)
+        update_s = cost.update_s / group.device.speed
         # Backwards that come down end with the first layer's. Played backwards in time, which takes as long, they begin
         # with it: updates, then averages, then backwards.
         found.append((update_s, average_s, backward_s) if how.down else (backward_s, average_s, update_s))
@@ -157,24 +205,11 @@ def sums(values: Sequence[Number]) -> list[Number]:
     return list(accumulate(values, initial=values[0] - values[0]))
 
 
-def require_costs(
-    costs: Mapping[str, Sequence[LayerCost]], devices: Sequence[PlannedDevice], stage_replicas: int, replicas: int
-) -> None:
-    """Refuses what no layout could be found for.
-
-    Raises:
-        PlacementError: No device, one of unknown costs or of no speed, costs that do not fit each other, no replica.
-    """
-    if not devices:
-        raise PlacementError("no device to lay layers out on; expected at least one")
-    for device in devices:
-        if not costs.get(device.kind):
-            known = ", ".join(sorted(costs)) or "none"
-            raise PlacementError(f"no costs of a device of kind {device.kind!r}; measured kinds: {known}")
-        if not 0 < device.speed < inf:
-            raise PlacementError(f"a device's speed is {device.speed}; expected a number above 0")
-    counts = {device.kind: len(costs[device.kind]) for device in devices}
-    if len(set(counts.values())) > 1:
-        raise PlacementError(f"the kinds of devices have costs of different numbers of layers: {counts}")
-    if stage_replicas < 1 or replicas < 1:
-        raise PlacementError(f"found {min(stage_replicas, replicas)} replicas; expected at least 1")
+def _from_to(
+    forward: Sequence[float], own: Sequence[float], joining: Schedule | None
+) -> tuple[list[float], list[float]]:
+    after = sums(own)
+    if joining is not None and joining.forwards_first:
+        return after, after
+    both = sums([one + other for one, other in zip(forward, own, strict=True)])
+    return both, both if joining is None else after

@@ -9,7 +9,6 @@ from io import BytesIO
 from pathlib import Path
 
 from markupsafe import Markup
-from PIL import Image
 
 from pipeal.reporting.page.rows import require_file
 from pipeal.reporting.page.shown import shown
@@ -71,6 +70,8 @@ class Album:
 
 def _embedded(picture: _Picture) -> Markup:
     """A picture with its data, or a line that says why there is none."""
+    from PIL import Image  # a page without pictures needs none
+
     try:
         encoded, width, height = _encoded(picture.path)
     except FileNotFoundError:
@@ -82,6 +83,8 @@ def _embedded(picture: _Picture) -> Markup:
 
 def _encoded(path: Path) -> tuple[str, int, int]:
     """A PNG file in base64 with few colours, and its width and height in the page, so that letters are of one size."""
+    from PIL import Image  # as above
+
     require_file(path)
     with Image.open(path, formats=["PNG"]) as file:
         dpi = float(file.info.get("dpi", (0.0, 0.0))[0])

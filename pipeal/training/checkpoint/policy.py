@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -11,6 +12,8 @@ from pipeal.engine.state.snapshot import Snapshot
 from pipeal.training.checkpoint.finite import FiniteCheck
 from pipeal.training.checkpoint.writer import PATIENCE_S, CheckpointWriter, Job, Outcome
 from pipeal.training.position import Position
+
+_log = logging.getLogger(__name__)
 
 QUIET_S = 3.0
 """How long the last checkpoint may take before it is spoken of."""
@@ -129,7 +132,7 @@ class CheckpointPolicy:
         """Waits for the last checkpoint, and says so if that takes its time."""
         if self.writer.flush(QUIET_S):
             return True
-        self.writer.say("saving; another signal ends the run at once, without its last batches")
+        _log.info("saving; another signal ends the run at once, without its last batches")
         return self.writer.flush(PATIENCE_S - QUIET_S)
 
     def _broken(self) -> NonFiniteError | None:
@@ -162,7 +165,7 @@ class CheckpointPolicy:
                 raise
             if self._sees:  # or it has been told
                 why = f"the states of step {position.step} could not be looked at: {first_line(error)}"
-                self.writer.say(f"{why}; the training goes on")
+                _log.warning(f"{why}; the training goes on")
             self._sees = False
             return None
         self._sees = True

@@ -93,7 +93,11 @@ class CheckpointStore:
                 lock.release()
                 raise
         self._lock = lock
-        self._number = max((one.number for one in self._readable()), default=0)
+        self._number = self.last_number()
+
+    def last_number(self) -> int:
+        """That of the checkpoint that was written last, of those whose manifests are right; 0 where there is none."""
+        return max((one.number for one in self._readable()), default=0)
 
     def close(self) -> None:
         """Gives the folder back; a second time does nothing."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,8 @@ from pipeal.training.checkpoint.finite import FiniteCheck
 from pipeal.training.checkpoint.rank_files import KeptLayer
 from pipeal.training.checkpoint.store import CheckpointStore
 from pipeal.training.position import joined
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,25 +74,22 @@ class CheckpointWriter:
     """Writes checkpoints on a thread of its own, one after the other. Used with ``with``, outside of the pipeline's.
 
     While one is written, at most two wait: the newest and the newest best one, so that a slow disk costs checkpoints,
-    not memory. A write that fails is told, counted, and the training goes on: the last good checkpoint stays.
+    not memory. A write that fails is counted, and the training goes on: the last good checkpoint stays. Logged, from
+    the writer's thread, are the first, second, fourth, eighth … failure in a row, and the first success after them.
 
     Args:
         store: Where to.
-        say: Told in one line, on the writer's thread, of failed writes: the first, second, fourth, eighth … in a row,
-            and of the first that succeeds after them.
 
     Attributes:
         failures: How many writes failed; a run in which any did should say so with its exit code.
         replaced: How many gave way to newer ones before they were begun.
         last_failure: What the last failed write said.
-        say: As given.
     """
 
-    def __init__(self, store: CheckpointStore, say: Callable[[str], None]) -> None:
+    def __init__(self, store: CheckpointStore) -> None:
         self.failures = self.replaced = 0
         self.last_failure: str | None = None
         self._store = store
-        self.say = say
         self._in_a_row = self._untidy = 0
         self._patience_s = PATIENCE_S
         self._changed = threading.Condition()
@@ -112,7 +112,7 @@ class CheckpointWriter:
         except StallError as stall:
             if error is None:
                 raise
-            self.say(str(stall))  # what ended the training is the news
+            _log.warning(str(stall))  # what ended the training is the news
 
     def submit(self, job: Job) -> Outcome:
         """Asks for a checkpoint, and does not wait for it.
@@ -254,7 +254,7 @@ class CheckpointWriter:
         outcome.written = True
         if self._in_a_row:
             self._in_a_row = 0
-            self.say(f"checkpoints are written again, that of step {job.step} is the first")
+            _log.info(f"checkpoints are written again, that of step {job.step} is the first")
 
     def _failed(self, step: int, error: Exception) -> None:
         self.failures += 1
@@ -267,7 +267,7 @@ class CheckpointWriter:
         """Ever less often."""
         if in_a_row & (in_a_row - 1) == 0:
             row = f" ({in_a_row} in a row now)" if in_a_row > 1 else ""
-            self.say(f"{what}; the training goes on{row}")
+            _log.warning(f"{what}; the training goes on{row}")
 
 
 def _content(number: int, found: LayerState) -> Mapping[str, Any] | KeptLayer:

@@ -12,6 +12,7 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
+from bench.virtual import VirtualLayer
 from torch import Tensor
 
 from pipeal.core.errors import DataError
@@ -23,7 +24,6 @@ from pipeal.engine.distributed.channel import Wire
 from pipeal.engine.distributed.nccl_transfer import GpuCarrier
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
-from pipeal.planning.measure.virtual import VirtualLayer
 
 from ..traps import Gate, Trap
 from .lines import on_each, thread_ranks

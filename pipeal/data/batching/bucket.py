@@ -15,13 +15,17 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.generator_passes import GeneratorPasses
 from pipeal.data.batching.packing import SizeTypeError
 from pipeal.data.batching.passes import PassSampler
 from pipeal.data.batching.ranks import Uneven
-from pipeal.data.batching.size_ranges import bucket_of, check_finite, real_numbers, rising_bounds
+from pipeal.data.batching.samplers import Known
+from pipeal.data.batching.size_ranges import bucket_of, check_finite, create_buckets, real_numbers, rising_bounds
+
+__all__ = ["BucketBatchSampler", "EmptyBucketsError"]
 
 _NO_SAMPLES: tuple[list[int], ...] = ()
 """The batches of a bucket that holds no sample."""
@@ -232,6 +236,16 @@ class BucketBatchSampler(PassSampler):
     def _costs(self, batches: Sequence[list[int]]) -> Sequence[float]:
         sizes = iter(self._sizes[np.fromiter(chain.from_iterable(batches), np.int64)].tolist())
         return [len(batch) * max(islice(sizes, len(batch))) for batch in batches]
+
+
+def make_sampler(
+    known: Known, *, batch_size: int, bucket_width: int, bucket_samples: int, largest_first: bool
+) -> BucketBatchSampler:
+    """The sampler that ``data.batching`` asks for."""
+    sizes = torch.from_numpy(known.lengths)
+    bounds = create_buckets(sizes, bucket_width, bucket_samples).bucket_boundaries
+    base = {"batch_size": batch_size, "drop_last": False}
+    return BucketBatchSampler(sizes, bounds, BatchSampler, base, seed=known.seed, largest_first=largest_first)
 
 
 def _check_keywords(name: str, found: object) -> None:

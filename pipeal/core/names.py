@@ -1,0 +1,163 @@
+"""Data sets, models and schedules by the names that users give them, without their code, and without PyTorch.
+
+Commands read names here, so that ``--help`` and a mistyped name answer at once. A data set or model is listed in one
+line here; its code finds its canonical name in :mod:`pipeal.data` or :mod:`pipeal.models`.
+
+A spelling of a model may ask for one of its forms:
+
+- ``VGG``, ``Resnet``, ``LSTM``, ``Transformer``, in just these spellings, which are the published ones: the BP form.
+- ``VGGAL``, ``resnetal``, ``CharLMAL``, any name with AL at its end, in any case: the AL form.
+- ``vgg``, ``ResNet``, ``RESNET``, ``CharLM``, every other spelling: what the mode says, the AL form if it says nothing.
+
+The commands say in one line which form they train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from pipeal.core.errors import ConfigError, DataError, unknown_name
+from pipeal.core.methods import BASELINE, COMPARED, DEFAULT, METHODS
+
+Mode: TypeAlias = str
+"""The name of a method, which is the form of a model that it trains: one of :data:`pipeal.core.methods.METHODS`."""
+
+ScheduleName: TypeAlias = Literal["sequential", "backward-overlap", "al-fm", "pipelined"]
+"""What may run beside what; :data:`pipeal.engine.SCHEDULES` has the schedules."""
+
+Augmentation: TypeAlias = Literal["none", "basic", "strong"]
+"""What training images go through."""
+
+_PUBLISHED_BP = ("LSTM", "Transformer", "VGG", "Resnet")  # the published commands' spellings of their BP forms
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of one kind of data, and of the models for it.
+
+    Attributes:
+        spellings: Of data sets, in small letters without ``_``, ``-`` and spaces; and the canonical name of each.
+        models: The canonical names of models, and where their classes are.
+    """
+
+    spellings: Mapping[str, str]
+    models: Mapping[str, str]
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """The canonical names of the data sets."""
+        return tuple(dict.fromkeys(self.spellings.values()))
+
+    def dataset(self, name: str) -> str:
+        """The canonical name of a data set; case, ``_``, ``-`` and spaces do not count.
+
+        >>> [TEXT.dataset(name) for name in ("AG_NEWS", "Dbpedia", "IMDb", "demo")]
+        ['agnews', 'dbpedia', 'imdb', 'toynews']
+        >>> [VISION.dataset(name) for name in ("tinyImageNet", "tiny-imagenet-200", "CIFAR-10", "demo")]
+        ['tinyimagenet', 'tinyimagenet', 'cifar10', 'toyimages']
+
+        Raises:
+            DataError: The name is unknown; the message holds the nearest known one.
+        """
+        known = self.spellings.get(name.lower().translate({ord(mark): None for mark in "_- "}))
+        if known is None:
+            raise DataError(unknown_name("data set", name, self.datasets))
+        return known
+
+    def has_model(self, name: str) -> bool:
+        """Whether a name is, in any spelling, that of a model for such data."""
+        return _plain(name) in self.models
+
+    def model(self, name: str) -> tuple[str, Mode | None]:
+        """The canonical name of a model, and the form that its spelling implies.
+
+        >>> TEXT.model("lstm"), LANGUAGE.model("CharLM")
+        (('lstm', None), ('charlm', None))
+        >>> TEXT.model("TransformerAL") == ("transformer", DEFAULT.name), VISION.model("VGG") == ("vgg", BASELINE.name)
+        (True, True)
+
+        Raises:
+            ConfigError: There is no such model.
+        """
+        plain = _plain(name)
+        if plain not in self.models:
+            raise ConfigError(unknown_name("model", name, self.models))
+        if plain != name.lower():
+            return plain, DEFAULT.name
+        return plain, (BASELINE.name if name in _PUBLISHED_BP else None)
+
+
+TEXT = Names(
+    {
+        "agnews": "agnews",
+        "dbpedia": "dbpedia",
+        "dbpedia14": "dbpedia",
+        "imdb": "imdb",
+        "toynews": "toynews",
+        "demo": "toynews",
+        "embedded": "toynews",
+    },
+    {"lstm": "pipeal.models.text:LSTM", "transformer": "pipeal.models.text:Transformer"},
+)
+"""Classified texts."""
+
+VISION = Names(
+    {
+        "tinyimagenet": "tinyimagenet",
+        "tinyimagenet200": "tinyimagenet",
+        "cifar10": "cifar10",
+        "cifar100": "cifar100",
+        "toyimages": "toyimages",
+        "demo": "toyimages",
+        "embedded": "toyimages",
+    },
+    {"vgg": "pipeal.models.vision:VGG", "resnet": "pipeal.models.vision:Resnet"},
+)
+"""Classified images."""
+
+LANGUAGE = Names(
+    {"shakespeare": "shakespeare", "tinyshakespeare": "shakespeare", "text": "text"},
+    {"charlm": "pipeal.models.charlm:CharLM"},
+)
+"""Texts that a language model is trained on; ``text`` is any file of the user's."""
+
+
+def contradicts(implied: Mode | None, mode: str | None) -> bool:
+    """Whether a mode asks for another form than a spelling stands for.
+
+    The spellings of the BP form go with the mode ``al``, too: they are the published names of the models.
+
+    >>> al, bp = DEFAULT.name, BASELINE.name
+    >>> contradicts(bp, al), contradicts(al, bp), contradicts(al, "compare")
+    (False, True, False)
+    """
+    return implied is not None and mode in METHODS and mode not in (implied, DEFAULT.name)
+
+
+def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
+    """One line on the form that is trained, and how to have the other; None where both are.
+
+    Args:
+        model: The canonical name, and the form that its spelling implies.
+        mode: What is trained: the name of a method, or ``compare``.
+
+    >>> form_told(VISION.model("Resnet"), BASELINE.name)
+    'training the BP form (backpropagation) of resnet, which that spelling stands for; --mode al trains the AL form'
+    >>> form_told(VISION.model("ResNet"), DEFAULT.name)
+    'training the AL form (local losses) of resnet; --mode bp trains the BP form'
+    """
+    name, implied = model
+    if mode not in METHODS:
+        return None
+    other = next(method for method in COMPARED if method.name != mode)
+    # The AL form's own spelling refuses every other mode.
+    spelt = f"{name} " if implied == mode == DEFAULT.name else ""
+    chosen = ", which that spelling stands for" if implied == mode else ""
+    told = f"training the {METHODS[mode].title} of {name}{chosen}"
+    return f"{told}; {spelt}--mode {other.name} trains the {other.label} form"
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix(DEFAULT.name)

@@ -1,0 +1,154 @@
+"""What the layers of all methods share: how losses that stay in a layer become gradients, and these an update.
+
+::
+
+    forward (of each method)       backward             update
+    x, y ──► losses ── keep() ──► (scaled in fp16) ──► optimizers(), gradients cleared
+        └──► what the next layer gets, detached
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.modules import device_of
+from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
+from pipeal.core.tree import Tree
+from pipeal.methods.optimizers import follow_weights, scale_rates
+from pipeal.methods.scaling import LossScaler
+
+
+class LocalLayer(nn.Module):
+    """A layer that trains itself; a method adds its ``forward``, its ``blocks()``, and its optimizer as ``opt``.
+
+    The forward takes ``x`` and ``y``, gives its losses to :meth:`keep`, and returns what the next layer gets, detached.
+
+    Attributes:
+        opt: The optimizer; a layer with several overrides :meth:`optimizers`.
+        scaler: What scales the losses, in fp16; None otherwise.
+    """
+
+    draws_from_default = False
+    opt: torch.optim.Optimizer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler: LossScaler | None = None
+        self._graph: tuple[Tensor, ...] | None = None
+        self._losses: tuple[Tensor, ...] | None = None
+
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """Those of the layer; together they have all its parameters."""
+        return (self.opt,)
+
+    def blocks(self) -> dict[str, nn.Module]:
+        """The modules that the layer is made of, by their letters; an inference passes through ``f``, ``b`` and ``h``,
+        and where there is none of them, has nothing to do."""
+        raise NotImplementedError
+
+    def keep(self, *losses: Tensor) -> None:
+        """Keeps the losses of a forward for :meth:`backward` and :meth:`loss`, in the order of the method's names."""
+        self._graph = losses if torch.is_grad_enabled() else None
+        self._losses = tuple(loss.detach() for loss in losses)
+
+    def loss(self) -> tuple[Tensor, ...] | None:
+        """The losses of the last forward, detached; None before the first."""
+        return self._losses
+
+    def backward(self) -> None:
+        """Computes the gradients of the losses; they stay inside this layer.
+
+        Raises:
+            ScheduleError: There is no forward to go back through.
+        """
+        # One call for all: their graphs share little, and it spares crossings into C++.
+        losses = [loss for loss in self._taken_graph() if loss.requires_grad]
+        torch.autograd.backward(losses if self.scaler is None else self.scaler.scaled(losses))
+
+    def update(self) -> None:
+        """Steps the optimizers and clears their gradients."""
+        optimizers = self.optimizers()
+        if self.scaler is None:
+            for optimizer in optimizers:
+                optimizer.step()
+        else:
+            self.scaler.step(optimizers)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+    def backward_and_update(self) -> None:
+        """:meth:`backward`, then :meth:`update`: what the published code gives to a thread."""
+        self.backward()
+        self.update()
+
+    def scale_losses(self, wanted: bool = True) -> None:
+        """Has the losses scaled from now on, as fp16 needs (:class:`pipeal.methods.scaling.LossScaler`), or no longer.
+
+        Idempotent. A pipeline asks, as its precision wants it.
+
+        Raises:
+            ConfigError: An optimizer, or a method of a subclass, does not go with it.
+        """
+        if not wanted:
+            self.scaler = None
+        elif self.scaler is None:
+            for name in ("backward", "update", "backward_and_update"):
+                if getattr(type(self), name) is not getattr(LocalLayer, name):
+                    raise ConfigError(
+                        f"{type(self).__name__} has a {name}() of its own, which does not scale its losses as fp16 "
+                        "needs; give it a scale_losses() of its own as well, or use precision='bf16'"
+                    )
+            self.scaler = LossScaler(self.optimizers()).to(self._home())
+
+    def scale_lr(self, factor: float) -> None:
+        """Sets every learning rate to ``factor`` times its base value."""
+        scale_rates(self.optimizers(), factor)
+
+    @through_blocks
+    def inference(self, x: Tree, path: Path) -> Tree:
+        """Passes ``x`` through one block.
+
+        Args:
+            x: What that block takes.
+            path: ``"f"``, ``"b"`` or ``"h"``.
+
+        Raises:
+            ConfigError: Another path.
+        """
+        check_path(path)
+        block = self.blocks().get(path)
+        return x if block is None else block(x)
+
+    def block_parameters(self) -> dict[str, int]:
+        """The number of parameters of each block, by its letter."""
+        return {letter: sum(p.numel() for p in block.parameters()) for letter, block in self.blocks().items()}
+
+    def effective_parameters(self, *, last: bool = False) -> int:
+        """How many parameters a full inference uses: the turn's are those of the ``last`` layer alone."""
+        count = self.block_parameters()
+        return count.get(UP, 0) + count.get(DOWN, 0) + (count.get(TURN, 0) if last else 0)
+
+    def affiliated_parameters(self, *, last: bool = False) -> int:
+        """How many parameters serve training alone: all others."""
+        return sum(self.block_parameters().values()) - self.effective_parameters(last=last)
+
+    def _taken_graph(self) -> tuple[Tensor, ...]:
+        """The losses to go back from, which are let go: with them goes the graph."""
+        if self._graph is None:
+            raise ScheduleError("backward() without a forward(): call layer(x, y) first, with gradients enabled")
+        graph, self._graph = self._graph, None
+        return graph
+
+    def _home(self) -> torch.device:
+        """Where its losses are."""
+        return device_of(self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LocalLayer:
+        """Moves the optimizers' states along with the weights."""
+        super()._apply(fn, recurse)
+        follow_weights(self.optimizers())
+        return self

@@ -1,0 +1,74 @@
+"""A plan for devices that one may not have yet: costs, measured or saved, and what each schedule makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeal.core.errors import ConfigError
+from pipeal.engine.devices.allocator import keep_freed_memory
+from pipeal.planning.pure.layer_cost import save_costs
+from pipeal.run.plan_costs import Wanted, deepened, load_all, measure_model
+from pipeal.run.plan_forecasts import Plan
+from pipeal.run.plan_setup import check_numbers, setup_of
+
+
+def plan(
+    *,
+    dataset: str | None,
+    model: str | None,
+    preset: str | None,
+    cost_files: tuple[str, ...],
+    layers: int | None,
+    data_root: str | None,
+    overrides: tuple[str, ...],
+    out: str,
+    **given: Any,
+) -> None:
+    """Makes a plan, shows it, and leaves it in a folder.
+
+    Args:
+        dataset: What to measure on; of the arguments, as of those below, ``pipeal plan --help`` tells.
+        model: What to measure.
+        preset: Its sizes.
+        cost_files: Costs that were measured already, instead.
+        layers: As if there were so many.
+        data_root: The folder that holds the data sets.
+        overrides: What ``--set`` was given.
+        out: The folder.
+        given: What is planned for: devices, links, replicas, how long the run is.
+
+    Raises:
+        PipealError: One of them does not fit; nothing has been written then.
+    """
+    folder = _folder(out)
+    keep_freed_memory()
+    micro_batches = given["micro_batches"]
+    if cost_files:
+        asked = {"--dataset": dataset, "--model": model, "--preset": preset, "--data-root": data_root}
+        for option, value in {**asked, "--set": " ".join(overrides) or None}.items():
+            if value is not None:
+                raise ConfigError(f"{option}: found {value} beside --costs, which were measured already; give one")
+        by_kind = load_all(cost_files)
+    else:
+        check_numbers(given)
+        wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
+        costs, configured = measure_model(wanted, micro_batches)
+        given["queue_depth"] = given["queue_depth"] or configured.engine.queue_depth
+        folder.mkdir(parents=True, exist_ok=True)
+        save_costs(costs, folder / "costs.json")
+        by_kind = {costs.kind: costs}
+    if layers is not None:
+        by_kind = {kind: deepened(costs, layers) for kind, costs in by_kind.items()}
+    found = Plan(by_kind, setup_of(by_kind, given), micro_batches)
+    found.show()
+    found.write(folder)
+    click.echo(f"\n{folder / 'plan.png'} shows fewer devices, too; {folder / 'plan.json'} has every figure")
+
+
+def _folder(out: str) -> Path:
+    if not out or "\0" in out or (Path(out).exists() and not Path(out).is_dir()):
+        raise ConfigError(f"--out: found {out!r}, expected the name of a folder")
+    return Path(out)
