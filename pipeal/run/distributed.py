@@ -30,7 +30,7 @@ from pipeal.engine.distributed.world import World, open_world
 from pipeal.reporting.environment import environment
 from pipeal.run.experiment import run_experiment
 from pipeal.run.followers import OWN, Follower, Kind
-from pipeal.run.site import OneProcess
+from pipeal.run.site import Site
 from pipeal.run.stopping import StopRequest
 from pipeal.run.team import Team, require_devices
 
@@ -52,7 +52,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     keep_freed_memory()
     launch = Launch.found()
     if launch is None or launch.size == 1:
-        run_experiment(kind.read(config), resume, OneProcess(retry=retry))
+        run_experiment(kind.read(config), resume, Site(retry=retry))
         return
     if retry:
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")

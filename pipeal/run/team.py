@@ -29,13 +29,14 @@ from pipeal.methods.al import ALPackage
 from pipeal.planning.planner import TRIAL_BATCHES, fit
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
-from pipeal.run.opening import engine_options, open_pipeline
+from pipeal.run.opening import engine_options, settings_of
+from pipeal.run.site import Site
 
 _log = logging.getLogger(__name__)
 
 
-class Team:
-    """All ranks of a run as rank 0 leads them; a :class:`pipeal.run.site.Site`.
+class Team(Site):
+    """All ranks of a run as rank 0 leads them.
 
     Args:
         world: The processes.
@@ -43,9 +44,9 @@ class Team:
     """
 
     alternates = False  # the other ranks serve one pipeline at a time
-    retry = False  # stages are measured each time
 
     def __init__(self, world: World, device: str) -> None:
+        super().__init__()  # without retry: stages are measured each time
         self.world = world
         self.device = device
         self.pipe: DistributedPipeline | None = None
@@ -131,7 +132,7 @@ class Team:
         )
 
     def fits(self, engine: EngineConfig) -> bool:
-        """Whether they were made for this mesh."""
+        """Whether choices that were made for another attempt at the run were made for this mesh."""
         mesh = self.world.mesh
         return (len(engine.devices), engine.replicas) == (mesh.stages, mesh.replicas)
 
@@ -171,11 +172,8 @@ class Team:
         if first_batch:
             hand_out_states(self.world, list(package), config.engine.sizes or ())
         device = rank_device(self.world, config.engine, self.device)
-
-        def opened(package: ALPackage, _: Any, *arguments: Any, **settings: Any) -> DistributedPipeline:
-            return DistributedPipeline(package, self.world, device, *arguments, **settings)
-
-        self.pipe = open_pipeline(package, config, seed, first_batch, traced, dump_folder, opener=opened)
+        settings = settings_of(config, seed, first_batch, traced, dump_folder)
+        self.pipe = DistributedPipeline(package, self.world, device, **settings)
         return self.pipe
 
 
