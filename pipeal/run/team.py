@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
-from uuid import uuid4
 
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.core.errors import ConfigError, PlacementError
@@ -148,7 +148,7 @@ class Team(Site):
         """A pipeline that all others serve."""
         assert dump_folder is not None
         self._opened += 1
-        with _mark_in(dump_folder) as mark:
+        with NamedTemporaryFile(prefix=".mark-", dir=dump_folder) as mark:  # do the others see this very folder?
             self.world.tell(
                 {
                     "do": "serve",
@@ -157,7 +157,7 @@ class Team(Site):
                     "first_batch": first_batch,
                     "traced": None if traced is None else [traced.first, traced.count],
                     "folder": str(dump_folder.resolve()),
-                    "mark": str(mark.resolve()),
+                    "mark": str(Path(mark.name).resolve()),
                     "attempt": self.world.attempt,
                     "pipeline": self._opened,
                 }
@@ -219,17 +219,6 @@ def require_devices(world: World, engine: EngineConfig, kind: str) -> None:
     for rank, found in enumerate(world.gather(missing)):
         if found is not None:
             raise PlacementError(f"{world.name_of(rank)}: {found}")
-
-
-@contextmanager
-def _mark_in(folder: Path) -> Iterator[Path]:
-    """A file by which others find out whether they see this very folder."""
-    path = folder / f".mark-{uuid4().hex}"
-    path.touch()
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 class _Announced:

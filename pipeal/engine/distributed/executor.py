@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,8 +40,7 @@ class DistributedExecutor:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._changed = threading.Condition()
-        self._replies: dict[int, list[tuple[Mapping[str, Any], Tree]]] = {}
+        self._replies: dict[int, queue.SimpleQueue[tuple[Mapping[str, Any], Tree]]] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._tokens = count()
         self._numbers = count(1)
@@ -87,9 +87,8 @@ class DistributedExecutor:
         """Puts the snapshot into the line; raises as :meth:`submit`."""
         snapshot.number = next(self._numbers)
         self.node.progress.expect(snapshot)
-        with self._changed:
-            self._snapshots = {number: other for number, other in self._snapshots.items() if other.is_open}
-            self._snapshots[snapshot.number] = snapshot
+        still = {number: other for number, other in self._snapshots.items() if other.is_open}
+        self._snapshots = {**still, snapshot.number: snapshot}  # new, since another thread may look into the old one
         self.wait(lambda: self.node.inbox.put(snapshot, TICK_S))
 
     def drain(self) -> None:
@@ -112,13 +111,20 @@ class DistributedExecutor:
 
     def ask(self, what: str) -> list[tuple[Mapping[str, Any], Tree]]:
         """What all ranks reply to an order; raises as :meth:`submit`."""
-        token = next(self._tokens)
-        with self._changed:
-            self._replies[token] = []
+        token, found = next(self._tokens), list[tuple[Mapping[str, Any], Tree]]()
+        replies = self._replies[token] = queue.SimpleQueue()
         self.order(what, {"token": token})
-        self.wait(lambda: self._has(token, self.node.world.size))
-        with self._changed:
-            return self._replies.pop(token)
+
+        def all_there() -> bool:
+            with suppress(queue.Empty):
+                found.append(replies.get(timeout=TICK_S))
+            if self.node.progress.stopped:
+                raise Stopped
+            return len(found) == self.node.world.size
+
+        self.wait(all_there)
+        del self._replies[token]
+        return found
 
     def await_fences(self) -> None:
         """Waits until every rank has reported on all snapshots, or has failed to; raises as :meth:`submit`."""
@@ -228,20 +234,9 @@ class DistributedExecutor:
         for link in self._heads.values():
             self.wait(lambda link=link: link.put(item, TICK_S))  # type: ignore[misc]
 
-    def _has(self, token: int, wanted: int) -> bool:
-        with self._changed:
-            there = self._changed.wait_for(
-                lambda: len(self._replies[token]) >= wanted or self.node.progress.stopped, TICK_S
-            )
-            if self.node.progress.stopped:
-                raise Stopped
-            return there
-
     def _keep_reply(self, facts: Mapping[str, Any], tree: Tree) -> None:
-        with self._changed:
-            if facts["token"] in self._replies:
-                self._replies[facts["token"]].append((facts, tree))
-            self._changed.notify_all()
+        if (replies := self._replies.get(facts["token"])) is not None:
+            replies.put((facts, tree))
         self.node.progress.moved()
 
     def _hear_reply(self, message: Message) -> None:
@@ -250,8 +245,7 @@ class DistributedExecutor:
     def _hear_snapshot(self, message: Message) -> None:
         facts, tree = message.facts, self.node.results.body(message)
         self.node.progress.moved()
-        with self._changed:
-            snapshot = self._snapshots.get(facts["number"])
+        snapshot = self._snapshots.get(facts["number"])
         if snapshot is None:
             return
         if facts["error"] is not None:
