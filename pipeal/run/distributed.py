@@ -30,7 +30,7 @@ from pipeal.engine.distributed.world import World, open_world
 from pipeal.reporting.environment import environment
 from pipeal.run.experiment import run_experiment
 from pipeal.run.followers import OWN, Follower, Kind
-from pipeal.run.site import OneProcess
+from pipeal.run.site import Site
 from pipeal.run.stopping import StopRequest
 from pipeal.run.team import Team, require_devices
 
@@ -52,7 +52,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     keep_freed_memory()
     launch = Launch.found()
     if launch is None or launch.size == 1:
-        run_experiment(kind.read(config), resume, OneProcess(retry=retry))
+        run_experiment(kind.read(config), resume, Site(retry=retry))
         return
     if retry:
         raise ConfigError("--retry: found under torchrun, where stages are measured each time; leave it out")
@@ -68,9 +68,10 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
         "kind": type(config).__name__,
     }
     own = {f"data.{key}" for key in OWN}
-    device = _device_kind(config, launch)
+    devices = _devices(config, launch)
+    device = devices[0].partition(":")[0]
     # Left open, the ranks must come to the same kind; else they must have been told the same.
-    facts["engine.devices"] = ",".join(_named_devices(config) or [device])
+    facts["engine.devices"] = ",".join(devices)
     with open_world(
         launch,
         {name: fact for name, fact in facts.items() if name not in own},
@@ -108,17 +109,8 @@ def _blaming(world: World) -> Iterator[None]:
         raise
 
 
-def _device_kind(config: RunConfig, launch: Launch) -> str:
-    """``cpu`` or ``cuda``, for all ranks alike; left open, it is ``cuda`` where each process can have a GPU."""
-    names = _named_devices(config)
-    if names is None:
-        return "cuda" if torch.cuda.device_count() >= launch.local_size else "cpu"
-    return names[0].partition(":")[0]
-
-
-def _named_devices(config: RunConfig) -> list[str] | None:
-    """The devices as asked for; None where they are left open."""
-    devices = config.engine.devices
-    if devices == "auto":
-        return None
-    return device_names(devices)
+def _devices(config: RunConfig, launch: Launch) -> list[str]:
+    """As asked for; left open, all are ``cuda`` where each process can have a GPU, or else ``cpu``."""
+    if config.engine.devices == "auto":
+        return ["cuda" if torch.cuda.device_count() >= launch.local_size else "cpu"]
+    return device_names(config.engine.devices)

@@ -12,13 +12,11 @@ from pipeal.config import RunConfig, document, load_config
 from pipeal.core.artifacts import CHECKPOINTS
 from pipeal.data import Batch, Share
 from pipeal.engine import Window
-from pipeal.engine.distributed.pipeline import serve
-from pipeal.engine.distributed.states import hand_out_states
+from pipeal.engine.distributed.pipeline import hand_out_states, serve
 from pipeal.engine.distributed.world import World
 from pipeal.engine.runner.precision import make_ready
-from pipeal.methods.al import ALPackage
 from pipeal.run.build import Experiment, Models
-from pipeal.run.opening import open_pipeline
+from pipeal.run.opening import settings_of
 from pipeal.run.stopping import StopRequest
 from pipeal.run.team import own_means, rank_device
 from pipeal.training.checkpoint.rank_files import RankFiles
@@ -102,13 +100,10 @@ class Follower(Generic[Config]):
         folder = Path(order["folder"])
         keep = RankFiles(CHECKPOINTS.at(folder), order["attempt"], order["pipeline"]) if sees else None
         device = rank_device(self.world, config.engine, self.device)
-
-        def opened(package: ALPackage, _: Any, *arguments: Any, **settings: Any) -> None:
-            with self._fed(config, seed) as feed:
-                serve(package, self.world, device, *arguments, on_snapshot=keep, feed=feed, **settings)
-
         traced = None if order["traced"] is None else Window(*order["traced"])
-        open_pipeline(package, config, seed, first_batch, traced, folder if sees else None, opener=opened)
+        settings = settings_of(config, seed, first_batch, traced, folder if sees else None)
+        with self._fed(config, seed) as feed:
+            serve(package, self.world, device, on_snapshot=keep, feed=feed, **settings)
 
     @contextmanager
     def _fed(self, config: Config, seed: int) -> Iterator[Callable[[int, int], Iterator[Batch]] | None]:

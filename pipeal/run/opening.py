@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from pipeal.config import RunConfig
 from pipeal.core.options import EngineOptions, Precision
@@ -19,8 +18,6 @@ from pipeal.training.position import Position
 TRACE_FROM = 10
 """The batch from which the timeline is recorded: the pipeline is full by then."""
 
-Opened = TypeVar("Opened")
-
 
 def open_pipeline(
     package: ALPackage,
@@ -29,20 +26,23 @@ def open_pipeline(
     first_batch: int = 0,
     traced: Window | None = None,
     dump_folder: Path | None = None,
-    opener: Callable[..., Opened] = Pipeline,  # type: ignore[assignment]
-) -> Opened:
-    """The pipeline that a configuration with every choice made describes, or what ``opener`` makes of its settings."""
-    engine = config.engine
-    return opener(
-        package,
-        engine.devices,
-        engine.schedule,
-        sizes=engine.sizes,
-        seed=seed,
-        first_batch=first_batch,
-        trace=traced,
-        options=engine_options(config, dump_folder=dump_folder),
-    )
+) -> Pipeline:
+    """The pipeline that a configuration with every choice made describes."""
+    return Pipeline(package, config.engine.devices, **settings_of(config, seed, first_batch, traced, dump_folder))
+
+
+def settings_of(
+    config: RunConfig, seed: int, first_batch: int, traced: Window | None, dump_folder: Path | None
+) -> dict[str, Any]:
+    """What a pipeline is given beside its layers and devices, in one process or in each of many."""
+    return {
+        "schedule": config.engine.schedule,
+        "sizes": config.engine.sizes,
+        "seed": seed,
+        "first_batch": first_batch,
+        "trace": traced,
+        "options": engine_options(config, dump_folder=dump_folder),
+    }
 
 
 def engine_options(

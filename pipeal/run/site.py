@@ -1,67 +1,34 @@
-"""Where a run is carried out: in one process, or over many."""
+"""Where a run is carried out: in one process, or over many, as :class:`pipeal.run.team.Team` says."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Protocol
 
 from pipeal.config import EngineConfig, RunConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.names import Mode
-from pipeal.engine import Pipeline, Window
-from pipeal.methods.al import ALPackage
 from pipeal.run.build import Experiment
 from pipeal.run.choices import choose
 from pipeal.run.opening import open_pipeline
 from pipeal.run.remembered import PlacementCache
 
 
-class Site(Protocol):
-    """What differs between the two.
-
-    Attributes:
-        alternates: Whether pipelines of several forms can be open at once, so that their epochs come in turns.
-        retry: Whether choices are made again although they are remembered.
-    """
-
-    alternates: bool
-    retry: bool
-
-    def choose(self, experiment: Experiment, form: Mode, config: RunConfig | None = None) -> RunConfig:
-        """The configuration of one form with nothing left open; see :func:`pipeal.run.choices.choose`."""
-        ...
-
-    def fits(self, engine: EngineConfig) -> bool:
-        """Whether choices that were made for another attempt at the run will do here."""
-        ...
-
-    def open_pipeline(
-        self,
-        package: ALPackage,
-        config: RunConfig,
-        seed: int,
-        first_batch: int = 0,
-        traced: Window | None = None,
-        dump_folder: Path | None = None,
-    ) -> Pipeline:
-        """The pipeline that a configuration with every choice made describes."""
-        ...
-
-
-class OneProcess:
-    """One process, with a thread for each stage.
+class Site:
+    """One process, with a thread for each stage; other sites differ in what is here.
 
     Args:
         retry: Whether choices are made again although they are remembered.
+
+    Attributes:
+        alternates: Whether pipelines of several forms can be open at once, so that their epochs come in turns.
+        retry: As given.
     """
+
+    alternates = True
 
     def __init__(self, *, retry: bool = False) -> None:
         self.retry = retry
 
-    alternates = True
-
     def choose(self, experiment: Experiment, form: Mode, config: RunConfig | None = None) -> RunConfig:
-        """Tries placements where devices are left open.
+        """The configuration of one form with nothing left open: tries placements where devices are.
 
         Raises:
             ConfigError: Replicas were asked for, which are processes.
@@ -76,10 +43,11 @@ class OneProcess:
         return choose(experiment, form, config, cache=PlacementCache(retry=self.retry))
 
     def fits(self, engine: EngineConfig) -> bool:
-        """Stages that were processes may as well be threads."""
+        """Whether choices that were made for another attempt at the run will do here."""
+        # Stages that were processes may as well be threads.
         return engine.replicas == 1
 
     open_pipeline = staticmethod(open_pipeline)
 
 
-ONE_PROCESS = OneProcess()
+ONE_PROCESS = Site()

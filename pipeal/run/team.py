@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
-from uuid import uuid4
 
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.core.errors import ConfigError, PlacementError
@@ -20,8 +20,7 @@ from pipeal.data import Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.devices import device_names, fastest_precision
 from pipeal.engine.distributed.consistency import require_same
-from pipeal.engine.distributed.pipeline import DistributedPipeline, own_threads
-from pipeal.engine.distributed.states import hand_out_states
+from pipeal.engine.distributed.pipeline import DistributedPipeline, hand_out_states, own_threads
 from pipeal.engine.distributed.world import World
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
@@ -30,13 +29,14 @@ from pipeal.methods.al import ALPackage
 from pipeal.planning.planner import TRIAL_BATCHES, fit
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
-from pipeal.run.opening import engine_options, open_pipeline
+from pipeal.run.opening import engine_options, settings_of
+from pipeal.run.site import Site
 
 _log = logging.getLogger(__name__)
 
 
-class Team:
-    """All ranks of a run as rank 0 leads them; a :class:`pipeal.run.site.Site`.
+class Team(Site):
+    """All ranks of a run as rank 0 leads them.
 
     Args:
         world: The processes.
@@ -44,9 +44,9 @@ class Team:
     """
 
     alternates = False  # the other ranks serve one pipeline at a time
-    retry = False  # stages are measured each time
 
     def __init__(self, world: World, device: str) -> None:
+        super().__init__()  # without retry: stages are measured each time
         self.world = world
         self.device = device
         self.pipe: DistributedPipeline | None = None
@@ -132,7 +132,7 @@ class Team:
         )
 
     def fits(self, engine: EngineConfig) -> bool:
-        """Whether they were made for this mesh."""
+        """Whether choices that were made for another attempt at the run were made for this mesh."""
         mesh = self.world.mesh
         return (len(engine.devices), engine.replicas) == (mesh.stages, mesh.replicas)
 
@@ -148,7 +148,7 @@ class Team:
         """A pipeline that all others serve."""
         assert dump_folder is not None
         self._opened += 1
-        with _mark_in(dump_folder) as mark:
+        with NamedTemporaryFile(prefix=".mark-", dir=dump_folder) as mark:  # do the others see this very folder?
             self.world.tell(
                 {
                     "do": "serve",
@@ -157,7 +157,7 @@ class Team:
                     "first_batch": first_batch,
                     "traced": None if traced is None else [traced.first, traced.count],
                     "folder": str(dump_folder.resolve()),
-                    "mark": str(mark.resolve()),
+                    "mark": str(Path(mark.name).resolve()),
                     "attempt": self.world.attempt,
                     "pipeline": self._opened,
                 }
@@ -172,11 +172,8 @@ class Team:
         if first_batch:
             hand_out_states(self.world, list(package), config.engine.sizes or ())
         device = rank_device(self.world, config.engine, self.device)
-
-        def opened(package: ALPackage, _: Any, *arguments: Any, **settings: Any) -> DistributedPipeline:
-            return DistributedPipeline(package, self.world, device, *arguments, **settings)
-
-        self.pipe = open_pipeline(package, config, seed, first_batch, traced, dump_folder, opener=opened)
+        settings = settings_of(config, seed, first_batch, traced, dump_folder)
+        self.pipe = DistributedPipeline(package, self.world, device, **settings)
         return self.pipe
 
 
@@ -222,17 +219,6 @@ def require_devices(world: World, engine: EngineConfig, kind: str) -> None:
     for rank, found in enumerate(world.gather(missing)):
         if found is not None:
             raise PlacementError(f"{world.name_of(rank)}: {found}")
-
-
-@contextmanager
-def _mark_in(folder: Path) -> Iterator[Path]:
-    """A file by which others find out whether they see this very folder."""
-    path = folder / f".mark-{uuid4().hex}"
-    path.touch()
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 class _Announced:

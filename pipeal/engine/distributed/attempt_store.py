@@ -11,18 +11,16 @@ restarts would not do: each machine's counts its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic, sleep
-from typing import TypeVar
 from uuid import uuid4
 
 import torch.distributed as dist
 
 from pipeal.core.errors import ConfigError, PeerLostError, first_line
 from pipeal.engine.distributed.launch import Launch
-
-T = TypeVar("T")
 
 POLL_S = 0.05
 """How often one who waits for others looks into the store."""
@@ -67,20 +65,25 @@ class AttemptStore:
             PeerLostError: The store cannot be reached.
         """
         if self._launch.rank == 0:
-            self._asked(self._let_others_in)
+            with self._reached():
+                for rank in range(1, self._launch.size):
+                    self._let_other_in(rank)
 
-    def _let_others_in(self) -> None:
-        for rank in range(1, self._launch.size):
-            if self._store.check([f"pipeal/knock/{rank}"]):
-                word = self._store.get(f"pipeal/knock/{rank}")
-                if self._answered.get(rank) != word:
-                    self._store.set(f"pipeal/let in/{word.decode()}", self.attempt)
-                    self._answered[rank] = word
+    def _let_other_in(self, rank: int) -> None:
+        if self._store.check([f"pipeal/knock/{rank}"]):
+            word = self._store.get(f"pipeal/knock/{rank}")
+            if self._answered.get(rank) != word:
+                self._store.set(f"pipeal/let in/{word.decode()}", self.attempt)
+                self._answered[rank] = word
 
     def _let_in(self) -> str:
         word, until = uuid4().hex, monotonic() + self._timeout_s
-        self._asked(lambda: self._store.set(f"pipeal/knock/{self._launch.rank}", word))
-        while not self._asked(lambda: self._store.check([f"pipeal/let in/{word}"])):
+        with self._reached():
+            self._store.set(f"pipeal/knock/{self._launch.rank}", word)
+        while True:
+            with self._reached():
+                if self._store.check([f"pipeal/let in/{word}"]):
+                    return str(self._store.get(f"pipeal/let in/{word}").decode())
             if monotonic() > until:
                 raise PeerLostError(
                     f"rank 0 of {self._launch.size} did not come within {self._timeout_s:g} s to {self.where}; see "
@@ -88,34 +91,23 @@ class AttemptStore:
                     0,
                 )
             sleep(POLL_S)
-        return str(self._asked(lambda: self._store.get(f"pipeal/let in/{word}")).decode())
-
-    def _asked(self, ask: Callable[[], T]) -> T:
-        try:
-            return ask()
-        except RuntimeError as error:
-            raise self._unreachable(error) from error
 
     def _connected(self, *, serve: bool = False) -> dist.Store:
-        try:
-            return dist.TCPStore(
-                self._launch.address,
-                self._launch.port,
-                self._launch.size,
-                serve,
-                timeout=timedelta(seconds=self._timeout_s),
-                wait_for_workers=False,
-            )
-        except RuntimeError as error:
-            if not serve:
-                raise self._unreachable(error) from error
-            said = first_line(error)
-            raise ConfigError(f"cannot meet at {self.where}: {said:.200}; choose another --master-port") from error
+        to, timeout = self._launch, timedelta(seconds=self._timeout_s)
+        with self._reached(serve=serve):
+            return dist.TCPStore(to.address, to.port, to.size, serve, timeout=timeout, wait_for_workers=False)
 
-    def _unreachable(self, error: RuntimeError) -> PeerLostError:
-        who = "rank 0" if self._launch.rank else "the store"  # which torchrun hosts, if not rank 0 itself
-        return PeerLostError(
-            f"{who} cannot be reached: nobody answers at {self.where} within {self._timeout_s:g} s "
-            f"({first_line(error):.200})",
-            0 if self._launch.rank else None,
-        )
+    @contextmanager
+    def _reached(self, *, serve: bool = False) -> Iterator[None]:
+        """Says in words what the store says within, which is often nothing but a line of C++."""
+        try:
+            yield
+        except RuntimeError as error:
+            said = f"{first_line(error):.200}"
+            if serve:
+                raise ConfigError(f"cannot meet at {self.where}: {said}; choose another --master-port") from error
+            who = "rank 0" if self._launch.rank else "the store"  # which torchrun hosts, if not rank 0 itself
+            raise PeerLostError(
+                f"{who} cannot be reached: nobody answers at {self.where} within {self._timeout_s:g} s ({said})",
+                0 if self._launch.rank else None,
+            ) from error

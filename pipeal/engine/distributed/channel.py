@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -190,7 +191,8 @@ class Wire:
         """
         frame = torch.empty(FRAME, dtype=torch.uint8)
         if peer is None:
-            work = self._begun(lambda: self.group.recv_anysource([frame], self._tag), None)
+            with breaking(None):
+                work: Any = self.group.recv_anysource([frame], self._tag)
             _wait(work, None)
             source = int(work._source_rank())
         else:
@@ -247,23 +249,26 @@ class Wire:
         return bool(said)
 
     def _isend(self, row: Tensor, peer: int, part: int) -> Any:
-        return self._begun(lambda: self.group.send([row], peer, self._tag + part), peer)
+        with breaking(peer):
+            return self.group.send([row], peer, self._tag + part)
 
     def _irecv(self, row: Tensor, peer: int, part: int) -> Any:
-        return self._begun(lambda: self.group.recv([row], peer, self._tag + part), peer)
+        with breaking(peer):
+            return self.group.recv([row], peer, self._tag + part)
 
-    def _begun(self, begin: Callable[[], Any], peer: int | None) -> Any:
-        try:
-            return begin()
-        except RuntimeError as error:
-            raise BrokenWireError(first_line(error), peer) from error
+
+@contextmanager
+def breaking(peer: int | None) -> Iterator[None]:
+    """Raises what a connection says within as a :class:`BrokenWireError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise BrokenWireError(first_line(error), peer) from error
 
 
 def _wait(work: Any, peer: int | None) -> None:
-    try:
+    with breaking(peer):
         work.wait(_EVER)
-    except RuntimeError as error:
-        raise BrokenWireError(first_line(error), peer) from error
 
 
 def _pieces(row: Tensor) -> Iterator[Tensor]:

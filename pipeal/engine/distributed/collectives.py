@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from math import inf
 from typing import Any, TypeVar
 
@@ -12,9 +14,7 @@ import torch.distributed as dist
 
 from pipeal.core.errors import PeerLostError, StallError, first_line
 from pipeal.engine.distributed.attempt_store import POLL_S
-from pipeal.engine.distributed.blocking import on_a_thread
 from pipeal.engine.distributed.heartbeat import LIVING, Heartbeat
-from pipeal.engine.distributed.mesh import Mesh
 from pipeal.engine.distributed.peers import Peer
 
 T = TypeVar("T")
@@ -24,32 +24,24 @@ class Collectives:
     """The ranks, as one of them that has met the others speaks with them.
 
     Args:
-        rank: This one's number.
-        mesh: Who is which stage of which replica.
-        timeout_s: How long a peer may be silent before it counts as lost.
-        heartbeat: Speaks with the store.
+        heartbeat: Speaks with the store; knows who this rank is, and who is which stage of which replica.
 
     Attributes:
-        rank, mesh, timeout_s: As given.
+        rank: This one's number.
+        mesh: Who is who.
         size: How many there are.
+        timeout_s: How long a peer may be silent before it counts as lost.
         lost: Set as soon as a peer is known to be lost; :meth:`check` then says which.
         peers: The processes, by rank; none before they have met.
     """
 
-    def __init__(self, rank: int, mesh: Mesh, timeout_s: float, heartbeat: Heartbeat) -> None:
-        self.rank = rank
-        self.size = mesh.size
-        self.mesh = mesh
-        self.timeout_s = timeout_s
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self.rank, self.mesh, self.timeout_s = heartbeat.rank, heartbeat.mesh, heartbeat.timeout_s
+        self.size = heartbeat.mesh.size
         self.lost = heartbeat.lost
         self.peers: list[Peer] = []
         self._heartbeat = heartbeat
         self._gathered = self._said = self._joined = 0
-
-    @property
-    def name(self) -> str:
-        """This process as messages name it."""
-        return self.mesh.name_of(self.rank)
 
     @property
     def patience_s(self) -> float:
@@ -58,7 +50,7 @@ class Collectives:
 
     def name_of(self, rank: int) -> str:
         """A rank, with its host, as messages name it."""
-        return f"{self.mesh.name_of(rank)} on {self.peers[rank].host}" if self.peers else self.mesh.name_of(rank)
+        return self._heartbeat.name_of(rank)
 
     def check(self) -> None:
         """Returns while all peers live, as far as is known; never waits.
@@ -98,7 +90,22 @@ class Collectives:
             StallError: It was not done in time.
             Exception: What ``work`` raised.
         """
-        return on_a_thread(work, self.check, within_s=within_s, what=what)
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001  raised where it was called
+                done.set_exception(error)
+
+        # A daemon, and no pool's: Python waits at its end for the threads of pools, and this one may never end.
+        threading.Thread(target=run, name=f"pipeal-guarded: {what}", daemon=True).start()
+        until = time.monotonic() + within_s
+        while not wait([done], POLL_S).done:
+            self.check()
+            if time.monotonic() > until:
+                raise StallError(f"{what} was not done within {within_s:g} s")
+        return done.result()
 
     def together(self, what: str, work: Callable[[], T]) -> T:
         """Does what needs every rank, such as making process groups; all of them call it, in the same order.

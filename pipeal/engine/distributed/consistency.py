@@ -8,17 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pipeal.core.errors import ConfigError
 
 _MOST = 3
 """Differences told; of more, their number."""
-
-
-def own_facts(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of this process: versions, the code itself, and whatever else decides what it will do."""
-    return {"torch": torch.__version__, "the code of pipeal": code_hash(), **given}
 
 
 @cache

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -13,39 +13,19 @@ from typing import Any
 from pipeal.core.errors import PeerLostError, ScheduleError, StallError
 from pipeal.core.packet import Packet
 from pipeal.core.tree import Tree
-from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import BrokenWireError, Message
-from pipeal.engine.distributed.host_transfer import HostCarrier
+from pipeal.engine.distributed.host_transfer import Carrier
 from pipeal.engine.distributed.io_threads import CLOSE, FAREWELL_S, facts_of
 from pipeal.engine.distributed.rank import Node
 from pipeal.engine.distributed.remote_errors import rebuilt, told
+from pipeal.engine.distributed.requests import Order
 from pipeal.engine.distributed.watchdog import BEAT_S, Watch
 from pipeal.engine.execution.channel import Item, Link, Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.runner.error_context import add_note
-from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import LayerState, Snapshot
-
-
-@dataclass(frozen=True)
-class Take:
-    """Tells the first stage of another replica to take a batch of its own feed, to leave some out, or to begin one."""
-
-    kind: str
-    facts: Mapping[str, Any]
-
-    does = "feeding"
-    goes_on = False
-
-    def __call__(self, stage: Stage) -> None:  # noqa: ARG002
-        """Never done here."""
-        raise AssertionError("an order for another rank")
-
-    def message(self) -> tuple[str, Mapping[str, Any], Tree, Ready]:
-        """For that rank."""
-        return self.kind, self.facts, None, None
 
 
 class DistributedExecutor:
@@ -60,8 +40,7 @@ class DistributedExecutor:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._changed = threading.Condition()
-        self._replies: dict[int, list[tuple[Mapping[str, Any], Tree]]] = {}
+        self._replies: dict[int, queue.SimpleQueue[tuple[Mapping[str, Any], Tree]]] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._tokens = count()
         self._numbers = count(1)
@@ -71,7 +50,7 @@ class DistributedExecutor:
         self._heads = {mesh.rank_of(replica, 0): Link(node.options.queue_depth) for replica in range(1, mesh.replicas)}
         node.progress.add_links(self._heads.values())
         for head, link in self._heads.items():
-            node.send(f"orders-{head}", link, HostCarrier(node.orders, node.stage.device), head)
+            node.send(f"orders-{head}", link, Carrier(node.orders, node.stage.device), head)
         if self._others:
             handlers = {"failed": self._hear_failure, "beat": self._watch.hear}
             results = {
@@ -92,24 +71,24 @@ class DistributedExecutor:
             PeerLostError: A rank is lost.
             Exception: Whatever a stage raised first, on whatever rank.
         """
-        self._to_heads(Take("take", facts_of(packet)))
+        self.tell_heads("take", facts_of(packet))
         self.wait(lambda: self.node.inbox.put(packet, TICK_S))
 
-    def begin_feed(self, epoch: int, first: int) -> None:
-        """Has every other replica begin its feed of an epoch at a batch; raises as :meth:`submit`."""
-        self._to_heads(Take("feed", {"epoch": epoch, "first": first}))
+    def tell_heads(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Tells the first stage of every other replica to do something with its feed; raises as :meth:`submit`.
 
-    def leave_out(self, count: int) -> None:
-        """Has every other replica leave out as many batches of its feed; raises as :meth:`submit`."""
-        self._to_heads(Take("leave out", {"count": count}))
+        Args:
+            kind: ``take`` a batch, ``feed`` an epoch from a batch on, or ``leave out`` some batches.
+            facts: What it needs to know; what JSON can hold.
+        """
+        self._to_heads(Order(kind, facts))
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Puts the snapshot into the line; raises as :meth:`submit`."""
         snapshot.number = next(self._numbers)
         self.node.progress.expect(snapshot)
-        with self._changed:
-            self._snapshots = {number: other for number, other in self._snapshots.items() if other.is_open}
-            self._snapshots[snapshot.number] = snapshot
+        still = {number: other for number, other in self._snapshots.items() if other.is_open}
+        self._snapshots = {**still, snapshot.number: snapshot}  # new, since another thread may look into the old one
         self.wait(lambda: self.node.inbox.put(snapshot, TICK_S))
 
     def drain(self) -> None:
@@ -120,7 +99,7 @@ class DistributedExecutor:
         """Sends an order down the line of this replica, and with ``heads`` of the others; raises as :meth:`submit`."""
         order = self.node.requests.order(what, facts or {})
         if heads:
-            self._to_heads(Take("order", {"what": what, "facts": order.facts}))
+            self._to_heads(order)
         self.wait(lambda: self.node.inbox.put(order, TICK_S))
 
     def push(self, item: Item) -> None:
@@ -132,13 +111,20 @@ class DistributedExecutor:
 
     def ask(self, what: str) -> list[tuple[Mapping[str, Any], Tree]]:
         """What all ranks reply to an order; raises as :meth:`submit`."""
-        token = next(self._tokens)
-        with self._changed:
-            self._replies[token] = []
+        token, found = next(self._tokens), list[tuple[Mapping[str, Any], Tree]]()
+        replies = self._replies[token] = queue.SimpleQueue()
         self.order(what, {"token": token})
-        self.wait(lambda: self._has(token, self.node.world.size))
-        with self._changed:
-            return self._replies.pop(token)
+
+        def all_there() -> bool:
+            with suppress(queue.Empty):
+                found.append(replies.get(timeout=TICK_S))
+            if self.node.progress.stopped:
+                raise Stopped
+            return len(found) == self.node.world.size
+
+        self.wait(all_there)
+        del self._replies[token]
+        return found
 
     def await_fences(self) -> None:
         """Waits until every rank has reported on all snapshots, or has failed to; raises as :meth:`submit`."""
@@ -189,7 +175,7 @@ class DistributedExecutor:
         node.progress.fail(reason)
         self._tell_all("stop", told(reason), STOP_S)
         node.close()
-        node.abort()
+        node.groups.abort(STOP_S)
         with suppress(PeerLostError):  # whoever is left has been told
             self._await_farewells(STOP_S, node.progress.failure)
         self._tell_all(CLOSE, {}, STOP_S)
@@ -244,24 +230,13 @@ class DistributedExecutor:
         telling.join(within_s)
         return not telling.is_alive()
 
-    def _to_heads(self, item: Take) -> None:
+    def _to_heads(self, item: Order) -> None:
         for link in self._heads.values():
             self.wait(lambda link=link: link.put(item, TICK_S))  # type: ignore[misc]
 
-    def _has(self, token: int, wanted: int) -> bool:
-        with self._changed:
-            there = self._changed.wait_for(
-                lambda: len(self._replies[token]) >= wanted or self.node.progress.stopped, TICK_S
-            )
-            if self.node.progress.stopped:
-                raise Stopped
-            return there
-
     def _keep_reply(self, facts: Mapping[str, Any], tree: Tree) -> None:
-        with self._changed:
-            if facts["token"] in self._replies:
-                self._replies[facts["token"]].append((facts, tree))
-            self._changed.notify_all()
+        if (replies := self._replies.get(facts["token"])) is not None:
+            replies.put((facts, tree))
         self.node.progress.moved()
 
     def _hear_reply(self, message: Message) -> None:
@@ -270,8 +245,7 @@ class DistributedExecutor:
     def _hear_snapshot(self, message: Message) -> None:
         facts, tree = message.facts, self.node.results.body(message)
         self.node.progress.moved()
-        with self._changed:
-            snapshot = self._snapshots.get(facts["number"])
+        snapshot = self._snapshots.get(facts["number"])
         if snapshot is None:
             return
         if facts["error"] is not None:

@@ -14,14 +14,15 @@ from pipeal.core.samples import pair_of
 from pipeal.core.tree import batch_size
 from pipeal.engine.devices import ready_now
 from pipeal.engine.distributed.channel import BrokenWireError, Message
-from pipeal.engine.distributed.host_transfer import HostCarrier
+from pipeal.engine.distributed.host_transfer import Carrier
 from pipeal.engine.distributed.io_threads import CLOSE, FAREWELL_S, packet_of
 from pipeal.engine.distributed.rank import Node
 from pipeal.engine.distributed.remote_errors import rebuilt, told
-from pipeal.engine.distributed.watchdog import Beat, dumped
+from pipeal.engine.distributed.watchdog import BEAT_S, dumped, state_of
 from pipeal.engine.execution.channel import Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
+from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 OnSnapshot: TypeAlias = Callable[[Snapshot, Mapping[int, LayerState]], Mapping[str, Any]]
@@ -54,6 +55,7 @@ class Server:
         self._snapshots: queue.Queue[Snapshot | None] = queue.Queue(_WAITING_SNAPSHOTS)
         self._dismissed = threading.Event()
         self._verdict: BaseException | None = None
+        self._said_at = self._moved_at = perf_counter()
 
     def serve(self) -> None:
         """Works until rank 0 ends the pipeline.
@@ -61,14 +63,14 @@ class Server:
         Raises:
             Exception: What this rank failed with, or else what rank 0 ended the pipeline with.
         """
-        node, beat = self.node, Beat(self.node)
+        node = self.node
         self._start()
         try:
             while not node.closed:
                 node.world.check()
                 if node.progress.failure is not None:
                     raise node.progress.failure
-                beat.say()
+                self._beat()
                 node.worker.join(TICK_S)  # it ends with the pipeline
             self._finish_fences()
             self._leave_in_order()
@@ -92,7 +94,7 @@ class Server:
         node.receive("commands", node.commands, 0, commands)
         node.run("snapshots", self._keep_snapshots)
         if node.stage.number == 0:
-            orders = HostCarrier(node.orders, node.stage.device)
+            orders = Carrier(node.orders, node.stage.device)
             handlers = {
                 "feed": self._begin_feed,
                 "take": self._take,
@@ -102,6 +104,16 @@ class Server:
             }
             node.receive("orders", node.orders, 0, handlers)
         node.start(self._snapshot_came)
+
+    def _beat(self) -> None:
+        """Tells rank 0 about every second what this rank does, and whether it has moved."""
+        now = perf_counter()
+        if now - self._said_at < BEAT_S:
+            return
+        self._said_at = now
+        changed_at = self.node.progress.changed_at
+        moved, self._moved_at = changed_at > self._moved_at or GATE.busy(), max(changed_at, self._moved_at)
+        self.node.news.post(0, "beat", {"moved": moved, **state_of(self.node)})
 
     def _finish_fences(self) -> None:
         node = self.node
@@ -132,7 +144,7 @@ class Server:
 
     def _leave_at_once(self) -> None:
         """The same after a failure: for a moment, and whatever comes of it."""
-        self.node.abort()
+        self.node.groups.abort(STOP_S)
         self._say_farewell()
         self._is_dismissed(STOP_S, self.node.progress.failure)
         self.node.join(STOP_S)
@@ -158,7 +170,7 @@ class Server:
     def _tell(self, error: BaseException) -> None:
         """Tells rank 0 of a failure of this rank, and waits a moment for it to tell all others."""
         with suppress(BrokenWireError):  # rank 0 may be what was lost
-            self.node.tell_failure(error)
+            self.node.news.post(0, "failed", told(error))
         until = perf_counter() + _VERDICT_S
         while self._verdict is None and perf_counter() < until and not self.node.world.lost.is_set():
             if self._dismissed.wait(TICK_S / 4):

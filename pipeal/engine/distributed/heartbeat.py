@@ -15,9 +15,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -44,23 +45,6 @@ class Loss:
     rank: int | None
     message: str
     code: int = 1
-
-
-class _Call(Generic[T]):
-    def __init__(self, operation: Callable[[dist.Store], T]) -> None:
-        self.operation = operation
-        self.done = threading.Event()
-        self.result: T
-        self.error: Exception | None = None
-
-    def carry_out(self, line: dist.Store) -> None:
-        self.result = self.operation(line)
-        self.done.set()
-
-    def give_up(self, error: Exception) -> None:
-        if not self.done.is_set():
-            self.error = error
-            self.done.set()
 
 
 class Heartbeat:
@@ -91,7 +75,7 @@ class Heartbeat:
         self._line = line
         self._where = where
         self._changed = threading.Condition()
-        self._calls: list[_Call[Any]] = []
+        self._calls: list[tuple[Future[Any], Callable[[dist.Store], Any]]] = []
         self._stopped = False
         self._loss: Loss | None = None
         self._crash: BaseException | None = None
@@ -134,16 +118,19 @@ class Heartbeat:
         Raises:
             PeerLostError: As :meth:`check`.
         """
-        call = _Call(operation)
+        call = self._called(operation)
+        while not wait([call], _TICK_S).done:
+            self.check()
+        if call.exception() is not None:
+            self.check()
+        return call.result()
+
+    def _called(self, operation: Callable[[dist.Store], T]) -> Future[T]:
+        call: Future[T] = Future()
         with self._changed:
-            self._calls.append(call)
+            self._calls.append((call, operation))
             self._changed.notify_all()
-        while not call.done.wait(_TICK_S):
-            self.check()
-        if call.error is not None:
-            self.check()
-            raise call.error
-        return call.result
+        return call
 
     def check(self) -> None:
         """Returns while nobody is known to be lost; asks no one and never waits.
@@ -187,13 +174,10 @@ class Heartbeat:
 
     def _line_within(self, operation: Callable[[dist.Store], T]) -> T:
         """As :meth:`call`, whoever is lost, but for a short time."""
-        call = _Call(operation)
-        with self._changed:
-            self._calls.append(call)
-            self._changed.notify_all()
-        if not call.done.wait(_LAST_WORDS_S) or call.error is not None:
+        call = self._called(operation)
+        if not wait([call], _LAST_WORDS_S).done or call.exception() is not None:
             raise PeerLostError(f"the store at {self._where} cannot be reached")
-        return call.result
+        return call.result()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -211,15 +195,16 @@ class Heartbeat:
                 if self._stopped and not calls:
                     return
             try:
-                for call in calls:
-                    call.carry_out(self._line)
+                for call, operation in calls:
+                    call.set_result(operation(self._line))
                 if monotonic() >= due:
                     due = monotonic() + self.every_s
                     self._beat()
             except (dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:
                 self.conclude(self._unreachable(f"gave up the connection ({first_line(error):.100})"))
-                for call in calls:  # and not before it is known what that was
-                    call.give_up(error)
+                for call, _ in calls:  # and not before it is known what that was
+                    if not call.done():
+                        call.set_exception(error)
                 return
             self._answered = self._lived_s
 
@@ -253,7 +238,7 @@ class Heartbeat:
         if beat != before:
             self._seen[rank] = beat, self._lived_s
         elif self._lived_s - since > self.timeout_s:
-            self.conclude(Loss(rank, f"{self._name(rank)} has given no sign of life for {self.timeout_s:g} s"))
+            self.conclude(Loss(rank, f"{self.name_of(rank)} has given no sign of life for {self.timeout_s:g} s"))
 
     def ended(self, rank: int, end: str) -> None:
         """Takes note of a rank's end, as it stands in the store."""
@@ -263,7 +248,7 @@ class Heartbeat:
         if note["rank"] != rank:  # taken down by another, of which its words are
             self.conclude(Loss(note["rank"], note["why"], note["code"]))
         else:
-            self.conclude(Loss(rank, f"{self._name(rank)} ended: {note['why']}", note["code"]))
+            self.conclude(Loss(rank, f"{self.name_of(rank)} ended: {note['why']}", note["code"]))
 
     def _watch_on(self) -> None:
         """Judges by what is known here, whatever the store does."""
@@ -289,13 +274,12 @@ class Heartbeat:
         def report(line: dist.Store) -> None:
             self.ended(rank, line.compare_set(f"end/{rank}", LIVING, note).decode())
 
-        with self._changed:
-            self._calls.append(_Call(report))
-            self._changed.notify_all()
+        self._called(report)
 
     def _unreachable(self, how: str) -> Loss:
-        return Loss(0, f"{self._name(0)} cannot be reached: the store at {self._where} {how}")
+        return Loss(0, f"{self.name_of(0)} cannot be reached: the store at {self._where} {how}")
 
-    def _name(self, rank: int) -> str:
+    def name_of(self, rank: int) -> str:
+        """A rank, with its host where that is known, as messages name it."""
         where = f" on {self._peers[rank].host}" if self._peers else ""
         return f"{self.mesh.name_of(rank)}{where}"

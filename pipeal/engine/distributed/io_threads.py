@@ -20,6 +20,7 @@ from pipeal.engine.devices import Ready
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
 from pipeal.engine.distributed.host_transfer import Carrier
 from pipeal.engine.execution.channel import Item, Link, Stopped
+from pipeal.engine.execution.worker import SharedProgress
 from pipeal.engine.state.snapshot import Snapshot
 
 CLOSE = "close"
@@ -32,31 +33,29 @@ Handler = Callable[[Message], None]
 Failed = Callable[[BaseException], None]
 
 
-class IoThread(threading.Thread):
-    """A daemon: it may be left behind in a wait for a peer that cannot be reached.
+def io_thread(name: str, work: Callable[[], None], failed: Failed) -> threading.Thread:
+    """Starts a daemon, since it may be left behind in a wait for a peer that cannot be reached.
 
     Args:
         name: What it does.
-        work: Its work, until it returns.
-        failed: Told of any exception.
+        work: Its work, until it returns, or a link that it waits at is closed.
+        failed: Told of any other exception.
     """
 
-    def __init__(self, name: str, work: Callable[[], None], failed: Failed) -> None:
-        super().__init__(name=f"pipeal-{name}", daemon=True)
-        self._work = work
-        self._failed = failed
-
-    def run(self) -> None:
-        """Does its work."""
+    def run() -> None:
         try:
-            self._work()
+            work()
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
-            self._failed(error)
+            failed(error)
+
+    thread = threading.Thread(target=run, name=f"pipeal-{name}", daemon=True)
+    thread.start()
+    return thread
 
 
-def send_all(link: Link, carrier: Carrier, peer: int, failed: Failed, has_failed: Callable[[], bool]) -> None:
+def send_all(link: Link, carrier: Carrier, peer: int, progress: SharedProgress) -> None:
     """Sends what comes to a link, until that is closed; then a last word, which says whether this rank has failed.
 
     An item keeps its place in the link until it has been taken.
@@ -66,14 +65,14 @@ def send_all(link: Link, carrier: Carrier, peer: int, failed: Failed, has_failed
     """
     try:
         while True:
-            carrier.send(peer, *message_of(link.first()))
+            carrier.send(peer, *_message_of(link.first()))
             link.get()
     except (Stopped, BrokenWireError) as end:
         if isinstance(end, BrokenWireError):
             raise
     except BaseException as error:  # noqa: BLE001  handed to whoever waits for this rank
-        failed(error)
-    carrier.wire.send(peer, CLOSE, {"failed": has_failed()})
+        progress.fail(error)
+    carrier.wire.send(peer, CLOSE, {"failed": progress.failure is not None})
 
 
 def receive_all(
@@ -116,7 +115,7 @@ def _drop_unless_taken(drop: Callable[[Message], object], message: Message) -> N
         drop(message)
 
 
-def message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
+def _message_of(item: Item) -> tuple[str, Mapping[str, Any], Tree, Ready]:
     """An item of a line of stages as a message."""
     if isinstance(item, Packet):
         return "packet", facts_of(item), (item.x, item.y), item.ready

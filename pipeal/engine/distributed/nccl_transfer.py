@@ -19,25 +19,24 @@ go both ways at once each rank could wait for what is blocked on the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from time import sleep
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import first_line
 from pipeal.core.tree import Tree, map_tensors
 from pipeal.engine.devices import Device, Ready
-from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
+from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire, breaking
 from pipeal.engine.distributed.flat import Layout, flat, row_for, unflat
+from pipeal.engine.distributed.host_transfer import Carrier
 
 _LAYOUTS = "on gpu"
 _POLL_S = 1e-4
 
 
-class GpuCarrier:
+class GpuCarrier(Carrier):
     """A carrier between two ranks that have a GPU each.
 
     Args:
@@ -48,16 +47,10 @@ class GpuCarrier:
     """
 
     def __init__(self, wire: Wire, pair: Any, to: int, device: Device) -> None:
-        self._wire = wire
+        super().__init__(wire, device)
         self._pair = pair
         self._to = to
         self._device = device
-        self._stream = torch.cuda.Stream(device.device)
-
-    @property
-    def wire(self) -> Wire:
-        """Where the heads of messages go."""
-        return self._wire
 
     def send(self, peer: int, kind: str, facts: Mapping[str, Any], tree: Tree, ready: Ready) -> None:
         """Sends a message whose tree may be read once it is ``ready``; returns when it has been taken."""
@@ -73,13 +66,11 @@ class GpuCarrier:
             rows.append(row)
             return torch.empty(0)
 
-        with self._active():
-            if ready is not None:
-                self._stream.wait_event(ready)
+        with self._active(ready):
             light = map_tensors(set_aside, tree)
             self._mark().synchronize()
-            self._wire.send(peer, kind, {**facts, _LAYOUTS: layouts}, light)
-            if _on_gpu(layouts) and self._wire.hear_answer(peer):
+            self.wire.send(peer, kind, {**facts, _LAYOUTS: layouts}, light)
+            if _on_gpu(layouts) and self.wire.hear_answer(peer):
                 for row in rows:
                     self._carry(self._pair.send, row, peer)
 
@@ -91,7 +82,7 @@ class GpuCarrier:
             rows = [None if layout is None else row_for(layout, device=self._device.device) for layout in layouts]
             light = self._light(message)
             if _on_gpu(layouts):
-                self._wire.answer(message.source, True)
+                self.wire.answer(message.source, True)
                 for row in rows:
                     if row is not None:
                         self._carry(self._pair.recv, row, message.source)
@@ -105,42 +96,30 @@ class GpuCarrier:
 
     def drop(self, message: Message) -> None:
         """Lets go of a message whose tree nobody wants any more: what is on the GPU stays with its sender."""
-        self._wire.drop(message)
+        self.wire.drop(message)
         if _on_gpu(message.facts[_LAYOUTS]):
-            self._wire.answer(message.source, False)
+            self.wire.answer(message.source, False)
 
     def _light(self, message: Message) -> Tree:
         """What of a tree comes over the wire. Where that makes no tree, its sender is answered: it waits for that."""
         try:
-            return self._wire.body(message)
+            return self.wire.body(message)
         except BrokenWireError:
             raise
         except BaseException:
             if message.taken and _on_gpu(message.facts[_LAYOUTS]):
-                self._wire.answer(message.source, False)
+                self.wire.answer(message.source, False)
             raise
 
     def _carry(self, operation: Callable[..., Any], row: Tensor, peer: int) -> None:
         """Waits for an operation of NCCL, on an I/O thread."""
         if not row.numel():
             return
-        try:
+        with breaking(peer):
             work = operation([row.view(torch.uint8)], self._to, 0)
             while not work.is_completed():
                 sleep(_POLL_S)
             work.wait()  # of what has ended: no stream gets a wait, and what it failed with is raised
-        except RuntimeError as error:
-            raise BrokenWireError(first_line(error), peer) from error
-
-    @contextmanager
-    def _active(self) -> Iterator[None]:
-        with torch.cuda.device(self._device.device), torch.cuda.stream(self._stream):
-            yield
-
-    def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(blocking=True)
-        event.record(self._stream)
-        return event
 
 
 def _on_gpu(layouts: Sequence[Layout | None]) -> bool:

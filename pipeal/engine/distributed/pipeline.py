@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeal.core.errors import ScheduleError
@@ -14,6 +16,7 @@ from pipeal.core.options import EngineOptions
 from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.devices import Device, RemoteDevice, open_device
 from pipeal.engine.devices.cpus import cores
+from pipeal.engine.distributed.channel import BrokenWireError, Wire
 from pipeal.engine.distributed.executor import DistributedExecutor
 from pipeal.engine.distributed.follower import Feed, OnSnapshot, Server
 from pipeal.engine.distributed.process_groups import open_groups, take_seats
@@ -27,8 +30,12 @@ from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.runner.precision import matmul_precision
 from pipeal.engine.schedule import Schedule
 from pipeal.engine.stage import Stage
+from pipeal.engine.state.layer_state import layer_state, load_layer_state
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import Span, StageTimes
+
+_STATES = 100
+"""The number of the wire for states, among those of the group of all ranks."""
 
 
 def own_threads(world: World) -> int:
@@ -135,7 +142,7 @@ class DistributedPipeline(_Line):
         Raises:
             Exception: As :meth:`submit`.
         """
-        self._line().begin_feed(epoch, first)
+        self._line().tell_heads("feed", {"epoch": epoch, "first": first})
 
     def skip(self, count: int = 1) -> None:
         """As :meth:`pipeal.Pipeline.skip`; the other replicas leave out as many batches of the feeds they have begun.
@@ -146,7 +153,7 @@ class DistributedPipeline(_Line):
         """
         super().skip(count)
         if self.is_open and self.world.mesh.replicas > 1:
-            self._line().leave_out(count)
+            self._line().tell_heads("leave out", {"count": count})
 
     def snapshot(self, note: Any = None) -> Snapshot:
         """As :meth:`pipeal.Pipeline.snapshot`; the states, or what other ranks say of keeping theirs, come from all
@@ -238,3 +245,33 @@ def serve(
         finally:
             if not node.worker.is_alive():
                 stage.drop_unlearnt()
+
+
+def hand_out_states(world: World, layers: Sequence[TrainableLayer], sizes: Sequence[int]) -> None:
+    """Brings the layers of every rank to where those of rank 0 are; every rank calls it.
+
+    Args:
+        world: The processes.
+        layers: All layers of the model, on the CPU. On other ranks than 0, those of its own stage are changed.
+        sizes: The number of layers of each stage.
+
+    Raises:
+        PeerLostError: A rank is lost.
+    """
+    assert dist.group.WORLD is not None
+    wire, ends = Wire(dist.group.WORLD, _STATES), list(accumulate(sizes))
+    of_stage = [list(layers)[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+    def send() -> None:
+        for rank in range(1, world.size):
+            for layer in of_stage[world.mesh.stage_of(rank)]:
+                wire.send(rank, "state", {}, layer_state(layer))
+
+    def receive() -> None:
+        for layer in of_stage[world.mesh.stage_of(world.rank)]:
+            load_layer_state(layer, wire.body(wire.receive(0)))
+
+    try:
+        world.guarded(receive if world.rank else send)
+    except BrokenWireError as error:
+        raise world.peer_lost(error.peer, error) from error

@@ -13,6 +13,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -21,17 +23,14 @@ import torch
 from pipeal.core.options import EngineOptions
 from pipeal.core.tree import Tree
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
-from pipeal.engine.distributed.host_transfer import Carrier, HostCarrier
-from pipeal.engine.distributed.io_threads import CLOSE, Handler, IoThread, packet_of, receive_all, send_all
+from pipeal.engine.distributed.host_transfer import Carrier
+from pipeal.engine.distributed.io_threads import CLOSE, Handler, io_thread, packet_of, receive_all, send_all
 from pipeal.engine.distributed.nccl_transfer import GpuCarrier
 from pipeal.engine.distributed.process_groups import Groups, Seat
-from pipeal.engine.distributed.remote_errors import told
-from pipeal.engine.distributed.remote_progress import RemoteProgress, listeners
 from pipeal.engine.distributed.requests import Requests
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.channel import Link
-from pipeal.engine.execution.executors import STOP_S
-from pipeal.engine.execution.worker import ACTIONS, TICK_S, Worker
+from pipeal.engine.execution.worker import ACTIONS, TICK_S, SharedProgress, Worker
 from pipeal.engine.schedule import Action, Schedule, Task
 from pipeal.engine.stage import Stage
 from pipeal.engine.state.snapshot import Snapshot
@@ -62,29 +61,35 @@ class Node:
         schedule: Schedule,
         options: EngineOptions,
     ) -> None:
-        mesh, queue_depth = world.mesh, options.queue_depth
-        self.options = options
-        self.world, self.seats, self.groups, self.stage, self.schedule = world, seats, groups, stage, schedule
-        self.rank, self.replica = world.rank, mesh.replica_of(world.rank)
+        self.world, self.seats, self.groups = world, seats, groups
+        self.stage, self.schedule, self.options = stage, schedule, options
+        self.rank, self.replica = world.rank, world.mesh.replica_of(world.rank)
         self.closed = False
         self.on_reply: Callable[[Mapping[str, Any], Tree], None] | None = None
-        self._io_threads: dict[str, IoThread] = {}
+        self._io_threads: dict[str, threading.Thread] = {}
         self._unclosed: dict[str, set[int]] = {}
         self._threads_before: int | None = None
-        last = stage.number == mesh.stages - 1
-        # A packet that is being sent has a place at the sender, too. Of a depth of 1 there would be none left here.
-        self.inbox = Link(queue_depth if stage.number == 0 else max(1, queue_depth - 1))
-        self.outbox = None if last else Link(1)
-        self.backbox = Link(1)
-        pinned = stage.device.lags
-        self.onward = Wire(groups.packets, 0, pinned=pinned)
-        self.back = Wire(groups.packets, 1, pinned=pinned)
-        self.orders = Wire(groups.packets, 2)
-        self.commands, self.news, self.results, self.ended = (Wire(groups.control, number) for number in range(4))
-        links = [self.inbox, self.backbox, *([] if self.outbox is None else [self.outbox])]
-        self.progress = RemoteProgress(stage.number, mesh.stages, links, schedule, self._tell_ended, self.explained)
+        self._make_links()
+        self._make_wires()
+        links = [link for link in (self.inbox, self.outbox, self.backbox) if link is not None]
+        self.progress = RemoteProgress(self, links)
         self.worker = Worker(stage, schedule, self.progress, self.inbox, self.outbox, options)
         self.requests = Requests(self)
+
+    def _make_links(self) -> None:
+        """To and from the worker. A packet that is being sent has a place at the sender, too."""
+        depth, number = self.options.queue_depth, self.stage.number
+        # Of a depth of 1 there would be none left here.
+        self.inbox = Link(depth if number == 0 else max(1, depth - 1))
+        self.outbox = Link(1) if number < self.world.mesh.stages - 1 else None
+        self.backbox = Link(1)
+
+    def _make_wires(self) -> None:
+        """To other ranks. All ranks number them alike."""
+        pinned, (packets, control) = self.stage.device.lags, (self.groups.packets, self.groups.control)
+        self.onward, self.back = Wire(packets, 0, pinned=pinned), Wire(packets, 1, pinned=pinned)
+        self.orders = Wire(packets, 2)
+        self.commands, self.news, self.results, self.ended = (Wire(control, number) for number in range(4))
 
     def start(self, snapshot_came: Callable[[Snapshot], None]) -> None:
         """Starts the worker and the I/O threads between neighbours.
@@ -92,22 +97,13 @@ class Node:
         Args:
             snapshot_came: Told of a snapshot from another rank, before the stage gets it.
         """
-        number = self.stage.number
         before, after = self.rank - 1, self.rank + 1
         self.run("lost", self._watch_peers)
-
-        def snapshot(message: Message) -> None:
-            found = Snapshot(message.facts["batch"], [index for index, _ in self.stage.layers])
-            found.number, found.note = message.facts["number"], message.facts["note"]
-            self.progress.expect(found)
-            snapshot_came(found)
-            self.inbox.put(found)
-
-        if number > 0:
+        if self.stage.number > 0:
             carrier = self._carrier(self.onward, before)
             handlers: dict[str, Handler] = {
-                "packet": lambda message: self._receive_packet(carrier, message),
-                "snapshot": snapshot,
+                "packet": partial(self._receive_packet, carrier),
+                "snapshot": partial(self._receive_snapshot, snapshot_came),
                 **self.requests.handlers(carrier),
                 CLOSE: self.hear_close,
             }
@@ -117,19 +113,14 @@ class Node:
             back = self._carrier(self.back, after)
             self.send("to-after", self.outbox, self._carrier(self.onward, after), after)
             self.receive("from-after", self.back, after, self.requests.handlers(back), drop=back.drop)
-        tellers = self._who_tell_me()
-        if tellers:
+        if tellers := self._who_tell_me():
             self.receive("ended", self.ended, None, {"ended": self._hear_ended}, closings=tellers)
         self._threads_before = torch.get_num_threads()
         self.worker.start()
 
     def send(self, name: str, link: Link, carrier: Carrier, peer: int) -> None:
         """Starts an I/O thread that sends what comes to a link."""
-
-        def has_failed() -> bool:
-            return self.progress.failure is not None
-
-        self.run(name, lambda: send_all(link, carrier, peer, self.progress.fail, has_failed))
+        self.run(name, lambda: send_all(link, carrier, peer, self.progress))
 
     def receive(
         self,
@@ -148,9 +139,7 @@ class Node:
 
     def run(self, name: str, work: Callable[[], None]) -> None:
         """Starts any I/O thread."""
-        io_thread = IoThread(name, work, self.progress.fail)
-        self._io_threads[name] = io_thread
-        io_thread.start()
+        self._io_threads[name] = io_thread(name, work, self.progress.fail)
 
     def close(self) -> None:
         """Ends the worker, and the I/O threads once they have said so to their peers. A second time does nothing."""
@@ -161,10 +150,6 @@ class Node:
         for stage in self._listeners_of(self.stage.number):
             with suppress(BrokenWireError):
                 self.ended.post(self.world.mesh.rank_of(self.replica, stage), CLOSE, {})
-
-    def abort(self) -> None:
-        """Ends what waits on GPUs for other ranks, when something has failed."""
-        self.groups.abort(STOP_S)
 
     def hear_close(self, message: Message) -> None:
         """The line of stages before this one has ended: in order, or rank 0 will say why."""
@@ -206,10 +191,6 @@ class Node:
         self.stage.abandon()
         self.requests.guide.stopped.set()
 
-    def tell_failure(self, error: BaseException) -> None:
-        """Tells rank 0 that this rank has failed."""
-        self.news.post(0, "failed", told(error))
-
     def explained(self, error: BaseException) -> BaseException:
         """Behind a connection that broke is a peer that is lost; it may have said why it ended."""
         if not isinstance(error, BrokenWireError):
@@ -223,7 +204,7 @@ class Node:
         # The onward group goes from the lower rank to the higher, the other one back.
         pair = self.groups.pairs.get((min(peer, self.rank), wire is self.back))
         if pair is None:
-            return HostCarrier(wire, self.stage.device)
+            return Carrier(wire, self.stage.device)
         return GpuCarrier(wire, pair, int(peer > self.rank), self.stage.device)
 
     def _receive_packet(self, carrier: Carrier, message: Message) -> None:
@@ -233,7 +214,15 @@ class Node:
         self.progress.hear(Task(facts["sequence"], self.stage.number - 1, Action.FORWARD))
         self.inbox.put(packet_of(facts, x, y, ready))
 
-    def _tell_ended(self, stage: int, task: Task) -> None:
+    def _receive_snapshot(self, came: Callable[[Snapshot], None], message: Message) -> None:
+        found = Snapshot(message.facts["batch"], [index for index, _ in self.stage.layers])
+        found.number, found.note = message.facts["number"], message.facts["note"]
+        self.progress.expect(found)
+        came(found)
+        self.inbox.put(found)
+
+    def tell_ended(self, stage: int, task: Task) -> None:
+        """Tells another stage of this replica that a task has ended here."""
         facts = {"batch": task.batch, "stage": task.stage, "action": task.action.value}
         self.ended.post(self.world.mesh.rank_of(self.replica, stage), "ended", facts)
 
@@ -243,18 +232,63 @@ class Node:
 
     def _who_tell_me(self) -> list[int]:
         mesh, number = self.world.mesh, self.stage.number
-        return [
-            mesh.rank_of(self.replica, stage)
-            for stage in range(self.progress.stages)
-            if number in self._listeners_of(stage)
-        ]
+        return [mesh.rank_of(self.replica, one) for one in range(mesh.stages) if number in self._listeners_of(one)]
 
     def _listeners_of(self, stage: int) -> set[int]:
-        found = (listeners(self.schedule, stage, self.progress.stages, action) for action in ACTIONS)
-        return {other for others in found for other in others}
+        return set(chain(*listeners(self.schedule, stage, self.world.mesh.stages).values()))
 
     def _watch_peers(self) -> None:
         """Ends every wait here when a peer is lost; the caller may wait for a snapshot, and look at nothing else."""
         while not self.progress.stopped:
             if self.world.lost.wait(TICK_S):
                 self.world.check()
+
+
+class RemoteProgress(SharedProgress):
+    """A progress that also knows what stages of other processes have ended, as far as the schedule asks for it.
+
+    Args:
+        node: This rank; it tells other stages of a task's end, and knows what is behind a connection that broke.
+        links: Closed by :meth:`stop`.
+    """
+
+    def __init__(self, node: Node, links: list[Link]) -> None:
+        super().__init__(node.world.mesh.stages, links)
+        self._node = node
+        self._listeners = listeners(node.schedule, node.stage.number, self.stages)
+
+    def end(self, task: Task) -> None:
+        """Notes that a task of this process's stage has ended, and tells who waits for it."""
+        super().end(task)
+        for stage in self._listeners[task.action]:
+            self._node.tell_ended(stage, task)
+
+    def fail(self, error: BaseException) -> None:
+        """Keeps the first failure, and stops everyone; also while an end in order is under way."""
+        super().fail(error if self.failure is not None else self._node.explained(error))
+
+    def hear(self, task: Task) -> None:
+        """Notes that a task of another stage has ended."""
+        super().end(task)
+
+
+def listeners(schedule: Schedule, stage: int, stages: int) -> dict[Action, list[int]]:
+    """The other stages that must be told when this one has ended an action.
+
+    A packet that arrives tells by itself that the stage before has ended its forward.
+
+    >>> from pipeal.engine.schedule import SCHEDULES
+    >>> [listeners(SCHEDULES["al-fm"], stage, 3)[Action.UPDATE] for stage in range(3)]
+    [[], [0], [0]]
+    >>> listeners(SCHEDULES["pipelined"], 1, 3)[Action.FORWARD]
+    []
+    """
+    found: dict[Action, list[int]] = {action: [] for action in ACTIONS}
+    for other in range(stages):
+        if other == stage:
+            continue
+        before = {task for action in ACTIONS for task in schedule.after(Task(1, other, action), stages)}
+        for action in {task.action for task in before if task.stage == stage}:
+            if action is not Action.FORWARD or other != stage + 1:
+                found[action].append(other)
+    return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from math import inf
 from typing import Any
@@ -61,13 +63,7 @@ class RemotePredictor(Predictor):
             first = next(self._numbers)
             trips = Trips(executor, self.stages[0], journey, first)
             pauses = [] if journey.policy is None else journey.policy.tried[:-1]
-            facts = {
-                "depth": journey.depth,
-                "every": journey.every,
-                "pauses": pauses,
-                "first": first,
-                "alone": alone,
-            }
+            facts = {"depth": journey.depth, "every": journey.every, "pauses": pauses, "first": first, "alone": alone}
             executor.order("predict", facts, heads=False)
             try:
                 most = 1 if self.serial else self.options.queue_depth * len(way)
@@ -97,13 +93,11 @@ class Trips:
         self._stage = stage
         self._journey = journey
         self._next = first
-        self._changed = threading.Condition()
-        self._sent: list[int] = []
-        self._arrived: dict[int, Arrived | BaseException] = {}
+        self._sent: dict[int, Future[Arrived]] = {}  # by number, in order
         self._exits: dict[int, dict[int, Tensor]] = {}
         self._answers: dict[int, tuple[Tree, bool]] = {}
         self._guide = executor.node.requests.guide
-        self._guide.arrived, self._guide.failed = self._arrive, self._fail
+        self._guide.arrived, self._guide.failed = self._arrive, self._end
 
     def drive(self, batches: Iterable[Tree], numbers: Iterable[int], most: int) -> Generator[Arrived, None, None]:
         """Sends batches on their way, ``most`` at a time, and yields what comes of them, in order.
@@ -115,55 +109,46 @@ class Trips:
         for x in batches:
             self._send(x)
             self._next = next(following)
-            while len(self._sent) >= most or (self._sent and self._is_there(self._sent[0])):
+            while len(self._sent) >= most or (self._sent and next(iter(self._sent.values())).done()):
                 yield self._result()
         while self._sent:
             yield self._result()
 
     def settle(self) -> None:
         """Waits until nothing is under way."""
-        for trip in self._sent:
-            self._executor.wait(lambda trip=trip: self._has(trip, TICK_S))  # type: ignore[misc]
+        for due in self._sent.values():
+            self._executor.wait(partial(self._is_there, due))
         self._sent.clear()
 
     def _send(self, x: Tree) -> None:
         depth = self._journey.depth if self._journey.policy is None else self._journey.policy.tried[0]
         leg = Leg("up", self._next, depth, True, x, ready_now(x), self._guide)  # raises on what is no packet
-        self._sent.append(self._next)  # before its answer can come
+        self._sent[self._next] = Future()  # before its answer can come
         self._executor.push(leg)
 
     def _result(self) -> Arrived:
-        due = self._sent[0]
-        self._executor.wait(lambda: self._has(due, TICK_S))
-        self._sent.pop(0)
-        with self._changed:
-            found = self._arrived.pop(due)
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        trip, due = next(iter(self._sent.items()))
+        self._executor.wait(partial(self._is_there, due))
+        del self._sent[trip]
+        return due.result()
 
-    def _is_there(self, trip: int) -> bool:
-        with self._changed:
-            return trip in self._arrived
-
-    def _has(self, trip: int, timeout_s: float) -> bool:
-        progress = self._executor.node.progress
-        with self._changed:
-            there = self._changed.wait_for(lambda: trip in self._arrived or progress.stopped, timeout_s)
-            if progress.stopped and trip not in self._arrived:
-                raise Stopped
-            return there
+    def _is_there(self, due: Future[Arrived]) -> bool:
+        there = bool(wait([due], TICK_S).done)
+        if not there and self._executor.node.progress.stopped:
+            raise Stopped
+        return there
 
     def _end(self, trip: int, found: Arrived | BaseException) -> None:
-        with self._changed:
-            if trip in self._sent:  # one that failed may have been given up
-                self._arrived.setdefault(trip, found)
-            self._exits.pop(trip, None)
-            self._answers.pop(trip, None)
-            self._changed.notify_all()
-
-    def _fail(self, trip: int, error: BaseException) -> None:
-        self._end(trip, error)
+        """On the worker's thread, or that which hears of failures on other ranks."""
+        due = self._sent.get(trip)
+        if due is not None:  # one that failed may have been given up
+            with suppress(InvalidStateError):  # the first word counts
+                if isinstance(found, BaseException):
+                    due.set_exception(found)
+                else:
+                    due.set_result(found)
+        self._exits.pop(trip, None)
+        self._answers.pop(trip, None)
 
     def _arrive(self, trip: int, depth: int, logits: Tree, ready: Ready) -> None:
         """On the worker's thread, with the device active."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeal.core.tree import Tree
@@ -19,43 +20,33 @@ from pipeal.engine.trace import Span, StageTimes
 if TYPE_CHECKING:
     from pipeal.engine.distributed.rank import Node
 
-DOES = {
-    "begin": "starting its clock",
-    "rest": "coming to rest",
-    "report": "reporting",
-    "predict": "getting ready to predict",
-    "end": "leaving the predictions",
-}
-
 
 @dataclass(frozen=True)
 class Order:
-    """One of :data:`DOES`.
+    """Something to do on every rank, or one whose kind only another rank knows how to do.
 
     Attributes:
-        what: Which.
+        kind: Of its message.
         facts: What it needs to know; what JSON can hold.
-        requests: Those of the rank where it is.
+        does: What is done, in words.
+        work: Does it here.
     """
 
-    what: str
+    kind: str
     facts: Mapping[str, Any]
-    requests: Requests
+    does: str = "feeding"
+    work: Callable[[Stage], None] | None = None
 
     goes_on = True
 
-    @property
-    def does(self) -> str:
-        """In words."""
-        return DOES[self.what]
-
     def __call__(self, stage: Stage) -> None:
         """Does it here."""
-        self.requests.carry_out(self, stage)
+        assert self.work is not None, "an order for another rank"
+        self.work(stage)
 
     def message(self) -> tuple[str, Mapping[str, Any], Tree, Ready]:
-        """For the next rank."""
-        return "order", {"what": self.what, "facts": self.facts}, None, None
+        """For another rank."""
+        return self.kind, self.facts, None, None
 
 
 class Requests:
@@ -73,10 +64,23 @@ class Requests:
         self._node = node
         self.guide = Guide(node)
         self.samples = 0
+        self._orders: dict[str, tuple[str, Callable[[Mapping[str, Any], Stage], None]]] = {
+            "begin": ("starting its clock", lambda _, stage: stage.clock.restart()),
+            "rest": ("coming to rest", self._rest),
+            "report": ("reporting", self._report),
+            "predict": ("getting ready to predict", self.guide.begin),
+            "end": ("leaving the predictions", lambda *_: self.guide.end()),
+        }
 
     def order(self, what: str, facts: Mapping[str, Any]) -> Order:
-        """An order, for this rank first."""
-        return Order(what, facts, self)
+        """An order, for this rank first; it is done on the stage's thread.
+
+        Args:
+            what: ``begin``, ``rest``, ``report``, ``predict`` or ``end``.
+            facts: What it needs to know; what JSON can hold.
+        """
+        does, work = self._orders[what]
+        return Order("order", {"what": what, "facts": facts}, does, partial(work, facts))
 
     def handlers(self, carrier: Carrier) -> dict[str, Handler]:
         """How requests that come over a wire get into the inbox."""
@@ -86,27 +90,17 @@ class Requests:
 
         return {"order": order, "leg": lambda message: self.guide.receive(message, *carrier.body(message))}
 
-    def carry_out(self, order: Order, stage: Stage) -> None:
-        """Does what is ordered, on the stage's thread, and lets rank 0 know."""
-        facts = order.facts
-        if order.what == "begin":
-            stage.clock.restart()
-        elif order.what == "rest":
-            bring_to_rest([stage])
-            self._node.reply("rested", {"token": facts["token"]})
-        elif order.what == "report":
-            found, losses = self._report(stage)
-            self._node.reply("report", {"token": facts["token"], "rank": self._node.rank, **found}, losses)
-        elif order.what == "predict":
-            self.guide.begin(facts, stage)
-        else:
-            self.guide.end()
+    def _rest(self, facts: Mapping[str, Any], stage: Stage) -> None:
+        bring_to_rest([stage])
+        self._node.reply("rested", {"token": facts["token"]})
 
-    def _report(self, stage: Stage) -> tuple[dict[str, Any], Tree]:
+    def _report(self, facts: Mapping[str, Any], stage: Stage) -> None:
         (times,) = stage.clock.take_all_times()
         samples, self.samples = self.samples, 0
         shift = self._node.seats[self._node.rank].clock
         found = {
+            "token": facts["token"],
+            "rank": self._node.rank,
             "busy": {action.value: seconds for action, seconds in times.busy.items()},
             "waiting": times.waiting,
             "splits": list(stage.take_splits().values()),
@@ -114,7 +108,7 @@ class Requests:
             "spans": [[s.layer, s.action.value, s.batch, s.begin + shift, s.end + shift] for s in stage.clock.spans()],
             "samples": samples,
         }
-        return found, stage.losses.take()
+        self._node.reply("report", found, stage.losses.take())
 
 
 def times_in(facts: Mapping[str, Any]) -> StageTimes:

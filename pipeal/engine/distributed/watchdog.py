@@ -9,35 +9,14 @@ from typing import TYPE_CHECKING, Any
 from pipeal.core.errors import StallError, first_line
 from pipeal.engine.distributed.channel import Message
 from pipeal.engine.execution.watchdog import write_dump
-from pipeal.engine.runner.compile_gate import GATE
 
 if TYPE_CHECKING:
     from pipeal.engine.distributed.rank import Node
 
 BEAT_S = 1.0
+"""How often a rank says what it does."""
+
 _LONGEST = 160
-
-
-class Beat:
-    """What a rank says of itself to rank 0, about every second.
-
-    Args:
-        node: The rank.
-    """
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._said_at = self._moved_at = perf_counter()
-
-    def say(self) -> None:
-        """Says it, if it is time."""
-        now = perf_counter()
-        if now - self._said_at < BEAT_S:
-            return
-        self._said_at = now
-        changed_at = self._node.progress.changed_at
-        moved, self._moved_at = changed_at > self._moved_at or GATE.busy(), max(changed_at, self._moved_at)
-        self._node.news.post(0, "beat", {"moved": moved, **state_of(self._node)})
 
 
 def state_of(node: Node) -> dict[str, Any]:

@@ -9,20 +9,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from pipeal.core.errors import PeerLostError, PipealError, exit_code, first_line
 from pipeal.engine.distributed.attempt_store import POLL_S, AttemptStore
 from pipeal.engine.distributed.collectives import Collectives
-from pipeal.engine.distributed.consistency import own_facts, require_same
+from pipeal.engine.distributed.consistency import code_hash, require_same
 from pipeal.engine.distributed.heartbeat import Heartbeat
-from pipeal.engine.distributed.interface import interface_towards
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
-from pipeal.engine.distributed.peers import Peer
+from pipeal.engine.distributed.peers import Peer, interface_towards
 
 _LINGER_S = 15.0
 """When something has failed: how long the others wait for rank 0 to have left, and whoever hosts the store for the
@@ -41,10 +42,8 @@ class World(Collectives):
         store: For whoever builds process groups; a connection of its own.
     """
 
-    def __init__(
-        self, launch: Launch, mesh: Mesh, timeout_s: float, heartbeat: Heartbeat, store: dist.Store, attempt: str = "0"
-    ) -> None:
-        super().__init__(launch.rank, mesh, timeout_s, heartbeat)
+    def __init__(self, launch: Launch, heartbeat: Heartbeat, store: dist.Store, attempt: str = "0") -> None:
+        super().__init__(heartbeat)
         self.launch = launch
         self.attempt = attempt
         self.store = store
@@ -62,26 +61,23 @@ class World(Collectives):
             ConfigError: The facts differ.
         """
         until = monotonic() + self.timeout_s
-        own = {"peer": asdict(Peer.self()), "facts": own_facts(facts)}
+        same = {"torch": torch.__version__, "the code of pipeal": code_hash(), **facts}
+        own = {"peer": asdict(Peer.self()), "facts": same}
         self._heartbeat.call(lambda line: line.set(f"here/{self.rank}", json.dumps(own)))
-        given: dict[int, Any] = {}
-        while missing := [rank for rank in range(self.size) if rank not in given]:
+        keys = [f"here/{rank}" for rank in range(self.size)]
+
+        def look(line: dist.Store) -> list[int]:
+            return [rank for rank, key in enumerate(keys) if not line.check([key])]
+
+        while missing := self._heartbeat.call(look):
+            if monotonic() > until:
+                raise self._absent(missing)
             let_in()
-            for rank in missing:
-
-                def look(store: dist.Store, key: str = f"here/{rank}") -> Any:
-                    return store.get(key) if store.check([key]) else None
-
-                found = self._heartbeat.call(look)
-                if found is not None:
-                    given[rank] = json.loads(found)
-            if len(given) < self.size:
-                if monotonic() > until:
-                    raise self._absent([rank for rank in missing if rank not in given])
-                time.sleep(POLL_S)
-        self.peers = [Peer(**given[rank]["peer"]) for rank in range(self.size)]
+            time.sleep(POLL_S)
+        given = [json.loads(one) for one in self._heartbeat.call(lambda line: line.multi_get(keys))]
+        self.peers = [Peer(**one["peer"]) for one in given]
         self._heartbeat.watch(self.peers)
-        require_same([given[rank]["facts"] for rank in range(self.size)])
+        require_same([one["facts"] for one in given])
 
     def open_groups(self) -> None:
         """Opens the process group of ``torch.distributed`` for all ranks, over Gloo; a pipeline opens its own.
@@ -89,23 +85,13 @@ class World(Collectives):
         Raises:
             PeerLostError: As :meth:`together`.
         """
-        if self.launch.local_size == self.size:
-            interface = interface_towards(self.launch.address)
-        else:
-            interface = interface_towards(self.launch.address, loopback=False)
+        interface = interface_towards(self.launch.address, loopback=self.launch.local_size == self.size)
         if interface is not None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
 
-        def open_groups() -> None:
-            dist.init_process_group(
-                "gloo",
-                store=dist.PrefixStore("groups", self.store),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=_FOR_EVER,
-            )
-
-        self.together("connecting all ranks over Gloo", open_groups)
+        store, rank, size = dist.PrefixStore("groups", self.store), self.rank, self.size
+        open_all = partial(dist.init_process_group, "gloo", store=store, rank=rank, world_size=size, timeout=_FOR_EVER)
+        self.together("connecting all ranks over Gloo", open_all)
         self._has_groups = True
 
     def pass_on(self, signal: int) -> None:
@@ -183,7 +169,7 @@ def open_world(
     mesh = Mesh.of_world(launch.size, replicas)
     attempt_store = AttemptStore(launch, timeout_s)
     heartbeat = Heartbeat(attempt_store.connect(), launch.rank, mesh, timeout_s, attempt_store.where)
-    world = World(launch, mesh, timeout_s, heartbeat, attempt_store.connect(), attempt_store.attempt)
+    world = World(launch, heartbeat, attempt_store.connect(), attempt_store.attempt)
     heartbeat.start()
     try:
         world.meet(facts, attempt_store.answer)

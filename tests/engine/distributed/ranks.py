@@ -82,7 +82,7 @@ def rank_of(
     if beats:
         heartbeat.start()
     try:
-        yield World(launch, mesh, timeout_s, heartbeat, connect())
+        yield World(launch, heartbeat, connect())
     finally:
         if beats:
             heartbeat.stop()

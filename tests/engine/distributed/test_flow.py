@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from pipeal.core.errors import DataError
 from pipeal.core.tree import Tree
-from pipeal.engine.devices import Device
 from pipeal.engine.distributed import channel as wire
 from pipeal.engine.distributed import nccl_transfer as module
 from pipeal.engine.distributed import pipeline as front
@@ -156,7 +156,8 @@ class Pair:
 def gpu_carrier(world: World) -> GpuCarrier:
     """Over gloo alone."""
     groups = front.open_groups(world, [])
-    return GpuCarrier(Wire(groups.control, 0), Pair(groups.packets), 1 - world.rank, Device(torch.device("cpu")))
+    device: Any = SimpleNamespace(device=torch.device("cpu"), lags=True)
+    return GpuCarrier(Wire(groups.control, 0), Pair(groups.packets), 1 - world.rank, device)
 
 
 @contextmanager

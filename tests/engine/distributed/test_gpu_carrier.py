@@ -19,7 +19,9 @@ class Played:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
-        monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(wait_event=self._note("stream waits")))
+        monkeypatch.setattr(
+            torch.cuda, "Stream", lambda on: SimpleNamespace(device=on, wait_event=self._note("stream waits"))
+        )
         monkeypatch.setattr(torch.cuda, "Event", self._event)
         monkeypatch.setattr(torch.cuda, "device", nullcontext)
         monkeypatch.setattr(torch.cuda, "stream", nullcontext)
@@ -30,7 +32,7 @@ class Played:
             body=lambda _: (torch.empty(0), torch.empty(0)),
         )
         pair = SimpleNamespace(send=self._operation("send"), recv=self._operation("recv"))
-        device: Any = SimpleNamespace(device=torch.device("cpu"))
+        device: Any = SimpleNamespace(device=torch.device("cpu"), lags=True)
         self.carrier = GpuCarrier(wire, pair, 1, device)
 
     def _event(self, *, blocking: bool) -> Any:

@@ -17,7 +17,7 @@ from pipeal.core.errors import DataError
 from pipeal.engine.devices import Device
 from pipeal.engine.distributed import channel as module
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
-from pipeal.engine.distributed.host_transfer import HostCarrier
+from pipeal.engine.distributed.host_transfer import Carrier
 from pipeal.engine.distributed.io_threads import receive_all
 from pipeal.engine.distributed.world import World
 
@@ -157,7 +157,7 @@ def test_what_there_was_no_memory_for_is_taken_all_the_same(piece: int, carried:
                 arrived.append(far.body(message))
 
         def receive() -> None:
-            drop = HostCarrier(far, Device(torch.device("cpu"))).drop if carried else far.drop
+            drop = Carrier(far, Device(torch.device("cpu"))).drop if carried else far.drop
 
             def drop_without_memory(message: Message) -> None:
                 with patch.object(module, "row_for", side_effect=MemoryError):

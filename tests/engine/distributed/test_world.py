@@ -93,7 +93,7 @@ def test_a_rank_that_fails_says_why_before_it_leaves(which: int) -> None:
         for world in worlds:
             if world.rank != which:
                 assert lost(world).endswith(
-                    f"{worlds[which].name} on {world.peers[0].host} ended: ValueError: too wide"
+                    f"{world.mesh.name_of(which)} on {world.peers[0].host} ended: ValueError: too wide"
                 )
         assert monotonic() - begin < SOON_S
 
