@@ -50,6 +50,11 @@ class RemoteProgress(SharedProgress):
         super().end(task)
 
 
+_BATCHES = range(1, 17)
+"""Those that a schedule is asked about: it may treat some otherwise than the next. A stage that is told of more than it
+waits for loses nothing; one that is not told of what it waits for stands still."""
+
+
 def listeners(schedule: Schedule, stage: int, stages: int, action: Action) -> list[int]:
     """The other stages that must be told when this one has ended an action.
 
@@ -68,6 +73,7 @@ def listeners(schedule: Schedule, stage: int, stages: int, action: Action) -> li
         if any(
             before.stage == stage and before.action is action
             for wanted in ACTIONS
-            for before in schedule.after(Task(1, other, wanted), stages)
+            for batch in _BATCHES
+            for before in schedule.after(Task(batch, other, wanted), stages)
         )
     ]
