@@ -1,9 +1,10 @@
 """The engine's options: one frozen dataclass, checked when it is made, and handed on whole.
 
-A choice among names is a ``Literal`` here, which the configuration takes over. An option that excludes another one is
-refused in ``__post_init__``; one that excludes a layout, in :meth:`EngineOptions.check_layout`, once that is known.
-How long processes wait for each other is no option of the engine: ``engine.peer_timeout_s`` in
-:mod:`pipeal.config.schema`.
+A choice among names is a ``Literal`` here, which the configuration takes over: a key of
+:class:`pipeal.config.schema.EngineConfig` with the name of an option sets it, and needs nothing more. An option that
+excludes another one is refused in ``__post_init__``; one that excludes a layout, in
+:meth:`EngineOptions.check_layout`, once that is known. How long processes wait for each other is no option of the
+engine: ``engine.peer_timeout_s`` in :mod:`pipeal.config.schema`.
 """
 
 from __future__ import annotations

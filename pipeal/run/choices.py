@@ -13,7 +13,7 @@ from pipeal.core.errors import ConfigError, PlacementError, first_line
 from pipeal.core.methods import COMPARE, METHODS
 from pipeal.core.modules import module_of
 from pipeal.core.names import Mode
-from pipeal.core.options import EngineOptions, Precision
+from pipeal.core.options import DEFAULTS, EngineOptions, Precision
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.spread import blocks_of
 from pipeal.data import EpochBatches
@@ -122,7 +122,7 @@ def _placed(
         units = len(parts or layers)
         sizes = _check_layout(sizes, layers, units, len(devices), form)
         asked = devices, sizes
-    key = key_of(package, sample, form, options.precision, *asked, *_settings(config))
+    key = key_of(package, sample, form, *asked, *_settings(config, options))
     known = cache.recall(key)
     if known is not None and devices in (None, known.placement.devices) and _is_here(known.placement, units):
         return f"{known}; --retry {'tries' if devices is None else 'measures'} again", known.placement
@@ -193,13 +193,11 @@ def _parts(layers: Sequence[TrainableLayer], form: Mode) -> Sequence[TrainableLa
         return None
 
 
-def _settings(config: RunConfig) -> tuple[object, ...]:
-    """What else decides how fast a placement is."""
-    engine = config.engine
-    return (
-        *(engine.schedule, engine.threads, engine.queue_depth, engine.compile, engine.matmul),
-        *(engine.on_oom, config.train.accumulate, config.model),  # as of layouts, which no weight shows
-    )
+def _settings(config: RunConfig, options: EngineOptions) -> tuple[object, ...]:
+    """What else decides how fast a placement is: all options but those that trials do without."""
+    tried = replace(options, on_non_finite="ignore", stall_timeout_s=DEFAULTS.stall_timeout_s, dump_folder=None)
+    # The model as of layouts, which no weight shows.
+    return config.engine.schedule, tried, config.train.accumulate, config.model
 
 
 def _is_here(placement: Placement, layers: int) -> bool:

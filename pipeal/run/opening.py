@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def settings_of(
 def engine_options(
     config: RunConfig, precision: Precision | None = None, dump_folder: Path | None = None
 ) -> EngineOptions:
-    """How the engine is to run a configuration.
+    """How the engine is to run a configuration: an option of it has the same name under ``engine`` there.
 
     Args:
         config: All of it.
@@ -59,16 +60,12 @@ def engine_options(
     if precision is None:
         assert train.precision != "auto"  # chosen by now
         precision = train.precision
+    named = {field.name: getattr(engine, field.name) for field in fields(EngineOptions) if hasattr(engine, field.name)}
     return EngineOptions(
-        queue_depth=engine.queue_depth,
-        threads=engine.threads,
+        **named,
         precision=precision,
-        compile=engine.compile,
         # To go back is not the pipeline's to do: it ends.
         on_non_finite="skip" if train.on_non_finite == "skip" else "raise",
-        on_oom=engine.on_oom,
-        matmul=engine.matmul,
-        stall_timeout_s=engine.stall_timeout_s,
         dump_folder=dump_folder,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pipeal.planning.placement import Placement
 from pipeal.planning.pure.trials import TimeLimit
 from pipeal.run.build_text import text_experiment
 from pipeal.run.choices import choose
+from pipeal.run.opening import engine_options
 from pipeal.run.remembered import PlacementCache
 
 TRIED = [(1, "2"), (1, "1"), (2, "1"), (3, "1"), (4, "1")]
@@ -58,6 +59,21 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
     experiment = text_experiment(replace(config, out=str(tmp_path)))
     threads = [choose(experiment, form).engine.threads for form in ("al", "bp")]
     assert (told, threads) == ([(3, 5), (3, 5)], [3, 3])
+
+
+NAMED = ("queue_depth=5", "threads=3", "compile=static", "on_oom=split", "matmul=high", "stall_timeout_s=7.0")
+
+
+@pytest.mark.parametrize("option", NAMED)
+def test_an_option_of_the_engine_is_set_by_the_key_of_its_name(option: str) -> None:
+    name, value = option.split("=")
+    options = engine_options(load_config(TextConfig, overrides=[f"engine.{option}"]), "fp32")
+    assert str(getattr(options, name)) == value
+
+
+def test_no_option_of_the_engine_is_out_of_reach() -> None:
+    chosen = {"precision", "on_non_finite", "dump_folder"}  # by the run, after other keys
+    assert {field.name for field in fields(EngineOptions)} == chosen | {option.split("=")[0] for option in NAMED}
 
 
 def test_trials_are_bounded_by_what_all_turns_train_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeal import ConfigError, Pipeline, Window
 from pipeal.engine import SCHEDULES, Action, Schedule, Task, schedule_named, violations
+from pipeal.engine.distributed.rank import listeners
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
 
@@ -59,6 +60,34 @@ def test_what_each_schedule_adds(stages: int, batch: int) -> None:
     assert after("al-fm", 0, B) == {Task(batch, 0, F)}
     assert after("backward-overlap", 0, B) == {Task(batch, 0, F), Task(batch, stages - 1, F)}
     assert Task(batch, 0, U) in after("sequential", 1, B)
+
+
+class EverySecond(Schedule):
+    """Joins before batches 2, 4, …."""
+
+    def after(self, task: Task, stages: int) -> tuple[Task, ...]:
+        return replace(SCHEDULES["pipelined"], joins=task.batch % 2 == 0).after(task, stages)
+
+
+@pytest.mark.parametrize(
+    "schedule", [*SCHEDULES.values(), EverySecond("every-second", False, False, False)], ids=lambda one: one.name
+)
+def test_stages_of_other_processes_are_told_whatever_they_wait_for(schedule: Schedule) -> None:
+    """Only batch 1 was asked about: under a schedule with a rule for others, a run over processes stood still."""
+    stages = 3
+    waits = {
+        (task.stage, before.stage, before.action)
+        for task in schedule.order(stages, 12)
+        for before in schedule.after(task, stages)
+        if before.stage != task.stage and (before.action, before.stage) != (F, task.stage - 1)
+    }
+    told = {
+        (other, stage, action)
+        for stage in range(stages)
+        for action in Action
+        for other in listeners(schedule, stage, stages, action)
+    }
+    assert told == waits
 
 
 def replay(schedule: Schedule, stages: int, batches: int, queue_depth: int, turn: Random) -> list[Task]:

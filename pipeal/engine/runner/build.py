@@ -15,11 +15,13 @@
 
 A new wrapper is a file beside this one, with a subclass of :class:`~pipeal.engine.runner.layer.Runner` that overrides
 what it changes; a line in :func:`build_runner`, which says when it is there and where; and a field of
-:class:`~pipeal.core.options.EngineOptions`, whose ``check_layout`` says what it excludes. What the wrappers of several
-layers of a stage have in common is an attribute of :class:`Shared`.
+:class:`~pipeal.core.options.EngineOptions`, whose ``check_layout`` says what it excludes. For ``--set`` that needs a
+key of the same name in :class:`pipeal.config.schema.EngineConfig`. What the wrappers of several layers of a stage have
+in common is an attribute of :class:`Shared`.
 
 Outside of Timed, waiting for the compiler takes none of the layer's time; inside of Split, an error has become one of
-memory that ran out before it is caught.
+memory that ran out before it is caught. What computes with tensors belongs within Compiled: in the layer's turn at the
+compiler, and in the parts of a batch, too.
 """
 
 from __future__ import annotations
