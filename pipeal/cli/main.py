@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from pipeal import __version__
-from pipeal.cli import entry, generate, plan, report, runs, text, vision
+from pipeal.cli import entry
 
 
 @click.group(invoke_without_command=True, context_settings={"max_content_width": 110})
@@ -17,12 +19,18 @@ def command(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-command.add_command(vision.command, "train-vision")
-command.add_command(text.command, "train-text")
-command.add_command(report.command, "report")
-command.add_command(runs.command, "runs")
-command.add_command(generate.command, "generate")
-command.add_command(plan.command, "plan")
+COMMANDS = {
+    "train-vision": "vision",
+    "train-text": "text",
+    "report": "report",
+    "runs": "runs",
+    "generate": "generate",
+    "plan": "plan",
+}
+"""By name, the module beside this one whose ``command`` it is: a new command is a file and a line."""
+
+for name, module in COMMANDS.items():
+    command.add_command(import_module(f"pipeal.cli.{module}").command, name)
 
 
 def main() -> None:

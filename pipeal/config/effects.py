@@ -19,6 +19,7 @@ from pipeal.config.text import KINDS, BatchingConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
+from pipeal.core.names import TEXT, WITH_HEADS
 
 
 class Idle(NamedTuple):
@@ -37,6 +38,7 @@ class Idle(NamedTuple):
 
 _NO_LABELS = tuple(name for name, method in METHODS.items() if not method.has_labels)
 _NO_EXITS = tuple(name for name, method in METHODS.items() if not method.has_exits)
+_NO_HEADS = tuple(name for name in TEXT.models if name not in WITH_HEADS)
 _WHOLE = tuple(name for name, method in METHODS.items() if method.is_whole)
 
 IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
@@ -51,7 +53,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     ),
     TextConfig: (
         Idle("train.mode", _NO_LABELS, ("model.y_hid",)),
-        Idle("model.name", ("lstm",), ("model.n_heads",)),
+        Idle("model.name", _NO_HEADS, ("model.n_heads",)),
         Idle("model.pretrained", ("none",), ("data.cache_dir",)),
     ),
     VisionConfig: (

@@ -107,6 +107,9 @@ TEXT = Names(
 )
 """Classified texts."""
 
+WITH_HEADS = ("transformer",)
+"""Those of its models that have attention heads, whose number divides the width of a word vector."""
+
 VISION = Names(
     {
         "tinyimagenet": "pipeal.data.images.tinyimagenet:TINYIMAGENET",

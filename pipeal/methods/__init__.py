@@ -38,5 +38,6 @@ def make_layers(
         ConfigError: The rate or the optimizer is none that the method can use.
     """
     # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
-    layers: list[TrainableLayer] = import_module(f"{__name__}.{method}").make_layers(network, lr, optimizer)
+    module = import_module(f"{__name__}.{method.replace('-', '_')}")
+    layers: list[TrainableLayer] = module.make_layers(network, lr, optimizer)
     return layers

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
 from pipeal.core.artifacts import VOCABULARY
 from pipeal.core.errors import ConfigError
-from pipeal.core.names import TEXT
+from pipeal.core.names import TEXT, WITH_HEADS
 from pipeal.data import (
     WHOLE,
     BatchLoader,
@@ -238,7 +238,7 @@ def _tell_of_vectors(model: TextModelConfig, root: Path) -> None:
     if there:
         kind, dim = min(there, key=lambda found: (abs(found[1] - model.embedding_dim), found[0] != "glove"))
         wanted = {"pretrained": kind, "embedding_dim": dim}
-        if model.name == "transformer":
+        if model.name in WITH_HEADS:
             wanted["n_heads"] = next(heads for heads in range(model.n_heads, 0, -1) if dim % heads == 0)
         sets = [f"--set model.{key}={value}" for key, value in wanted.items() if value != getattr(model, key)]
         _log.info(f"word vectors are learnt from scratch; to begin with those of {there[kind, dim]}: {' '.join(sets)}")

@@ -30,6 +30,7 @@ from pipeal.config import (
 )
 from pipeal.config.load import REMOVED
 from pipeal.core.errors import ConfigError
+from pipeal.core.methods import MODES, with_all
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
@@ -44,7 +45,7 @@ common = {
     "out": text,
     "train": st.builds(
         TrainConfig,
-        mode=st.sampled_from(["al", "bp", "greedy", "compare"]),
+        mode=st.sampled_from(MODES),
         seed=st.integers(0, 2**63 - 1),
         lr=st.builds(
             LrConfig,
@@ -220,7 +221,7 @@ def test_a_configuration_can_be_hashed_and_not_changed():
         ("train: {epochs: true}", "train.epochs: found true, expected a whole number, at least 1"),
         ("train: {epochs: null}", "train.epochs: found null, expected a whole number, at least 1"),
         ("train: {seed: -1}", "train.seed: found -1, expected a whole number, at least 0 and below 2^63"),
-        ("train: {mode: fast}", "train.mode: found 'fast', expected al, bp, greedy or compare"),
+        ("train: {mode: fast}", f"train.mode: found 'fast', expected {with_all(MODES)}"),
         ("model: {dropout: 1}", "model.dropout: found 1, expected a number, at least 0 and below 1"),
         ("data: {download: 1}", "data.download: found 1, expected true or false"),
         ("engine: {queue_depth: 0}", "engine.queue_depth: found 0, expected a whole number, at least 1"),

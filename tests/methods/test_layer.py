@@ -25,11 +25,11 @@ from torch import nn
 
 from pipeal.core import methods
 
-methods.METHODS["twin"] = methods.Method(
-    "twin", "Twin", "twin form (two losses)", (methods.Loss("cross entropy"), methods.Loss("class spread loss"))
+methods.METHODS["twin-losses"] = methods.Method(
+    "twin-losses", "Twin", "twin form (two losses)", (methods.Loss("cross entropy"), methods.Loss("class spread loss"))
 )
 methods.MODES = (*methods.METHODS, methods.COMPARE)
-sys.modules["pipeal.methods.twin"] = sys.modules[__name__]
+sys.modules["pipeal.methods.twin_losses"] = sys.modules[__name__]
 
 from pipeal.core.protocols import TURN, UP
 from pipeal.core.tree import detach
@@ -79,7 +79,7 @@ def test_losses_of_a_registered_method_go_by_its_names(tmp_path: Path) -> None:
     """A second method with two losses got the columns of AL, ``loss_1_enc`` and ``loss_1_ae``."""
     script = tmp_path / "twin.py"
     script.write_text(TWIN)
-    folder = tmp_path / "toynews-lstm-twin-001"
+    folder = tmp_path / "toynews-lstm-twin-losses-001"
 
     def run(*arguments: str) -> str:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -89,7 +89,7 @@ def test_losses_of_a_registered_method_go_by_its_names(tmp_path: Path) -> None:
         return done.stderr
 
     told = run(
-        "train-text", "toynews", "lstm", "--mode=twin", "--devices=cpu*2", *SMALL, "--epochs=1",
+        "train-text", "toynews", "lstm", "--mode=twin-losses", "--devices=cpu*2", *SMALL, "--epochs=1",
         "--set=train.tensorboard=true", f"--out={tmp_path}",
     )  # fmt: skip
     assert "training the twin form (two losses) of lstm" in told
