@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 
 from pipeal.config import RunConfig
@@ -167,7 +168,9 @@ def write_outcomes(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts
     """Writes ``summary.json``, and draws the curves: of one form, or of several for comparison."""
     first, kept, drawn = outcomes[0], SUMMARY.at(folder), CURVES.at(folder)
     rows = {outcome.form.label: outcome.rows for outcome in outcomes}
-    losses = max((METHODS[outcome.config.train.mode].loss_titles for outcome in outcomes), key=len)
+    # Forms of several methods share a panel: it names what each of them shows there.
+    titles = zip_longest(*(METHODS[outcome.config.train.mode].loss_titles for outcome in outcomes))
+    losses = ["; ".join(dict.fromkeys(filter(None, each))) for each in titles]
     title = f"{first.config.dataset} {first.config.model.name}"
 
     def summary() -> dict[str, object]:

@@ -85,7 +85,7 @@ def test_stages_of_other_processes_are_told_whatever_they_wait_for(schedule: Sch
         (other, stage, action)
         for stage in range(stages)
         for action in Action
-        for other in listeners(schedule, stage, stages, action)
+        for other in listeners(schedule, stage, stages)[action]
     }
     assert told == waits
 

@@ -272,6 +272,11 @@ class RemoteProgress(SharedProgress):
         super().end(task)
 
 
+_BATCHES = range(1, 17)
+"""Those that a schedule is asked about: it may treat some otherwise than the next. A stage that is told of more than it
+waits for loses nothing; one that is not told of what it waits for stands still."""
+
+
 def listeners(schedule: Schedule, stage: int, stages: int) -> dict[Action, list[int]]:
     """The other stages that must be told when this one has ended an action.
 
@@ -287,7 +292,8 @@ def listeners(schedule: Schedule, stage: int, stages: int) -> dict[Action, list[
     for other in range(stages):
         if other == stage:
             continue
-        before = {task for action in ACTIONS for task in schedule.after(Task(1, other, action), stages)}
+        after = (schedule.after(Task(batch, other, action), stages) for batch in _BATCHES for action in ACTIONS)
+        before = {task for tasks in after for task in tasks}
         for action in {task.action for task in before if task.stage == stage}:
             if action is not Action.FORWARD or other != stage + 1:
                 found[action].append(other)
