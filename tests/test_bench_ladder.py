@@ -190,6 +190,9 @@ class Configured:
 
     config: Any
 
+    def under(self, config: Any) -> Configured:
+        return Configured(config)
+
 
 @pytest.mark.parametrize("name", ["charlm", "resnet"])
 def test_batches_of_a_size_that_is_asked_for_are_those_of_every_rung(
