@@ -63,9 +63,12 @@ class LocalLayer(nn.Module):
 
         Raises:
             ScheduleError: There is no forward to go back through.
+            RuntimeError: There is one loss, and no parameter that it depends on.
         """
+        losses = [*self._taken_graph()]
+        if len(losses) > 1:  # a side may be frozen; where there is one loss, PyTorch says that nothing learns from it
+            losses = [loss for loss in losses if loss.requires_grad]
         # One call for all: their graphs share little, and it spares crossings into C++.
-        losses = [loss for loss in self._taken_graph() if loss.requires_grad]
         torch.autograd.backward(losses if self.scaler is None else self.scaler.scaled(losses))
 
     def update(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -109,12 +111,23 @@ def test_a_text_that_cannot_be_trained_on_is_one_line(tmp_path, content, message
         read_characters(tmp_path / "text.txt")
 
 
-def test_a_text_that_cannot_be_read_twice_is_one_line(tmp_path, monkeypatch):
-    """It is read a second time for its numbers; a pipe is empty then."""
+def test_a_text_that_changes_while_it_is_read_is_one_line(tmp_path, monkeypatch):
+    """It is read a second time for its numbers."""
+    (tmp_path / "text.txt").touch()
     pieces = iter([["some text"], []])
     monkeypatch.setattr(characters, "_pieces", lambda _: next(pieces))
     with pytest.raises(DataError, match="0 of 9 characters when read a second time"):
-        read_characters(tmp_path / "pipe")
+        read_characters(tmp_path / "text.txt")
+
+
+def test_a_text_may_come_out_of_a_pipe(tmp_path):
+    """As ``--text <(…)`` gives it. Symptom: it was refused, or waited for ever. Cause: it was opened a second time."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("some text",), daemon=True)
+    writer.start()
+    read = read_characters(pipe)
+    assert read.alphabet.decode(torch.cat((read.train, read.validation))) == "some text"
 
 
 def test_targets_are_the_inputs_one_character_on_and_reach_both_ends():

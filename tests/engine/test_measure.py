@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import gc
 from copy import deepcopy
-from threading import Thread
+from threading import Event, Thread, current_thread
 
 import pytest
 import torch
 from bench.virtual import VirtualLayer
 from torch import nn
 
-from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError
+from pipeal import AE, AL, ENC, ALPackage, LabelAE, PlacementError, StallError
 from pipeal.core.errors import OutOfMemoryError
 from pipeal.core.options import EngineOptions
+from pipeal.planning.measure import contention
 from pipeal.planning.measure.contention import contention_of, crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, layer_costs, measure, measure_in_turns, uncollected
 from pipeal.planning.planner import fit, place
@@ -55,6 +56,23 @@ def test_models_take_turns_each_with_its_own_batches() -> None:
     whole, part, other = measure_in_turns([(trained, BATCHES), (trained, parts), (package(), parts)], rounds=2)
     assert [cost.out_bytes for cost in whole] == [4 * 16 * (64 + 8)] * 2
     assert [cost.out_bytes for cost in part] == [cost.out_bytes for cost in other] == [4 * 2 * (64 + 8)] * 2
+
+
+def test_a_layer_that_hangs_among_others_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Symptom: a plan for stages that share cores never ended. Cause: a pool of threads, which waits for all of its."""
+    monkeypatch.setattr(contention, "PATIENCE_S", 0.5)
+    model, released = package(), Event()
+
+    def hang(*_: object) -> None:
+        if current_thread().name == "pipeal-crowd":
+            released.wait(600)
+
+    model[0].register_forward_pre_hook(hang)
+    try:
+        with pytest.raises(StallError, match=r"did not end|not all"):
+            measure_contention(model, BATCHES, [2])
+    finally:
+        released.set()
 
 
 def test_an_expanded_tensor_is_sent_once() -> None:

@@ -275,3 +275,16 @@ def test_bp_is_plain_backpropagation() -> None:
     assert bp.opt.param_groups[0]["lr"] == 0.005
     with pytest.raises(ConfigError, match="unknown inference path"):
         bp.inference(X, "g")  # type: ignore[arg-type]
+
+
+def test_a_single_loss_that_reaches_no_weight_is_an_error() -> None:
+    """Symptom: a criterion that detached its input trained nothing, without a word."""
+    bp = BP(nn.Linear(3, 5), lambda found, wanted: nn.functional.mse_loss(found.detach(), wanted))  # type: ignore[arg-type]
+    bp(X, Y)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        bp.backward()
+    al = layer()
+    al.ae.requires_grad_(False)  # of several, the others learn
+    al(X, Y)
+    al.backward()
+    assert all(parameter.grad is not None for parameter in al.enc.parameters())

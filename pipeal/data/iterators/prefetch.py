@@ -79,6 +79,8 @@ class PrefetchIterator(Stage[T]):
         try:
             item, state = next(self._reading)
         except BaseException as end:
+            if not self._reading.has_ended:  # Ctrl-C while it waited: the thread may be long about its item
+                raise
             self._stop()
             if not isinstance(end, StopIteration):
                 add_note(end, f"raised for item {self._position} of PrefetchIterator, counted from 0")

@@ -58,6 +58,11 @@ class ReadingThread(Iterator[T]):
         """How many items wait to be taken."""
         return len(self._channel.items)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last item, or what was raised in the place of one, was taken."""
+        return self._end is not None
+
     def close(self, *, patient: bool = False) -> None:
         """Ends the thread, and waits for it; not longer than :data:`PATIENCE_S`, unless one is patient."""
         _close(self._channel, self._thread, self._owner, None if patient else PATIENCE_S)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -129,9 +130,11 @@ def read_characters(path: Path) -> Characters:
         DataError: It cannot be read, is not UTF-8, or is empty.
     """
     # Read twice: the numbers of the characters are known once all were seen, and little is kept but a byte for each.
+    # A pipe gives what it has once, and a second reader would wait for another writer: of it the text is kept.
+    kept = None if os.path.isfile(path) else list(_pieces(path))
     seen: set[str] = set()
     count = fingerprint = 0
-    for text in _pieces(path):
+    for text in _pieces(path) if kept is None else kept:
         seen.update(text)
         count += len(text)
         fingerprint = crc32(text.encode("utf-32-le"), fingerprint)
@@ -140,7 +143,7 @@ def read_characters(path: Path) -> Characters:
     alphabet = Alphabet("".join(sorted(seen)))
     ids = torch.empty(count, dtype=torch.uint8 if len(alphabet) <= 256 else torch.int32)
     done = 0
-    for text in _pieces(path):
+    for text in _pieces(path) if kept is None else kept:
         ids[done : done + len(text)] = alphabet.encode(text)
         done += len(text)
     if done != count:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
@@ -224,16 +224,28 @@ class _Threads:
 
 
 def _seconds(parts: Sequence[Part], options: EngineOptions) -> list[float]:
-    """What each takes while all of them are at work."""
+    """What each takes while all of them are at work.
+
+    Raises:
+        StallError: One of them did not come back; it is left behind, as a daemon.
+    """
     here, done = _Threads(len(parts)), _Threads(len(parts))
+    found: list[Future[float]] = [Future() for _ in parts]
 
-    def train(part: Part) -> float:
+    def train(part: Part, seconds: Future[float]) -> None:
         try:
-            return seconds_among(part, here, done, options)
-        except BaseException:  # the others need not wait for it
-            here.excuse()
+            seconds.set_result(seconds_among(part, here, done, options))
+        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+            here.excuse()  # the others need not wait for it
             done.excuse()
-            raise
+            seconds.set_exception(error)
 
-    with ThreadPoolExecutor(len(parts), "pipeal-crowd") as pool:
-        return list(pool.map(train, parts))
+    for each in zip(parts, found, strict=True):
+        # No pool of threads: it would wait for a layer that hangs, and so would the end of the process.
+        threading.Thread(target=train, args=each, name="pipeal-crowd", daemon=True).start()
+    ended, left = wait(found, 2 * PATIENCE_S)
+    for seconds in ended:
+        seconds.result()  # raises what one of them raised
+    if left:
+        raise StallError(f"{len(parts)} stages at once did not end within {2 * PATIENCE_S:g} s")
+    return [seconds.result() for seconds in found]
