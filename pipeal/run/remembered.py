@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter
 from torch import nn
 
 from pipeal.core.atomic import write_whole
+from pipeal.core.checked import checked
 from pipeal.core.errors import DataError
 from pipeal.core.samples import pair_of
 from pipeal.core.tree import tensors
@@ -26,7 +27,6 @@ from pipeal.data.loading.cache_folder import cache_folder
 from pipeal.engine.devices.cpus import load_average
 from pipeal.planning.placement import Placement
 from pipeal.reporting.environment import environment
-from pipeal.training.checkpoint.checked import checked
 
 _log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from pipeal.config import RunConfig, TuneConfig
 from pipeal.config.effects import check_effects
 from pipeal.core.artifacts import TRIALS
+from pipeal.core.checked import checked
 from pipeal.core.errors import ConfigError, DataError, Interrupted, NonFiniteError, first_line
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.engine import Pipeline
@@ -30,7 +31,6 @@ from pipeal.run.grid import Grid, Setting, Value, is_inner, parse_grid, settings
 from pipeal.run.opening import course_of, new_package
 from pipeal.run.stopping import Stoppable, worker_failures
 from pipeal.run.turns import measured
-from pipeal.training.checkpoint.checked import checked
 from pipeal.training.metric import best_rows
 from pipeal.training.position import Position
 from pipeal.training.row import EpochRow

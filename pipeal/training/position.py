@@ -14,10 +14,10 @@ import torch
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter
 from torch import Tensor
 
+from pipeal.core.checked import checked
 from pipeal.engine import RunReport
 from pipeal.engine.schedule import Action
 from pipeal.engine.trace import StageTimes
-from pipeal.training.checkpoint.checked import checked
 from pipeal.training.row import EpochRow
 
 

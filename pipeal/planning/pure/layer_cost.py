@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
+from pipeal.core.checked import misfit
 from pipeal.core.errors import DataError
 from pipeal.engine.schedule import Action
 
@@ -119,9 +120,7 @@ def load_costs(path: str | Path) -> Costs:
     try:
         costs = TypeAdapter(Costs).validate_json(text, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{path}: {where}: found {first['input']!r:.40}: {first['msg']}; measure again") from error
+        raise DataError(f"{path}: {misfit(error)}; expected a file written by pipeal plan, measure again") from error
     wrong = _contradiction(costs)
     if wrong is not None:
         raise DataError(f"{path}: {wrong}; measure again")

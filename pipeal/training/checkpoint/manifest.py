@@ -21,9 +21,9 @@ from typing import Annotated, Any, TypeAlias
 import torch
 from pydantic import Field, TypeAdapter
 
+from pipeal.core.checked import checked
 from pipeal.core.errors import DataError, first_line
 from pipeal.engine.state.layer_file import FORMAT, read_layer
-from pipeal.training.checkpoint.checked import checked
 
 EPOCH = "epoch.safetensors"
 """The file of what is counted of the epoch under way."""

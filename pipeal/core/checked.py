@@ -24,7 +24,14 @@ def checked(adapter: TypeAdapter[T], value: Any) -> T:
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = "".join(f"{part}." for part in first["loc"])[:-1] or "all of it"
-        wanted = first["msg"][:1].lower() + first["msg"][1:]
-        raise ValueError(f"{where}: {wanted}, found {reprlib.repr(first['input'])}") from None
+        raise ValueError(misfit(error)) from None
+
+
+def misfit(error: ValidationError) -> str:
+    """The first thing that does not fit: where it is, what was wanted, what was found."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"])) or "all of it"
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    wanted = first["msg"][:1].lower() + first["msg"][1:]
+    return f"{where}: {wanted}, found {reprlib.repr(first['input'])}"
