@@ -115,14 +115,10 @@ class PassSampler(Sampler[list[int]], ABC):
         """
         for key, value in self._identity().items():
             found = state.get(key) if isinstance(state, Mapping) else state
-            if found != value and key == "version":
-                raise DataError(
-                    f"a state of version {found!r}; this pipeal takes version {value}: begin the epoch again"
-                )
             if found != value:
                 raise DataError(
-                    f"a state with {key} {found!r}; wanted {value!r}: it was taken from another sampler, by another "
-                    "version of pipeal, or with other sizes, or with another limit, policy or the like"
+                    f"a state with {key} {found!r}; wanted {value!r}: it was taken by another version of pipeal, from "
+                    "another sampler, or from one of other sizes, or with another limit, policy or the like"
                 )
         try:
             restored = {key: at_least(key, state.get(key), 0) for key in ("seed", "epoch", "batch", "check")}
