@@ -201,7 +201,7 @@ def test_one_key_has_one_generator_per_device_however_the_device_is_spelt() -> N
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("drop", [Dropout(0.5), nn.Dropout(0.5)], ids=["ours", "PyTorch's"])
 def test_what_is_computed_again_in_a_backward_draws_nothing(drop: nn.Module, reentrant: bool) -> None:
-    """A backward has a key of its own: the mask that it drew was not that of the forward, and nobody was told."""
+    """A backward has a key of its own: the mask that it drew was not that of the forward, and no one was told."""
     x = torch.ones(64, requires_grad=True)
     with keyed(1, whole_default=True):
         out = checkpoint(drop, x, use_reentrant=reentrant)

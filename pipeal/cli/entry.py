@@ -3,7 +3,7 @@
 | code | |
 | --- | --- |
 | 0 | all of it is done, and on the disk |
-| 1 | nobody's mistake: memory or room on the disk ran out, a loss is not finite, a stage stands still, a worker died |
+| 1 | no one's mistake: memory or room on the disk ran out, a loss is not finite, a stage stands still, a worker died |
 | 2 | a user's mistake |
 | 130, 143 | Ctrl-C, SIGTERM |
 """
@@ -33,7 +33,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """A disk that takes no more."""
 
 _SYSTEM = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM)
-"""A full or protected disk: nobody's bug."""
+"""A full or protected disk: no bug."""
 
 _IN_THE_WAY = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP)
 """A folder that has the name of a file, a file that has that of a folder, links in a circle."""
@@ -125,7 +125,7 @@ def _run(command: click.Command, arguments: list[str] | None) -> NoReturn:
         if error.code != TERMINATED:
             raise
         _leave("interrupted", TERMINATED)
-    except BrokenPipeError:  # whoever read our output has left
+    except BrokenPipeError:  # the reader of our output has left
         sys.stderr.close()
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from pipeal.cli import entry
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, refusals_told
 
 
 @click.command(context_settings={"max_content_width": 110})
@@ -39,12 +40,11 @@ def command(folders: tuple[str, ...], out: str | None) -> None:
 def _path(text: str) -> Path:
     if not text or "\0" in text:
         raise ConfigError(f"found {text!r}, expected the name of a file or folder")
-    try:
+    with (
+        refusals_told(text, "; name another", ConfigError),
+        suppress(FileNotFoundError, NotADirectoryError),  # fine for a file to be written; told later of one to be read
+    ):
         os.lstat(text)
-    except (FileNotFoundError, NotADirectoryError):  # fine for a file to be written; told later of one to be read
-        pass
-    except OSError as error:
-        raise ConfigError(f"{text}: {error.strerror or error}; name another") from error
     return Path(text)
 
 

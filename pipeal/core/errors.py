@@ -128,8 +128,8 @@ class PeerLostError(PipealError, RuntimeError):
 
 
 @contextmanager
-def refusals_told(what: str, advice: str = "", kind: type[DataError] = DataError) -> Iterator[None]:
-    """Raises a DataError for an OSError in its block: what was tried, what the system said, and what to do.
+def refusals_told(what: str, advice: str = "", kind: type[PipealError] = DataError) -> Iterator[None]:
+    """Raises an error of pipeal for an OSError in its block: what was tried, what the system said, and what to do.
 
     >>> with refusals_told("cannot read words.txt", "; name another file"):
     ...     raise FileNotFoundError(2, "No such file or directory")
@@ -187,7 +187,7 @@ def check_named(kind: str, found: object, known: Iterable[str | None]) -> None:
         raise ConfigError(unknown_name(kind, str(found), filter(None, names)))
 
 
-def check_sizes(**sizes: int | None) -> None:
+def check_counts(**sizes: int | None) -> None:
     """Refuses sizes below 1, by their names; None is no size.
 
     Raises:
@@ -196,6 +196,14 @@ def check_sizes(**sizes: int | None) -> None:
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise ConfigError(f"{name} is {size}; expected a whole number, at least 1")
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """``error.add_note`` for every supported Python; 3.10 has no such method, and keeps the note as 3.11 would."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
 
 
 def first_line(error: BaseException) -> str:

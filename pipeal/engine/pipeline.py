@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, ScheduleError, StallError
+from pipeal.core.errors import ConfigError, ScheduleError, StallError, add_note
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import Packet
@@ -28,7 +28,6 @@ from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy
 from pipeal.engine.inference.predictor import Predictor
 from pipeal.engine.report import RunReport
 from pipeal.engine.runner.compiling import check_compile
-from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.stage import Stage, bring_to_rest

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pipeal.core.errors import add_note
 from pipeal.core.modules import module_of, scaler_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
@@ -19,7 +20,7 @@ from pipeal.engine.devices import Device
 from pipeal.engine.runner.averaging import Together
 from pipeal.engine.runner.build import LayerRunner, Shared, build_runner
 from pipeal.engine.runner.compile_gate import Abandoned
-from pipeal.engine.runner.error_context import ErrorContext, add_note
+from pipeal.engine.runner.error_context import ErrorContext
 from pipeal.engine.runner.keyed import Seeds
 from pipeal.engine.runner.nonfinite import FiniteWatch, raise_first, refuse_given_up
 from pipeal.engine.runner.precision import autocast, settings

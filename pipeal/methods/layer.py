@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -22,7 +23,7 @@ from pipeal.methods.optimizers import follow_weights, scale_rates
 from pipeal.methods.scaling import LossScaler
 
 
-class LocalLayer(nn.Module):
+class LocalLayer(nn.Module, ABC):
     """A layer that trains itself; a method adds its ``forward``, its ``blocks()``, and its optimizer as ``opt``.
 
     The forward takes ``x`` and ``y``, gives its losses to :meth:`keep`, and returns what the next layer gets, detached.
@@ -44,10 +45,10 @@ class LocalLayer(nn.Module):
         """Those of the layer; together they have all its parameters."""
         return (self.opt,)
 
+    @abstractmethod
     def blocks(self) -> dict[str, nn.Module]:
         """The modules that the layer is made of, by their letters; an inference passes through ``f``, ``b`` and ``h``,
         and where there is none of them, has nothing to do."""
-        raise NotImplementedError
 
     def keep(self, *losses: Tensor) -> None:
         """Keeps the losses of a forward for :meth:`backward` and :meth:`loss`, in the order of the method's names."""

@@ -14,12 +14,12 @@ from typing import Literal, TypeAlias
 
 from torch import nn
 
-from pipeal.core.errors import ConfigError, check_named, check_sizes
+from pipeal.core.errors import ConfigError, check_counts, check_named
 from pipeal.methods import Network, Part
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.place_codes import TokenCrossEntropy, code_width
 from pipeal.models.causal import CausalBlock, CharacterEmbedding, start_small
-from pipeal.models.forms import ALForm, Blocks
+from pipeal.models.forms import ALForm, Blocks, BPForm
 from pipeal.models.nextchar import CODE_STYLES, CodeStyle, encoder_side, label_side
 
 BridgeKind: TypeAlias = Literal["linear", "block"]
@@ -64,8 +64,8 @@ class CharDims:
     bridges: BridgeKind = "linear"
 
     def __post_init__(self) -> None:
-        check_sizes(block=self.block, width=self.width, heads=self.heads)
-        check_sizes(layers=self.layers, per_layer=self.per_layer, code=self.code)
+        check_counts(block=self.block, width=self.width, heads=self.heads)
+        check_counts(layers=self.layers, per_layer=self.per_layer, code=self.code)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
         check_named("style of label codes", self.labels, CODE_STYLES)
@@ -75,7 +75,7 @@ class CharDims:
 LESSON = CharDims()
 
 
-class CharLM(Blocks):
+class CharLM(BPForm):
     """The BP form: ``(B, T)`` characters to logits ``(B, T, characters)``.
 
     Args:

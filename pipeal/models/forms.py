@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import nn
@@ -13,7 +14,7 @@ from pipeal.methods.al import ALPackage, LearningRates, OptimizerFactory, make_l
 
 
 class Blocks(nn.Sequential):
-    """Blocks in order, each on its own device: the BP form of a model.
+    """Blocks in order, each on its own device.
 
     :func:`pipeal.methods.al.set_device` places them; the forward moves activations between them.
     """
@@ -26,10 +27,14 @@ class Blocks(nn.Sequential):
             x = block(move(x, device_of(block)))
         return x
 
+
+class BPForm(Blocks, ABC):
+    """The BP form of a model."""
+
     @classmethod
+    @abstractmethod
     def network(cls, *sizes: Any, **options: Any) -> Network:
         """What every method makes its layers of; the arguments are those of the class. A model has its own."""
-        raise NotImplementedError
 
 
 class ALForm(ALPackage):
@@ -42,7 +47,7 @@ class ALForm(ALPackage):
         options: As the BP form takes them.
     """
 
-    _bp: type[Blocks]
+    _bp: type[BPForm]
 
     def __init__(
         self, *sizes: Any, lr: LearningRates = 1e-3, optimizer: OptimizerFactory | None = None, **options: Any

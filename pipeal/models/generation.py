@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.core.errors import ConfigError, DataError, check_sizes
+from pipeal.core.errors import ConfigError, DataError, check_counts
 from pipeal.core.modules import device_of
 
 _FILLING = 0
@@ -83,7 +83,7 @@ def generate_each(
         raise ConfigError("the prompt is empty; give at least one character to go on from")
     if not 0 <= temperature < inf:
         raise ConfigError(f"temperature is {temperature}; expected a number, at least 0")
-    check_sizes(length=length, top_k=top_k, block=block)
+    check_counts(length=length, top_k=top_k, block=block)
     draws = torch.Generator().manual_seed(seed)
     return _written(model, prompt.cpu(), length, block, lambda logits: _draw(logits, temperature, top_k, draws))
 

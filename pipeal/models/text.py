@@ -11,6 +11,7 @@ vectors, an LSTM's start and end), this does not.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +22,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, check_sizes
+from pipeal.core.errors import ConfigError, check_counts
 from pipeal.methods import Network, Part
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.bridges import MaskedMean, bridge_for
 from pipeal.methods.al.codes import class_side, recode_side
 from pipeal.models.features import TokenEmbedding
-from pipeal.models.forms import ALForm, Blocks
+from pipeal.models.forms import ALForm, BPForm
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.transformer import TransformerBlock
 
@@ -60,8 +61,8 @@ class TextDims:
     dropout: float = 0.3
 
     def __post_init__(self) -> None:
-        check_sizes(embedding=self.embedding, hidden=self.hidden, code=self.code)
-        check_sizes(heads=self.heads, encoder_layers=self.encoder_layers, blocks=self.blocks)
+        check_counts(embedding=self.embedding, hidden=self.hidden, code=self.code)
+        check_counts(heads=self.heads, encoder_layers=self.encoder_layers, blocks=self.blocks)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
 
@@ -69,7 +70,7 @@ class TextDims:
 PUBLISHED = TextDims()
 
 
-class TextBP(Blocks):
+class TextBP(BPForm):
     """The BP form of a text model: ``(B, T)`` tokens, padded on the right, to logits ``(B, classes)``.
 
     Args:
@@ -130,14 +131,14 @@ class TextBP(Blocks):
             yield cls._block(dims, cls._width(dims) if number else dims.embedding)
 
     @staticmethod
+    @abstractmethod
     def _block(dims: TextDims, width: int) -> nn.Module:
         """One of them; ``width`` is that of the features that it gets."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def _width(dims: TextDims) -> int:
         """Of the features that a block gives."""
-        raise NotImplementedError
 
 
 class LSTM(TextBP):

@@ -13,6 +13,7 @@ sides. See :class:`VisionDims`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +22,13 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 
-from pipeal.core.errors import ConfigError, check_named, check_sizes
+from pipeal.core.errors import ConfigError, check_counts, check_named
 from pipeal.methods import Network, Part
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.bridges import BRIDGE_STYLES, BridgeStyle, CellMeans, bridge_for
 from pipeal.methods.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
 from pipeal.models.convolution import Activation, ConvBN, ResidualStage, VGGStage
-from pipeal.models.forms import ALForm, Blocks
+from pipeal.models.forms import ALForm, BPForm
 
 ActivationName: TypeAlias = Literal["relu", "leaky-relu"]
 
@@ -65,7 +66,7 @@ class VisionDims:
     labels: LabelStyle = "inverse"
 
     def __post_init__(self) -> None:
-        check_sizes(channels=self.channels, hidden=self.hidden, code=self.code)
+        check_counts(channels=self.channels, hidden=self.hidden, code=self.code)
         if self.size < 16 or self.size % 16:
             raise ConfigError(f"size is {self.size}; expected a multiple of 16 pixels: images are halved four times")
         if not 0 < self.width <= 64:
@@ -91,7 +92,7 @@ class _Block:
     side: int
 
 
-class VisionBP(Blocks):
+class VisionBP(BPForm):
     """The BP form of a vision model: ``(B, C, S, S)`` images to logits ``(B, classes)``.
 
     Args:
@@ -126,14 +127,14 @@ class VisionBP(Blocks):
         return Network(parts, partial(cls, classes, dims=dims), classes)
 
     @staticmethod
+    @abstractmethod
     def _blocks(dims: VisionDims) -> list[_Block]:
         """Those that learn features, in order."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def _head(dims: VisionDims, channels: int, classes: int) -> nn.Module:
         """From the last block's output, of so many channels, to logits."""
-        raise NotImplementedError
 
 
 class VGG(VisionBP):

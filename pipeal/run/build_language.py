@@ -215,7 +215,7 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
 
 
 def first_prompt(alphabet: Alphabet) -> str:
-    """What to go on from where nobody says: the beginning of a line, or, if a text has none, its first character."""
+    """What to go on from where none is given: the beginning of a line, or, if a text has none, its first character."""
     return "\n" if "\n" in alphabet.characters else alphabet.characters[0]
 
 

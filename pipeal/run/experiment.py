@@ -38,7 +38,7 @@ def run_experiment(experiment: Experiment, resume: str = "auto", site: Site = ON
     Args:
         experiment: What is to be run.
         resume: ``auto`` takes up the newest unfinished run of just this configuration, if there is one; ``never``
-            begins anew; anything else is the folder of the run to take up, or of one of its checkpoints.
+            begins a new one; anything else is the folder of the run to take up, or of one of its checkpoints.
         site: Where it is carried out.
 
     Returns:
@@ -193,7 +193,7 @@ def _train(run: Run, forms: Sequence[Form]) -> list[Outcome]:
 
 
 def _end(run: Run, unsaved: str) -> None:
-    """A run whose command ends well is finished; any other is taken up again, and not trained anew, by the same one."""
+    """A run whose command ends well is finished; any other is taken up again by the same one, where it stands."""
     missing = f"cannot write {run.attempts}" if run.attempts.missing else ""
     why = "; ".join(filter(None, (unsaved, missing)))
     run.attempts.make(run.folder.status_path, lambda: run.folder.tell("failed" if why else "finished", why))

@@ -16,7 +16,7 @@ from uuid import uuid4
 from pipeal.config import RunConfig, all_values, document, load_config
 from pipeal.core.artifacts import ASKED, CHECKPOINTS, LOCK
 from pipeal.core.atomic import sync_folder
-from pipeal.core.errors import ConfigError, DataError, first_line
+from pipeal.core.errors import ConfigError, DataError, first_line, refusals_told
 from pipeal.core.lock import FileLock, lock_is_held
 from pipeal.run.grid import is_in
 from pipeal.run.run_folder import RunFolder, last_told, write_asked
@@ -53,10 +53,8 @@ def find_run(config: RunConfig, resume: str) -> RunFolder | None:
             raise ConfigError(
                 f"--resume: found {resume!r}, expected the folder of a run or checkpoint, or auto or never"
             )
-        try:
+        with refusals_told(f"--resume {resume}", "; name another", ConfigError):  # too long, no permission, in a circle
             return _named(Path(resume), config)
-        except OSError as error:  # too long a name, links in a circle, no permission
-            raise ConfigError(f"--resume {resume}: {error.strerror or error}; name another") from error
     try:
         paths = list(Path(config.out).glob(f"{_name(config)}-*"))
     except OSError as error:
@@ -76,14 +74,14 @@ def new_run(config: RunConfig) -> RunFolder:
         ConfigError: The folder for all runs cannot be used.
     """
     root = Path(config.out)
-    # Made aside: whoever finds the folder under its name finds it whole, and locked.
+    # Made aside: a process that finds the folder under its name finds it whole, and locked.
     aside = root / f".{_name(config)}.{uuid4().hex[:12]}.aside"
     lock = None
     try:
         aside.mkdir(parents=True)
         _sweep(config)
         lock = FileLock.take(LOCK.at(aside))
-        assert lock is not None  # nobody else knows of it
+        assert lock is not None  # no other process knows of it
         write_asked(aside, config)
         named = (root / f"{_name(config)}-{number:03d}" for number in count(1))
         path = next(path for path in named if _takes_name(aside, path))
@@ -136,7 +134,7 @@ def _takes_name(aside: Path, path: Path) -> bool:
 
 
 def _unfinished(path: Path, config: RunConfig) -> RunFolder | None:
-    """The run in a folder, locked, if it was asked for in just this way, did not finish, and nobody works at it."""
+    """The run in a folder, locked, if it was asked for in just this way, did not finish, and no process works at it."""
     if not ASKED.at(path).is_file():
         if CHECKPOINTS.at(path).is_dir() and last_told(path).get("status") != "finished":
             _log.warning(f"{path} is left alone: it has no asked.yaml, which says what its run was asked for")
@@ -183,10 +181,8 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
             raise ConfigError(
                 f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
             )
-    try:
+    with refusals_told(f"--resume {path}: cannot work there", kind=ConfigError):
         lock = FileLock.take(LOCK.at(path))
-    except OSError as error:
-        raise ConfigError(f"--resume {path}: cannot work there: {error.strerror or error}") from error
     if lock is None:
         raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
     return RunFolder(path, config, asked=asked, lock=lock)

@@ -235,7 +235,7 @@ class _Announced:
         pipe = self._team.pipe
         if pipe is None:
             return iter(self._batches)
-        if not pipe.is_open:  # nobody trains any more: the batch as a whole is wanted for a look
+        if not pipe.is_open:  # the training has ended: the batch as a whole is wanted for a look
             return self._whole()
         pipe.begin_feed(*self._place)
         return iter(self._batches)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import CHECKPOINTS, TENSORBOARD, artifacts
-from pipeal.core.errors import DataError, Interrupted, UntidyError, first_line
+from pipeal.core.errors import DataError, Interrupted, UntidyError, add_note, first_line
 from pipeal.core.methods import METHODS
 from pipeal.core.outofmemory import is_out_of_memory
-from pipeal.engine.runner.error_context import add_note
 from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import Recorder
 from pipeal.run.build import Experiment
@@ -137,7 +136,7 @@ def _recorders(config: RunConfig, folder: Path) -> Iterator[Recorder]:
     for artifact in artifacts():
         if artifact.recorder and (artifact is not TENSORBOARD or config.train.tensorboard):
             # By its name: the table of files lies below the recorders.
-            recorder: type[Recorder] = getattr(import_module(f"pipeal.{artifact.writer}"), artifact.recorder)
+            recorder: type[Recorder] = resolve_name(f"pipeal.{artifact.writer}:{artifact.recorder}")
             yield recorder(artifact.at(folder), METHODS[config.train.mode].losses)
 
 

@@ -11,12 +11,11 @@ from functools import partial
 
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import EXITS, EXITS_PICTURE, TRACED
-from pipeal.core.errors import Interrupted, NonFiniteError
+from pipeal.core.errors import Interrupted, NonFiniteError, add_note
 from pipeal.core.methods import METHODS
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.distributed import DistributedPipeline
-from pipeal.engine.runner.error_context import add_note
 from pipeal.methods.al import ALPackage
 from pipeal.reporting.chrome_trace import write_chrome_trace
 from pipeal.reporting.exits import draw_exits

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 
 from pipeal.core.atomic import replacing
-from pipeal.core.errors import NonFiniteError, PipealError, first_line
+from pipeal.core.errors import NonFiniteError, PipealError, add_note, first_line
 from pipeal.data import EpochBatches
-from pipeal.engine.runner.error_context import add_note
 from pipeal.training.position import Position
 
 

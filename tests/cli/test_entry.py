@@ -17,9 +17,16 @@ from rich.live import Live
 
 from pipeal.cli import entry, main
 from pipeal.core.atomic import replacing
-from pipeal.core.errors import ConfigError, NonFiniteError, OutOfMemoryError, SaveError, StallError, WorkerError
+from pipeal.core.errors import (
+    ConfigError,
+    NonFiniteError,
+    OutOfMemoryError,
+    SaveError,
+    StallError,
+    WorkerError,
+    add_note,
+)
 from pipeal.engine.distributed.remote_errors import rebuilt, told
-from pipeal.engine.runner.error_context import add_note
 from tests.cli.running import run_command
 
 
@@ -159,14 +166,14 @@ def test_an_error_of_another_process_is_one_line_that_names_it(capsys: pytest.Ca
 def test_what_is_logged_goes_to_standard_error_as_it_is_while_a_command_runs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libraries say nothing unasked; a command shows every line, or where it is one of many processes, rank 0 does."""
+    """Libraries say nothing by themselves; a command shows every line, and of many processes rank 0 does."""
     logger = logging.getLogger("pipeal.run.anything")
 
     @click.command
     def command() -> None:
         logger.info("reading 100% of it")
         logger.warning("left out\n2 rows")
-        logger.debug("for nobody")
+        logger.debug("below INFO")
 
     assert run_command(command, capsys) == (0, "", "reading 100% of it\nleft out\n2 rows\n")
     logger.warning("after it")

@@ -291,11 +291,11 @@ def test_a_disk_that_never_answers_is_named_and_does_not_hold_the_end_up(silent)
 
 
 def test_someone_who_cannot_be_told_is_raised_where_the_training_runs(monkeypatch):
-    class Nobody(logging.Handler):
+    class Closed(logging.Handler):
         def emit(self, _):
-            raise BrokenPipeError("nobody listens")
+            raise BrokenPipeError("no reader is left")
 
-    monkeypatch.setattr(logging.getLogger("pipeal"), "handlers", [Nobody()])
+    monkeypatch.setattr(logging.getLogger("pipeal"), "handlers", [Closed()])
     writer = CheckpointWriter(Failing(OSError("x"), None))
     submit(writer, 1)
     with pytest.raises(BrokenPipeError):

@@ -70,8 +70,6 @@ class Annotated(AnnotatedModule):
     Its ``state_dict`` is that of the module.
     """
 
-    draws_from_default = False
-
     def __init__(
         self, module: nn.Module, input_annot: Annotation, output_annot: Annotation, mask_hint: MaskHint = None
     ) -> None:

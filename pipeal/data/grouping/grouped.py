@@ -56,8 +56,6 @@ class Grouped(nn.Module):
         ConfigError: Thresholds that are not increasing, an annotation without a length, or no length of that name.
     """
 
-    draws_from_default = False
-
     def __init__(
         self, module: nn.Module, thresholds: Sequence[int], *, by: str | None = None, pad_index: int | None = None
     ) -> None:

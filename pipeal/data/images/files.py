@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import DataError, refusals_told
 from pipeal.data.images.decode import BrokenImageError, Pixels, decode
 
 SUFFIXES = frozenset((".jpeg", ".jpg", ".png"))
@@ -127,13 +127,11 @@ def fingerprint(path: Path) -> str:
         DataError: It cannot be read.
     """
     found = blake2b(digest_size=8)
-    try:
+    with refusals_told(f"cannot read {path}"):
         names = sorted(_walk(path)) if path.is_dir() else [""]
         for name in names:
             stat = (path / name).stat()
             found.update(f"{name}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     return found.hexdigest()
 
 

@@ -51,11 +51,3 @@ def apply(function: Callable[..., T], *arguments: Any) -> T:
 def shorter(kind: str, wanted: str) -> DataError:
     """The error of a restored iterator whose source ends before it comes to where the state was taken."""
     return DataError(f"{kind} stood at {wanted}, but its source ends before; restore a state with the same data")
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """``error.add_note`` for every supported Python; 3.10 has no such method, and keeps the note as 3.11 would."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]

@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from pipeal.core.errors import ConfigError, DataError, ScheduleError
+from pipeal.core.errors import ConfigError, DataError, ScheduleError, add_note
 from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, State, check_frame
-from pipeal.data.iterators.checks import add_note, check_instance
+from pipeal.data.iterators.checks import check_instance
 from pipeal.data.iterators.shards import ShardIterator
 from pipeal.data.loading.workers import serve_parent, starting_workers
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, add_note
 from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import a_function, add_note, apply, shorter
+from pipeal.data.iterators.checks import a_function, apply, shorter
 from pipeal.data.loading.workers import serve_parent, starting_workers
 
 __all__ = ["ParallelMapIterator"]

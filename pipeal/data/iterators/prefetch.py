@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
+from pipeal.core.errors import add_note
 from pipeal.data.checks import at_least
 from pipeal.data.iterators.base import CheckpointableIterator, Stage, State
-from pipeal.data.iterators.checks import add_note, shorter
+from pipeal.data.iterators.checks import shorter
 from pipeal.data.iterators.reading_thread import ReadingThread
 
 __all__ = ["PrefetchIterator"]

@@ -10,7 +10,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from pipeal.core.errors import PeerLostError, ScheduleError, StallError
+from pipeal.core.errors import PeerLostError, ScheduleError, StallError, add_note
 from pipeal.core.packet import Packet
 from pipeal.core.tree import Tree
 from pipeal.engine.distributed.channel import BrokenWireError, Message
@@ -24,7 +24,6 @@ from pipeal.engine.execution.channel import Item, Link, Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.runner.compile_gate import GATE
-from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 

@@ -18,9 +18,10 @@ from pipeal.engine.distributed.host_transfer import Carrier
 from pipeal.engine.distributed.io_threads import CLOSE, FAREWELL_S, packet_of
 from pipeal.engine.distributed.rank import Node
 from pipeal.engine.distributed.remote_errors import rebuilt, told
-from pipeal.engine.distributed.watchdog import BEAT_S, dumped, state_of
+from pipeal.engine.distributed.watchdog import BEAT_S, state_of
 from pipeal.engine.execution.channel import Stopped
 from pipeal.engine.execution.executors import STOP_S
+from pipeal.engine.execution.watchdog import dumped
 from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.runner.compile_gate import GATE
 from pipeal.engine.state.snapshot import LayerState, Snapshot

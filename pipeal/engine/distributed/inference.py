@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from pipeal.core.errors import add_note
 from pipeal.core.modules import in_mode
 from pipeal.core.protocols import DOWN, TURN, UP
 from pipeal.core.tree import Tree, describe, shapes_of
@@ -30,7 +31,6 @@ from pipeal.engine.distributed.channel import Message
 from pipeal.engine.distributed.remote_errors import told
 from pipeal.engine.inference.predictor import modules_below
 from pipeal.engine.inference.trips import Step, select, walk
-from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.stage import Stage
 
 if TYPE_CHECKING:

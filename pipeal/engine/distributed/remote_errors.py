@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pipeal.core.errors
-from pipeal.core.errors import PipealError, first_line
-from pipeal.engine.runner.error_context import add_note
+from pipeal.core.errors import PipealError, add_note, first_line
 
 
 def told(error: BaseException) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from pipeal.core.errors import StallError, first_line
+from pipeal.core.errors import StallError
 from pipeal.engine.distributed.channel import Message
-from pipeal.engine.execution.watchdog import write_dump
+from pipeal.engine.execution.watchdog import dumped
 
 if TYPE_CHECKING:
     from pipeal.engine.distributed.rank import Node
@@ -67,13 +66,3 @@ class Watch:
         ]
         lines[0] += dumped(self._node.options.dump_folder, [*lines, str(self._node.progress)])
         raise StallError("\n".join(lines))
-
-
-def dumped(folder: str | Path | None, lines: list[str]) -> str:
-    """Leaves a file with the stacks of all threads of this process, and says where, for a message."""
-    if folder is None:
-        return ""
-    try:
-        return f"; the stacks of all threads are in {write_dump(folder, chr(10).join(lines))}"
-    except OSError as error:
-        return f"; the stacks of all threads could not be written to {folder}: {first_line(error)}"

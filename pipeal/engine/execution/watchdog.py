@@ -74,13 +74,19 @@ def stall_report(
         frame = frames.get(worker.ident or 0)
         if frame is not None:
             lines += ["".join(traceback.format_stack(frame)).rstrip()]
-    if dump_folder is not None:
-        try:
-            path = write_dump(dump_folder, "\n".join([lines[0], *told, *map(str, state)]))
-            lines[0] += f"; the stacks of all threads are in {path}"
-        except OSError as error:
-            lines[0] += f"; the stacks of all threads could not be written to {dump_folder}: {first_line(error)}"
+    lines[0] += dumped(dump_folder, [lines[0], *told, *map(str, state)])
     return StallError("\n".join(lines))
+
+
+def dumped(folder: str | Path | None, lines: Iterable[str]) -> str:
+    """Leaves a file with the stacks of all threads of this process, and says where, for a message."""
+    if folder is None:
+        return ""
+    try:
+        path = write_dump(folder, "\n".join(lines))
+    except OSError as error:
+        return f"; the stacks of all threads could not be written to {folder}: {first_line(error)}"
+    return f"; the stacks of all threads are in {path}"
 
 
 def write_dump(folder: str | Path, text: str) -> Path:

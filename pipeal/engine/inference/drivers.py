@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from pipeal.core.errors import StallError
+from pipeal.core.errors import StallError, add_note
 from pipeal.core.options import EngineOptions
 from pipeal.engine.execution.channel import Link, Stopped
 from pipeal.engine.execution.executors import StageThreads
 from pipeal.engine.execution.worker import TICK_S, SharedProgress, StageThread
 from pipeal.engine.inference.trips import Arrived, Trip, Visit, make
-from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.stage import Stage
 
 

@@ -24,12 +24,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, add_note
 from pipeal.core.protocols import DOWN, TURN, UP, Path, TrainableLayer
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, shapes_of
 from pipeal.engine.devices import Ready
 from pipeal.engine.inference.exit_policy import EarlyExits, ExitPolicy, decide
-from pipeal.engine.runner.error_context import add_note
 from pipeal.engine.stage import Stage
 
 

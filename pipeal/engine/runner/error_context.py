@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PeerLostError, PipealError, first_line
+from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PeerLostError, PipealError, add_note, first_line
 from pipeal.core.modules import dtype_of, module_of
 from pipeal.core.options import OnOom
 from pipeal.core.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
@@ -120,11 +120,3 @@ class _OnError:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None:
             self._explain(error)
-
-
-def add_note(error: BaseException, note: str) -> None:
-    """``error.add_note`` for every supported Python; 3.10 has no such method, and keeps the note as 3.11 would."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ A wrapper is a file beside this one and a line of :mod:`pipeal.engine.runner.bui
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -71,12 +72,12 @@ class Runner:
         self.inner.forget()
 
 
-class Around(Runner):
+class Around(Runner, ABC):
     """A wrapper that does the same around all three actions."""
 
+    @abstractmethod
     def around(self, action: Action, packet: Packet, rows: range | None) -> AbstractContextManager[None]:
         """Within it, the action on a batch, or on some rows of it, goes on."""
-        raise NotImplementedError
 
     def forward(self, packet: Packet, x: Tree, y: Tree, rows: range | None = None) -> Passed:
         """As :meth:`Runner.forward`."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal.core.errors import ConfigError, check_named, check_sizes, first_line
+from pipeal.core.errors import ConfigError, check_counts, check_named, first_line
 from pipeal.core.tree import Tree, describe, shapes_of
 from pipeal.methods.al.codes import CODE_ACTIVATIONS, LabelStyle
 from pipeal.methods.al.place_codes import padding_of
@@ -66,7 +66,7 @@ def bridge_for(
             ``pool``; or ``pool`` gives no ``(B, D)``.
     """
     check_named("style of bridges", style, BRIDGE_STYLES)
-    check_sizes(code=code, hidden=hidden)
+    check_counts(code=code, hidden=hidden)
     before, width = _to_vectors(output, style, pool)
     activation = nn.ReLU if style == "pooled" else nn.Sigmoid
     inner = [] if hidden is None else [nn.Linear(width, hidden), activation()]

@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import DataError, check_named, check_sizes
+from pipeal.core.errors import DataError, check_counts, check_named
 from pipeal.core.modules import dtype_of
 from pipeal.core.tree import describe, shapes_of
 from pipeal.methods.al.layers import AE, LabelAE
@@ -75,7 +75,7 @@ def target_side(task: Task, outputs: int, code: int, *, style: LabelStyle = "inv
     if task == "classification":
         return class_side(outputs, code, style=style)
     check_named("style of label sides", style, LABEL_STYLES)
-    check_sizes(outputs=outputs, code=code)
+    check_counts(outputs=outputs, code=code)
     if style == "published":
         return TargetAE(*_published(outputs, code), outputs)
     encode, decode = nn.Linear(outputs, code), nn.Linear(code, outputs)
@@ -106,7 +106,7 @@ def class_side(classes: int, code: int, *, style: LabelStyle = "inverse") -> Lab
         ConfigError: The style is unknown, or a size is below 1.
     """
     check_named("style of label sides", style, LABEL_STYLES)
-    check_sizes(classes=classes, code=code)
+    check_counts(classes=classes, code=code)
     if style == "published":
         return LabelAE(*_published(classes, code), classes, OneHotError())
     encode, decode = nn.Linear(classes, code), nn.Linear(code, classes)
@@ -133,7 +133,7 @@ def recode_side(code_in: int, code_out: int, *, style: LabelStyle = "inverse") -
         ConfigError: The style is unknown, or a size is below 1.
     """
     check_named("style of label sides", style, LABEL_STYLES)
-    check_sizes(code_in=code_in, code_out=code_out)
+    check_counts(code_in=code_in, code_out=code_out)
     if style == "published":
         return AE(*_published(code_in, code_out))
     encode, decode = nn.Linear(code_in, code_out), nn.Linear(code_out, code_in)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, check_sizes
+from pipeal.core.errors import ConfigError, check_counts
 from pipeal.core.tree import Tree
 
 MaskAs: TypeAlias = Callable[[Tensor, Tensor], Any]
@@ -47,7 +47,7 @@ class Encoder:
     def __post_init__(self) -> None:
         if not len(self.blocks):
             raise ConfigError("the encoder has no blocks; expected at least one")
-        check_sizes(per_layer=self.per_layer)
+        check_counts(per_layer=self.per_layer)
 
     def parts(self) -> list[tuple[str, nn.Module]]:
         """The forward blocks of its AL layers, by name."""

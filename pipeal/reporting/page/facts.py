@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from statistics import fmean
 
-from pipeal.reporting.page.folder import Run, number_at, value_at
 from pipeal.reporting.page.idle import stage_shares
+from pipeal.reporting.page.run import Run, number_at, value_at
 from pipeal.reporting.page.shown import number, percent, size
 from pipeal.training.metric import MeanSd
 

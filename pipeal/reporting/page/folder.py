@@ -1,168 +1,29 @@
-"""A run's folder, read back: configuration, rows, summary and status, and what of it is missing."""
+"""Runs, read out of their folders, and what of each is missing."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeal.config import document
 from pipeal.core.artifacts import ASKED, CONFIG, EXITS, LOCK, ROWS, STATUS, SUMMARY
 from pipeal.core.errors import DataError, refusals_told
 from pipeal.core.lock import lock_is_held
-from pipeal.core.methods import DEFAULT, METHODS
+from pipeal.core.methods import METHODS
 from pipeal.reporting.page.rows import read_rows, require_file
-from pipeal.training.metric import ACCURACY, LOSS, MeanSd, Measure, measure_of
+from pipeal.reporting.page.run import MARKS, Run, State, Status, epochs_asked
 from pipeal.training.row import EpochRow
-
-_MARKS = tuple(mark.name for mark in (CONFIG, ASKED, STATUS, SUMMARY, ROWS))
-"""A folder with any of these is a run."""
 
 _FORM = re.compile(rf"({'|'.join(METHODS)})(-.+)?")
 """The folder of a form within that of a comparison."""
 
 
-State = Literal["running", "finished", "interrupted", "failed", "died", "unknown"]
-
 _TOLD: tuple[State, ...] = ("running", "finished", "interrupted", "failed")
-
-
-@dataclass(frozen=True)
-class Status:
-    """How a run stands.
-
-    Attributes:
-        state: ``died`` is a run that says it is running, but whose process is gone. ``unknown`` is one that says
-            nothing and has not come to its end.
-        message: What the run said last; empty if nothing.
-        started: When it began, in ISO 8601; empty where it did not say.
-        updated: When it spoke last, in ISO 8601.
-    """
-
-    state: State
-    message: str = ""
-    started: str = ""
-    updated: str = ""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one form of one run left. Nothing in it is certain to be there: a run may have died at any moment.
-
-    Attributes:
-        folder: Where its files are.
-        name: What people call it: the folder's name, and of a comparison also the form's.
-        status: How it stands.
-        config: The nested configuration; empty if missing.
-        summary: What ``summary.json`` holds; empty if missing.
-        rows: One per epoch and turn.
-        exits: What ``exits.json`` holds; empty if missing.
-        missing: One line for each file that is not there or cannot be read.
-    """
-
-    folder: Path
-    name: str
-    status: Status
-    config: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    rows: Sequence[EpochRow]
-    exits: Mapping[str, Any]
-    missing: tuple[str, ...]
-
-    @property
-    def dataset(self) -> str:
-        """The data set's name."""
-        return _text(self.config.get("dataset") or self.summary.get("dataset"))
-
-    @property
-    def model(self) -> str:
-        """The model's name."""
-        return _text(value_at(self.config, "model.name") or self.summary.get("model"))
-
-    @property
-    def form(self) -> str:
-        """What tables and pictures call it: ``AL``, ``BP``, ``BP over 2``."""
-        mode = _text(value_at(self.config, "train.mode"))
-        return _text(self.summary.get("form") or (METHODS[mode].label if mode in METHODS else mode.upper()))
-
-    @property
-    def loss_titles(self) -> tuple[str, ...]:
-        """Of charts, one for each of a layer's losses."""
-        return METHODS.get(_text(value_at(self.config, "train.mode")), DEFAULT).loss_titles
-
-    @property
-    def epochs(self) -> tuple[int, int | None]:
-        """Epochs done and asked for, of all turns together; None where that is not known."""
-        return len(self.rows), _asked(self.config)
-
-    @property
-    def at_best(self) -> MeanSd | None:
-        """The test accuracy, or validation loss, of each turn's best epoch by its held-out samples."""
-        measure = self.measure
-        return measure.at_best(self.rows) if self.rows else self._summarised(f"{measure.key}_at_best_held_out")
-
-    @property
-    def last(self) -> MeanSd | None:
-        """The test accuracy, or validation loss, after each turn's last epoch."""
-        return self.measure.last(self.rows) if self.rows else self._summarised(f"last_{self.measure.key}")
-
-    @property
-    def epoch_s(self) -> MeanSd | None:
-        """Seconds of training of each epoch."""
-        if self.rows:
-            return MeanSd.of(row.epoch_time for row in self.rows)
-        return self._summarised("seconds_per_epoch")
-
-    @property
-    def parameters(self) -> tuple[float | None, float | None]:
-        """How many are trained, and how many an inference takes."""
-        trained, inference, effective, affiliated = (
-            number_at(self.summary, f"{kind}_parameters")
-            for kind in ("training", "inference", "effective", "affiliated")
-        )
-        if effective is not None and affiliated is not None:  # as runs of earlier versions tell it
-            return effective + affiliated, effective
-        return trained, inference
-
-    def _summarised(self, key: str) -> MeanSd | None:
-        """A mean of the summary, whose turns are not known."""
-        found = number_at(self.summary, key)
-        return None if found is None else MeanSd((found,))
-
-    @property
-    def measure(self) -> Measure:
-        """How its epochs are measured."""
-        if self.rows:
-            return measure_of(self.rows)
-        return LOSS if f"last_{LOSS.key}" in self.summary else ACCURACY
-
-    @property
-    def when(self) -> datetime:
-        """When it began, or else when its oldest file was written last."""
-        try:
-            began = datetime.fromisoformat(self.status.started.replace("Z", "+00:00"))
-            return began if began.tzinfo else began.astimezone()
-        except (ValueError, OverflowError):
-            seconds = [file.stat().st_mtime for file in map(self.folder.joinpath, _MARKS) if file.is_file()]
-            return datetime.fromtimestamp(min(seconds, default=self.folder.stat().st_mtime), timezone.utc).astimezone()
-
-    @property
-    def size_bytes(self) -> int:
-        """What its files take, links not followed."""
-        found = 0
-        for folder, _, files in os.walk(self.folder):
-            for name in files:
-                try:
-                    found += os.lstat(os.path.join(folder, name)).st_size
-                except FileNotFoundError:  # a live run renames and removes files
-                    continue
-        return found
 
 
 def is_run(folder: Path) -> bool:
@@ -194,7 +55,7 @@ def read_runs(folder: Path) -> list[Run]:
         if not is_run(folder):
             within = runs_in(folder)
             hint = f"it holds {len(within)}, such as {within[0]}" if within else "name a folder with one"
-            raise DataError(f"{folder}: no run: it has no {', '.join(_MARKS[:-1])} or {_MARKS[-1]}; {hint}")
+            raise DataError(f"{folder}: no run: it has no {', '.join(MARKS[:-1])} or {MARKS[-1]}; {hint}")
         absolute = folder.resolve()
         whole = _read_status(absolute)
         forms = _forms_in(absolute)
@@ -229,7 +90,7 @@ def _forms_in(folder: Path) -> list[str]:
 
 
 def _is_marked(folder: Path) -> bool:
-    return any((folder / mark).is_file() for mark in _MARKS)
+    return any((folder / mark).is_file() for mark in MARKS)
 
 
 def _apart(run: Run) -> Run:
@@ -245,27 +106,6 @@ def _has_ended(run: Run) -> bool:
     return asked is not None and done >= asked and bool(run.summary)
 
 
-def value_at(mapping: Any, path: str) -> Any:
-    """The value at a dotted path; None where there is none.
-
-    >>> value_at({"train": {"lr": {"base": 0.1}}}, "train.lr.base")
-    0.1
-    """
-    for key in path.split("."):
-        if not isinstance(mapping, Mapping):
-            return None
-        mapping = mapping.get(key)
-    return mapping
-
-
-def number_at(mapping: Any, path: str) -> float | None:
-    """The finite number at a dotted path; None where there is none, or something else."""
-    value = value_at(mapping, path)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
-        return None
-    return float(value)
-
-
 def _read(folder: Path, name: str, whole: Status | None) -> Run:
     """Reads one form; ``whole`` is the status of the run that it is a part of, or None."""
     missing: list[str] = []
@@ -279,7 +119,7 @@ def _read(folder: Path, name: str, whole: Status | None) -> Run:
         if broken:
             missing.append(f"{ROWS.name}: {broken} of {broken + len(rows)} lines cannot be read")
     if whole is None:
-        whole = _inferred_status(done=len(rows), asked=_asked(config), summarised=bool(summary))
+        whole = _inferred_status(done=len(rows), asked=epochs_asked(config), summarised=bool(summary))
     return Run(folder, name, whole, config, summary, rows, exits, tuple(missing))
 
 
@@ -342,12 +182,3 @@ def _inferred_status(*, done: int, asked: int | None, summarised: bool) -> Statu
     if summarised:
         return Status("interrupted" if asked is not None and 0 < done < asked else "finished")
     return Status("unknown")
-
-
-def _asked(config: Mapping[str, Any]) -> int | None:
-    epochs, turns = number_at(config, "train.epochs"), number_at(config, "train.repeat")
-    return round(epochs * (turns or 1)) if epochs else None
-
-
-def _text(value: Any) -> str:
-    return str(value) if isinstance(value, (str, int, float)) else "?"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeal.reporting.page.folder import Run, number_at
+from pipeal.reporting.page.run import Run, number_at
 from pipeal.reporting.page.shown import percent
 from pipeal.reporting.timeline import ACTIONS
 

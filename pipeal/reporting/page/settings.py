@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeal.config import LanguageConfig, RunConfig, TextConfig, VisionConfig, find_config, is_left_over, load_config
 from pipeal.core.errors import ConfigError
-from pipeal.reporting.page.folder import Run, value_at
+from pipeal.reporting.page.run import Run, value_at
 
 _WIDEST = 160
 """Characters shown of a value."""

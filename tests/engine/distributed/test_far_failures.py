@@ -16,10 +16,10 @@ from pipeal.core.errors import (
     OutOfMemoryError,
     PeerLostError,
     StallError,
+    add_note,
     exit_code,
 )
 from pipeal.engine.distributed.remote_errors import rebuilt, told
-from pipeal.engine.runner.error_context import add_note
 
 ERRORS: list[BaseException] = [
     ConfigError("no such key"),
