@@ -36,6 +36,7 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any, NoReturn
 
+import torchvision  # noqa: F401  with torch, over 3 GiB of addresses, which a worker has before its memory is limited
 from fuzz_cases import RUNS, Maker, write_images, write_news
 
 from pipeal.cli import entry, text, vision
