@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from pipeal.cli import entry
 from pipeal.cli.text import PRESETS
+from pipeal.core.options import WithinStage
 
 _count = click.IntRange(min=1, max=10**9)
 _few = click.IntRange(min=1, max=2_000)
@@ -41,6 +42,9 @@ _few = click.IntRange(min=1, max=2_000)
     "--micro-batches", type=_few, help="Into which pipelined backpropagation cuts a batch.  [default: what is best]"
 )
 @click.option("--queue-depth", type=_count, help="Packets that may wait before a stage.  [default: as configured]")
+@click.option(
+    "--within-stage", type=click.Choice(get_args(WithinStage)), help="Order of layers.  [default: as configured]"
+)
 @click.option("--data-root", help="Folder that holds the data sets.  [default: data]")
 @click.option(
     "--set",

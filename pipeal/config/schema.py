@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pipeal.core.methods import DEFAULT, MODES, with_all
 from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
-from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision
+from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision, WithinStage
 
 Decay: TypeAlias = Literal["none", "cosine"]
 """How the learning rate falls: :func:`pipeal.training.learning_rate.epoch_scale`."""
@@ -182,6 +182,8 @@ class EngineConfig:
             ``medium``, which is bf16 on CPUs that have it.
         on_oom: What a batch that does not fit into a stage's memory does: ``raise`` ends the run; ``split`` learns
             from it in parts, with the same update up to rounding.
+        within_stage: The order of a stage's layers: ``layer`` ends one before the next, so that one layer's activations
+            are in memory; ``stage`` has all go forward first; None for the schedule's own.
         threads: Threads inside each worker's operators; None lets the engine choose.
         stall_timeout_s: Seconds without progress of a stage after which the watchdog ends the run. What is done in the
             caller's own thread is not watched: all stages in ``sequential``, and making batches.
@@ -197,6 +199,7 @@ class EngineConfig:
     compile: Compile = "none"
     matmul: Matmul = "highest"
     on_oom: OnOom = "raise"
+    within_stage: WithinStage | None = None
     threads: Threads | None = None
     stall_timeout_s: Positive = DEFAULTS.stall_timeout_s
     peer_timeout_s: Patience = 60.0

@@ -28,6 +28,9 @@ OnNonFinite: TypeAlias = Literal["raise", "skip", "ignore"]
 OnOom: TypeAlias = Literal["raise", "split"]
 """What a batch that does not fit into memory does: end the run, or be learned from in parts."""
 
+WithinStage: TypeAlias = Literal["layer", "stage"]
+"""The order of a stage's layers: each forward, backward and update before the next, or all forwards first."""
+
 Matmul: TypeAlias = Literal["highest", "high", "medium"]
 """How matrix products of float32 are computed, as ``torch.set_float32_matmul_precision`` says: ``high`` is TF32 on a
 GPU that has it; ``medium`` is bfloat16 on a CPU that has it. Convolutions on a GPU have a setting of their own."""
@@ -60,6 +63,10 @@ class EngineOptions:
         on_oom: On a batch that does not fit into a stage's memory, ``raise`` ends the run; ``split`` has the layer
             learn from it in parts, the same update up to rounding where losses are means over the samples
             (:mod:`pipeal.engine.runner.split`).
+        within_stage: ``layer`` has each layer of a stage go forward, backward and update before the next one begins, so
+            that one layer's activations are in memory, however many there are; ``stage`` has all of them go forward
+            first. None for the schedule's own: ``layer`` under ``sequential`` and ``pipelined``
+            (:mod:`pipeal.engine.schedule`).
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
             ``highest``, ``high`` or ``medium`` (:data:`Matmul`); None leaves it as it is.
         stall_timeout_s: Seconds that all stages may stand still while the caller waits for them.
@@ -76,6 +83,7 @@ class EngineOptions:
     compile: Compile = "none"
     on_non_finite: OnNonFinite = "raise"
     on_oom: OnOom = "raise"
+    within_stage: WithinStage | None = None
     matmul: Matmul | None = None
     stall_timeout_s: float = 300.0
     dump_folder: str | Path | None = None
@@ -85,6 +93,7 @@ class EngineOptions:
         check_named("compile", self.compile, get_args(Compile))
         check_named("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
         check_named("on_oom", self.on_oom, get_args(OnOom))
+        check_named("within_stage", self.within_stage, (None, *get_args(WithinStage)))
         check_named("matmul", self.matmul, (None, *get_args(Matmul)))
         if self.queue_depth < 1:
             raise PlacementError(f"queue_depth is {self.queue_depth}; expected at least 1 packet")

@@ -105,15 +105,16 @@ class Pipeline:
         **keywords: Any,
     ) -> None:
         self.model = model
-        self.schedule = schedule_named(schedule)
         self.seed = seed
         layers = layers_of(model)
         check_layers(layers)
         options = self._options_here(with_keywords(options, keywords))
+        self.schedule = schedule_named(schedule).within(options.within_stage)
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         placed = assign(layers, devices, sizes, options.threads, self.schedule)
-        self.sizes, self.options = placed.sizes, replace(options, threads=placed.threads)
+        self.sizes = placed.sizes
+        self.options = replace(options, threads=placed.threads, within_stage=self.schedule.within_stage)
         handles = self._open_devices(placed.devices)
         near = [handle.device for handle in handles if not handle.far]
         options.check_layout(row=placed.is_row)  # told before a compiler is tried, which takes long

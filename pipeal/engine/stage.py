@@ -65,6 +65,8 @@ class Stage(Shared):
         )
         self.number = number
         self.layers = list(layers)
+        self._by_layer = options.within_stage == "layer"
+        self._updates_last = False
         self._in_hand: Packet | None = None
         self._batch = -1
         self.runners: dict[int, LayerRunner] = {}
@@ -75,6 +77,7 @@ class Stage(Shared):
     def learn_with(self, together: Together) -> None:
         """Has this stage learn from each batch with others; it then draws numbers of its own, but for updates."""
         self.seeds.replica = together.replica
+        self._updates_last = True  # an average is under way while the next layers are at work
         for runner in self.runners.values():
             runner.learn_with(together)
 
@@ -112,27 +115,39 @@ class Stage(Shared):
         self.abandoned.set()
 
     def run(self, action: Action, packet: Packet | None = None) -> Packet | None:
-        """Does one action on every layer; a forward takes a packet and returns the one to hand on."""
+        """Does one task; a forward takes a packet and returns the one to hand on.
+
+        In the order ``stage`` it does one action on every layer. In the order ``layer`` a forward has all layers but
+        the last one learn, too, and the others are of what is left (:mod:`pipeal.engine.schedule`).
+        """
         if action is Action.FORWARD:
             assert packet is not None
             return self._forward(packet)
         held = self._in_hand
         assert held is not None  # the executors keep the order F, B, U
-        with self.device.active(), settings(action, self.device, self.options.precision):
-            for runner in self.runners.values():
-                if action is Action.BACKWARD:
-                    runner.backward(held)
-                else:
-                    runner.update(held)
+        runners = list(self.runners.values())
+        if self._by_layer and not (action is Action.UPDATE and self._updates_last):
+            runners = runners[-1:]
+        with self.device.active():
+            self._do(action, runners, held)
         if action is Action.UPDATE:
             self._in_hand = None
             self.device.end_batch()
         return None
 
+    def _do(self, action: Action, runners: Sequence[LayerRunner], held: Packet) -> None:
+        with settings(action, self.device, self.options.precision):
+            for runner in runners:
+                if action is Action.BACKWARD:
+                    runner.backward(held)
+                else:
+                    runner.update(held)
+
     def _forward(self, packet: Packet) -> Packet:
         self._batch = packet.batch
         # Of the packet, later actions need no tensors; they may go.
-        self._in_hand = replace(packet, x=None, y=None, ready=None)
+        held = self._in_hand = replace(packet, x=None, y=None, ready=None)
+        last = next(reversed(self.runners))
         self.errors.had.clear()
         with self.device.active(), settings(Action.FORWARD, self.device, self.options.precision):
             try:
@@ -145,6 +160,10 @@ class Stage(Shared):
             for runner in self.runners.values():
                 self.errors.had[runner.index] = shapes_of((x, y))
                 x, y = runner.forward(packet, x, y).onward
+                if self._by_layer and runner.index != last:
+                    self._do(Action.BACKWARD, [runner], held)
+                    if not self._updates_last:
+                        self._do(Action.UPDATE, [runner], held)
             return replace(packet, x=x, y=y, ready=self.device.mark_ready((x, y)))
 
     def save(self, snapshot: Snapshot, moved: Callable[[], None]) -> None:

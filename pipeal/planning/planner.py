@@ -121,7 +121,7 @@ def place(
         OutOfMemoryError: It suffices for none.
     """
     layers = layers_of(model)
-    schedule = schedule_named(schedule)
+    schedule = schedule_named(schedule).within(options.within_stage)
     usable = _usable(devices)
     counts = _thread_counts(usable, schedule, options)
     choices = _candidate_devices(len(layers), usable)
@@ -168,7 +168,7 @@ def fit(
     """
     layers = layers_of(model)
     units = layers if parts is None else list(parts)
-    schedule = schedule_named(schedule)
+    schedule = schedule_named(schedule).within(options.within_stage)
     search = Search(layers, batches, schedule, options, TrialOptions(**search_options))
     names, alone = list(devices), None
     if sizes is None:

@@ -23,6 +23,7 @@ from pipeal.planning.measure.layers import (
 )
 from pipeal.planning.placement import Placement
 from pipeal.planning.pure.simulate import simulate
+from pipeal.planning.pure.stage_cost import task_seconds
 from pipeal.planning.pure.trials import LOOK_AFTER, More, TimeLimit, Trials
 
 LayerSeconds: TypeAlias = "Sequence[Mapping[Action, float]]"
@@ -194,7 +195,7 @@ class Search:
         if costs is None or sum(candidate.sizes) != len(costs):
             return [dict.fromkeys(Action, 1.0) for _ in candidate.devices]
         return [
-            {action: sum(costs[layer][action] for layer in own) for action in Action}
+            task_seconds([costs[layer] for layer in own], by_layer=self.schedule.by_layer)
             for own in layers_of_stages(candidate.sizes)
         ]
 

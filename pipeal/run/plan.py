@@ -56,7 +56,8 @@ def plan(
         check_numbers(given)
         wanted = Wanted(dataset, model or "transformer", preset, data_root, overrides, given["share_cores"])
         costs, configured = measure_model(wanted, micro_batches)
-        given["queue_depth"] = given["queue_depth"] or configured.engine.queue_depth
+        for key in ("queue_depth", "within_stage"):
+            given[key] = given[key] or getattr(configured.engine, key)
         folder.mkdir(parents=True, exist_ok=True)
         save_costs(costs, folder / "costs.json")
         by_kind = {costs.kind: costs}

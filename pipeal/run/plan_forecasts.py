@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pipeal.core.errors import ConfigError, PlacementError
+from pipeal.engine.schedule import SCHEDULES
 from pipeal.planning.pure.candidates import alone_s
 from pipeal.planning.pure.forecast import (
     METHODS,
@@ -56,7 +57,8 @@ class Plan:
         bp = _by_micro_batches(self.by_kind, self.setup, self.micro_batches)
         self.model = Model(al, bp, self.micro_batches)
         self.notes: list[str] = []
-        best_layout(al, self.setup)  # what does not fit at all is told at once, and in one line
+        best = SCHEDULES["pipelined"].within(self.setup.within_stage)
+        best_layout(al, self.setup, by_layer=best.by_layer)  # what does not fit at all is told at once, in one line
         self.forecasts = self._forecasts(self.setup, self.notes)
         self.layout = next(found.layout for found in self.forecasts if found.method == "AL pipelined")
         self.alone = {"AL": alone_s(al, self.setup.devices)}
@@ -78,7 +80,7 @@ class Plan:
                 continue
             try:
                 found.append(best_forecast(method, self.model, setup))
-            except PlacementError as error:
+            except (PlacementError, ConfigError) as error:
                 notes.append(f"{method}: {error}")
         return found
 

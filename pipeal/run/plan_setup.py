@@ -44,6 +44,7 @@ def setup_of(by_kind: Mapping[str, Costs], given: Mapping[str, Any]) -> Setup:
         stage_replicas=given["stage_replicas"],
         batches=given["batches"],
         queue_depth=given["queue_depth"] or DEFAULTS.queue_depth,
+        within_stage=given["within_stage"],
         contention=contention,
     )
 

@@ -21,7 +21,7 @@ from pipeal.planning.pure.hardware import Contention, Group, Link, PlannedDevice
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.planning.pure.layout import Layout, PlannedStage, best_layout
 from pipeal.planning.pure.simulate import Hop, simulate
-from pipeal.planning.pure.stage_cost import Averaging, LayerSums
+from pipeal.planning.pure.stage_cost import Averaging, LayerSums, task_seconds
 
 from .cases import cuts
 from .test_layout import on, ways
@@ -82,8 +82,7 @@ def test_a_long_run_goes_on_at_the_pace_it_has_reached(rows: list[tuple[int, int
     setup = on(len(rows), batches=150, queue_depth=queue_depth)
     found = forecast("AL pipelined", SCHEDULES["pipelined"], {"cpu": costs}, setup)
     durations = [
-        {action: sum(costs[n].durations()[action] for n in stage.layers) for action in costs[0].durations()}
-        for stage in found.layout.stages
+        task_seconds([costs[n].durations() for n in stage.layers], by_layer=True) for stage in found.layout.stages
     ]
     whole = simulate(SCHEDULES["pipelined"], durations, 150, queue_depth=queue_depth).makespan_s
     assert found.batch_s * 150 == pytest.approx(whole)

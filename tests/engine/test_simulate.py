@@ -163,6 +163,10 @@ def test_a_slow_link_sets_the_pace(schedule: str) -> None:
     found = simulate(SCHEDULES[schedule], costs, batches, hops=[Hop(7.0), Hop(1.0)]).makespan_s
     if schedule == "pipelined":
         assert found == 1 + 7 * batches + 1 + 1 + 3
+    elif schedule == "sequential":  # a packet is on its way while its stage goes backward
+        assert found == makespan(schedule, costs, batches) + 5 * batches
+        by_stage = simulate(SCHEDULES[schedule].within("stage"), costs, batches, hops=[Hop(7.0), Hop(1.0)]).makespan_s
+        assert by_stage == makespan(schedule, costs, batches) + 8 * batches
     else:
         assert found == makespan(schedule, costs, batches) + 8 * batches  # each batch waits for both links
 

@@ -33,12 +33,14 @@ class BackpropSchedule:
         micro_batches: Of each batch.
         alternates: Whether backwards begin as soon as they can, or after all forwards.
         joins: Every batch ends in a flush.
+        by_layer: The backward of a layer needs that of the next one.
     """
 
     name: str
     micro_batches: int
     alternates: bool
     joins: ClassVar[bool] = True
+    by_layer: ClassVar[bool] = False
 
     @property
     def serial(self) -> bool:

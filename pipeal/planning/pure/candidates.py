@@ -71,9 +71,10 @@ def _layouts_on(
         counting = [True] if schedule.serial else [True, False]
         ways = [((schedule, updates), partial(search, updates=updates)) for updates in counting]
     else:
-        ways = [(None, partial(best_layout, costs, setup, devices))]
+        search = partial(best_layout, costs, setup, devices, by_layer=schedule.by_layer)
+        ways = [(schedule.by_layer, search)]
         if schedule.joins and not schedule.serial:
-            ways.append((schedule, partial(best_layout, costs, setup, devices, schedule=schedule)))
+            ways.append((schedule, partial(search, schedule=schedule)))
     others = replace(setup, devices=())
     return [_once(searches, (id(costs), what, others), devices, way) for what, way in ways]
 

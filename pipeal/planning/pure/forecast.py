@@ -97,9 +97,11 @@ def best_forecast(method: str, model: Model, setup: Setup) -> Forecast:
 
     Raises:
         PlacementError: The replicas cannot share the devices, or nothing fits.
+        ConfigError: The schedule has another order of a stage's layers.
     """
     if method not in RIVALS:
-        return _best(method, SCHEDULES[method.removeprefix("AL ")], model.al, setup, model)
+        ours = SCHEDULES[method.removeprefix("AL ")].within(setup.within_stage)
+        return _best(method, ours, model.al, setup, model)
     found: list[Forecast] = []
     failure = PlacementError(f"{method}: the costs of backpropagation were not measured")
     asked = model.micro_batches
@@ -136,7 +138,7 @@ def forecast(
     micro, queue_depth, waiting = 1, setup.queue_depth, setup.queue_depth
     if isinstance(schedule, BackpropSchedule):  # all of a batch may be on its way, and none is charged for waiting
         micro, queue_depth, waiting = schedule.micro_batches, schedule.micro_batches, 0
-    sums = {kind: LayerSums(row) for kind, row in costs.items()}
+    sums = {kind: LayerSums(row, by_layer=schedule.by_layer) for kind, row in costs.items()}
     averaging = Averaging(down=isinstance(schedule, BackpropSchedule), alone=setup.contention is not None)
     durations = [
         sums[stage.device.kind].durations(stage.layers, stage.group(), setup, averaging) for stage in layout.stages

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pipeal.core.errors import PlacementError
+from pipeal.core.options import WithinStage
 
 Contention: TypeAlias = Callable[[int], float]
 """How many times as long an action takes while so many stages, or carriers of packets, work at once."""
@@ -83,6 +84,7 @@ class Setup:
         batches: How long the run is, in batches of each replica.
         queue_depth: Packets that may wait behind a stage, or be on their way; they count as its memory. 0 to count
             none, and let as many be on their way as there are.
+        within_stage: The order of a stage's layers; None for each schedule's own (:mod:`pipeal.engine.schedule`).
         contention: How much stages slow each other, their replicas included, that share the cores of one machine; None
             for devices of their own.
     """
@@ -93,6 +95,7 @@ class Setup:
     stage_replicas: int = 1
     batches: int = 1000
     queue_depth: int = 2
+    within_stage: WithinStage | None = None
     contention: Contention | None = None
 
     def share(self) -> list[PlannedDevice]:

@@ -89,6 +89,7 @@ def best_layout(
     averaging: Averaging | None = None,
     graphs: int = 1,
     updates: bool = True,
+    by_layer: bool = False,
 ) -> Layout:
     """The layout of one replica whose slowest part is as fast as can be; of several such, one with the fewest devices.
 
@@ -108,6 +109,7 @@ def best_layout(
         graphs: On how many batches at once a stage holds a graph: the last on one, each before it on one more, up to
             so many.
         updates: Whether updates count, and averages before them; not where they pass while other stages still work.
+        by_layer: Whether a stage holds the graph of one layer at a time.
 
     Raises:
         PlacementError: There is no cost of a kind, not enough memory, or the replicas cannot share the devices.
@@ -120,7 +122,7 @@ def best_layout(
     """
     used = setup.share() if devices is None else devices
     averaging = averaging or Averaging(alone=setup.contention is not None)
-    problem = _Problem(costs, setup, used, schedule, averaging, graphs, updates)
+    problem = _Problem(costs, setup, used, schedule, averaging, graphs, updates, by_layer)
     best, _ = problem.attempt(inf)
     if not best:
         raise PlacementError(problem.why_nothing_fits())
@@ -155,12 +157,13 @@ class _Problem:
         averaging: Averaging,
         graphs: int,
         updates: bool,
+        by_layer: bool,
     ) -> None:
         _require_costs(costs, devices)
         self.setup = setup
         self.devices = list(devices)
         self.averaging = averaging
-        self.sums = {device.kind: LayerSums(costs[device.kind]) for device in devices}
+        self.sums = {device.kind: LayerSums(costs[device.kind], by_layer=by_layer) for device in devices}
         self.layers = len(costs[devices[0].kind])
         if len(set(devices)) == 1:  # of devices that are all alike, no more than this can be of use
             del self.devices[self.layers * setup.stage_replicas :]

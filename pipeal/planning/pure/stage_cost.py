@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
@@ -42,15 +42,19 @@ class LayerSums:
 
     Args:
         row: The costs of all layers.
+        by_layer: Whether each layer of a stage ends before the next one begins (:mod:`pipeal.engine.schedule`).
     """
 
-    def __init__(self, row: Sequence[LayerCost]) -> None:
+    def __init__(self, row: Sequence[LayerCost], *, by_layer: bool = False) -> None:
         self.row = row
+        self._by_layer = by_layer
         self._resident = sums([cost.resident_bytes for cost in row])
         self._active = sums([cost.activation_bytes for cost in row])
 
     def durations(self, layers: range, group: Group, setup: Setup, averaging: Averaging) -> dict[Action, float]:
-        """Seconds per batch of a stage, by action; an update begins with what is left of averaging gradients.
+        """Seconds per batch of a stage, by task; an update begins with what is left of averaging gradients.
+
+        Where each layer ends before the next one begins, the forward is all before the packet goes on.
 
         Args:
             layers: Its layers.
@@ -59,17 +63,29 @@ class LayerSums:
             averaging: When gradients are averaged.
         """
         own = self.row[layers.start : layers.stop]
-        forward_s = sum(cost.forward_s for cost in own) / group.device.speed / group.count
-        backward_s = sum(cost.backward_s for cost in own) / group.device.speed / group.count
-        update_s = sum(cost.update_s for cost in own) / group.device.speed
-        if group.count * setup.replicas > 1:
+        averages_them = group.count * setup.replicas > 1
+        speed = group.device.speed
+        seconds = task_seconds(
+            [
+                {
+                    Action.FORWARD: cost.forward_s / speed / group.count,
+                    Action.BACKWARD: cost.backward_s / speed / group.count,
+                    Action.UPDATE: cost.update_s / speed,
+                }
+                for cost in own
+            ],
+            by_layer=self._by_layer,
+            updates_last=averages_them,
+        )
+        if averages_them:
             each = averages(own, group, setup, averaging)
             if averaging.alone:
-                update_s += sum(average_s for _, average_s, _ in each)
+                seconds[Action.UPDATE] += sum(average_s for _, average_s, _ in each)
             else:
                 *_, learnt_s = learnt(each)
-                update_s = max(update_s, learnt_s - backward_s / averaging.parts)
-        return {Action.FORWARD: forward_s, Action.BACKWARD: backward_s, Action.UPDATE: update_s}
+                backward_s = sum(cost.backward_s for cost in own) / speed / group.count
+                seconds[Action.UPDATE] = max(seconds[Action.UPDATE], learnt_s - backward_s / averaging.parts)
+        return seconds
 
     def memory_bytes(self, start: int, end: int, group: Group, waiting: int = 0) -> int:
         """What each device of a stage holds at most.
@@ -80,7 +96,10 @@ class LayerSums:
             group: What it is on, and on how many batches at once it holds a graph.
             waiting: How many packets may wait behind it; they count as its memory, but for the last stage's.
         """
-        shared = group.held * (self._active[end] - self._active[start])
+        if self._by_layer:
+            shared = max(cost.activation_bytes for cost in self.row[start:end])
+        else:
+            shared = group.held * (self._active[end] - self._active[start])
         shared += waiting * self.row[end - 1].out_bytes if end < len(self.row) else 0
         return self._resident[end] - self._resident[start] + ceil(shared / group.count)
 
@@ -161,6 +180,27 @@ class StageSeconds:
     def _seconds(self, start: int, end: int, learnt_s: float) -> float:
         (ends, starts), (before, earlier) = self._busy, self._before
         return max(ends[end] - starts[start], before[end] - earlier[start] + learnt_s)
+
+
+def task_seconds(
+    layers: Sequence[Mapping[Action, float]], *, by_layer: bool, updates_last: bool = False
+) -> dict[Action, float]:
+    """What each of a stage's tasks takes, out of what its layers' actions take.
+
+    Args:
+        layers: The seconds of each layer's actions.
+        by_layer: Whether each layer ends before the next one begins: the forward is then all before the last backward.
+        updates_last: Whether updates still come last, since gradients are averaged before.
+
+    >>> three = [{Action.FORWARD: 1.0, Action.BACKWARD: 2.0, Action.UPDATE: 0.5}] * 3
+    >>> list(task_seconds(three, by_layer=False).values()), list(task_seconds(three, by_layer=True).values())
+    ([3.0, 6.0, 1.5], [8.0, 2.0, 0.5])
+    """
+    seconds = {action: sum(layer[action] for layer in layers) for action in Action}
+    for action in (Action.BACKWARD, Action.UPDATE)[: 0 if not by_layer else 1 if updates_last else 2]:
+        seconds[action] = layers[-1][action]
+        seconds[Action.FORWARD] += sum(layer[action] for layer in layers[:-1])
+    return seconds
 
 
 def averages(row: Sequence[LayerCost], group: Group, setup: Setup, how: Averaging) -> list[Averaged]:
