@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
-from pipeal.engine import SCHEDULES
+from pipeal.engine import SCHEDULES, Schedule
 
-from .cases import FEATURES, Case, Layer, Outcome, cases, cosine, cuts, outcome, reference, train_by_hand
+from .cases import FEATURES, ORDERS, Case, Layer, Outcome, cases, cosine, cuts, outcome, reference, train_by_hand
 
 RICH = Case(
     (
@@ -32,7 +32,7 @@ RICH = Case(
 )
 
 
-def run(case: Case, schedule: str, sizes: list[int], queue_depth: int = 2, **options: Any) -> Outcome:
+def run(case: Case, schedule: str | Schedule, sizes: list[int], queue_depth: int = 2, **options: Any) -> Outcome:
     """What the engine leaves of a case, predictions along every exit included."""
     package, batches = case.build(), case.batches()
     pipe = Pipeline(
@@ -57,20 +57,20 @@ def run(case: Case, schedule: str, sizes: list[int], queue_depth: int = 2, **opt
 @given(case=cases(), data=st.data())
 def test_every_schedule_leaves_what_training_layer_by_layer_leaves(case: Case, data: st.DataObject) -> None:
     wanted = reference(case)
-    for schedule in SCHEDULES:
-        stages = data.draw(st.integers(1, min(4, len(case.layers))), label=f"{schedule} stages")
+    for name, schedule in ORDERS.items():
+        stages = data.draw(st.integers(1, min(4, len(case.layers))), label=f"{name} stages")
         sizes = data.draw(st.sampled_from(list(cuts(len(case.layers), stages))), label="sizes")
         queue_depth = data.draw(st.integers(1, 4), label="queue depth")
         assert run(case, schedule, sizes, queue_depth).differences(wanted) == []
 
 
 @pytest.mark.parametrize("depths", [(1, 2), pytest.param((3, 4), marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ORDERS)
 def test_any_placement_and_any_queue_depth(schedule: str, depths: tuple[int, ...]) -> None:
     wanted = reference(RICH)
     for stages, queue_depth in product(range(1, 5), depths):
         for sizes in cuts(4, stages):
-            assert run(RICH, schedule, sizes, queue_depth).differences(wanted) == [], (sizes, queue_depth)
+            assert run(RICH, ORDERS[schedule], sizes, queue_depth).differences(wanted) == [], (sizes, queue_depth)
 
 
 @pytest.fixture
