@@ -91,6 +91,18 @@ def test_whoever_comes_late(schedule: str) -> None:
         assert run(shaken, schedule, [1, 1, 1, 1], queue_depth).differences(wanted) == []
 
 
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "fp16"}], ids=str)
+def test_the_order_of_layers_changes_no_bit_in_half_precision(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeal.engine.runner.precision._cpu_has_fp16", lambda: True)
+    case = Case(tuple(Layer("linear", width=4 + number) for number in range(4)), seed=7)  # scales its losses in fp16
+    wanted = run(case, ORDERS["sequential/stage"], [4], **options)
+    assert run(case, ORDERS["sequential/stage"], [4]).differences(wanted) != []
+    for name, sizes in (("sequential", [4]), ("pipelined", [4]), ("pipelined", [2, 2]), ("pipelined/stage", [1, 3])):
+        assert run(case, ORDERS[name], sizes, **options).differences(wanted) == [], (name, sizes)
+
+
 def test_the_reference_notices_what_it_should() -> None:
     """A test that cannot fail is worse than none: another seed, rate or order of batches is seen."""
     wanted = reference(RICH)
