@@ -67,6 +67,7 @@ NAMED = (
     "compile=static",
     "on_oom=split",
     "within_stage=stage",
+    "recompute=blocks",
     "matmul=high",
     "stall_timeout_s=7.0",
 )
