@@ -48,6 +48,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage")),
         Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
         Idle("data.held_out", (0,), ("train.exit_tolerance",)),
+        Idle("engine.offload", ("none",), ("engine.offload_folder",)),
         Idle("stages", (1,), ("engine.schedule",)),
         Idle("processes", (1,), ("engine.peer_timeout_s",)),
     ),

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pipeal.core.methods import DEFAULT, MODES, with_all
 from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
-from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision, Recompute, WithinStage
+from pipeal.core.options import DEFAULTS, Compile, Matmul, Offload, OnOom, Precision, Recompute, WithinStage
 
 Decay: TypeAlias = Literal["none", "cosine"]
 """How the learning rate falls: :func:`pipeal.training.learning_rate.epoch_scale`."""
@@ -185,6 +185,8 @@ class EngineConfig:
         within_stage: The order of a stage's layers: ``layer`` ends one before the next, so that one layer's activations
             are in memory; ``stage`` has all go forward first; None for the schedule's own.
         recompute: What is computed again in a backward instead of kept: ``none``, or the ``blocks`` of each layer.
+        offload: Where layers lie that are not at work: ``none`` keeps them in memory, ``disk`` in mapped files (CPUs).
+        offload_folder: The folder of these files, which have no names; None for that of the run.
         threads: Threads inside each worker's operators; None lets the engine choose.
         stall_timeout_s: Seconds without progress of a stage after which the watchdog ends the run. What is done in the
             caller's own thread is not watched: all stages in ``sequential``, and making batches.
@@ -202,6 +204,8 @@ class EngineConfig:
     on_oom: OnOom = "raise"
     within_stage: WithinStage | None = None
     recompute: Recompute = "none"
+    offload: Offload = "none"
+    offload_folder: Text | None = None
     threads: Threads | None = None
     stall_timeout_s: Positive = DEFAULTS.stall_timeout_s
     peer_timeout_s: Patience = 60.0

@@ -9,7 +9,7 @@ engine: ``engine.peer_timeout_s`` in :mod:`pipeal.config.schema`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -30,6 +30,9 @@ OnOom: TypeAlias = Literal["raise", "split"]
 
 Recompute: TypeAlias = Literal["none", "blocks"]
 """What is computed again in a backward instead of kept from the forward: nothing, or the blocks of each layer."""
+
+Offload: TypeAlias = Literal["none", "disk"]
+"""Where layers lie that are not at work: in memory, or in mapped files."""
 
 WithinStage: TypeAlias = Literal["layer", "stage"]
 """The order of a stage's layers: each forward, backward and update before the next, or all forwards first."""
@@ -73,6 +76,12 @@ class EngineOptions:
         recompute: ``blocks`` keeps of the blocks of each layer only their inputs, and computes the rest again in the
             backward: less memory where a layer is large, for about a third more time, and the same bits
             (:mod:`pipeal.engine.runner.recompute`); ``none`` keeps everything.
+        offload: ``disk`` keeps the weights and optimizer states of layers in mapped files, and in memory only those of
+            layers at work, so that a network may be larger than memory (give it as a generator of layers, and it never
+            exists there whole); CPU stages only, each with one layer before the next
+            (:mod:`pipeal.engine.state.offload`). ``none`` keeps all in memory.
+        offload_folder: Where these files are, which have no names; None for the system's folder of temporary files,
+            which may be memory.
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
             ``highest``, ``high`` or ``medium`` (:data:`Matmul`); None leaves it as it is.
         stall_timeout_s: Seconds that all stages may stand still while the caller waits for them.
@@ -91,6 +100,8 @@ class EngineOptions:
     on_oom: OnOom = "raise"
     within_stage: WithinStage | None = None
     recompute: Recompute = "none"
+    offload: Offload = "none"
+    offload_folder: str | Path | None = None
     matmul: Matmul | None = None
     stall_timeout_s: float = 300.0
     dump_folder: str | Path | None = None
@@ -100,6 +111,7 @@ class EngineOptions:
         check_named("compile", self.compile, get_args(Compile))
         check_named("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
         check_named("on_oom", self.on_oom, get_args(OnOom))
+        check_named("offload", self.offload, get_args(Offload))
         check_named("recompute", self.recompute, get_args(Recompute))
         if self.recompute != "none" and self.compile != "none":
             raise ConfigError(
@@ -113,12 +125,16 @@ class EngineOptions:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads is {self.threads}; expected at least 1, or None to share the cores out")
 
-    def check_layout(self, *, replicas: int = 1, row: bool = False) -> None:
+    def check_layout(
+        self, *, replicas: int = 1, row: bool = False, kinds: Collection[str] = (), by_layer: bool = True
+    ) -> None:
         """Refuses options that a layout excludes.
 
         Args:
             replicas: How many pipelines average their gradients.
             row: Whether the blocks of a single layer lie on several devices.
+            kinds: The kinds of devices, such as ``cuda``.
+            by_layer: Whether each layer of a stage ends before the next one begins.
 
         Raises:
             ConfigError: One of the options cannot be had there.
@@ -128,6 +144,18 @@ class EngineOptions:
             if replicas > 1 and getattr(self, name) == value:
                 raise ConfigError(
                     f"{name}={value!r} is not possible with {replicas} replicas, which learn together; use 'raise'"
+                )
+        if self.offload != "none":
+            if not by_layer:
+                raise ConfigError(
+                    f"offload={self.offload!r} needs layers that end one before the next, but this schedule has all of "
+                    "a stage go forward first; use sequential or pipelined with within_stage='layer'"
+                )
+            others = sorted(set(kinds) - {"cpu"})
+            if replicas > 1 or others:
+                where = f"{replicas} replicas" if replicas > 1 else f"stages on {', '.join(others)}"
+                raise ConfigError(
+                    f"offload={self.offload!r} maps files into the memory of CPUs, not for {where}; use 'none'"
                 )
         if row and self.compile != "none":
             raise ConfigError(

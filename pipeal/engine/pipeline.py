@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, ScheduleError, StallError, add_note
-from pipeal.core.modules import layers_of
+from pipeal.core.modules import layers_of, module_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
@@ -31,6 +31,7 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.stage import Stage, bring_to_rest
+from pipeal.engine.state.offload import MappedFile, offloaded
 from pipeal.engine.state.saved import Load, save
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import Span, StageTimes, Window
@@ -104,11 +105,12 @@ class Pipeline:
         options: EngineOptions | None = None,
         **keywords: Any,
     ) -> None:
-        self.model = model
         self.seed = seed
-        layers = layers_of(model)
-        check_layers(layers)
         options = self._options_here(with_keywords(options, keywords))
+        files: dict[int, MappedFile] = {}
+        layers = layers_of(model if options.offload == "none" else _one_by_one(model, options, files))
+        self.model = model if isinstance(model, nn.Module) else layers
+        check_layers(layers)
         self.schedule = schedule_named(schedule).within(options.within_stage)
         if not 0 <= seed < 2**63:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
@@ -117,7 +119,10 @@ class Pipeline:
         self.options = replace(options, threads=placed.threads, within_stage=self.schedule.within_stage)
         handles = self._open_devices(placed.devices)
         near = [handle.device for handle in handles if not handle.far]
-        options.check_layout(row=placed.is_row)  # told before a compiler is tried, which takes long
+        kinds = {device.type for device in near}
+        options.check_layout(
+            row=placed.is_row, kinds=kinds, by_layer=self.schedule.by_layer
+        )  # told before a compiler is tried, which takes long
         check_precision(options.precision, near)
         check_compile(options.compile, near)
         self._layer_count = len(layers)
@@ -126,7 +131,9 @@ class Pipeline:
             # A layer of another process is compiled there.
             own_options = replace(self.options, compile="none") if handle.far else self.options
             numbered = [(index, layers[index]) for index in own]
-            self.stages.append(Stage(number, numbered, handle, own_options, seed=seed, window=trace or Window(0, 0)))
+            self.stages.append(
+                Stage(number, numbered, handle, own_options, seed=seed, window=trace or Window(0, 0), files=files)
+            )
         self._process_settings = ExitStack()
         self.next_batch = first_batch
         self.left_behind = self.gathers = self._uneven = False
@@ -466,6 +473,15 @@ class Pipeline:
                 if failure is None:
                     raise
                 add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
+
+
+def _one_by_one(
+    model: nn.Module | Iterable[TrainableLayer], options: EngineOptions, files: dict[int, MappedFile]
+) -> Iterator[TrainableLayer]:
+    """The layers of a model, each moved into a file before a generator makes the next one."""
+    for number, layer in enumerate(model if isinstance(model, Iterator) else layers_of(model)):
+        files[number] = offloaded(module_of(layer), options.offload_folder)
+        yield layer
 
 
 class _Delivery:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,8 @@ from pipeal.engine.runner.keyed import Seeds
 from pipeal.engine.runner.nonfinite import FiniteWatch, raise_first, refuse_given_up
 from pipeal.engine.runner.precision import autocast, settings
 from pipeal.engine.schedule import Action
-from pipeal.engine.state.layer_state import layer_state
+from pipeal.engine.state.layer_state import CopyTensor, layer_state
+from pipeal.engine.state.offload import MappedFile, Offloaded
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.engine.trace import StageClock, Window
 
@@ -40,6 +41,7 @@ class Stage(Shared):
         options: How they are run.
         seed: With the layer's and the batch's number, the key of all randomness.
         window: The batches whose spans are kept.
+        files: Of offloaded layers, by their numbers.
 
     Attributes:
         runners: One for each layer, by its number, in order.
@@ -54,6 +56,7 @@ class Stage(Shared):
         *,
         seed: int,
         window: Window,
+        files: Mapping[int, MappedFile] | None = None,
     ) -> None:
         super().__init__(
             device,
@@ -70,6 +73,9 @@ class Stage(Shared):
         self._in_hand: Packet | None = None
         self._batch = -1
         self.runners: dict[int, LayerRunner] = {}
+        if files:
+            modules = {index: module_of(layer) for index, layer in self.layers}
+            self.offloaded = Offloaded(modules, files, options.offload_folder)
         for index, layer in self.layers:
             device.take(module_of(layer))
             self.runners[index] = build_runner(index, layer, self)
@@ -98,6 +104,8 @@ class Stage(Shared):
         A second time does nothing: gradients that a state brings along before the next life stay.
         """
         midway, self._in_hand = self._in_hand is not None, None
+        if self.offloaded is not None:
+            self.offloaded.rest()
         for runner in self.runners.values():
             runner.gathered.forget(midway=midway)
 
@@ -186,11 +194,19 @@ class Stage(Shared):
                 sources.append(tensor)
                 return self.device.snapshot(tensor)
 
+            copy_tensor: CopyTensor = copied
+            file: MappedFile | None = None
             try:
+                if self.offloaded is not None:
+                    file = self.offloaded.copier()
+                    copy_tensor = file.copy
                 # A worker's turn like an update's: nothing is compiled meanwhile.
                 with runner.beside(), self.device.active():
                     begin = self.device.stamp()
-                    state = layer_state(runner.layer, copied)
+                    state = layer_state(runner.layer, copy_tensor)
+                    if file is not None:
+                        file.let_go()
+                        file.write()
                     losses = self.losses.so_far(index)
                     found = LayerState(state, None if losses is None else copied(losses), self.splits[index])
                     snapshot.add(index, found, self.device.mark(), sources)

@@ -61,6 +61,7 @@ def engine_options(
         assert train.precision != "auto"  # chosen by now
         precision = train.precision
     named = {field.name: getattr(engine, field.name) for field in fields(EngineOptions) if hasattr(engine, field.name)}
+    named["offload_folder"] = engine.offload_folder or dump_folder
     return EngineOptions(
         **named,
         precision=precision,

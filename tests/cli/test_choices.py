@@ -68,6 +68,8 @@ NAMED = (
     "on_oom=split",
     "within_stage=stage",
     "recompute=blocks",
+    "offload=disk",
+    "offload_folder=here",
     "matmul=high",
     "stall_timeout_s=7.0",
 )

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeal.core.errors import ScheduleError
+from pipeal.core.errors import ConfigError, ScheduleError
 from pipeal.core.options import EngineOptions
 from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.devices import Device, RemoteDevice, open_device
@@ -61,6 +61,8 @@ class _Line(Pipeline):
 
     def _options_here(self, options: EngineOptions) -> EngineOptions:
         options.check_layout(replicas=self.world.mesh.replicas)
+        if options.offload != "none":
+            raise ConfigError(f"offload={options.offload!r} is not possible over processes yet; use 'none'")
         return options if options.threads is not None else replace(options, threads=own_threads(self.world))
 
     def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeal.core.errors import NonFiniteError, OutOfMemoryError, PeerLostError, PipealError, add_note, first_line
+from pipeal.core.errors import (
+    DataError,
+    NonFiniteError,
+    OutOfMemoryError,
+    PeerLostError,
+    PipealError,
+    add_note,
+    first_line,
+)
 from pipeal.core.modules import dtype_of, module_of
 from pipeal.core.options import OnOom
 from pipeal.core.outofmemory import bytes_asked, bytes_free, in_units, is_out_of_memory
@@ -48,7 +56,7 @@ class ErrorContext:
 
     def explain_rest(self, error: BaseException, action: Action, index: int, batch: int) -> None:
         """For what goes wrong around an action: what goes wrong within it has been explained already."""
-        if not isinstance(error, MemoryError | RuntimeError | NonFiniteError):
+        if not isinstance(error, MemoryError | RuntimeError | NonFiniteError | DataError):
             return
         late = isinstance(error, NonFiniteError) and (error.layer, error.batch) != (index, batch)
         known = late or isinstance(error, OutOfMemoryError | PeerLostError) or getattr(error, "__notes__", None)
