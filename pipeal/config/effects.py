@@ -26,7 +26,7 @@ class Idle(NamedTuple):
     """Where another option has one of some values, these have no effect.
 
     Attributes:
-        where: The other option, or ``stages`` or ``processes``: how many there are to be.
+        where: The other option, or ``processes``: how many there are to be.
         values: Those of its values.
         options: Those without an effect then.
     """
@@ -49,7 +49,6 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
         Idle("data.held_out", (0,), ("train.exit_tolerance",)),
         Idle("engine.offload", ("none",), ("engine.offload_folder",)),
-        Idle("stages", (1,), ("engine.schedule",)),
         Idle("processes", (1,), ("engine.peer_timeout_s",)),
     ),
     TextConfig: (
@@ -80,21 +79,18 @@ IDLE_IN_ONE_PROCESS = (
 """Where the caller's own thread does the work, nothing waits and nothing is watched; between processes there are always
 packets on their way."""
 
-_ONE = {"stages": "there is one stage", "processes": "there is one process"}
+_ONE = {"processes": "there is one process"}
 
 _SHIPPED = ("budget_tokens",)
 """Set by the configurations that come with pipeal, which serve every kind."""
 
 
-def check_effects(
-    config: RunConfig, given: Collection[str], *, stages: int | None = None, processes: int = 1
-) -> list[str]:
+def check_effects(config: RunConfig, given: Collection[str], *, processes: int = 1) -> list[str]:
     """Asks whether each option does something beside the others.
 
     Args:
         config: With everything that was given.
         given: The dotted keys that the command line gave.
-        stages: That may overlap; None where that is chosen later.
         processes: That carry out the run.
 
     Returns:
@@ -107,7 +103,7 @@ def check_effects(
     refuse_rising(config)
     if isinstance(config, TextConfig):
         _refuse_other_kinds(config.data.batching, given)
-    counts = {"stages": stages, "processes": processes}
+    counts = {"processes": processes}
     lines = []
     for table in (*_of(type(config)), *([IDLE_IN_ONE_PROCESS] if processes == 1 else [])):
         by_reason: dict[str, list[str]] = {}

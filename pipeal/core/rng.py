@@ -222,7 +222,7 @@ class KeyedDefault(TorchDispatchMode):
 
 _DRAWN_AGAIN = (
     "a part of a forward that draws random numbers is computed again within the backward, as torch.utils.checkpoint "
-    "does, and would draw others; leave what draws out of that part, or have it computed again by engine.recompute"
+    "does, and would draw others; leave what draws out of that part, or set engine.recompute in its place"
 )
 
 

@@ -47,7 +47,8 @@ against it with :func:`violations`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -105,18 +106,23 @@ class Schedule:
         """The same schedule with that order of a stage's layers; None for its own.
 
         Raises:
-            ConfigError: Its backwards wait for forwards of later layers.
+            ConfigError: Its backwards wait for forwards of later layers, or may do so, by rules of its own.
         """
         if order is None or order == self.within_stage:
             return self
-        if order == "stage":  # a serial one goes back to what was published
-            return replace(self, within_stage=order, forwards_first=self.serial)
-        if self.forwards_first and not self.serial:
+        if self in (sequential := (SCHEDULES["sequential"], _PUBLISHED)):
+            return sequential[order == "stage"]
+        if order == "layer" and (self.forwards_first or type(self).after is not Schedule.after):
+            why = "no layer goes backward before the last one has gone forward"
+            if not self.forwards_first:
+                why = "rules of its own may hold backwards back"
             raise ConfigError(
-                f"within_stage is 'layer', but under {self.name} no layer goes backward before the last one has gone "
-                "forward; use 'stage', or the schedule sequential, al-fm or pipelined"
+                f"within_stage is 'layer', but under {self.name} {why}; use 'stage', or the schedule sequential, al-fm "
+                "or pipelined"
             )
-        return replace(self, within_stage=order, forwards_first=False)
+        found = copy(self)
+        object.__setattr__(found, "within_stage", order)
+        return found
 
     def after(self, task: Task, stages: int) -> tuple[Task, ...]:
         """The tasks that must have ended before ``task`` begins.
@@ -177,6 +183,10 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 
+_PUBLISHED = Schedule("sequential", forwards_first=True, joins=True, serial=True)
+"""With all forwards of a batch first."""
+
+
 def schedule_named(name: str | Schedule) -> Schedule:
     """The schedule of that name.
 
@@ -216,7 +226,8 @@ def violations(schedule: Schedule, stages: int, spans: Iterable[Ran], slack_s: f
         slack_s: How much earlier than allowed a task may begin, for clocks that differ.
 
     Returns:
-        One line per task that began before another had ended, in the order of batches; empty if all is well.
+        One line per task that began before another had ended, and one per layer that went forward while the graph of
+        the one before it was still there, in the order of batches; empty if all is well.
     """
     found = list(spans)
     times: dict[Task, tuple[float, float]] = {}

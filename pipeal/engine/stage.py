@@ -122,15 +122,23 @@ class Stage(Shared):
         """Ends a wait for the compiler: the pipeline is about to stop."""
         self.abandoned.set()
 
-    def run(self, action: Action, packet: Packet | None = None) -> Packet | None:
+    def run(
+        self, action: Action, packet: Packet | None = None, between: Callable[[int], None] = lambda _: None
+    ) -> Packet | None:
         """Does one task; a forward takes a packet and returns the one to hand on.
 
         In the order ``stage`` it does one action on every layer. In the order ``layer`` a forward has all layers but
         the last one learn, too, and the others are of what is left (:mod:`pipeal.engine.schedule`).
+
+        Args:
+            action: What to do.
+            packet: For a forward, the batch.
+            between: Called where a layer of a forward has learnt, with the number of the next one; what it raises ends
+                the forward there.
         """
         if action is Action.FORWARD:
             assert packet is not None
-            return self._forward(packet)
+            return self._forward(packet, between)
         held = self._in_hand
         assert held is not None  # the executors keep the order F, B, U
         runners = list(self.runners.values())
@@ -151,11 +159,11 @@ class Stage(Shared):
                 else:
                     runner.update(held)
 
-    def _forward(self, packet: Packet) -> Packet:
+    def _forward(self, packet: Packet, between: Callable[[int], None]) -> Packet:
         self._batch = packet.batch
         # Of the packet, later actions need no tensors; they may go.
         held = self._in_hand = replace(packet, x=None, y=None, ready=None)
-        last = next(reversed(self.runners))
+        first, last = next(iter(self.runners)), next(reversed(self.runners))
         self.errors.had.clear()
         with self.device.active(), settings(Action.FORWARD, self.device, self.options.precision):
             try:
@@ -165,7 +173,10 @@ class Stage(Shared):
                 shapes = shapes_of((packet.x, packet.y))
                 self.errors.explain(error, Action.FORWARD, None, packet.batch, shapes)
                 raise
+            packet = held  # its tensors may go
             for runner in self.runners.values():
+                if self._by_layer and runner.index != first:
+                    between(runner.index)
                 self.errors.had[runner.index] = shapes_of((x, y))
                 x, y = runner.forward(packet, x, y).onward
                 if self._by_layer and runner.index != last:

@@ -11,8 +11,8 @@ from pipeal.config import RunConfig, check_effects, find_config, given_keys, loa
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
 from pipeal.core.names import Mode, contradicts, form_told
-from pipeal.engine.devices import device_names
 from pipeal.engine.distributed.launch import Launch
+from pipeal.engine.schedule import schedule_named
 from pipeal.run.grid import parse_grid, settings_of, with_setting
 
 _log = logging.getLogger(__name__)
@@ -50,25 +50,17 @@ def configure(
     values = nested({key: value for key, value in asked.items() if value not in (None, ())})
     path = Path(config_file) if config_file is not None else find_config(dataset, name)
     config = load_config(schema, path, overrides=overrides, values=values)
+    schedule_named(config.engine.schedule).within(config.engine.within_stage)  # refused before data are read
     grid = parse_grid(config)
     launch = Launch.found()
     keys = {*given_keys(schema, overrides=overrides, values=values), *grid}
     processes = 1 if launch is None else launch.size
-    stages = _stages(config) if processes == 1 else None
     idle: dict[str, None] = {}  # each line once, in order
     for setting in settings_of(grid):
-        idle |= dict.fromkeys(check_effects(with_setting(config, setting), keys, stages=stages, processes=processes))
+        idle |= dict.fromkeys(check_effects(with_setting(config, setting), keys, processes=processes))
     for line in idle:
         _log.warning(line)
     return config
-
-
-def _stages(config: RunConfig) -> int | None:
-    """Those that may overlap, in one process; None where that is chosen, or nothing is to overlap."""
-    engine = config.engine
-    if engine.devices == "auto" or engine.schedule == "sequential":
-        return None
-    return len(device_names(engine.devices))
 
 
 def say_form(model: tuple[str, Mode | None], config: RunConfig) -> None:

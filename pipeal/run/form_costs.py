@@ -14,6 +14,8 @@ from pipeal.core.options import Precision
 from pipeal.core.tree import move, tensors
 from pipeal.data import Batch
 from pipeal.engine.runner.parts import cut
+from pipeal.engine.schedule import schedule_named
+from pipeal.engine.sizes import layers_of_stages
 from pipeal.planning.measure.layers import count_bytes
 from pipeal.run.build import Experiment
 from pipeal.run.opening import engine_options, new_package
@@ -35,8 +37,8 @@ class FormCosts:
 
     What is cheap beside them (normalisation, activations, look-ups, losses, the optimizers' steps) has no part in the
     FLOPs. Padding has: texts cost what their padded length costs. Nor are packets between stages, batches, what a
-    kernel needs for a moment and what an allocator keeps among the bytes; activations are those of all layers at once,
-    as stages hold them that work side by side.
+    kernel needs for a moment and what an allocator keeps among the bytes; activations are those of all stages, which
+    work side by side: of each those of its largest layer, or of all, as the order of its layers is.
 
     Attributes:
         training_flops: Per sample, forward and backward of all losses.
@@ -110,8 +112,16 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
         weights,
         weights,
         sum(row.optimizer_bytes for row in rows),
-        sum(row.activation_bytes for row in rows),
+        _active_at_once([row.activation_bytes for row in rows], config),
     )
+
+
+def _active_at_once(layers: Sequence[int], config: RunConfig) -> int:
+    """Bytes of activations, of those of each layer: of a stage the largest layer's or all, of stages together."""
+    engine = config.engine
+    by_layer = schedule_named(engine.schedule).within(engine.within_stage).by_layer
+    stages = layers_of_stages(engine.sizes or [len(layers)])
+    return sum((max if by_layer else sum)(layers[number] for number in stage) for stage in stages)
 
 
 def _first_batches(experiment: Experiment, seed: int) -> Sequence[Batch]:

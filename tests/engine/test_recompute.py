@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, Pipeline
+from pipeal.core.options import EngineOptions
 from pipeal.core.rng import keyed, random_words, replayed
-from pipeal.engine.runner.recompute import parts_of
+from pipeal.engine.devices import open_device
+from pipeal.engine.runner.recompute import _Met, parts_of
 from pipeal.engine.runner.split import SplitWarning
 from pipeal.models.transformer import EncoderLayer, TransformerBlock
+from pipeal.planning.measure.layers import count_bytes
 
 from .cases import BLOCKS, ORDERS, Case, Layer, cases, cosine, cuts, outcome, reference
 from .test_exactness import RICH, run
@@ -139,7 +144,7 @@ def test_blocks_of_backpropagation_over_devices() -> None:
 
 def test_the_parts_are_the_repeated_blocks_or_the_whole_way_up() -> None:
     def parts(f: nn.Module) -> list[nn.Module]:
-        return parts_of(AL(ENC(f, nn.Linear(1, 1)), AE(nn.Linear(1, 1), nn.Linear(1, 1))))
+        return parts_of(AL(ENC(f, nn.Linear(1, 1)), AE(nn.Linear(1, 1), nn.Linear(1, 1))), open_device("cpu"))
 
     transformer = TransformerBlock(8, 16, 2, layers=3)
     assert parts(transformer) == list(transformer.layers)
@@ -147,6 +152,168 @@ def test_the_parts_are_the_repeated_blocks_or_the_whole_way_up() -> None:
     assert parts(row := nn.Sequential(block(), nn.ReLU(), block())) == [row[0], row[2]]
     assert parts(flat := block()) == [flat]
     assert parts(nn.Identity()) == []
+    assert parts(row := nn.Sequential(Prenorm(), Prenorm())) == list(row)  # not the row that each of them has within
+
+
+class Prenorm(nn.Module):
+    """A block with a row of single modules within, as a GPT's feed-forward."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDE)
+        self.wide = nn.Sequential(nn.Linear(WIDE, 2 * WIDE), nn.GELU(), nn.Linear(2 * WIDE, WIDE))
+        self.register_buffer("mask", torch.ones(1, WIDE))
+
+    def forward(self, x: Tensor, scale: float = 1.0, *, debug: bool = False) -> Tensor:
+        return x + self.wide(self.norm(x)) * self.mask * (2 * scale if debug else scale)
+
+
+def weights_of(build: Callable[[], nn.Module], recompute: Any, make: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
+    torch.manual_seed(0)
+    layer = make(build())
+    draw = torch.Generator().manual_seed(1)
+    batches = [(torch.randn(6, WIDE, generator=draw), torch.randn(6, WIDE, generator=draw)) for _ in range(3)]
+    with Pipeline([layer], "cpu", threads=1, recompute=recompute) as pipe:
+        pipe.run(batches)
+    return [value for value in layer.state_dict().values() if isinstance(value, Tensor)]
+
+
+def in_bp(f: nn.Module) -> nn.Module:
+    return BP(f, nn.MSELoss(), 0.01)
+
+
+class Counts(nn.Module):
+    """A user's own layer, whose forward counts, and keeps a loss for its backward."""
+
+    draws_from_default = False
+
+    def __init__(self, f: nn.Module) -> None:
+        super().__init__()
+        self.f, self.step = f, 0
+        self.opt = torch.optim.SGD(f.parameters(), 0.01)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.step += 1
+        out = self.f(x)
+        self.kept = (out - y).square().mean() * self.step
+        return out.detach(), y
+
+    def backward(self) -> None:
+        self.kept.backward()
+
+    def update(self) -> None:
+        self.opt.step()
+        self.opt.zero_grad()
+
+    def loss(self) -> tuple[Tensor, ...]:
+        return (self.kept.detach(),)
+
+    def scale_lr(self, factor: float) -> None:
+        pass
+
+    def inference(self, x: Tensor, path: str) -> Tensor:
+        return self.f(x) if path == "f" else x
+
+
+class OtherWeights(nn.Module):
+    """Calls its block with other weights than it has."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = nn.ModuleList([block(), block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one in self.row:
+            x = functional_call(one, {name: 2 * value for name, value in one.named_parameters()}, (x,))
+        return x
+
+
+class Named(nn.Module):
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = nn.ModuleList([Prenorm(), Prenorm()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for one in self.row:
+            x = one(x, scale=0.5, debug=True)
+        return x
+
+
+class TwoLosses(BP):
+    """Goes back through one graph twice."""
+
+    def forward(self, x: Any, y: Any) -> tuple[Any, Any]:
+        out = self.model(x)
+        self.first, self.second = (out - y).square().mean(), out.abs().mean()
+        self.keep(self.first)
+        return out.detach(), y
+
+    def backward(self) -> None:
+        self._taken_graph()
+        self.first.backward(retain_graph=True)
+        self.second.backward()
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDE, WIDE), nn.BatchNorm1d(WIDE))
+
+
+USERS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], nn.Module]]] = {
+    "a layer that counts its forwards": (lambda: nn.Linear(WIDE, WIDE), Counts),
+    "other weights for a call": (OtherWeights, in_bp),
+    "in place on what a block gives": (
+        lambda: nn.Sequential(normed(), nn.ReLU(inplace=True), normed(), nn.ReLU(inplace=True)),
+        in_bp,
+    ),
+    "two backwards through one graph": (
+        lambda: nn.Sequential(normed(), block()),
+        lambda f: TwoLosses(f, nn.MSELoss(), 0.01),
+    ),
+    "names of arguments that checkpoint has, too": (Named, in_bp),
+    "buffers that stay as they are": (lambda: nn.Sequential(Prenorm(), Prenorm()), in_bp),
+}
+
+
+@pytest.mark.parametrize("what", USERS)
+def test_blocks_of_users_learn_the_same(what: str) -> None:
+    build, make = USERS[what]
+    with_all, again = (weights_of(build, recompute, make) for recompute in ("none", "blocks"))
+    assert all(map(torch.equal, with_all, again))
+
+
+def test_copies_of_buffers_that_a_forward_left_alone_are_let_go() -> None:
+    one = Prenorm()
+    met = _Met(one)
+    one(torch.randn(2, WIDE))
+    met.keep_what_changed()
+    assert [buffer.copy for buffer in met._buffers] == [None]
+    with met:
+        assert one._buffers["mask"] is met._buffers[0].tensor
+
+
+def test_lazy_modules_are_computed_again_too() -> None:
+    """The first batch gives them their shape."""
+
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.Sequential(nn.Linear(WIDE, WIDE), nn.LazyBatchNorm1d()), block())
+
+    with_all, again = (weights_of(lazy, recompute, in_bp) for recompute in ("none", "blocks"))
+    assert all(map(torch.equal, with_all, again))
+
+
+def test_activations_are_not_counted_too_low() -> None:
+    """Of what is computed again only inputs are seen to be kept, while one block is there as a whole in its turn."""
+    batch = torch.randn(6, WIDE), torch.randn(6, WIDE)
+    (whole,), (again,) = (
+        count_bytes([in_bp(block())], batch, EngineOptions(recompute=recompute)) for recompute in ("none", "blocks")
+    )
+    assert again.activation_bytes == whole.activation_bytes > 0
 
 
 def test_a_user_s_own_patch_of_a_block_stays() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -262,3 +263,36 @@ TRACES: dict[str, list[Any]] = {name: [] for name in SCHEDULES}
 
 def _task(span: Any) -> Task:
     return Task(span.batch, span.stage, span.action)
+
+
+class HoldsBack(Schedule):
+    """Backwards wait for the forward of the last stage, by a rule of its own."""
+
+    def after(self, task: Task, stages: int) -> tuple[Task, ...]:
+        extra = (Task(task.batch, stages - 1, F),) if task.action is B else ()
+        return super().after(task, stages) + extra
+
+
+class OwnStart(Schedule):
+    def __init__(self, name: str) -> None:
+        super().__init__(name, forwards_first=False, joins=True, serial=True)
+
+
+def test_schedules_of_users_keep_their_order_or_say_why() -> None:
+    with pytest.raises(ConfigError, match="under held rules of its own may hold backwards back; use 'stage'"):
+        HoldsBack("held", False, False, False).within("layer")
+    own = OwnStart("own")
+    by_layer = own.within("layer")
+    assert (type(by_layer), by_layer.by_layer, by_layer.forwards_first) == (OwnStart, True, False)
+    assert by_layer.within("stage") == own
+
+
+def test_a_long_stage_is_watched_and_stopped_layer_by_layer() -> None:
+    """Four layers of half a second in one stage: each is progress, and none is waited for after a stop."""
+    layers = [VirtualLayer(0.2, 0.2, 0.1) for _ in range(4)]
+    with Pipeline(layers, ["cpu"], threads=1, stall_timeout_s=1.0) as pipe:
+        pipe.run([(None, None)] * 2)
+    with suppress(KeyError), Pipeline(layers, ["cpu"], threads=1) as pipe:
+        pipe.submit(None, None)
+        raise KeyError("told")
+    assert not pipe.left_behind

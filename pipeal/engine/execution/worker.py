@@ -269,9 +269,17 @@ class Worker(StageThread):
             with self._waiting("join"):
                 self.progress.wait(before)
         self.doing = (str(task), perf_counter())
-        onward = self.stage.run(action, packet)
+        onward = self.stage.run(action, packet, self._between)
         self.progress.end(task)
         return onward
+
+    def _between(self, layer: int) -> None:
+        """Within a forward that has layers learn: one at a time is waited for, or stopped after."""
+        if self.progress.stopped:
+            raise Stopped
+        task, _, _ = self.doing[0].partition(", ")
+        self.doing = (f"{task}, layer {layer}", perf_counter())
+        self.progress.moved()
 
     def _waiting(self, reason: str) -> AbstractContextManager[None]:
         super()._waiting(reason)

@@ -95,7 +95,7 @@ def build_runner(index: int, layer: TrainableLayer, shared: Shared) -> LayerRunn
     device, options, module = shared.device, shared.options, module_of(layer)
     plain: Runner = Plain(layer)
     if options.recompute == "blocks":
-        plain = Recomputed(plain, parts_of(layer))
+        plain = Recomputed(plain, parts_of(layer, device))
     keyed = Keyed(plain, index, module, shared.seeds)
     part: Runner = Explained(keyed, index, shared.errors.explain)
     inner: Runner = Timed(part, index, device, shared.clock)

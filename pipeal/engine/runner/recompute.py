@@ -8,25 +8,28 @@ the backward (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016
 
 The bits are those of a layer that keeps everything: what a block drew it draws again, from the key and the generators
 as they were (:class:`pipeal.core.rng.replayed`), and it meets the buffers that it met, such as the statistics of batch
-norm, which are not brought up to date twice.
+norm, which are not brought up to date twice. What a block keeps in Python by itself, such as a counter, it changes
+twice; and a block may not change its input in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import UP, TrainableLayer
 from pipeal.core.rng import replayed
-from pipeal.core.tree import Tree, map_tensors, tensors
+from pipeal.core.tree import Tree
+from pipeal.engine.devices import Device
 from pipeal.engine.runner.layer import Passed, Runner
 
 
@@ -48,23 +51,32 @@ class Recomputed(Runner):
             return self.inner.forward(packet, x, y, rows)
 
 
-def parts_of(layer: TrainableLayer) -> list[nn.Module]:
+def parts_of(layer: TrainableLayer, device: Device) -> list[nn.Module]:
     """The modules of a layer that are computed again: the repeated blocks of its way up, or that as a whole.
 
-    >>> block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    >>> len(_blocks(nn.Sequential(block, nn.Sequential(nn.Linear(4, 4), nn.ReLU())))), _blocks(block) == [block]
-    (2, True)
+    Not a user's own layer as a whole, whose forward keeps what its backward needs; and on a GPU no recurrence with
+    dropout, which cuDNN draws by itself.
     """
     blocks = getattr(layer, "blocks", None)
-    found = blocks().get(UP) if callable(blocks) else layer  # a user's own layer
-    return _blocks(found) if isinstance(found, nn.Module) else []
+    found = blocks().get(UP) if callable(blocks) else layer
+    parts = _blocks(found) if isinstance(found, nn.Module) else []
+    on_cpu = set(device.types) == {"cpu"}
+    parts = [part for part in parts if id(part) != id(layer)]
+    return [part for part in parts if on_cpu or not any(map(_draws_in_cudnn, part.modules()))]
 
 
 def _blocks(module: nn.Module) -> list[nn.Module]:
-    """Of a row of modules those that have modules within; of another one the rows within it; else itself."""
-    within = [child for child in module.children() if next(child.children(), None) is not None]
-    rows = within if isinstance(module, _ROWS) else [child for child in within if isinstance(child, _ROWS)]
-    found = [block for row in rows for block in _blocks(row)]
+    """Of a row those of its modules that have modules within, and of what holds a row of such ones, these; else all.
+
+    >>> def block(): return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    >>> row = nn.Sequential(block(), nn.Flatten(), block())
+    >>> _blocks(row) == [row[0], row[2]], _blocks(row[0]) == [row[0]]
+    (True, True)
+    """
+    within = [child for child in module.children() if _has_modules(child)]
+    if not isinstance(module, _ROWS):
+        within = [child for child in within if isinstance(child, _ROWS) and any(map(_has_modules, child.children()))]
+    found = [block for child in within for block in _blocks(child)]
     if found or isinstance(module, nn.ModuleList):  # which has no forward
         return found
     return [module] if any(True for _ in module.parameters()) else []
@@ -73,66 +85,107 @@ def _blocks(module: nn.Module) -> list[nn.Module]:
 _ROWS = (nn.Sequential, nn.ModuleList)
 
 
+def _has_modules(module: nn.Module) -> bool:
+    return next(module.children(), None) is not None
+
+
+def _draws_in_cudnn(module: nn.Module) -> bool:
+    return isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1
+
+
 def _kept_in_short(part: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or any(map(is_lazy, (*part.parameters(), *part.buffers()))):  # given shapes by it
         return forward(*args, **named)
-    return checkpoint(
-        partial(_to_the_end, forward),
+    met = _Met(part)
+    out = checkpoint(
+        partial(_to_the_end, forward, **named),  # some of the names are also those of checkpoint's own arguments
         *args,
         use_reentrant=False,
         preserve_rng_state=False,  # nothing is drawn but by the key
-        context_fn=partial(_then_and_again, part),
-        **named,
+        context_fn=lambda: (nullcontext(), met),
     )
+    met.keep_what_changed()
+    return out
 
 
 def _to_the_end(forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """A forward whose very last step is to keep something: what is computed again ends with the last that was kept, and
     an operator that fills what it keeps, as ``rrelu_with_noise`` its noise, must have run by then."""
     out = forward(*args, **named)
-    learns = [tensor for tensor in tensors(out) if tensor.requires_grad]
-    if not learns:
-        return out
-    last = _Last.apply(learns[-1])
-    return map_tensors(lambda tensor: last if tensor is learns[-1] else tensor, out)
+    _Last.apply(torch.empty(0, requires_grad=True))
+    return out
 
 
 class _Last(torch.autograd.Function):
-    """Hands on what it is given, and keeps an empty tensor."""
+    """Keeps an empty tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x.detach().reshape(-1)[:0])
-        return x.view_as(x)
+        ctx.save_for_backward(x)
+        return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
         return grad
 
 
-def _then_and_again(part: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """What is around a forward, and around the same forward in the backward."""
-    met = [
-        (owner, name, buffer.clone())
-        for owner in part.modules()
-        for name, buffer in owner._buffers.items()
-        if buffer is not None
-    ]
-    return nullcontext(), _as_it_was(met, replayed())
+class _Met:
+    """Within it a part finds the weights and buffers that its forward met, and draws what it drew. Made before that.
+
+    It may be entered several times: each finds what the first one found.
+    """
+
+    def __init__(self, part: nn.Module) -> None:
+        self._weights = [
+            (owner._parameters, name, weight)  # others than its own, under torch.func.functional_call
+            for owner in part.modules()
+            for name, weight in owner._parameters.items()
+            if weight is not None
+        ]
+        self._buffers = [
+            _Buffer(owner._buffers, name, buffer, buffer.clone(), None if buffer.is_inference() else buffer._version)
+            for owner in part.modules()
+            for name, buffer in owner._buffers.items()
+            if buffer is not None
+        ]
+        self._draws = replayed()
+        self._undo: list[Callable[[], None]] = []
+
+    def keep_what_changed(self) -> None:
+        """After the forward: lets go of the copies of large buffers that it has left alone, such as masks."""
+        for buffer in self._buffers:
+            # A version says nothing of statistics, a row each, which batch norm writes past it.
+            if buffer.tensor.dim() > 1 and buffer.version is not None and buffer.tensor._version == buffer.version:
+                buffer.copy = None
+
+    def __enter__(self) -> None:
+        for place, name, weight in self._weights:
+            self._put(place, name, weight)
+        copies: dict[int, Tensor] = {}  # of buffers under several names, one
+        for buffer in self._buffers:
+            if buffer.copy is not None:
+                self._put(buffer.place, buffer.name, copies.setdefault(id(buffer.tensor), buffer.copy.clone()))
+        self._draws.__enter__()
+
+    def __exit__(self, *raised: object) -> None:
+        self._draws.__exit__(*raised)
+        while self._undo:
+            self._undo.pop()()
+
+    def _put(self, place: dict[str, Any], name: str, tensor: Tensor) -> None:
+        now = place.get(name)
+        if now is not tensor:
+            place[name] = tensor
+            self._undo.append(partial(place.__setitem__, name, now))
 
 
-@contextmanager
-def _as_it_was(met: list[tuple[nn.Module, str, Tensor]], draws: replayed) -> Iterator[None]:
-    """Puts the buffers in place that the forward met, and lets it change these."""
-    now = [(owner, name, owner._buffers[name]) for owner, name, _ in met]
-    for owner, name, buffer in met:
-        owner._buffers[name] = buffer
-    try:
-        with draws:
-            yield
-    finally:
-        for owner, name, current in now:
-            owner._buffers[name] = current
+@dataclass
+class _Buffer:
+    place: dict[str, Any]
+    name: str
+    tensor: Tensor
+    copy: Tensor | None
+    version: int | None
 
 
 @contextmanager

@@ -170,8 +170,11 @@ def count_bytes(
 ) -> list[LayerCost]:
     """What each layer keeps and sends on one batch, without its seconds; the layers are trained on it."""
     with (
-        # Of compiled layers the hooks would see nothing.
-        Pipeline(layers, [device], "sequential", options=replace(_measurable(options), compile="none")) as pipe,
+        # Of compiled layers the hooks would see nothing, and of what is computed again only the inputs: while one block
+        # has its turn, all of it is there, too. Everything is counted, which is too much, rather than too little.
+        Pipeline(
+            layers, [device], "sequential", options=replace(_measurable(options), compile="none", recompute="none")
+        ) as pipe,
         _watching(layers) as watched,
     ):
         pipe.run([batch])

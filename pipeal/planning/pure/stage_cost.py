@@ -50,6 +50,9 @@ class LayerSums:
         self._by_layer = by_layer
         self._resident = sums([cost.resident_bytes for cost in row])
         self._active = sums([cost.activation_bytes for cost in row])
+        self._largest = [[cost.activation_bytes for cost in row]] if by_layer else []  # of 1, 2, 4, … layers from each
+        while by_layer and len(before := self._largest[-1]) > (reach := 2 ** (len(self._largest) - 1)):
+            self._largest.append([max(pair) for pair in zip(before, before[reach:], strict=False)])
 
     def durations(self, layers: range, group: Group, setup: Setup, averaging: Averaging) -> dict[Action, float]:
         """Seconds per batch of a stage, by task; an update begins with what is left of averaging gradients.
@@ -97,7 +100,8 @@ class LayerSums:
             waiting: How many packets may wait behind it; they count as its memory, but for the last stage's.
         """
         if self._by_layer:
-            shared = max(cost.activation_bytes for cost in self.row[start:end])
+            power = (end - start).bit_length() - 1
+            shared = max(self._largest[power][start], self._largest[power][end - 2**power])
         else:
             shared = group.held * (self._active[end] - self._active[start])
         shared += waiting * self.row[end - 1].out_bytes if end < len(self.row) else 0
