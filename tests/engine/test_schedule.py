@@ -288,10 +288,10 @@ def test_schedules_of_users_keep_their_order_or_say_why() -> None:
 
 
 def test_a_long_stage_is_watched_and_stopped_layer_by_layer() -> None:
-    """Four layers of half a second in one stage: each is progress, and none is waited for after a stop."""
-    layers = [VirtualLayer(0.2, 0.2, 0.1) for _ in range(4)]
+    """Six layers of half a second in one stage: each is progress, and none is waited for after a stop."""
+    layers = [VirtualLayer(0.2, 0.2, 0.1) for _ in range(6)]
     with Pipeline(layers, ["cpu"], threads=1, stall_timeout_s=1.0) as pipe:
-        pipe.run([(None, None)] * 2)
+        pipe.run([(None, None)])
     with suppress(KeyError), Pipeline(layers, ["cpu"], threads=1) as pipe:
         pipe.submit(None, None)
         raise KeyError("told")
