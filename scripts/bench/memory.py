@@ -28,11 +28,12 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from time import process_time
 from typing import Any
 
 import torch
 from memory_forms import BLOCKS, Case, measure
-from memory_report import FORMS, ORDERS, PEAKS, Found, in_mib, ratios_of, report
+from memory_report import CLOCKS, FORMS, ORDERS, PEAKS, Found, in_mib, ratios_of, report
 from schedules import wake_on_time
 from virtual import VirtualLayer
 
@@ -74,7 +75,7 @@ def measured(blocks: Sequence[str], depths: Sequence[int], options: argparse.Nam
     """Everything, kept in the JSON as far as it is known."""
     found: Found = {
         "machine": environment(),
-        "load": os.getloadavg()[0],
+        "load": [os.getloadavg()[0]],
         "blocks": {block: BLOCKS[block].what for block in blocks},
         "cases": [],
         "throughput": [],
@@ -84,6 +85,7 @@ def measured(blocks: Sequence[str], depths: Sequence[int], options: argparse.Nam
     def keep(kind: str, one: Found, told: str) -> None:
         found[kind].append(one)
         print(told, flush=True)
+        found["load"][1:] = [os.getloadavg()[0]]
         if options.json is not None:
             write_json(options.json, found)
 
@@ -95,7 +97,7 @@ def measured(blocks: Sequence[str], depths: Sequence[int], options: argparse.Nam
     if options.turns:
         for block in blocks:
             one = in_fresh_process(throughput, block, options.turns, THROUGHPUT_DEPTH)
-            keep("throughput", one, f"{block}: layer / stage {median(ratios_of(one)):.3f}")
+            keep("throughput", one, f"{block}: layer / stage {median(ratios_of(one, 'wall')):.3f}")
         for one in fill(Virtual(), (8, 32), 2 if options.quick else 5):
             keep("fill", one, f"virtual stages, {one['batches']} batches: {one['measured']}")
     return found
@@ -142,20 +144,25 @@ def measure_depths(block: str, form: str, depths: Sequence[int], limit_bytes: fl
 
 
 def throughput(block: str, turns: int, depth: int) -> Found:
-    """Seconds of each turn of each order, on one stage; the order that begins changes, and one turn more warms up."""
+    """Seconds of each turn of each order on one stage; the order that begins changes, and one turn more warms up.
+
+    By the wall's clock, and of the processor, which is disturbed less by other work on the machine.
+    """
     keep_freed_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     one = BLOCKS[block]
     layers = al.make_layers(one.network(depth), 1e-3, None)
     batches = [one.batch(one.samples) for _ in range(one.turn)]
-    seconds: dict[WithinStage, list[float]] = {order: [] for order in ORDERS}
+    seconds: dict[str, dict[WithinStage, list[float]]] = {clock: {order: [] for order in ORDERS} for clock in CLOCKS}
     for turn in range(turns + 1):
         for order in ORDERS[:: -1 if turn % 2 else 1]:
             with Pipeline(layers, ["cpu"], "sequential", threads=1, within_stage=order) as pipe:
-                took = pipe.run(batches).seconds
+                begin = process_time()
+                wall, processor = pipe.run(batches).seconds, process_time() - begin
             if turn:
-                seconds[order].append(took)
+                seconds["wall"][order].append(wall)
+                seconds["processor"][order].append(processor)
     return {"block": block, "depth": depth, "batches": one.turn, "seconds": seconds}
 
 

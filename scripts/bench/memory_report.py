@@ -21,6 +21,7 @@ Found: TypeAlias = dict[str, Any]
 """Figures, as they stand in the JSON."""
 
 FORMS = ("BP", "BP, recomputed", "AL by stage", "AL by layer")
+CLOCKS = ("wall", "processor")
 ORDERS: tuple[WithinStage, ...] = ("layer", "stage")
 PEAKS = {"activations": "activations", "resident": "resident", "without_holes": "resident, without holes"}
 """What is measured of each depth, in bytes, and what tables call it."""
@@ -50,28 +51,23 @@ def cases_of(found: Found, block: str, form: str) -> list[Found]:
 def show(found: Found) -> None:
     """Prints all of it."""
     machine = "  ".join(f"{key} {value}" for key, value in found["machine"].items())
-    print(f"{machine}\nload average {found['load']:.1f} before, one thread, fp32\n")
+    before, after = found["load"][0], found["load"][-1]
+    print(f"{machine}\nload average {before:.1f} before, {after:.1f} after; one thread, fp32\n")
     for block in dict.fromkeys(one["block"] for one in found["cases"]):
         show_block(found, block)
     if found["throughput"]:
         rows: list[list[Cell]] = []
         for one in found["throughput"]:
-            ratios = ratios_of(one)
-            low, high = interval(ratios)
-            quarter, _, three_quarters = quantiles(ratios, n=4)
-            of_order = [1e3 * median(one["seconds"][order]) / one["batches"] for order in ORDERS]
-            rows.append(
-                [
-                    one["block"],
-                    one["depth"],
-                    *(f"{ms:.1f}" for ms in of_order),
-                    f"{median(ratios):.3f}",
-                    f"{quarter:.3f}-{three_quarters:.3f}",
-                    f"{low:.3f}-{high:.3f}",
-                    len(ratios),
-                ]
-            )
-        heads = ["block", "depth", "layer, ms/batch", "stage, ms/batch", "layer / stage", "quartiles", "95 %", "turns"]
+            for clock in CLOCKS:
+                ratios = ratios_of(one, clock)
+                low, high = interval(ratios)
+                quarter, _, three_quarters = quantiles(ratios, n=4)
+                of_order = [1e3 * median(one["seconds"][clock][order]) / one["batches"] for order in ORDERS]
+                spread = [f"{quarter:.3f}-{three_quarters:.3f}", f"{low:.3f}-{high:.3f}"]
+                times = [f"{ms:.1f}" for ms in of_order]
+                rows.append([one["block"], one["depth"], clock, *times, f"{median(ratios):.3f}", *spread, len(ratios)])
+        heads = ["block", "depth", "clock", *(f"{order}, ms/batch" for order in ORDERS), "layer / stage"]
+        heads += ["quartiles", "median, 95 %", "turns"]
         print_table("throughput of AL on one stage, in turns", heads, rows)
     if found["fill"]:
         one = found["fill"][0]
@@ -164,9 +160,9 @@ def draw(found: Found, path: Path) -> None:
     save(figure, path)
 
 
-def ratios_of(found: Found) -> list[float]:
+def ratios_of(found: Found, clock: str) -> list[float]:
     """Of each turn, the throughput of ``layer`` as a multiple of that of ``stage``."""
-    return [stage / layer for layer, stage in zip(*(found["seconds"][order] for order in ORDERS), strict=True)]
+    return [stage / layer for layer, stage in zip(*(found["seconds"][clock][order] for order in ORDERS), strict=True)]
 
 
 def interval(values: Sequence[float], resamples: int = 2000) -> tuple[float, float]:
