@@ -115,12 +115,15 @@ def show_block(found: Found, block: str) -> None:
     same = {one["depth"]: one["digest"] == other["digest"] for one, other in pairs if one["digest"] and other["digest"]}
     print(f"AL by stage and by layer: weights and optimizer states equal bit for bit, by depth: {same}")
     errors = {
-        what: [abs(one["would_predict"][what] / one[what] - 1) for one in found["cases"]
-               if one["block"] == block and "would_predict" in one]
-        for what in PEAKS
-    }  # fmt: skip
-    if errors["resident"]:
-        told = ", ".join(f"{PEAKS[what]} {max(shares):.1%}" for what, shares in errors.items())
+        name: [
+            abs(one["would_predict"][what] / one[what] - 1)
+            for one in found["cases"]
+            if one["block"] == block and what in one.get("would_predict", {})
+        ]
+        for what, name in PEAKS.items()
+    }
+    told = ", ".join(f"{name} {max(shares):.1%}" for name, shares in errors.items() if shares)
+    if told:
         print(f"depths that were measured would have been predicted within: {told}")
     print()
 
@@ -144,7 +147,8 @@ def draw(found: Found, path: Path) -> None:
             for form, colour in zip(FORMS, COLOURS, strict=False):
                 ones = cases_of(found, block, form)
                 depths, sizes = [one["depth"] for one in ones], [one[what] / MIB for one in ones]
-                panel.plot(depths, sizes, color=colour, linewidth=1.6, label=form, zorder=2)
+                style = "--" if form == "AL by stage" else "-"  # it may lie on that of BP
+                panel.plot(depths, sizes, style, color=colour, linewidth=1.6, label=form, zorder=2)
                 for hollow in (False, True):
                     dots = [place for place, one in enumerate(ones) if (what in one["predicted"]) is hollow]
                     at, high = [depths[place] for place in dots], [sizes[place] for place in dots]
