@@ -32,6 +32,7 @@ format: $(READY)  ## put the code in order
 
 bench: $(READY)  ## some of the benchmarks in scripts/bench; each prints the machine it ran on
 	$(BIN)/python scripts/bench/schedules.py
+	$(BIN)/python scripts/bench/memory.py --quick
 	$(BIN)/python scripts/bench/text.py transformer --data-root "$${PIPEAL_DATA:-data}"
 	$(BIN)/python scripts/bench/text.py lstm --data-root "$${PIPEAL_DATA:-data}" --table ladder
 	$(BIN)/python scripts/bench/vision.py defaults --data-root "$${PIPEAL_DATA:-data}"

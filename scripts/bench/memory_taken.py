@@ -21,9 +21,10 @@ class Memory:
         devices: Of GPUs their tensors are counted, of all of them together; of this process on a CPU its pages, where
             the system forgets a peak.
         keep: Whether the C library keeps what is freed (:func:`pipeal.engine.devices.allocator.keep_freed_memory`).
+        holes: Whether it has a heap for large blocks; else each of 128 KiB or more goes back to the system when freed.
     """
 
-    def __init__(self, devices: Sequence[torch.device], *, keep: bool) -> None:
+    def __init__(self, devices: Sequence[torch.device], *, keep: bool, holes: bool = True) -> None:
         self.gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         gc.collect()
         if self.gpus:
@@ -39,7 +40,7 @@ class Memory:
                 library.malloc_trim(0)
                 # Where its own rule, which cannot be had back, ends at best: blocks of up to 32 MiB are kept. So what
                 # it brings to keep all of them is more, if anything, than is measured.
-                library.mallopt(MMAP_THRESHOLD, 2**25)
+                library.mallopt(MMAP_THRESHOLD, 2**25 if holes else 2**17)
                 library.mallopt(TRIM_THRESHOLD, 2**26)
             if keep:
                 keep_freed_memory()
