@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
+from time import sleep
 from typing import Any
 
 import pytest
@@ -294,5 +295,7 @@ def test_a_long_stage_is_watched_and_stopped_layer_by_layer() -> None:
         pipe.run([(None, None)])
     with suppress(KeyError), Pipeline(layers, ["cpu"], threads=1) as pipe:
         pipe.submit(None, None)
+        while not pipe._executor.threads[0].doing[0].startswith("F0"):  # type: ignore[union-attr]
+            sleep(0.01)
         raise KeyError("told")
     assert not pipe.left_behind
