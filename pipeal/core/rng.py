@@ -16,7 +16,8 @@ import hashlib
 import inspect
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,6 +83,17 @@ class keyed:  # noqa: N801  used as a function is; a class, because the engine e
         if self._default is not None:
             self._default.__exit__(*raised)
         _local.key = self._before
+
+
+@contextmanager
+def unkeyed() -> Iterator[None]:
+    """Within it, on this thread, no key is in force: PyTorch's default generators are drawn from, whose states
+    ``torch.utils.checkpoint`` puts back for a part of a forward that is computed again."""
+    before, _local.key = _local.key, None
+    try:
+        yield
+    finally:
+        _local.key = before
 
 
 def generator(device: torch.device) -> torch.Generator | None:
