@@ -139,20 +139,19 @@ class Found:
 
     def show(self, what: str) -> None:
         """Prints a table: bytes by part, at once, and what fits."""
-        columns = ["MiB", *_PARTS, "at once"]
-        columns += ["resident", "resident, kept"] if self.measured else []
+        columns = ["MiB", *_PARTS, "at once", "resident"]
+        columns += ["resident, kept"] if self.measured else []
         columns += ["largest batch", "greatest depth"] if self.limit is not None else []
         rows: list[list[Cell]] = []
         for name, way in WAYS.items():
-            blank: list[Cell] = [None, None] if self.measured else []
+            blank: list[Cell] = [None] if self.measured else []
             fits = (
                 [] if self.limit is None else [_told(*pair) for pair in zip(self._most(way), self._bounds, strict=True)]
             )
             rows.append([name, *_mib(self.forecasts[name]), *blank, *fits])
             if name in self.measured:
                 found = self.measured[name]
-                resident = [found.resident / 2**20, found.resident_kept / 2**20]
-                rows.append(["  measured", *_mib(found.parts), *resident, *[None] * len(fits)])
+                rows.append(["  measured", *_mib(found.parts), found.resident_kept / 2**20, *[None] * len(fits)])
         layers = f"{self.depth} layer{'s' * (self.depth > 1)}"
         print_table(f"{what}, {self.samples} samples, {layers}", columns, rows)
         click.echo()
@@ -215,20 +214,21 @@ class Found:
     def _remarks(self) -> Iterator[str]:
         """What to know of the figures."""
         yield "at once: the most of all parts at the same moment, above the idle process; a part is largest at its own"
+        yield "resident: physical memory, where freed blocks are given back at once"
         if self.model.depth > 1 and (self.limit is not None or self.depth != self.model.depth):
             yield f"other depths than {self.model.depth}: as if the layers after the first came again and again"
         if self.samples > self.model.sizes[1]:
             small, large = self.model.sizes
             yield f"looked at on batches of {small} and {large} samples, and extended from there"
         if self.measured:
-            yield "resident: physical memory, with freed blocks given back; kept: with them kept, as commands train"
+            yield "resident, kept: with freed memory kept, as commands train"
 
 
 _PARTS = ("weights", "gradients", "optimizer", "activations")
 
 
 def _mib(parts: Parts) -> list[Cell]:
-    return [getattr(parts, part) / 2**20 for part in (*_PARTS, "peak")]
+    return [getattr(parts, part) / 2**20 for part in (*_PARTS, "peak", "resident")]
 
 
 def _told(most: int, bound: int) -> Cell:

@@ -126,6 +126,7 @@ def forecast(subject: Subject, samples: int) -> Model:
     Raises:
         ConfigError: The form for backpropagation is no row of blocks.
     """
+    map_large_blocks()  # so that pages that are never written to can be told
     batch = subject.batch()
     large = max(_FEWEST, min(samples, batch_size(batch[0])))
     batches = [resized(batch, count) for count in (large // 2, large)]
@@ -141,15 +142,13 @@ class Measured:
     """What one way of training took, in a process of its own; in bytes.
 
     Attributes:
-        parts: Of what was allocated.
-        resident: The most physical memory above that of the idle process, with large blocks given back as soon as they
-            are freed; of a GPU, the most of its tensors.
+        parts: Of what was allocated; ``resident`` is the most physical memory above that of the idle process, with
+            large blocks given back as soon as they are freed; of a GPU, the most of its tensors.
         resident_kept: The same with freed memory kept, as commands train by default.
-        idle: What the idle process holds; 0 for a GPU.
+        idle: What the idle process holds, which has trained before; of a GPU, tensors that are left.
     """
 
     parts: Parts
-    resident: int
     resident_kept: int
     idle: int
 
@@ -177,25 +176,27 @@ def measure(subject: Subject, way: str, samples: int) -> Measured:
 
 def _measured(subject: Subject, way: str, samples: int) -> Measured:
     own = subject.batch()
-    # What libraries load and build for these kernels is there once, however large the model: the idle process has it.
+    own = resized(own, min(samples, batch_size(own[0])))
+    map_large_blocks()
+    # What libraries load and build for these kernels is there once, however large the model and the batch: the idle
+    # process has trained on two samples. Buffers that libraries keep for a larger batch count as training's.
     with _training(subject, way) as (_, pipe):
         pipe.run([resized(own, 2)] * 2)
     del pipe
-    own = resized(own, min(samples, batch_size(own[0])))
-    map_large_blocks()
     resident = Resident(parse_device(subject.device))
     with _training(subject, way) as (layers, pipe):
         batch = resized(own, samples)
         pipe.run([batch] * _BATCHES)
-        most = resident.peak()  # before the profiler takes memory of its own
+        most = resident.peak()
     del layers, pipe, batch
     keep_freed_memory()
     kept = Resident(parse_device(subject.device))
     with _training(subject, way) as (layers, pipe):
         batch = resized(own, samples)
         pipe.run([batch] * _BATCHES)
-        most_kept = kept.peak()
-        return Measured(watch_training(layers, batch, pipe, subject.device), most, most_kept, resident.before)
+        most_kept = kept.peak()  # before the profiler takes memory of its own
+        parts = replace(watch_training(layers, batch, pipe, subject.device), resident=most)
+        return Measured(parts, most_kept, resident.before)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from pipeal.reporting.tables import print_table
 from pipeal.run.memory_rows import Configured, Measured, Subject, forecast, measure
 from pipeal.run.plan_costs import Wanted
 
-PARTS = ("weights", "gradients", "optimizer", "activations", "peak")
+PARTS = ("weights", "gradients", "optimizer", "activations", "peak", "resident")
 
 SMALLER = 4
 """Blocks are looked at on a batch of so many times fewer samples."""
@@ -99,19 +99,18 @@ def main() -> int:
         for way in WAYS.values():
             said, found = model.parts(way, samples), measure(subject, way.name, samples)
             off = {part: getattr(said, part) / getattr(found.parts, part) - 1 for part in PARTS}
-            off["resident"] = said.peak / found.resident - 1
             rows.append(
                 {"model": name, "samples": samples, "precision": subject.options.precision, "way": way.name,
                  "forecast": asdict(said), "measured": asdict(found), "off": off}
             )  # fmt: skip
             print(name, way.name, {part: f"{share:+.1%}" for part, share in off.items()}, _mib(found), flush=True)
-    worst = {part: max((row["off"][part] for row in rows), key=abs) for part in (*PARTS, "resident")}
+    worst = {part: max((row["off"][part] for row in rows), key=abs) for part in PARTS}
     print_table(
         "forecast over measured",
-        ["model", "samples", "way", "peak, MiB", *PARTS, "resident"],
+        ["model", "samples", "way", "peak, MiB", *PARTS],
         [
             [row["model"], row["samples"], row["way"], row["forecast"]["peak"] / 2**20]
-            + [f"{row['off'][part]:+.1%}" for part in (*PARTS, "resident")]
+            + [f"{row['off'][part]:+.1%}" for part in PARTS]
             for row in rows
         ],
     )
@@ -122,7 +121,7 @@ def main() -> int:
 
 
 def _mib(found: Measured) -> str:
-    sizes = found.parts.peak, found.resident, found.resident_kept
+    sizes = found.parts.peak, found.parts.resident, found.resident_kept
     return "allocated {:.0f}, resident {:.0f}, with freed memory kept {:.0f} MiB".format(*(s / 2**20 for s in sizes))
 
 

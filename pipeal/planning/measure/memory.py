@@ -23,6 +23,7 @@ from pipeal.engine.schedule import Action
 from pipeal.engine.state.layer_state import layer_state
 from pipeal.planning.measure.allocations import Allocations, Levels, bytes_by_place
 from pipeal.planning.measure.layers import uncollected
+from pipeal.planning.measure.resident import untouched_bytes
 from pipeal.planning.pure.memory import BlockMemory, Parts
 
 
@@ -64,12 +65,15 @@ def measure_blocks(
 
 @dataclass(frozen=True, slots=True)
 class _Packets:
-    """Bytes of what comes and of what is new in what goes, and what the graph keeps of each."""
+    """Bytes of what comes and of what is new in what goes, what the graph keeps of each, and what of all that it keeps
+    was not written to: in all, and of the tensor with most of that."""
 
     comes: int
     comes_kept: int
     goes: int
     goes_kept: int
+    untouched: int
+    filled: int
 
 
 def _train(
@@ -88,7 +92,7 @@ def _train(
         stack.enter_context(nullcontext() if watch is None else watch.mark(f"{name} {len(found)}"))
         return stack
 
-    kept: set[int] = set()
+    kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         kept.update(bytes_by_place(tensor))
@@ -103,11 +107,15 @@ def _train(
         with during("forward", Action.FORWARD), saved_tensors_hooks(keep, Tensor.detach):
             out = layer(x, y)
         goes = {place: size for place, size in bytes_by_place(out).items() if place not in came}
+        untouched = [untouched_bytes(*each) for each in kept.items()] if handle.types == ["cpu"] else []
         packets = _Packets(
             sum(came.values()),
             sum(size for place, size in came.items() if place in kept),
             sum(goes.values()),
             sum(size for place, size in goes.items() if place in kept),
+            sum(untouched),
+            # Such a tensor is room for operators that use it again: the backward of oneDNN's LSTM fills its own.
+            max(untouched, default=0),
         )
         x, y = _copy(out) if end_to_end else out
         del out
@@ -137,6 +145,8 @@ def _block(layer: TrainableLayer, packets: _Packets, levels: Mapping[str, Levels
         backward=backward.most_beside_gradients - backward.before,
         backward_whole=backward.most - backward.before,
         update=update.most - update.before,
+        untouched=packets.untouched,
+        filled=packets.filled,
     )
 
 
@@ -161,6 +171,7 @@ def watch_training(layers: Sequence[TrainableLayer], batch: Any, pipe: Pipeline,
         optimizer,
         batch_bytes + all_of_it.most_beside_gradients,
         weights + optimizer + batch_bytes + all_of_it.most,
+        0,
     )
 
 

@@ -40,6 +40,8 @@ class BlockMemory:
         backward: The most beside gradients and what was there when the backward began.
         backward_whole: The most with gradients.
         update: The most beside what was there when the update began.
+        untouched: What of the graph is allocated, but not written to by the forward: the system has no pages for it.
+        filled: What of that its own backward writes to, one operator's at a time.
     """
 
     weights: int = 0
@@ -55,6 +57,8 @@ class BlockMemory:
     backward: int = 0
     backward_whole: int = 0
     update: int = 0
+    untouched: int = 0
+    filled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Parts:
         optimizer: What optimizers keep.
         activations: All else: graphs, packets, the batch, what an operator needs for a moment.
         peak: The most of all parts at once.
+        resident: The same in physical memory: without what is never written to.
     """
 
     weights: int
@@ -75,6 +80,7 @@ class Parts:
     optimizer: int
     activations: int
     peak: int
+    resident: int
 
 
 Form = Literal["al", "bp"]
@@ -117,6 +123,7 @@ class Way:
             optimizer,
             max(moment.activations for moment in found),
             weights + optimizer + max(moment.at_once for moment in found),
+            weights + optimizer + max(moment.at_once - moment.untouched for moment in found),
         )
 
 
@@ -125,44 +132,46 @@ class _Moment:
     gradients: int
     activations: int
     at_once: int
+    untouched: int = 0
 
 
-def _forward(held: int, most: int) -> _Moment:
-    return _Moment(0, held + most, held + most)
+def _forward(held: int, most: int, untouched: int) -> _Moment:
+    return _Moment(0, held + most, held + most, untouched)
 
 
-def _backward(block: BlockMemory, held: int, gradients: int) -> _Moment:
+def _backward(block: BlockMemory, held: int, gradients: int, untouched: int) -> _Moment:
     """Of a backward that finds so many gradients of other blocks."""
-    return _Moment(
-        gradients + block.gradients, held + block.backward, held + gradients + max(block.backward_whole, block.backward)
-    )
+    at_once = held + gradients + max(block.backward_whole, block.backward)
+    return _Moment(gradients + block.gradients, held + block.backward, at_once, untouched - block.filled)
 
 
 def _by_layer(blocks: Sequence[BlockMemory]) -> Iterator[_Moment]:
     batch = blocks[0].comes
     for number, block in enumerate(blocks):
-        yield _forward(batch + (block.comes if number else 0), block.forward)
+        yield _forward(batch + (block.comes if number else 0), block.forward, block.untouched)
         kept = block.graph + (block.comes_kept if number else 0) + _unkept(block)
-        yield _backward(block, batch + kept, 0)
+        yield _backward(block, batch + kept, 0, block.untouched)
         held = batch + block.goes + block.update
         yield _Moment(block.gradients, held, block.gradients + held)
 
 
 def _by_stage(blocks: Sequence[BlockMemory], *, down: bool = False) -> Iterator[_Moment]:
     """All forwards, all backwards, all updates; ``down`` has the last block go backward first, as one graph does."""
-    batch, held = blocks[0].comes, 0
+    batch, held, untouched = blocks[0].comes, 0, 0
     graphs = []
     before = BlockMemory()
     for block in blocks:
-        yield _forward(batch + held + _unkept(before), block.forward)
+        untouched += block.untouched
+        yield _forward(batch + held + _unkept(before), block.forward, untouched)
         graphs.append(block.graph + _taken_over(before, block))
         held += graphs[-1]
         before = block
     onward, gradients = _unkept(before), 0
     row = list(zip(blocks, graphs, strict=True))
     for block, graph in reversed(row) if down else row:
-        yield _backward(block, batch + held + onward, gradients)
+        yield _backward(block, batch + held + onward, gradients, untouched)
         held -= graph
+        untouched -= block.untouched
         gradients += block.gradients
     # One optimizer has the whole network, and what it needs for a moment is of all its weights.
     update = (sum if down else max)(block.update for block in blocks)
@@ -179,15 +188,15 @@ def _checkpointed(blocks: Sequence[BlockMemory]) -> Iterator[_Moment]:
     before = BlockMemory()
     for block in blocks:
         inputs += before.goes
-        yield _forward(batch + inputs, block.forward_alone)
+        yield _forward(batch + inputs, block.forward_alone, 0)
         before = block
     onward, gradients = before.goes, 0
     for number, block in reversed(list(enumerate(blocks))):
         held = batch + inputs + onward
         # The gradient of what it hands on is there while it goes forward again; the last block's is yet to come.
         again = held + block.forward + (block.goes if number < len(blocks) - 1 else 0)
-        yield _Moment(gradients, again, gradients + again)
-        yield _backward(block, held + block.graph, gradients)
+        yield _Moment(gradients, again, gradients + again, block.untouched)
+        yield _backward(block, held + block.graph, gradients, block.untouched)
         gradients += block.gradients
         inputs -= blocks[number - 1].goes if number else 0
     held = batch + onward + sum(block.update for block in blocks)
@@ -259,9 +268,12 @@ def _between(small: BlockMemory, large: BlockMemory, sizes: tuple[int, int], sam
     larger one it may be steeper, never flatter."""
     share = (samples - sizes[1]) / (sizes[1] - sizes[0])
     found = {}
-    for field in fields(BlockMemory):
-        one, other = getattr(small, field.name), getattr(large, field.name)
-        found[field.name] = max(0, round(other + (other - one) * share))
+    for known in fields(BlockMemory):
+        one, other = getattr(small, known.name), getattr(large, known.name)
+        found[known.name] = max(0, round(other + (other - one) * share))
+    # Whether a page is new depends on what was freed before: too much chance for a slope.
+    for name in ("untouched", "filled"):
+        found[name] = getattr(large, name) * samples // sizes[1]
     return BlockMemory(**found)
 
 
