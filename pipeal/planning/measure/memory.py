@@ -23,7 +23,7 @@ from pipeal.engine.schedule import Action
 from pipeal.engine.state.layer_state import layer_state
 from pipeal.planning.measure.allocations import Allocations, Levels, bytes_by_place
 from pipeal.planning.measure.layers import uncollected
-from pipeal.planning.measure.resident import untouched_bytes
+from pipeal.planning.measure.resident import Resident, untouched_bytes
 from pipeal.planning.pure.memory import BlockMemory, Parts
 
 
@@ -66,14 +66,14 @@ def measure_blocks(
 @dataclass(frozen=True, slots=True)
 class _Packets:
     """Bytes of what comes and of what is new in what goes, what the graph keeps of each, and what of all that it keeps
-    was not written to: in all, and of the tensor with most of that."""
+    was not written to, and where there is such, the physical memory that the backward adds."""
 
     comes: int
     comes_kept: int
     goes: int
     goes_kept: int
     untouched: int
-    filled: int
+    backward: int
 
 
 def _train(
@@ -107,23 +107,17 @@ def _train(
         with during("forward", Action.FORWARD), saved_tensors_hooks(keep, Tensor.detach):
             out = layer(x, y)
         goes = {place: size for place, size in bytes_by_place(out).items() if place not in came}
-        untouched = [untouched_bytes(*each) for each in kept.items()] if handle.types == ["cpu"] else []
-        packets = _Packets(
-            sum(came.values()),
-            sum(size for place, size in came.items() if place in kept),
-            sum(goes.values()),
-            sum(size for place, size in goes.items() if place in kept),
-            sum(untouched),
-            # Such a tensor is room for operators that use it again: the backward of oneDNN's LSTM fills its own.
-            max(untouched, default=0),
-        )
+        untouched = sum(untouched_bytes(*each) for each in kept.items()) if handle.types == ["cpu"] else 0
+        comes_kept, goes_kept = (sum(size for place, size in each.items() if place in kept) for each in (came, goes))
         x, y = _copy(out) if end_to_end else out
         del out
+        physical = Resident(torch.device("cpu")) if untouched and watch is not None else None
         with during("backward", Action.BACKWARD):
             layer.backward()
+        added = 0 if physical is None else physical.peak()
         with during("update"):
             layer.update()
-        found.append(packets)
+        found.append(_Packets(sum(came.values()), comes_kept, sum(goes.values()), goes_kept, untouched, added))
     return found
 
 
@@ -146,7 +140,8 @@ def _block(layer: TrainableLayer, packets: _Packets, levels: Mapping[str, Levels
         backward_whole=backward.most - backward.before,
         update=update.most - update.before,
         untouched=packets.untouched,
-        filled=packets.filled,
+        # Room for operators that use it again: the backward of oneDNN's LSTM fills some of its own.
+        filled=min(packets.untouched, max(0, packets.backward - (backward.most - backward.before))),
     )
 
 

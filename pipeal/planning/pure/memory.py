@@ -41,7 +41,7 @@ class BlockMemory:
         backward_whole: The most with gradients.
         update: The most beside what was there when the update began.
         untouched: What of the graph is allocated, but not written to by the forward: the system has no pages for it.
-        filled: What of that its own backward writes to, one operator's at a time.
+        filled: What of that its backward writes to while it holds most.
     """
 
     weights: int = 0
