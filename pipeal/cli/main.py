@@ -26,6 +26,7 @@ COMMANDS = {
     "runs": "runs",
     "generate": "generate",
     "plan": "plan",
+    "memory": "memory",
 }
 """By name, the module beside this one whose ``command`` it is: a new command is a file and a line."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ class BPPart(LocalLayer):
         """Passes on what the block gives, detached, and ``y``. Only the whole network has a loss, so none is kept."""
         out = self.block(x if self.leads else map_tensors(_leaf, x))
         ends = [out] if self.cri is None else [self.cri(out, y)]
-        self._graph = tuple(tensor for tensor in tensors(ends) if tensor.requires_grad)
+        self._graph = tuple(_GradientComes.apply(tensor) for tensor in tensors(ends) if tensor.requires_grad)
         return detach(out), y
 
     def backward(self) -> None:
@@ -52,7 +53,7 @@ class BPPart(LocalLayer):
             ScheduleError: There is no forward to go back through.
         """
         if graph := self._taken_graph():
-            torch.autograd.backward(graph, [torch.full_like(tensor, 1e-3) for tensor in graph])
+            torch.autograd.backward(graph)
 
     def scale_losses(self, wanted: bool = True) -> None:
         """Does nothing: it has no loss, and nothing is learnt."""
@@ -60,6 +61,23 @@ class BPPart(LocalLayer):
     def blocks(self) -> dict[str, nn.Module]:
         """The block, as ``f``."""
         return {UP: self.block}
+
+
+class _GradientComes(torch.autograd.Function):
+    """Stands for all later parts: in the backward it brings a gradient, which like theirs is let go once it is used,
+    and holds no features."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor) -> Tensor:
+        """Features to a number."""
+        ctx.like = features.shape, features.stride(), features.dtype, features.device
+        return features.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> Tensor:
+        """A gradient of the features."""
+        shape, stride, dtype, device = ctx.like
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device).fill_(1e-3)
 
 
 def bp_parts(layers: Sequence[nn.Module]) -> list[BPPart]:

@@ -81,7 +81,7 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
     """
     places = {*config.engine.devices}
     device = torch.device(places.pop() if len(places) == 1 else "cpu")  # of several, one may not hold all of it
-    batches = _first_batches(experiment, config.train.seed)
+    batches = first_batches(experiment, config.train.seed)
     with torch.random.fork_rng(devices=[]):
         layers = new_package(experiment, config, 1).to(device)
         counted = batches[:: -(-len(batches) // COUNTED)]
@@ -96,7 +96,7 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
         options = engine_options(config)
         rows = count_bytes(
             list(new_package(experiment, config, 1)),
-            max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors(batch.x))),
+            largest(batches),
             replace(
                 options,
                 threads=torch.get_num_threads(),
@@ -124,10 +124,16 @@ def _active_at_once(layers: Sequence[int], config: RunConfig) -> int:
     return sum((max if by_layer else sum)(layers[number] for number in stage) for stage in stages)
 
 
-def _first_batches(experiment: Experiment, seed: int) -> Sequence[Batch]:
+def first_batches(experiment: Experiment, seed: int) -> Sequence[Batch]:
+    """The first training batches of a run, or the first alone where all are of one size."""
     with closing(experiment.train_batches(seed)) as batches:
         batches.set_epoch(0)
         return list(islice(iter(batches), 1 if experiment.lengths is None else LOOKED_AT))
+
+
+def largest(batches: Sequence[Batch]) -> Batch:
+    """The one with the largest input, padding included."""
+    return max(batches, key=lambda batch: sum(tensor.numel() for tensor in tensors(batch.x)))
 
 
 def _countable(precision: Precision, device: torch.device) -> Precision:

@@ -43,7 +43,7 @@ def plan(
     Raises:
         PipealError: One of them does not fit; nothing has been written then.
     """
-    folder = _folder(out)
+    folder = folder_for(out)
     keep_freed_memory()
     micro_batches = given["micro_batches"]
     if cost_files:
@@ -69,7 +69,12 @@ def plan(
     click.echo(f"\n{folder / 'plan.png'} shows fewer devices, too; {folder / 'plan.json'} has every figure")
 
 
-def _folder(out: str) -> Path:
+def folder_for(out: str) -> Path:
+    """The folder that ``--out`` names, which need not be there.
+
+    Raises:
+        ConfigError: It is no name of a folder.
+    """
     if not out or "\0" in out or (Path(out).exists() and not Path(out).is_dir()):
         raise ConfigError(f"--out: found {out!r}, expected the name of a folder")
     return Path(out)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, islice
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +25,7 @@ from pipeal.engine.runner.parts import UncuttableError, cut, samples_in
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.planning.measure.contention import crowds, measure_contention
 from pipeal.planning.measure.layers import WARM_UP, measure_in_turns
-from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs
+from pipeal.planning.pure.layer_cost import Costs, LayerCost, load_costs, repeated
 from pipeal.reporting.environment import environment
 from pipeal.run.build import Experiment
 from pipeal.run.build_language import language_experiment
@@ -120,8 +119,8 @@ def measure_model(wanted: Wanted, micro_batches: int | None) -> tuple[Costs, Run
     Raises:
         PipealError: As for a training.
     """
-    _refuse_planned(wanted.overrides)
-    experiment = _experiment(wanted)
+    refuse_chosen(wanted.overrides, PLANNED)
+    experiment = experiment_of(wanted)
     config = experiment.config
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     kind = torch.cuda.get_device_name(0) if device != "cpu" else "cpu"
@@ -240,11 +239,20 @@ def _in_the_mean(
     )
 
 
-def _refuse_planned(overrides: Sequence[str]) -> None:
-    """A plan is about these, and has options for them."""
+def refuse_chosen(overrides: Sequence[str], chosen: Mapping[str, str], what: str = "a plan finds") -> None:
+    """Refuses keys of the configuration that a command chooses by itself.
+
+    Args:
+        overrides: What ``--set`` was given.
+        chosen: By key, what to give instead.
+        what: Who chooses them.
+
+    Raises:
+        ConfigError: One of them is among these.
+    """
     for key in (text.partition("=")[0].strip() for text in overrides):
-        if key in PLANNED:
-            raise ConfigError(f"--set: found {key}, which a plan finds by itself; expected {PLANNED[key]}")
+        if key in chosen:
+            raise ConfigError(f"--set: found {key}, which {what} by itself; expected {chosen[key]}")
 
 
 def deepened(costs: Costs, layers: int) -> Costs:
@@ -254,19 +262,19 @@ def deepened(costs: Costs, layers: int) -> Costs:
         ConfigError: There is nothing to repeat.
     """
     before = len(costs.layers)
-    if before < 2 and layers > before:
-        raise ConfigError(f"--layers: {layers} of a model of {before}; expected one with a layer to repeat")
-
-    def deep(rows: tuple[LayerCost, ...]) -> tuple[LayerCost, ...]:
-        """What blocks for backpropagation there are beside those of the layers is the head, which comes once."""
-        return (*islice(chain(rows[:1], cycle(rows[1:before])), layers), *rows[before:])
-
     return replace(
-        costs, layers=deep(costs.layers), backprop={number: deep(rows) for number, rows in costs.backprop.items()}
+        costs,
+        layers=repeated(costs.layers, layers, of=before),
+        backprop={number: repeated(rows, layers, of=before) for number, rows in costs.backprop.items()},
     )
 
 
-def _experiment(wanted: Wanted) -> Experiment:
+def experiment_of(wanted: Wanted) -> Experiment:
+    """The data and the model that are asked for.
+
+    Raises:
+        PipealError: As for a training.
+    """
     given = {"data.root": wanted.data_root}
     # Whatever form a spelling implies: both are measured.
     if LANGUAGE.has_model(wanted.model):

@@ -13,6 +13,24 @@ _LARGEST = 2**30
 _LARGEST_IN_OLD_GLIBC = 2**25
 
 
+def map_large_blocks() -> bool:
+    """Makes glibc map each block of 64 KiB and more from the system by itself, and give it back when it is freed.
+
+    Slower than :func:`keep_freed_memory`, but the process then holds what its tensors take and little else: a heap
+    holds 1.3 to 2 times as much, as blocks for tensors, which are aligned, hardly fit into the holes that equal ones
+    leave behind. Affects the whole process, for what is allocated from now on.
+
+    Returns:
+        Whether it took effect: False where the C library is not glibc.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        return bool(ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 2**16))
+    except AttributeError:  # another C library
+        return False
+
+
 def keep_freed_memory() -> bool:
     """Makes glibc serve large blocks from its heap and hand none of it back to the system.
 

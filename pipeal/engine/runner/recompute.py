@@ -47,7 +47,7 @@ class Recomputed(Runner):
         """As :meth:`Runner.forward`."""
         with ExitStack() as patched:
             for part in self.parts:
-                patched.enter_context(_in_place_of_forward(part, partial(_kept_in_short, part, part.forward)))
+                patched.enter_context(_in_place_of_forward(part, partial(kept_in_short, part, part.forward)))
             return self.inner.forward(packet, x, y, rows)
 
 
@@ -93,7 +93,8 @@ def _draws_in_cudnn(module: nn.Module) -> bool:
     return isinstance(module, nn.RNNBase) and module.dropout > 0 and module.num_layers > 1
 
 
-def _kept_in_short(part: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def kept_in_short(part: nn.Module, forward: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """What a forward of a part gives, of which only what it was given is kept, where gradients are wanted."""
     if not torch.is_grad_enabled() or any(map(is_lazy, (*part.parameters(), *part.buffers()))):  # given shapes by it
         return forward(*args, **named)
     met = _Met(part)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from pipeal.core.checked import misfit
-from pipeal.core.errors import DataError
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.engine.schedule import Action
 
 FORMAT = "pipeal-costs-3"
@@ -68,6 +69,8 @@ class LayerCost:
         return {Action.FORWARD: self.forward_s, Action.BACKWARD: self.backward_s, Action.UPDATE: self.update_s}
 
 
+Row = TypeVar("Row")
+
 CostsByKind: TypeAlias = Mapping[str, Sequence[LayerCost]]
 """By kind of device, the cost of every layer."""
 
@@ -94,6 +97,25 @@ class Costs:
     crowding: Mapping[_Count, _Times] = field(default_factory=dict)
     samples: _Amount = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def repeated(rows: Sequence[Row], layers: int, *, of: int) -> tuple[Row, ...]:
+    """As if a model had so many layers: those after the first come again and again.
+
+    Args:
+        rows: One for each layer, and then those of a head, which comes once.
+        layers: How many there are to be.
+        of: How many layers the model has.
+
+    >>> "".join(repeated("abc-", 6, of=3)), "".join(repeated("abc-", 2, of=3))
+    ('abcbcb-', 'ab-')
+
+    Raises:
+        ConfigError: There is nothing to repeat.
+    """
+    if of < 2 and layers > of:
+        raise ConfigError(f"--layers: {layers} of a model of {of}; expected one with a layer to repeat")
+    return (*islice(chain(rows[:1], cycle(rows[1:of])), layers), *rows[of:])
 
 
 def save_costs(costs: Costs, path: str | Path) -> None:

@@ -1,0 +1,49 @@
+"""``pipeal memory``: what training takes on one device, end to end and layer by layer, and how much of it fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipeal.cli import entry
+from pipeal.cli.text import PRESETS
+
+
+@click.command(context_settings={"max_content_width": 110, "show_default": True})
+@click.option("--dataset", help="A data set as training takes it.  [default: embedded data, which need no download]")
+@click.option("--model", help="A model as training takes it.  [default: transformer]")
+@click.option("--preset", type=click.Choice(PRESETS), help="Sizes of charlm, as training takes them.")
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1, max=2**24),
+    metavar="SAMPLES",
+    help="Texts are padded to the length of the largest batch.  [default: the largest of the first batches]",
+)
+@click.option(
+    "--layers",
+    type=click.IntRange(min=1, max=2**14),
+    help="As if the AL form had so many, the later ones repeated.  [default: as they are]",
+)
+@click.option("--memory", type=float, metavar="GIB", help="Find the largest batch and the greatest depth that fit.")
+@click.option("--measure", is_flag=True, help="Also train by each way, in a fresh process, and measure.")
+@click.option("--data-root", help="Folder that holds the data sets.  [default: data]")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any configuration key, repeatable; config.yaml of a run lists all.",
+)
+@click.option("--out", default="memory", help="Folder for memory.json and memory.png.")
+def command(**given: Any) -> None:
+    """Says what memory training takes, by part.
+
+    Compares backpropagation, backpropagation with activation checkpointing on every block, and Associated Learning
+    with all forwards of a stage first and layer by layer, each on one device. Every block is looked at alone, on two
+    batches; depths and batches beyond are computed from that. Memory is that above the idle process.
+    """
+    with entry.loading():
+        from pipeal.run.memory import memory
+
+    memory(**given)

@@ -1,0 +1,162 @@
+"""What training holds, by part: forecast from blocks alone, and held against whole trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from pipeal.core.options import DEFAULTS
+from pipeal.engine.pipeline import Pipeline
+from pipeal.methods.al import ALPackage
+from pipeal.methods.bp import BP
+from pipeal.models import CharDims, TextDims, VisionDims, build_language, build_text, build_vision
+from pipeal.planning.measure.allocations import Allocations
+from pipeal.planning.measure.memory import watch_training
+from pipeal.planning.pure.memory import WAYS, BlockMemory, Form, Model
+from pipeal.run.memory_rows import checkpoint_blocks, forecast, resized
+
+OPTIONS = replace(DEFAULTS, threads=1)
+
+BLOCK = st.builds(
+    BlockMemory,
+    **{
+        name: st.integers(0, 10**6)
+        for name in ("weights", "gradients", "optimizer", "graph", "forward_alone", "backward", "update", "goes")
+    },
+).map(lambda block: replace(block, forward=block.graph + block.forward_alone, backward_whole=block.backward))
+
+
+@given(st.lists(BLOCK, min_size=1, max_size=6))
+def test_layer_by_layer_takes_no_more_than_by_stage_and_each_peak_lies_between_its_parts(
+    blocks: list[BlockMemory],
+) -> None:
+    parts = {name: way.parts(blocks) for name, way in WAYS.items()}
+    assert parts["AL by layer"].activations <= parts["AL by stage"].activations + max(b.goes for b in blocks)
+    assert parts["AL by layer"].gradients == max(b.gradients for b in blocks)
+    assert parts["BP"].gradients == sum(b.gradients for b in blocks)
+    for found in parts.values():
+        fixed = found.weights + found.optimizer
+        assert fixed + max(found.gradients, found.activations) <= found.peak + max(b.gradients for b in blocks)
+        assert found.peak <= fixed + found.gradients + found.activations
+        assert found.resident <= found.peak
+
+
+def test_by_layer_does_not_grow_with_depth_and_by_stage_does() -> None:
+    block = BlockMemory(10, 10, 20, graph=1000, forward=1100, backward=300, backward_whole=310)
+    model = Model((1, 2), ([block] * 3, [block] * 3), ([block] * 3, [block] * 3))
+    by_layer, by_stage = ([model.parts(WAYS[f"AL by {name}"], 2, n) for n in (2, 512)] for name in ("layer", "stage"))
+    assert by_layer[0].activations == by_layer[1].activations
+    assert by_stage[1].activations > 200 * by_stage[0].activations
+
+
+def test_the_largest_batch_and_the_greatest_depth_are_the_last_that_fit() -> None:
+    small, large = (BlockMemory(weights=100, graph=10 * n, forward=10 * n) for n in (1, 2))
+    model = Model((1, 2), ([small] * 2, [large] * 2), ([small] * 2, [large] * 2))
+    by_layer, bp = WAYS["AL by layer"], WAYS["BP"]
+    assert model.largest_batch(by_layer, 300, 2, 10**6) == 10
+    assert model.largest_batch(bp, 300, 2, 10**6) == 5
+    assert model.greatest_depth(by_layer, 10, 1000, 10**6) == 9
+    assert model.greatest_depth(bp, 10, 1000, 10**6) == 5
+    assert model.greatest_depth(bp, 10, 150, 10**6) == 0
+    assert model.greatest_depth(by_layer, 10, 10**12, 77) == 77
+
+
+def test_a_watch_tells_gradients_from_all_else() -> None:
+    layer = nn.Linear(1000, 500, bias=False)
+    x = torch.randn(100, 1000)
+    with Allocations(torch.device("cpu"), layer.parameters()) as watch:
+        with watch.mark("forward"):
+            loss = layer(x).square().sum()
+        with watch.mark("backward"):
+            loss.backward()
+        with watch.mark("after"):
+            layer.zero_grad()
+    levels = watch.levels()
+    gradient = 4 * 1000 * 500
+    assert levels["forward"].most_gradients == 0
+    assert levels["forward"].after - levels["forward"].before >= 4 * 100 * 500
+    assert levels["backward"].most_gradients == levels[""].most_gradients == gradient
+    assert levels["backward"].most_beside_gradients < gradient <= levels["backward"].most
+    assert levels["after"].before - levels["after"].after == gradient
+
+
+def test_checkpointed_blocks_leave_the_same_weights_with_dropout() -> None:
+    def made() -> BP:
+        torch.manual_seed(0)
+        return BP(nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(3)]))
+
+    x, y = torch.randn(16, 8), torch.randint(0, 8, (16,))
+    plain, checkpointed = made(), checkpoint_blocks(made())
+    for layer in (plain, checkpointed):
+        with Pipeline([layer], ["cpu"], "sequential", options=OPTIONS) as pipe:
+            pipe.run([(x, y)] * 2)
+    for one, other in zip(plain.parameters(), checkpointed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+class Made:
+    """A small model and random samples of it."""
+
+    device = "cpu"
+    options = OPTIONS
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def layers(self, form: Form) -> list[Any]:
+        """New ones."""
+        torch.manual_seed(0)
+        if self.name in ("lstm", "transformer"):
+            dims = TextDims(embedding=48, hidden=64, code=32, heads=4)
+            return list(build_text(self.name, form, vocab_size=500, classes=4, dims=dims))
+        if self.name == "charlm":
+            return list(build_language("charlm", form, characters=40, dims=CharDims(block=32, width=64, layers=4)))
+        if self.name == "torchvision":
+            return self.torchvision(form)
+        return list(build_vision(self.name, form, classes=10, dims=VisionDims(size=32)))
+
+    def torchvision(self, form: Form) -> list[Any]:
+        """ResNet-18; converted, or with a head."""
+        resnet18 = pytest.importorskip("torchvision.models").resnet18
+        net = resnet18(num_classes=10)
+        stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)
+        blocks = [stem, *net.layer1, *net.layer2, *net.layer3, *net.layer4]
+        if form == "bp":
+            return [BP(nn.Sequential(*blocks, nn.Sequential(net.avgpool, nn.Flatten(), net.fc)))]
+        return list(ALPackage.from_bp(nn.Sequential(*blocks), torch.randn(2, 3, 32, 32), outputs=10))
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of 24 samples."""
+        if self.name in ("lstm", "transformer"):
+            return torch.randint(1, 500, (24, 30)), torch.randint(0, 4, (24,))
+        if self.name == "charlm":
+            return torch.randint(0, 40, (24, 32)), torch.randint(0, 40, (24, 32))
+        return torch.randn(24, 3, 32, 32), torch.randint(0, 10, (24,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformer", "lstm", "charlm", "vgg", "resnet", "torchvision"])
+def test_bytes_by_part_are_forecast_within_5_percent(name: str) -> None:
+    """From batches of half the samples and less: bytes do not depend on the machine's speed or load."""
+    subject = Made(name)
+    samples = 48
+    model = forecast(subject, samples // 2)
+    batch = resized(subject.batch(), samples)
+    for way in WAYS.values():
+        layers: Sequence[Any] = subject.layers(way.form)
+        if way.checkpointed:
+            layers = [checkpoint_blocks(layers[0])]
+        options = replace(OPTIONS, within_stage=way.within_stage)
+        with Pipeline(layers, ["cpu"], "sequential", options=options) as pipe:
+            pipe.run([batch])
+            found = watch_training(layers, batch, pipe, "cpu")
+        said = model.parts(way, samples)
+        for part in ("weights", "gradients", "optimizer", "activations", "peak"):
+            assert getattr(said, part) == pytest.approx(getattr(found, part), rel=0.05), f"{way.name}, {part}"
