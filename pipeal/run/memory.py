@@ -37,6 +37,8 @@ CHOSEN = {
     "engine.sizes": "none: it is one device",
     "engine.schedule": "none: all ways are compared",
     "engine.within_stage": "none: both orders are compared",
+    "engine.recompute": "none: that of all blocks is a row of its own",
+    "engine.offload": "none: it says what is in memory without",
     "train.mode": "none: both forms are compared",
 }
 """Keys of a configuration that the command sets, and what to give instead."""
