@@ -45,7 +45,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     RunConfig: (
         Idle("train.mode", _NO_LABELS, ("train.lr.ae",)),
         Idle("train.mode", _NO_EXITS, ("train.exit_tolerance",)),
-        Idle("train.mode", _WHOLE, ("engine.schedule",)),
+        Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage")),
         Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
         Idle("data.held_out", (0,), ("train.exit_tolerance",)),
         Idle("stages", (1,), ("engine.schedule",)),

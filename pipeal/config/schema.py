@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pipeal.core.methods import DEFAULT, MODES, with_all
 from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
-from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision, WithinStage
+from pipeal.core.options import DEFAULTS, Compile, Matmul, OnOom, Precision, Recompute, WithinStage
 
 Decay: TypeAlias = Literal["none", "cosine"]
 """How the learning rate falls: :func:`pipeal.training.learning_rate.epoch_scale`."""
@@ -184,6 +184,7 @@ class EngineConfig:
             from it in parts, with the same update up to rounding.
         within_stage: The order of a stage's layers: ``layer`` ends one before the next, so that one layer's activations
             are in memory; ``stage`` has all go forward first; None for the schedule's own.
+        recompute: What is computed again in a backward instead of kept: ``none``, or the ``blocks`` of each layer.
         threads: Threads inside each worker's operators; None lets the engine choose.
         stall_timeout_s: Seconds without progress of a stage after which the watchdog ends the run. What is done in the
             caller's own thread is not watched: all stages in ``sequential``, and making batches.
@@ -200,6 +201,7 @@ class EngineConfig:
     matmul: Matmul = "highest"
     on_oom: OnOom = "raise"
     within_stage: WithinStage | None = None
+    recompute: Recompute = "none"
     threads: Threads | None = None
     stall_timeout_s: Positive = DEFAULTS.stall_timeout_s
     peer_timeout_s: Patience = 60.0

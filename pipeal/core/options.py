@@ -28,6 +28,9 @@ OnNonFinite: TypeAlias = Literal["raise", "skip", "ignore"]
 OnOom: TypeAlias = Literal["raise", "split"]
 """What a batch that does not fit into memory does: end the run, or be learned from in parts."""
 
+Recompute: TypeAlias = Literal["none", "blocks"]
+"""What is computed again in a backward instead of kept from the forward: nothing, or the blocks of each layer."""
+
 WithinStage: TypeAlias = Literal["layer", "stage"]
 """The order of a stage's layers: each forward, backward and update before the next, or all forwards first."""
 
@@ -67,6 +70,9 @@ class EngineOptions:
             that one layer's activations are in memory, however many there are; ``stage`` has all of them go forward
             first. None for the schedule's own: ``layer`` under ``sequential`` and ``pipelined``
             (:mod:`pipeal.engine.schedule`).
+        recompute: ``blocks`` keeps of the blocks of each layer only their inputs, and computes the rest again in the
+            backward: less memory where a layer is large, for about a third more time, and the same bits
+            (:mod:`pipeal.engine.runner.recompute`); ``none`` keeps everything.
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
             ``highest``, ``high`` or ``medium`` (:data:`Matmul`); None leaves it as it is.
         stall_timeout_s: Seconds that all stages may stand still while the caller waits for them.
@@ -84,6 +90,7 @@ class EngineOptions:
     on_non_finite: OnNonFinite = "raise"
     on_oom: OnOom = "raise"
     within_stage: WithinStage | None = None
+    recompute: Recompute = "none"
     matmul: Matmul | None = None
     stall_timeout_s: float = 300.0
     dump_folder: str | Path | None = None
@@ -93,6 +100,12 @@ class EngineOptions:
         check_named("compile", self.compile, get_args(Compile))
         check_named("on_non_finite", self.on_non_finite, get_args(OnNonFinite))
         check_named("on_oom", self.on_oom, get_args(OnOom))
+        check_named("recompute", self.recompute, get_args(Recompute))
+        if self.recompute != "none" and self.compile != "none":
+            raise ConfigError(
+                f"recompute={self.recompute!r} does not go with compile={self.compile!r}, whose graphs choose by "
+                "themselves what to keep; use 'none' for one of them"
+            )
         check_named("within_stage", self.within_stage, (None, *get_args(WithinStage)))
         check_named("matmul", self.matmul, (None, *get_args(Matmul)))
         if self.queue_depth < 1:

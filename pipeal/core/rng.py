@@ -16,8 +16,7 @@ import hashlib
 import inspect
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,10 +40,11 @@ def key_seed(*parts: int) -> int:
 class _Key:
     """The key in force on one thread, and the generators already made from it, one per device."""
 
-    __slots__ = ("generators", "last_gpu", "parts")
+    __slots__ = ("generators", "last_gpu", "parts", "replays")
 
-    def __init__(self, parts: tuple[int, ...]) -> None:
+    def __init__(self, parts: tuple[int, ...], *, replays: bool = False) -> None:
         self.parts = parts
+        self.replays = replays  # whether it is drawn again, within a backward, what was drawn before
         self.generators: dict[torch.device, torch.Generator] = {}
         self.last_gpu: torch.Generator | None = None
 
@@ -85,15 +85,36 @@ class keyed:  # noqa: N801  used as a function is; a class, because the engine e
         _local.key = self._before
 
 
-@contextmanager
-def unkeyed() -> Iterator[None]:
-    """Within it, on this thread, no key is in force: PyTorch's default generators are drawn from, whose states
-    ``torch.utils.checkpoint`` puts back for a part of a forward that is computed again."""
-    before, _local.key = _local.key, None
-    try:
-        yield
-    finally:
-        _local.key = before
+class replayed:  # noqa: N801  as :class:`keyed`
+    """Within it, what is drawn is what was drawn after it was made: by the key of then, from generators as they were.
+
+    For a part of a forward that is computed again within the backward, on the thread of the forward. Outside of
+    :class:`keyed` it does nothing. It may be entered several times, one after the other.
+    """
+
+    __slots__ = ("_before", "_key", "_last_gpu", "_states")
+
+    def __init__(self) -> None:
+        self._key = _local.key
+        found = {} if self._key is None else self._key.generators
+        self._states = {device: own.get_state() for device, own in found.items()}
+        last = None if self._key is None else self._key.last_gpu
+        self._last_gpu = None if last is None else last.device
+
+    def __enter__(self) -> None:
+        self._before = _local.key
+        if self._key is None:
+            return
+        again = _Key(self._key.parts, replays=True)
+        for device, state in self._states.items():
+            again.generators[device] = torch.Generator(device)
+            again.generators[device].set_state(state)
+        if self._last_gpu is not None:
+            again.last_gpu = again.generators[self._last_gpu]
+        _local.key = again
+
+    def __exit__(self, *raised: object) -> None:
+        _local.key = self._before
 
 
 def generator(device: torch.device) -> torch.Generator | None:
@@ -128,7 +149,7 @@ def random_words(count: int, device: torch.device) -> Tensor:
         ScheduleError: A key is in force, and a backward under way: a part of a forward is computed again in it. (A
             backward of your own cannot draw by this either; take ``torch.rand`` and its like.)
     """
-    if _local.key is not None and _goes_back():
+    if _local.key is not None and _goes_back() and not _local.key.replays:
         raise ScheduleError(_DRAWN_AGAIN)
     words = torch.empty(count, dtype=torch.int64, device=device)
     return words.random_(_LOWEST, _HIGHEST, generator=generator(words.device))
@@ -171,7 +192,8 @@ class KeyedDefault(TorchDispatchMode):
         if own is None or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         # Without gradients it is a backward of somebody's own, which may draw.
-        before = own.get_state() if _goes_back() and torch.is_grad_enabled() else None
+        again = _local.key is not None and _local.key.replays
+        before = own.get_state() if _goes_back() and torch.is_grad_enabled() and not again else None
         found = self._drawn(own, device, func, args, kwargs)
         if before is not None and not torch.equal(before, own.get_state()):
             raise ScheduleError(_DRAWN_AGAIN)
@@ -200,7 +222,7 @@ class KeyedDefault(TorchDispatchMode):
 
 _DRAWN_AGAIN = (
     "a part of a forward that draws random numbers is computed again within the backward, as torch.utils.checkpoint "
-    "does, and would draw others; leave what draws out of that part"
+    "does, and would draw others; leave what draws out of that part, or have it computed again by engine.recompute"
 )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeal.core.errors import ConfigError
-from pipeal.core.rng import unkeyed
+from pipeal.core.rng import replayed
 from pipeal.core.tree import Tree
 from pipeal.methods.bp import BP
 
@@ -26,14 +28,14 @@ class Checkpointed(nn.Module):
         """As the block; in training, nothing within it is kept."""
         if not self.training:
             return self.block(x)
-        return checkpoint(self.block, x, use_reentrant=False, context_fn=lambda: (unkeyed(), unkeyed()))
+        return checkpoint(self.block, x, use_reentrant=False, context_fn=lambda: (nullcontext(), replayed()))
 
 
 def checkpoint_blocks(layer: BP) -> BP:
     """Puts every block of a network in a row under activation checkpointing; returns the same layer.
 
-    What its blocks draw comes from PyTorch's default generators, not from keyed ones: the same twice in a batch, but
-    not the same in every process. So this is for comparing memory and time, not results.
+    As users know it, a block at a time, for comparing memory. ``engine.recompute`` is for training: it chooses smaller
+    blocks, in every method, and does not bring the statistics of batch norm up to date twice.
 
     Raises:
         ConfigError: The network is no ``nn.Sequential``.

@@ -37,6 +37,7 @@ CHOSEN = {
     "engine.sizes": "none: it is one device",
     "engine.schedule": "none: all ways are compared",
     "engine.within_stage": "none: both orders are compared",
+    "engine.recompute": "none: backpropagation is compared with and without",
     "train.mode": "none: both forms are compared",
 }
 """Keys of a configuration that the command sets, and what to give instead."""

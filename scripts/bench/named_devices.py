@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from pipeal.config import LanguageConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.core.errors import PipealError
 from pipeal.engine import Pipeline
 from pipeal.reporting.environment import environment
 from pipeal.reporting.tables import print_table
@@ -67,13 +68,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=6, help="that are timed, of each division in each turn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every figure there")
     arguments = parser.parse_args()
-    experiment = experiment_of(
-        arguments.dataset,
-        arguments.model,
-        arguments.data_root,
-        [f"engine.devices={','.join(['cpu'] * arguments.stages)}"],
-    )
-    chosen = choose(experiment, "al", cache=PlacementCache(retry=True))
+    devices = [f"engine.devices={','.join(['cpu'] * arguments.stages)}"]
+    try:
+        experiment = experiment_of(arguments.dataset, arguments.model, arguments.data_root, devices)
+        chosen = choose(experiment, "al", cache=PlacementCache(retry=True))
+    except PipealError as error:
+        parser.error(str(error))
     seed = chosen.train.seed
     batches = sample_batches(experiment.train_batches(seed), WARM_UP + arguments.batches)
     layers = len(new_package(experiment, chosen, 1))

@@ -61,7 +61,16 @@ def test_auto_tries_with_the_threads_and_the_queue_of_the_run(tmp_path: Path, mo
     assert (told, threads) == ([(3, 5), (3, 5)], [3, 3])
 
 
-NAMED = ("queue_depth=5", "threads=3", "compile=static", "on_oom=split", "matmul=high", "stall_timeout_s=7.0")
+NAMED = (
+    "queue_depth=5",
+    "threads=3",
+    "compile=static",
+    "on_oom=split",
+    "within_stage=stage",
+    "recompute=blocks",
+    "matmul=high",
+    "stall_timeout_s=7.0",
+)
 
 
 @pytest.mark.parametrize("option", NAMED)

@@ -17,8 +17,15 @@ from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Dropout, LabelAE
 from pipeal.core.rng import keyed
+from pipeal.engine import SCHEDULES, Schedule
 
 FEATURES, CLASSES, HEADS = 6, 3, 2
+
+ORDERS: dict[str, Schedule] = SCHEDULES | {
+    f"{name}/{order}": SCHEDULES[name].within(order)
+    for name, order in (("sequential", "stage"), ("al-fm", "layer"), ("pipelined", "stage"))
+}
+"""Every schedule with every order of a stage's layers that it has."""
 
 
 class Functional(nn.Module):

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, LabelAE, Pipeline, ScheduleError
-from pipeal.engine import SCHEDULES
+from pipeal.engine import SCHEDULES, Schedule
 from pipeal.engine.runner.accumulation import Accumulation
 from pipeal.engine.state.layer_state import layer_state, load_layer_state
 
-from .cases import CLASSES, FEATURES, Case, Layer, cases, cosine, cuts, outcome
+from .cases import CLASSES, FEATURES, ORDERS, Case, Layer, cases, cosine, cuts, outcome
 
 PLAIN = Case((Layer("linear"), Layer("linear", width=5, code=2), Layer("linear", "own AE")), rows=(4, 2, 5, 3, 1))
 
 
-def trained(case: Case, schedule: str, sizes: list[int], group: int, **options: Any) -> Any:
+def trained(case: Case, schedule: str | Schedule, sizes: list[int], group: int, **options: Any) -> Any:
     """The outcome, where each ``group`` batches make an update, and the last of all one."""
     package, batches = case.build(), case.batches()
     last = len(batches) - 1
@@ -37,8 +37,8 @@ def trained(case: Case, schedule: str, sizes: list[int], group: int, **options: 
 def test_every_schedule_leaves_the_same(case: Case, data: st.DataObject) -> None:
     group = data.draw(st.integers(2, 4), label="group")
     wanted = trained(case, "sequential", [len(case.layers)], group)
-    for schedule in SCHEDULES:
-        stages = data.draw(st.integers(1, min(4, len(case.layers))), label=f"{schedule} stages")
+    for name, schedule in ORDERS.items():
+        stages = data.draw(st.integers(1, min(4, len(case.layers))), label=f"{name} stages")
         sizes = data.draw(st.sampled_from(list(cuts(len(case.layers), stages))), label="sizes")
         assert trained(case, schedule, sizes, group).differences(wanted) == []
 

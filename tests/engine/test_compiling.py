@@ -26,14 +26,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, Dropout, LabelAE, Pipeline, ScheduleError
 from pipeal.core.options import EngineOptions
-from pipeal.engine import SCHEDULES
+from pipeal.engine import SCHEDULES, Schedule
 from pipeal.engine.runner.compile_gate import Abandoned, CompileGate
 from pipeal.engine.runner.compiling import _check_compiler, _numerics
 from pipeal.engine.runner.regions import CompileWarning, Region, compiler_settings, installed, regions
 from pipeal.planning.measure.layers import WARM_UP, layer_costs
 from pipeal.planning.planner import place
 
-from .cases import CLASSES, FEATURES, Outcome, PublishedAL, cosine, cuts, outcome
+from .cases import CLASSES, FEATURES, ORDERS, Outcome, PublishedAL, cosine, cuts, outcome
 from .test_failures import notes_of
 from .traps import STALL_S
 
@@ -251,7 +251,7 @@ def batches_of(rows: list[int]) -> list[tuple[Tensor, Tensor]]:
 
 
 def train(
-    schedule: str,
+    schedule: str | Schedule,
     sizes: list[int],
     rows: list[int],
     build: Callable[[], ALPackage] = small,
@@ -321,10 +321,10 @@ def test_compiled_random_shapes_under_every_schedule(
     """The graphs' operators are those of the eager model, one by one: here even the bits are."""
     build = partial(small, speaks=speaks)
     plain = train("sequential", [4], rows, build)
-    for schedule in ("pipelined", data.draw(st.sampled_from(sorted({*SCHEDULES} - {"pipelined"})), label="schedule")):
+    for schedule in ("pipelined", data.draw(st.sampled_from(sorted({*ORDERS} - {"pipelined"})), label="schedule")):
         stages = data.draw(st.integers(1, 4), label=f"{schedule} stages")
         sizes = data.draw(st.sampled_from(list(cuts(4, stages))), label="sizes")
-        found = train(schedule, sizes, rows, build, compile=how)
+        found = train(ORDERS[schedule], sizes, rows, build, compile=how)
         assert [name for name in found.differences(plain) if "_opt" not in name] == [], (schedule, sizes)
 
 

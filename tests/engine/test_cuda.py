@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, Dropout, LabelAE, Pipeline, PlacementError, Window, set_device
-from pipeal.engine import SCHEDULES, parse_device, violations
+from pipeal.engine import SCHEDULES, Schedule, parse_device, violations
+
+from .cases import ORDERS
 
 pytestmark = pytest.mark.cuda
 
@@ -47,7 +49,7 @@ def batches(count: int, device: str = "cpu", rows: int = ROWS) -> list[tuple[Ten
 
 
 def trained(
-    devices: list[str], schedule: str, drop: float = 0.3, count: int = 12, **options: Any
+    devices: list[str], schedule: str | Schedule, drop: float = 0.3, count: int = 12, **options: Any
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Weights and optimizer states, losses, and logits, all on the CPU."""
     model, data = package(drop), batches(count)
@@ -69,12 +71,52 @@ def same(one: list[Tensor], two: list[Tensor]) -> bool:
 def test_schedules_never_change_the_result(placement: str) -> None:
     devices = PLACEMENTS[placement]
     wanted = trained(devices, "sequential")
-    for schedule in SCHEDULES:
+    for name, schedule in ORDERS.items():
         for queue_depth in (1, 3):
             state, losses, logits = trained(devices, schedule, queue_depth=queue_depth)
-            assert same(state, wanted[0]), schedule
-            assert same(losses, wanted[1]), schedule
-            assert torch.equal(logits, wanted[2]), schedule
+            assert same(state, wanted[0]), name
+            assert same(losses, wanted[1]), name
+            assert torch.equal(logits, wanted[2]), name
+
+
+def test_what_is_computed_again_draws_the_same_on_a_gpu() -> None:
+    wanted = trained(["cuda:0"], "sequential")
+    for name in ("sequential", "pipelined", "pipelined/stage"):
+        found = trained(["cuda:0"] * 2, ORDERS[name], recompute="blocks")
+        assert same(found[0], wanted[0]), name
+        assert same(found[1], wanted[1]), name
+
+
+def activations_of(depth: int, order: str, **options: Any) -> int:
+    """The most bytes that training takes beside weights and optimizer states, which are there after a first batch."""
+    torch.manual_seed(0)
+
+    def layer() -> AL:
+        block = nn.Sequential(nn.Linear(WIDE, WIDE), nn.GELU(), nn.Linear(WIDE, WIDE), nn.GELU())
+        return AL(ENC(block, nn.Linear(WIDE, CODE)), AE(nn.Linear(CODE, CODE), nn.Linear(CODE, CODE)))
+
+    def pair() -> tuple[Tensor, Tensor]:
+        return torch.randn(4096, WIDE, device="cuda"), torch.randn(4096, CODE, device="cuda")
+
+    with Pipeline([layer() for _ in range(depth)], ["cuda:0"], "sequential", within_stage=order, **options) as pipe:
+        pipe.run([pair()])
+        batches = [pair() for _ in range(3)]
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        pipe.run(batches)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+
+def test_activations_on_a_gpu_do_not_grow_with_depth() -> None:
+    shallow, deep = (activations_of(depth, "layer") for depth in (2, 32))
+    assert deep <= 1.2 * shallow
+    assert activations_of(32, "stage") >= 8 * deep
+
+
+def test_computed_again_a_layer_takes_less_of_a_gpu() -> None:
+    assert activations_of(8, "stage", recompute="blocks") <= 0.7 * activations_of(8, "stage")
 
 
 def test_the_number_of_stages_on_a_gpu_does_not_matter() -> None:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, PipealError, Pipeline
-from pipeal.engine import SCHEDULES
+from pipeal.engine import SCHEDULES, Schedule
 
-from .cases import FEATURES, Case, Layer, Outcome, cases, cosine, cuts, outcome, reference, train_by_hand
+from .cases import FEATURES, ORDERS, Case, Layer, Outcome, cases, cosine, cuts, outcome, reference, train_by_hand
 
 RICH = Case(
     (
@@ -32,7 +32,7 @@ RICH = Case(
 )
 
 
-def run(case: Case, schedule: str, sizes: list[int], queue_depth: int = 2, **options: Any) -> Outcome:
+def run(case: Case, schedule: str | Schedule, sizes: list[int], queue_depth: int = 2, **options: Any) -> Outcome:
     """What the engine leaves of a case, predictions along every exit included."""
     package, batches = case.build(), case.batches()
     pipe = Pipeline(
@@ -57,20 +57,20 @@ def run(case: Case, schedule: str, sizes: list[int], queue_depth: int = 2, **opt
 @given(case=cases(), data=st.data())
 def test_every_schedule_leaves_what_training_layer_by_layer_leaves(case: Case, data: st.DataObject) -> None:
     wanted = reference(case)
-    for schedule in SCHEDULES:
-        stages = data.draw(st.integers(1, min(4, len(case.layers))), label=f"{schedule} stages")
+    for name, schedule in ORDERS.items():
+        stages = data.draw(st.integers(1, min(4, len(case.layers))), label=f"{name} stages")
         sizes = data.draw(st.sampled_from(list(cuts(len(case.layers), stages))), label="sizes")
         queue_depth = data.draw(st.integers(1, 4), label="queue depth")
         assert run(case, schedule, sizes, queue_depth).differences(wanted) == []
 
 
 @pytest.mark.parametrize("depths", [(1, 2), pytest.param((3, 4), marks=pytest.mark.slow)], ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ORDERS)
 def test_any_placement_and_any_queue_depth(schedule: str, depths: tuple[int, ...]) -> None:
     wanted = reference(RICH)
     for stages, queue_depth in product(range(1, 5), depths):
         for sizes in cuts(4, stages):
-            assert run(RICH, schedule, sizes, queue_depth).differences(wanted) == [], (sizes, queue_depth)
+            assert run(RICH, ORDERS[schedule], sizes, queue_depth).differences(wanted) == [], (sizes, queue_depth)
 
 
 @pytest.fixture
@@ -89,6 +89,18 @@ def test_whoever_comes_late(schedule: str) -> None:
     shaken = Case(RICH.layers, RICH.rows, seed=RICH.seed, late_s=0.004)
     for queue_depth in (1, 2, 4):
         assert run(shaken, schedule, [1, 1, 1, 1], queue_depth).differences(wanted) == []
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "fp16"}], ids=str)
+def test_the_order_of_layers_changes_no_bit_in_half_precision(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeal.engine.runner.precision._cpu_has_fp16", lambda: True)
+    case = Case(tuple(Layer("linear", width=4 + number) for number in range(4)), seed=7)  # scales its losses in fp16
+    wanted = run(case, ORDERS["sequential/stage"], [4], **options)
+    assert run(case, ORDERS["sequential/stage"], [4]).differences(wanted) != []
+    for name, sizes in (("sequential", [4]), ("pipelined", [4]), ("pipelined", [2, 2]), ("pipelined/stage", [1, 3])):
+        assert run(case, ORDERS[name], sizes, **options).differences(wanted) == [], (name, sizes)
 
 
 def test_the_reference_notices_what_it_should() -> None:

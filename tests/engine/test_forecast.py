@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeal import PlacementError
+from pipeal import ConfigError, PlacementError
 from pipeal.engine.schedule import SCHEDULES, Action, Schedule
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.planning.pure.backprop_layout import backprop_layout
@@ -455,3 +455,29 @@ def test_what_fewer_devices_ask_for_again_is_known(shares: bool, monkeypatch: py
             assert not asked or count < len(costs["cpu"])
             assert found == best_forecast(method, Model(costs, model.bp), fewer)
             assert asked
+
+
+def test_by_layer_a_stage_fits_where_its_graphs_together_do_not() -> None:
+    """Four layers, each with a graph of 10 bytes, on one device that holds 20."""
+    layers = {"cpu": [LayerCost(1, 2, activation_bytes=10)] * 4}
+    small = Setup((PlannedDevice(memory_bytes=20),), queue_depth=1)
+    found = best_forecast("AL pipelined", Model(layers), small)
+    assert (found.layout.sizes, found.memory_bytes) == ([4], (10,))
+    for setup, method in ((small, "AL al-fm"), (replace(small, within_stage="stage"), "AL pipelined")):
+        with pytest.raises(PlacementError, match="no layout fits"):
+            best_forecast(method, Model(layers), setup)
+    with pytest.raises(ConfigError, match="under backward-overlap no layer goes backward before"):
+        best_forecast("AL backward-overlap", Model(layers), replace(small, within_stage="layer"))
+
+
+def test_by_layer_a_packet_leaves_later() -> None:
+    """Two stages of two layers: the first one's packet leaves after F B U of its first layer and F of its second."""
+    costs, setup = {"cpu": [LayerCost(1, 2, 1)] * 4}, Setup((PlannedDevice(),) * 2, batches=1)
+    assert forecast("", SCHEDULES["pipelined"], costs, setup).batch_s == pytest.approx(5 + 8)
+    assert forecast("", SCHEDULES["pipelined"].within("stage"), costs, setup).batch_s == pytest.approx(2 + 8)
+    many = replace(setup, batches=50)
+    by_layer, by_stage = (
+        forecast("", schedule, costs, many).batch_s * 50
+        for schedule in (SCHEDULES["pipelined"], SCHEDULES["pipelined"].within("stage"))
+    )
+    assert by_layer - by_stage == pytest.approx(3)  # the fill, once

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipeal import AE, AL, ENC, ALPackage, Pipeline
 from pipeal.engine import SCHEDULES
 
+from .cases import ORDERS
 from .traps import Gate
 
 
@@ -85,6 +86,20 @@ def test_packets_and_activations_alive_do_not_grow_with_batches(
         gc.collect()
         assert packets.alive() == inputs.alive() == 0
         assert all(census.alive() == 0 for census in activations)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("schedule", ORDERS)
+def test_activations_alive_do_not_grow_with_depth(schedule: str, stages: int) -> None:
+    """Law 5: where each layer of a stage ends before the next one begins, there is one graph per stage."""
+    for each in (1, 2, 6):
+        packets, activations = Census(), Census()
+        package = ALPackage([Counted(packets, activations) for _ in range(each * stages)])
+        with Pipeline(package, ["cpu"] * stages, ORDERS[schedule], threads=1) as pipe:
+            pipe.run(rows(5))
+        assert activations.most <= stages * (1 if ORDERS[schedule].by_layer else each)
+        if stages == 1:
+            assert activations.most == (1 if ORDERS[schedule].by_layer else each)
 
 
 class Pass(nn.Module):

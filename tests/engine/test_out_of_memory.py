@@ -22,6 +22,7 @@ from pipeal.engine.runner.before import cut_graphs
 from pipeal.engine.runner.split import SplitWarning
 from pipeal.methods.al import BP
 
+from .cases import ORDERS
 from .traps import Trap, nothing, throw
 
 WIDE = 4
@@ -181,22 +182,22 @@ def test_in_parts_a_batch_teaches_what_it_does_whole(schedule: str, where: str, 
 def test_schedules_and_stages_do_not_matter_and_draws_are_keyed_part_by_part(
     where: str, most: int, precision: Any
 ) -> None:
-    def trained(schedule: str, stages: int) -> list[Tensor]:
+    def trained(name: str, stages: int) -> list[Tensor]:
         torch.manual_seed(0)
         layers = [layer(nn.Sequential(nn.Dropout(0.4), Tight(block(), most, where))) for _ in range(3)]
         package = ALPackage(layers)
-        torch.manual_seed(len(schedule))  # the default generator stands elsewhere for each
+        torch.manual_seed(len(name))  # the default generator stands elsewhere for each
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SplitWarning)
-            pipe = Pipeline(package, ["cpu"] * stages, schedule, threads=1, on_oom="split", precision=precision)
+            pipe = Pipeline(package, ["cpu"] * stages, ORDERS[name], threads=1, on_oom="split", precision=precision)
             with pipe:
                 report = pipe.run([(x.float(), y.float()) for x, y in data(7, 2, 8, 7)])
         return [*package.state_dict().values(), *report.losses]
 
     wanted = trained("sequential", 1)
-    for schedule in SCHEDULES:
+    for name in ORDERS:
         for stages in (1, 3):
-            assert all(map(torch.equal, trained(schedule, stages), wanted)), (schedule, stages)
+            assert all(map(torch.equal, trained(name, stages), wanted)), (name, stages)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import ConfigError, Pipeline, Window
+from pipeal.core.options import WithinStage
 from pipeal.engine import SCHEDULES, Action, Schedule, Task, schedule_named, violations
 from pipeal.engine.distributed.rank import listeners
 
+from .cases import ORDERS
+
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
 
-schedules = st.sampled_from(list(SCHEDULES.values()))
+schedules = st.sampled_from(list(ORDERS.values()))
 stage_counts = st.integers(1, 6)
 batch_counts = st.integers(0, 8)
 
@@ -70,7 +73,9 @@ class EverySecond(Schedule):
 
 
 @pytest.mark.parametrize(
-    "schedule", [*SCHEDULES.values(), EverySecond("every-second", False, False, False)], ids=lambda one: one.name
+    "schedule",
+    [*ORDERS.values(), EverySecond("every-second", False, False, False)],
+    ids=lambda one: f"{one.name}/{one.within_stage}",
 )
 def test_stages_of_other_processes_are_told_whatever_they_wait_for(schedule: Schedule) -> None:
     """Only batch 1 was asked about: under a schedule with a rule for others, a run over processes stood still."""
@@ -148,8 +153,8 @@ def test_the_replay_notices_a_deadlock() -> None:
 
 @given(stages=st.integers(1, 4), batches=st.integers(1, 6), turn=st.randoms(use_true_random=False))
 def test_a_serial_schedule_leaves_no_choice(stages: int, batches: int, turn: Random) -> None:
-    serial = SCHEDULES["sequential"]
-    assert replay(serial, stages, batches, 2, turn) == list(serial.order(stages, batches))
+    for serial in (SCHEDULES["sequential"], ORDERS["sequential/stage"]):
+        assert replay(serial, stages, batches, 2, turn) == list(serial.order(stages, batches))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_a_schedule_names_itself() -> None:
     assert all(schedule_named(name) is schedule_named(schedule) for name, schedule in SCHEDULES.items())
 
 
-def recorded(schedule: str, sizes: list[int], batches: int, **options: Any) -> Pipeline:
+def recorded(schedule: str | Schedule, sizes: list[int], batches: int, **options: Any) -> Pipeline:
     layers = [VirtualLayer(0.0004 * (number % 3), 0.0006, 0.0003) for number in range(sum(sizes))]
     options = {"trace": Window(0, batches), "threads": 1} | options
     with Pipeline(layers, ["cpu"] * len(sizes), schedule, sizes=sizes, **options) as pipe:
@@ -173,13 +178,55 @@ def recorded(schedule: str, sizes: list[int], batches: int, **options: Any) -> P
 
 
 @pytest.mark.parametrize("sizes", [[1], [1, 1], [2, 1, 1], [1, 1, 1, 1]], ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ORDERS)
 def test_a_real_run_keeps_its_schedule(schedule: str, sizes: list[int]) -> None:
     for queue_depth in (1, 3):
-        spans = recorded(schedule, sizes, 7, queue_depth=queue_depth).spans()
+        spans = recorded(ORDERS[schedule], sizes, 7, queue_depth=queue_depth).spans()
         assert len(spans) == 3 * sum(sizes) * 7
-        assert violations(SCHEDULES[schedule], len(sizes), spans) == []
+        assert violations(ORDERS[schedule], len(sizes), spans) == []
         assert all(span.begin <= span.end for span in spans)
+
+
+@pytest.mark.parametrize("order", ["layer", "stage"])
+def test_within_a_stage_layers_go_in_the_order_asked_for(order: WithinStage) -> None:
+    (stage,) = recorded("pipelined", [3], 1, within_stage=order).stages
+    spans = sorted(stage.clock.spans(), key=lambda span: span.begin)
+    by_layer = [(layer, action) for layer in range(3) for action in (F, B, U)]
+    by_action = [(layer, action) for action in (F, B, U) for layer in range(3)]
+    assert [(span.layer, span.action) for span in spans] == (by_layer if order == "layer" else by_action)
+
+
+def test_the_packet_goes_on_before_the_last_layer_of_a_stage_goes_backward() -> None:
+    spans = recorded("pipelined", [2, 1], 1).spans()
+    begins = {(span.layer, span.action): span.begin for span in spans}
+    ends = {(span.layer, span.action): span.end for span in spans}
+    assert len(spans) == 3 * 3  # nothing is done twice
+    assert ends[1, F] <= begins[2, F]
+    assert begins[2, F] < ends[1, U]  # virtual layers sleep: the next stage is there at once
+
+
+def test_two_graphs_at_once_are_told_of() -> None:
+    spans = recorded("pipelined", [3], 2, within_stage="stage").spans()
+    assert violations(SCHEDULES["pipelined"].within("stage"), 1, spans) == []
+    found = violations(SCHEDULES["pipelined"], 1, spans)
+    assert any(line.startswith("F0 of layer 1 began") and line.endswith("of B0 of layer 0") for line in found)
+
+
+def test_a_schedule_whose_backwards_wait_has_no_order_by_layer() -> None:
+    with pytest.raises(ConfigError, match=r"under backward-overlap no layer goes backward before .* use 'stage', or"):
+        Pipeline([VirtualLayer(0, 0, 0)], None, "backward-overlap", within_stage="layer")
+    with pytest.raises(ConfigError, match="did you mean 'layer'"):
+        Pipeline([VirtualLayer(0, 0, 0)], within_stage="layers")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_there_and_back_an_order_leaves_the_schedule(name: str) -> None:
+    own = SCHEDULES[name]
+    other: WithinStage = "stage" if own.by_layer else "layer"
+    if name == "backward-overlap":
+        return
+    assert own.within(other) != own
+    assert own.within(other).within(own.within_stage) == own == own.within(None)
 
 
 def test_only_the_window_is_kept() -> None:

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal import Pipeline
-from pipeal.engine import SCHEDULES, Action, Schedule, Task, violations
+from pipeal.engine import SCHEDULES, Action, Schedule, Task, schedule_named, violations
 from pipeal.planning import simulate
 from pipeal.planning.pure.simulate import Durations, Hop, Rules
+
+from .cases import ORDERS
 
 F, B, U = Action.FORWARD, Action.BACKWARD, Action.UPDATE
 
@@ -28,11 +30,11 @@ stage_costs = st.builds(costs_of, seconds, seconds, seconds)
 rows_of_costs = st.lists(stage_costs, min_size=1, max_size=6)
 batch_counts = st.integers(1, 8)
 depths = st.integers(1, 4)
-schedules = st.sampled_from(list(SCHEDULES.values()))
+schedules = st.sampled_from(list(ORDERS.values()))
 
 
-def makespan(name: str, costs: Sequence[Durations], batches: int, queue_depth: int = 2) -> float:
-    return simulate(SCHEDULES[name], costs, batches, queue_depth=queue_depth).makespan_s
+def makespan(schedule: str | Schedule, costs: Sequence[Durations], batches: int, queue_depth: int = 2) -> float:
+    return simulate(schedule_named(schedule), costs, batches, queue_depth=queue_depth).makespan_s
 
 
 ClosedForm = Callable[[int, int, float, float, float], float]
@@ -177,7 +179,7 @@ def test_stages_that_share_cores_do_no_more_than_the_cores_can(
 ) -> None:
     found = simulate(schedule, costs, batches, contention=lambda at_once: max(1.0, at_once / cores))
     work = batches * sum(sum(own.values()) for own in costs)
-    alone = makespan(schedule.name, costs, batches)
+    alone = makespan(schedule, costs, batches)
     slack = 1 + 1e-9
     assert max(alone, work / cores) <= found.makespan_s * slack
     assert found.makespan_s <= (work if cores == 1 or schedule.serial else alone + work / cores) * slack

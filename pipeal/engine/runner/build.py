@@ -11,7 +11,8 @@
                 Timed     stamps of the device                         │
                   Explained   says of all else where it was  ◄─────────┘
                     Keyed     all randomness from (seed, layer, batch, action, rows)
-                      Plain   the layer itself
+                      Recomputed  keeps of blocks their inputs            (recompute="blocks")
+                        Plain     the layer itself
 
 A new wrapper is a file beside this one, with a subclass of :class:`~pipeal.engine.runner.layer.Runner` that overrides
 what it changes; a line in :func:`build_runner`, which says when it is there and where; and a field of
@@ -45,6 +46,7 @@ from pipeal.engine.runner.keyed import Keyed, Seeds
 from pipeal.engine.runner.layer import Plain, Runner
 from pipeal.engine.runner.losses import LossLog
 from pipeal.engine.runner.nonfinite import FiniteWatch, Watched
+from pipeal.engine.runner.recompute import Recomputed, parts_of
 from pipeal.engine.runner.skip import Skip
 from pipeal.engine.runner.split import Split
 from pipeal.engine.runner.timing import Timed
@@ -87,7 +89,10 @@ def build_runner(index: int, layer: TrainableLayer, shared: Shared) -> LayerRunn
         shared: With the options that say what is wrapped around it.
     """
     device, options, module = shared.device, shared.options, module_of(layer)
-    keyed = Keyed(Plain(layer), index, module, shared.seeds)
+    plain: Runner = Plain(layer)
+    if options.recompute == "blocks":
+        plain = Recomputed(plain, parts_of(layer))
+    keyed = Keyed(plain, index, module, shared.seeds)
     part: Runner = Explained(keyed, index, shared.errors.explain)
     inner: Runner = Timed(part, index, device, shared.clock)
     compiled: CompiledLayer | None = None

@@ -97,6 +97,18 @@ def test_two_replicas_learn_what_one_process_learns_from_whole_batches(size: int
                     torch.testing.assert_close(value, wanted_now[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize(("size", "sizes"), [(2, [3]), (4, [2, 1])])
+def test_the_order_of_layers_changes_no_bit_of_what_replicas_learn(size: int, sizes: list[int]) -> None:
+    """With each layer before the next one, averages are under way while the next layers are at work."""
+    found = []
+    for order in ("layer", "stage"):
+        with thread_ranks(size, replicas=2) as worlds:
+            packages = [DRAWS.build() for _ in worlds]
+            (report,) = train(worlds, packages, shares(DRAWS, 3), sizes=sizes, within_stage=order)
+            found.append(state(worlds, packages, 1).tensors | {"losses": torch.stack(report.losses)})
+    assert Outcome(found[0]).differences(Outcome(found[1])) == []
+
+
 def test_a_batch_that_is_left_out_is_left_out_by_all_replicas() -> None:
     """Symptom: the others learnt from the batch before, for the rest of the epoch."""
     parts, whole = shares(EXACT, 4), EXACT.build()

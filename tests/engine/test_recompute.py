@@ -1,0 +1,204 @@
+"""Activation checkpointing inside a layer: less is kept, and no bit is another."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeal import AE, AL, BP, ENC, ALPackage, ConfigError, Pipeline
+from pipeal.core.rng import keyed, random_words, replayed
+from pipeal.engine.runner.recompute import parts_of
+from pipeal.engine.runner.split import SplitWarning
+from pipeal.models.transformer import EncoderLayer, TransformerBlock
+
+from .cases import BLOCKS, ORDERS, Case, Layer, cases, cosine, cuts, outcome, reference
+from .test_exactness import RICH, run
+from .test_failures import notes_of
+from .test_out_of_memory import Tight
+
+WIDE = 16
+
+
+def block() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDE, 4 * WIDE), nn.Tanh(), nn.Linear(4 * WIDE, WIDE), nn.Tanh())
+
+
+@given(case=cases(), data=st.data())
+def test_what_is_computed_again_leaves_every_bit(case: Case, data: st.DataObject) -> None:
+    """Law 1, with dropout of all kinds, batch norm, draws by function, and losses of a user's own."""
+    wanted = reference(case)
+    name = data.draw(st.sampled_from(list(ORDERS)), label="schedule")
+    stages = data.draw(st.integers(1, min(4, len(case.layers))), label="stages")
+    sizes = data.draw(st.sampled_from(list(cuts(len(case.layers), stages))), label="sizes")
+    assert run(case, ORDERS[name], sizes, recompute="blocks").differences(wanted) == []
+
+
+@pytest.mark.parametrize("name", sorted(BLOCKS))
+def test_each_kind_of_block_in_a_row(name: str) -> None:
+    """Several blocks of a layer: each draws again what it drew, wherever the generator stands by then."""
+
+    def trained(recompute: str) -> list[Tensor]:
+        torch.manual_seed(3)
+        f = nn.Sequential(*(nn.Sequential(BLOCKS[name](8, 8), nn.Tanh()) for _ in range(3)))
+        package = ALPackage([AL(ENC(f, nn.Linear(8, 4)), AE(nn.Linear(4, 4), nn.Linear(4, 4)), 0.01)])
+        draw = torch.Generator().manual_seed(1)
+        batches = [(torch.randn(5, 8, generator=draw), torch.randn(5, 4, generator=draw)) for _ in range(4)]
+        options: dict[str, Any] = {"recompute": recompute}
+        with Pipeline(package, None, "sequential", threads=1, seed=5, **options) as pipe:
+            report = pipe.run(batches, cosine, updates=lambda batch: batch % 2 == 1)
+        return [*outcome(package, report.losses, []).tensors.values()]
+
+    assert all(map(torch.equal, trained("blocks"), trained("none")))
+
+
+def test_batch_norm_counts_a_batch_once() -> None:
+    case = Case((Layer("batch norm"),), rows=(5, 4, 3))
+    package = case.build()
+    with Pipeline(package, threads=1, recompute="blocks") as pipe:
+        pipe.run(case.batches())
+    assert package.state_dict()["0.enc.f.1.num_batches_tracked"] == 3
+
+
+def kept_bytes(recompute: Any, blocks: int, kind: str = "AL") -> int:
+    """The most bytes of activations that one batch keeps for the backward."""
+    torch.manual_seed(0)
+    f = nn.Sequential(*(block() for _ in range(blocks)))
+    layer = (
+        BP(f, nn.MSELoss())
+        if kind == "BP"
+        else AL(ENC(f, nn.Linear(WIDE, 4)), AE(nn.Linear(WIDE, 4), nn.Linear(4, WIDE)))
+    )
+    weights = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    alive: dict[int, int] = {}
+    most = 0
+
+    class Kept:
+        def __init__(self, tensor: Tensor) -> None:
+            nonlocal most
+            self.tensor = tensor
+            self.counts = tensor.untyped_storage().data_ptr() not in weights
+            if self.counts:
+                alive[id(self)] = tensor.nbytes
+                most = max(most, sum(alive.values()))
+
+        def __del__(self) -> None:
+            alive.pop(id(self), None)
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor),
+        Pipeline([layer], None, "sequential", threads=1, recompute=recompute) as pipe,
+    ):
+        pipe.run([(torch.randn(64, WIDE), torch.randn(64, WIDE))] * 2)
+    return most
+
+
+@pytest.mark.parametrize("kind", ["AL", "BP"])
+def test_of_each_block_its_input_is_kept(kind: str) -> None:
+    one_input = 64 * WIDE * 4
+    few, many = (kept_bytes("blocks", blocks, kind) for blocks in (2, 12))
+    assert many - few <= 10 * one_input
+    assert kept_bytes("none", 12, kind) - kept_bytes("none", 2, kind) >= 10 * 6 * one_input
+
+
+@pytest.mark.parametrize("where", "FB")
+def test_batches_in_parts_are_computed_again_part_by_part(where: str) -> None:
+    def trained(recompute: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        tight = Tight(nn.Sequential(nn.Linear(WIDE, WIDE), nn.Dropout(0.4)), 3, where)
+        package = ALPackage([AL(ENC(tight, nn.Linear(WIDE, 4)), AE(nn.Linear(WIDE, 4), nn.Linear(4, WIDE)), 0.01)])
+        draw = torch.Generator().manual_seed(1)
+        batches = [(torch.randn(n, WIDE, generator=draw), torch.randn(n, WIDE, generator=draw)) for n in (7, 2, 8)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SplitWarning)
+            with Pipeline(package, threads=1, on_oom="split", recompute=recompute) as pipe:
+                report = pipe.run(batches)
+        assert report.splits == [2]
+        return [*package.state_dict().values(), *report.losses]
+
+    assert all(map(torch.equal, trained("blocks"), trained("none")))
+
+
+def test_blocks_of_backpropagation_over_devices() -> None:
+    def trained(recompute: Any) -> list[Tensor]:
+        torch.manual_seed(0)
+        layer = BP(nn.Sequential(*(nn.Sequential(block(), nn.Dropout(0.2)) for _ in range(4))), nn.MSELoss())
+        draw = torch.Generator().manual_seed(1)
+        batches = [(torch.randn(6, WIDE, generator=draw), torch.randn(6, WIDE, generator=draw)) for _ in range(3)]
+        with Pipeline([layer], "cpu*2", threads=1, recompute=recompute) as pipe:
+            pipe.run(batches)
+        return list(layer.state_dict().values())
+
+    assert all(map(torch.equal, trained("blocks"), trained("none")))
+
+
+def test_the_parts_are_the_repeated_blocks_or_the_whole_way_up() -> None:
+    def parts(f: nn.Module) -> list[nn.Module]:
+        return parts_of(AL(ENC(f, nn.Linear(1, 1)), AE(nn.Linear(1, 1), nn.Linear(1, 1))))
+
+    transformer = TransformerBlock(8, 16, 2, layers=3)
+    assert parts(transformer) == list(transformer.layers)
+    assert [type(part) for part in parts(transformer)] == [EncoderLayer] * 3
+    assert parts(row := nn.Sequential(block(), nn.ReLU(), block())) == [row[0], row[2]]
+    assert parts(flat := block()) == [flat]
+    assert parts(nn.Identity()) == []
+
+
+def test_a_user_s_own_patch_of_a_block_stays() -> None:
+    f = block()
+    forward = f.forward
+    f.forward = lambda x: 2 * forward(x)  # type: ignore[method-assign]
+    patched = f.forward
+    package = ALPackage([AL(ENC(f, nn.Linear(WIDE, 4)), AE(nn.Linear(WIDE, 4), nn.Linear(4, WIDE)))])
+    with Pipeline(package, threads=1, recompute="blocks") as pipe:
+        pipe.run([(torch.randn(3, WIDE), torch.randn(3, WIDE))])
+    assert vars(f)["forward"] is patched
+
+
+def test_what_fails_in_the_second_computation_says_where() -> None:
+    class Once(nn.Sequential):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls == 2:
+                raise LookupError("again")
+            return super().forward(x)
+
+    f = Once(nn.Linear(WIDE, WIDE), nn.Tanh())
+    package = ALPackage([AL(ENC(f, nn.Linear(WIDE, 4)), AE(nn.Linear(WIDE, 4), nn.Linear(4, WIDE)))])
+    with pytest.raises(LookupError, match="again") as caught, Pipeline(package, threads=1, recompute="blocks") as pipe:
+        pipe.run([(torch.randn(3, WIDE), torch.randn(3, WIDE))])
+    assert any("backward of stage 0, layer 0 (AL), batch 0" in note for note in notes_of(caught.value).splitlines())
+
+
+def test_draws_are_replayed_from_where_they_were() -> None:
+    cpu = torch.device("cpu")
+    with keyed(1, 2, 3):
+        random_words(2, cpu)
+        again = replayed()
+        wanted = random_words(3, cpu)
+        random_words(5, cpu)
+    with keyed(7):
+        for _ in range(2):
+            with again:
+                assert torch.equal(random_words(3, cpu), wanted)
+        assert not torch.equal(random_words(3, cpu), wanted)
+
+
+def test_half_precision_is_the_same_again() -> None:
+    wanted = run(RICH, "sequential", [4], precision="bf16")
+    for name in ("sequential", "pipelined/stage"):
+        assert run(RICH, ORDERS[name], [4], precision="bf16", recompute="blocks").differences(wanted) == []
+
+
+def test_what_does_not_go_together_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"recompute='blocks' does not go with compile='static'.*use 'none' for one"):
+        Pipeline([BP(block())], recompute="blocks", compile="static")
+    with pytest.raises(ConfigError, match="unknown recompute 'block'; did you mean 'blocks'"):
+        Pipeline([BP(block())], recompute="block")  # type: ignore[arg-type]
