@@ -119,8 +119,10 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
 def _active_at_once(layers: Sequence[int], config: RunConfig) -> int:
     """Bytes of activations, of those of each layer: of a stage the largest layer's or all, of stages together."""
     engine = config.engine
+    if sum(engine.sizes or (0,)) != len(layers):  # blocks of the one layer of a form that is whole
+        return sum(layers)
     by_layer = schedule_named(engine.schedule).within(engine.within_stage).by_layer
-    stages = layers_of_stages(engine.sizes or [len(layers)])
+    stages = layers_of_stages(engine.sizes or ())
     return sum((max if by_layer else sum)(layers[number] for number in stage) for stage in stages)
 
 

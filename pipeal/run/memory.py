@@ -216,7 +216,7 @@ class Found:
     def _remarks(self) -> Iterator[str]:
         """What to know of the figures."""
         yield "at once: the most of all parts at the same moment, above the idle process; a part is largest at its own"
-        yield "resident: physical memory, where freed blocks are given back at once"
+        yield "resident: physical memory, where freed blocks are given back at once; libraries keep some 10 MiB more"
         if self.model.depth > 1 and (self.limit is not None or self.depth != self.model.depth):
             yield f"other depths than {self.model.depth}: as if the layers after the first came again and again"
         if self.samples > self.model.sizes[1]:

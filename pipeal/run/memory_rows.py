@@ -137,7 +137,7 @@ def checkpoint_blocks(layer: BP) -> BP:
     return layer
 
 
-_METHODS = {"al": DEFAULT, "bp": BASELINE}
+_METHODS = {"layers": DEFAULT, "whole": BASELINE}
 
 
 @lru_cache(maxsize=1)
@@ -162,8 +162,8 @@ def forecast(subject: Subject, samples: int) -> Model:
     large = max(_FEWEST, min(samples, batch_size(batch[0])))
     batches = [resized(batch, count) for count in (large // 2, large)]
     with torch.random.fork_rng(devices=[]):
-        al = measure_blocks(subject.layers("al"), batches, subject.options, device=subject.device)
-        parts = bp_parts(list(subject.layers("bp")))  # type: ignore[arg-type]
+        al = measure_blocks(subject.layers("layers"), batches, subject.options, device=subject.device)
+        parts = bp_parts(list(subject.layers("whole")))  # type: ignore[arg-type]
         bp = measure_blocks(parts, batches, subject.options, device=subject.device, end_to_end=True)
     return Model((large // 2, large), (al[0], al[1]), (bp[0], bp[1]))
 

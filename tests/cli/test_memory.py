@@ -94,6 +94,7 @@ def test_a_small_model_is_looked_at_and_measured(tmp_path: Path, capsys: pytest.
         (["--memory", "1e-9"], "GiB hold no layer of this model, even on one sample"),
         (["--measure", "--layers", "8"], "--measure: found it beside --layers"),
         (["--set", "engine.within_stage=layer"], "engine.within_stage, which pipeal memory chooses by itself"),
+        (["--set", "engine.recompute=blocks"], "engine.recompute, which pipeal memory chooses"),
         (["--set", "engine.devices=cpu*2"], "expected none: it is one device"),
         (["--set", "train.accumulate=4"], "train.accumulate: found 4; expected 1"),
         (["--set", "engine.compile=static"], "engine.compile: found static; expected none"),

@@ -128,7 +128,7 @@ class Made:
         net = resnet18(num_classes=10)
         stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)
         blocks = [stem, *net.layer1, *net.layer2, *net.layer3, *net.layer4]
-        if form == "bp":
+        if form == "whole":
             return [BP(nn.Sequential(*blocks, nn.Sequential(net.avgpool, nn.Flatten(), net.fc)))]
         return list(ALPackage.from_bp(nn.Sequential(*blocks), torch.randn(2, 3, 32, 32), outputs=10))
 

@@ -83,7 +83,8 @@ class Parts:
     resident: int
 
 
-Form = Literal["al", "bp"]
+Form = Literal["layers", "whole"]
+"""Layers that train themselves, or a network with one backward through all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +217,10 @@ def _taken_over(before: BlockMemory, block: BlockMemory) -> int:
 WAYS: dict[str, Way] = {
     way.name: way
     for way in (
-        Way("BP", "bp", _end_to_end),
-        Way("BP, checkpointed", "bp", _checkpointed, checkpointed=True),
-        Way("AL by stage", "al", _by_stage),
-        Way("AL by layer", "al", _by_layer, within_stage="layer"),
+        Way("BP", "whole", _end_to_end),
+        Way("BP, checkpointed", "whole", _checkpointed, checkpointed=True),
+        Way("AL by stage", "layers", _by_stage),
+        Way("AL by layer", "layers", _by_layer, within_stage="layer"),
     )
 }
 """By name, in the order of tables."""
@@ -250,7 +251,7 @@ class Model:
         Raises:
             PlacementError: A model of one layer has none to repeat.
         """
-        small, large = self.al if way.form == "al" else self.bp
+        small, large = self.al if way.form == "layers" else self.bp
         rows = [_between(one, other, self.sizes, samples) for one, other in zip(small, large, strict=True)]
         return way.parts(rows if depth is None else repeated(rows, depth, of=self.depth))
 
