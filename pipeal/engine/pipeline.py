@@ -107,13 +107,14 @@ class Pipeline:
     ) -> None:
         self.seed = seed
         options = self._options_here(with_keywords(options, keywords))
+        self.schedule = schedule_named(schedule).within(options.within_stage)
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
+        options.check_layout(by_layer=self.schedule.by_layer)  # told before layers are moved, which takes long
         files: dict[int, MappedFile] = {}
         layers = layers_of(model if options.offload == "none" else _one_by_one(model, options, files))
         self.model = model if isinstance(model, nn.Module) else layers
         check_layers(layers)
-        self.schedule = schedule_named(schedule).within(options.within_stage)
-        if not 0 <= seed < 2**63:
-            raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         placed = assign(layers, devices, sizes, options.threads, self.schedule)
         self.sizes = placed.sizes
         self.options = replace(options, threads=placed.threads, within_stage=self.schedule.within_stage)

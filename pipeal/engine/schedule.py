@@ -97,6 +97,10 @@ class Schedule:
     serial: bool
     within_stage: WithinStage = "stage"
 
+    def __post_init__(self) -> None:
+        if self.by_layer and self.forwards_first:
+            raise ConfigError(f"the schedule {self.name} has both forwards_first and within_stage='layer'; choose one")
+
     @property
     def by_layer(self) -> bool:
         """Whether each layer of a stage ends before the next one begins."""

@@ -209,7 +209,7 @@ class Stage(Shared):
             file: MappedFile | None = None
             try:
                 if self.offloaded is not None:
-                    file = self.offloaded.copier()
+                    file = self.offloaded.copier(index)
                     copy_tensor = file.copy
                 # A worker's turn like an update's: nothing is compiled meanwhile.
                 with runner.beside(), self.device.active():
@@ -256,9 +256,12 @@ def bring_to_rest(stages: Sequence[Stage]) -> None:
     Raises:
         NonFiniteError: A loss is not finite, that of the first batch, whichever stage met it; or a layer has given up
             to learn in fp16.
+        DataError: A disk has refused an offloaded layer.
     """
     for stage in stages:
         stage.device.synchronize()
+        if stage.offloaded is not None:
+            stage.offloaded.settle()
     raise_first(stage.finite.settle() for stage in stages)
     for stage in stages:
         if stage.finite.policy != "ignore":

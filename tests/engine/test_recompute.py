@@ -260,6 +260,22 @@ class TwoLosses(BP):
         self.second.backward()
 
 
+class WrittenPast(nn.Module):
+    """Writes its buffer past what counts its versions, as published codebooks do."""
+
+    draws_from_default = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDE, WIDE)
+        self.register_buffer("book", torch.ones(2, WIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x) * self.book[0]
+        self.book.data.mul_(0.9).add_(0.1 * out.detach().mean(0))
+        return out
+
+
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDE, WIDE), nn.BatchNorm1d(WIDE))
 
@@ -276,6 +292,7 @@ USERS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], nn.Module]
         lambda f: TwoLosses(f, nn.MSELoss(), 0.01),
     ),
     "names of arguments that checkpoint has, too": (Named, in_bp),
+    "buffers written past their versions": (lambda: nn.Sequential(nn.Sequential(WrittenPast()), block()), in_bp),
     "buffers that stay as they are": (lambda: nn.Sequential(Prenorm(), Prenorm()), in_bp),
 }
 

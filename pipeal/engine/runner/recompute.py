@@ -144,7 +144,7 @@ class _Met:
             if weight is not None
         ]
         self._buffers = [
-            _Buffer(owner._buffers, name, buffer, buffer.clone(), None if buffer.is_inference() else buffer._version)
+            _Buffer(owner._buffers, name, buffer, buffer.clone(), _version(buffer))
             for owner in part.modules()
             for name, buffer in owner._buffers.items()
             if buffer is not None
@@ -153,10 +153,15 @@ class _Met:
         self._undo: list[Callable[[], None]] = []
 
     def keep_what_changed(self) -> None:
-        """After the forward: lets go of the copies of large buffers that it has left alone, such as masks."""
+        """After the forward: lets go of the copies of buffers that it has left alone, such as masks."""
         for buffer in self._buffers:
-            # A version says nothing of statistics, a row each, which batch norm writes past it.
-            if buffer.tensor.dim() > 1 and buffer.version is not None and buffer.tensor._version == buffer.version:
+            # A version says nothing of what is written past it, as batch norm does, or through ``.data``. To compare is
+            # to wait for a GPU: there only what learns nothing is let go of.
+            if buffer.tensor.device.type == "cpu":
+                same = torch.equal(buffer.tensor, buffer.copy) if buffer.copy is not None else True
+            else:
+                same = not buffer.tensor.is_floating_point() and buffer.version == _version(buffer.tensor)
+            if same:
                 buffer.copy = None
 
     def __enter__(self) -> None:
@@ -178,6 +183,10 @@ class _Met:
         if now is not tensor:
             place[name] = tensor
             self._undo.append(partial(place.__setitem__, name, now))
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
 
 
 @dataclass

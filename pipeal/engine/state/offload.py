@@ -7,11 +7,15 @@
               …while 3 trains                     …while 4 trains
 
 Weights, buffers and optimizer states are tensors over a shared mapping of a file, one per layer, that has no name: with
-the process it is gone, whatever ends that, and no other process can touch it. Everything that reads or writes a layer
-does so as ever, by page faults; what is done here is to ask the kernel early for what comes next, and to have it write
-and drop what is done, since of data that is gone through in a circle it would drop what is needed soonest.
+the process it is gone, whatever ends that, and no other one can open it (a process that was forked shares it, and is
+not to write to it). Everything that reads or writes a layer does so as ever, by page faults; what is done here is to
+ask the kernel early for what comes next, and to have it write and drop what is done, since of data that is gone through
+in a circle it would drop what is needed soonest.
 
-Gradients stay in memory, from a layer's backward to its update.
+In memory stay gradients, from a layer's backward to its update; small tensors; what is sparse, has gaps, shares its
+memory with another tensor of the layer, or is replaced after every batch; and for as long as a trial of placements or
+the loading of a saved state lasts, a copy of all layers.
+A tensor that a module has as a plain attribute over the memory of a weight does not move with it.
 """
 
 from __future__ import annotations
@@ -19,23 +23,33 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from pipeal.core.errors import ConfigError, DataError, first_line
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.engine.devices.allocator import give_freed_memory_back
 from pipeal.engine.state.stateful import stateful
+
+Named: TypeAlias = "Iterable[tuple[Any, Tensor]]"
+"""Tensors, each with what it is to the layer."""
 
 _LINE = 64
 """Bytes to which tensors are aligned, as in PyTorch's own memory."""
 
 _SMALL = 1024
 """Tensors of fewer bytes stay in memory: counters, mostly."""
+
+_MOST_PLACES = 4
+"""What is replaced by another tensor after every batch, instead of being written to, stays in memory in the end: its
+places could not be used again, since somebody may still have the tensor from before."""
 
 _WRITING = 2
 """So many layers may be on their way to the disk; the next one waits."""
@@ -60,32 +74,56 @@ class MappedFile:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  open as long as its tensors are
         except OSError as error:
-            raise DataError(f"{self.folder}: {first_line(error)}; expected a folder for offloaded layers") from error
-        self._size = 0
-        self._maps: list[mmap.mmap] = []
-        self._stretches: list[tuple[int, int]] = []  # of addresses
+            raise DataError(
+                f"{self.folder}: {error.strerror or error}; expected a folder for offloaded layers"
+            ) from error
+        self._chunks: list[_Chunk] = []
+        self._moved: Counter[Any] = Counter()
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return sum(chunk.size for chunk in self._chunks)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether the tensor's data is in it."""
-        address = tensor.data_ptr()
-        return any(first <= address < end for first, end in self._stretches)
+        return any(chunk.begin <= tensor.data_ptr() < chunk.begin + chunk.size for chunk in self._chunks)
 
-    def take(self, tensors: Iterable[Tensor]) -> None:
-        """Moves the data of tensors into it, all at once; tensors that are small or have gaps stay where they are.
+    def take(self, named: Named) -> None:
+        """Moves the data of tensors into it that are not there, all at once.
 
         Raises:
             DataError: The disk is too small; nothing has been moved.
         """
-        moved = [one for one in tensors if one.nbytes >= _SMALL and _is_dense(one) and not self.holds(one)]
-        if moved:
-            for tensor, place in zip(moved, self._room(moved), strict=True):
-                tensor.data = place.copy_(tensor.detach())
+        found = {id(tensor): (name, tensor) for name, tensor in named if _has_memory(tensor)}.values()
+        owners = Counter(tensor.untyped_storage().data_ptr() for _, tensor in found)
+        fresh = [
+            (name, tensor)
+            for name, tensor in found
+            if _can_move(tensor)
+            and owners[tensor.untyped_storage().data_ptr()] == 1  # of two over one memory, neither may move
+            and not self.holds(tensor)
+            and self._moved[name] < _MOST_PLACES
+        ]
+        self.reserve(sum(_aligned(tensor.nbytes) for _, tensor in fresh))
+        for name, tensor in fresh:
+            self._moved[name] += 1
+            tensor.data = self._place(tensor).copy_(tensor.detach())
+        if fresh:
             give_freed_memory_back()
 
+    def reserve(self, size: int) -> None:
+        """Makes room for tensors of so many bytes together, each rounded up to whole lines; raises as :meth:`take`."""
+        if size:
+            self._chunks.append(self._chunk(size))
+
     def copy(self, tensor: Tensor) -> Tensor:
-        """A copy that lies in it, or in memory where it is small; raises as :meth:`take`."""
-        found = tensor.detach().clone(memory_format=torch.preserve_format) if tensor.nbytes < _SMALL else None
-        return self._room([tensor])[0].copy_(tensor.detach()) if found is None else found
+        """A copy that lies in it, or in memory where it cannot; raises as :meth:`take`."""
+        if tensor.layout is not torch.strided or tensor.nbytes < _SMALL or not _is_dense(tensor):
+            return tensor.detach().clone()
+        if not self._chunks or self._chunks[-1].left < _aligned(tensor.nbytes):
+            self.reserve(_aligned(tensor.nbytes))
+        return self._place(tensor).copy_(tensor.detach())
 
     def read_ahead(self) -> None:
         """Asks for all of it to be brought into the page cache."""
@@ -93,36 +131,46 @@ class MappedFile:
 
     def let_go(self) -> None:
         """Takes its pages out of this process; they stay in the page cache."""
-        for one in self._maps:
-            one.madvise(mmap.MADV_DONTNEED)
+        for chunk in self._chunks:
+            chunk.mapped.madvise(mmap.MADV_DONTNEED)
 
     def write(self) -> None:
         """Waits until it is on the disk, and drops it from the page cache. What is used meanwhile comes back."""
         os.fdatasync(self._file.fileno())
         os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _room(self, tensors: list[Tensor]) -> list[Tensor]:
-        sizes = [-(-one.nbytes // _LINE) * _LINE for one in tensors]
-        size = -(-sum(sizes) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+    def _chunk(self, size: int) -> _Chunk:
+        size = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         try:
-            os.posix_fallocate(self._file.fileno(), self._size, size)
+            os.posix_fallocate(self._file.fileno(), self.size, size)
+            mapped = mmap.mmap(self._file.fileno(), size, offset=self.size)
         except OSError as error:
             free = os.statvfs(self.folder)
             raise DataError(
-                f"{self.folder}: {first_line(error)}; {size / 2**20:.0f} MiB more were needed for an offloaded layer, "
-                f"{free.f_bavail * free.f_frsize / 2**20:.0f} MiB are free; name another folder by offload_folder"
+                f"{self.folder}: {error.strerror or error}; {size / 2**20:.1f} MiB more were needed for an offloaded "
+                f"layer, {free.f_bavail * free.f_frsize / 2**20:.0f} MiB are free; name another folder by "
+                "offload_folder, or of open files allow more (ulimit -n)"
             ) from error
-        mapped = mmap.mmap(self._file.fileno(), size, offset=self._size)
-        self._size += size
-        self._maps.append(mapped)
-        whole = torch.frombuffer(mapped, dtype=torch.uint8)  # keeps the mapping
-        self._stretches.append((whole.data_ptr(), whole.data_ptr() + size))
-        places, begin = [], 0
-        for tensor, taken in zip(tensors, sizes, strict=True):
-            flat = whole[begin : begin + tensor.nbytes].view(tensor.dtype)
-            places.append(flat.as_strided(tensor.shape, tensor.stride() if _is_dense(tensor) else _row(tensor)))
-            begin += taken
-        return places
+        return _Chunk(mapped, size, torch.frombuffer(mapped, dtype=torch.uint8).data_ptr())
+
+    def _place(self, tensor: Tensor) -> Tensor:
+        """A place for a dense tensor in the last chunk, with a storage of exactly its bytes."""
+        chunk = self._chunks[-1]
+        flat = torch.frombuffer(chunk.mapped, dtype=torch.uint8, count=tensor.nbytes, offset=chunk.taken)
+        chunk.taken += _aligned(tensor.nbytes)
+        return flat.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+@dataclass
+class _Chunk:
+    mapped: mmap.mmap
+    size: int
+    begin: int
+    taken: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.size - self.taken
 
 
 class Offloaded:
@@ -154,9 +202,9 @@ class Offloaded:
             DataError: The disk has refused one.
         """
         while self._writing and (len(self._writing) >= _WRITING or self._writing[0].done()):
-            _told(self._writing.popleft(), self._folder)
+            self._told(self._writing.popleft())
         if self._reading is not None:
-            _told(self._reading, self._folder)
+            self._told(self._reading)
         if self._next[index] != index:
             self._reading = self._pool().submit(self._files[self._next[index]].read_ahead)
 
@@ -172,12 +220,20 @@ class Offloaded:
         give_freed_memory_back()
         self._writing.append(self._pool().submit(file.write))
 
-    def copier(self) -> MappedFile:
-        """A further file, for copies."""
-        return MappedFile(self._folder)
+    def settle(self) -> None:
+        """Waits until all is on the disk; raises as :meth:`begin`."""
+        while self._writing:
+            self._told(self._writing.popleft())
+
+    def copier(self, index: int) -> MappedFile:
+        """A further file, with room for a copy of a layer; raises as :meth:`MappedFile.take`."""
+        file = MappedFile(self._folder)
+        kept = [tensor for _, tensor in _kept(self._modules[index], self._optimizers[index]) if _can_move(tensor)]
+        file.reserve(sum(_aligned(tensor.nbytes) for tensor in kept))
+        return file
 
     def rest(self) -> None:
-        """Waits until all is on the disk, and ends the threads."""
+        """Ends the threads; what goes wrong meanwhile is not told, as something has gone wrong before."""
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
@@ -189,6 +245,13 @@ class Offloaded:
             self._threads = ThreadPoolExecutor(2, "pipeal-offload")
         return self._threads
 
+    def _told(self, done: Future[None]) -> None:
+        try:
+            done.result()
+        except OSError as error:
+            folder = self._folder or tempfile.gettempdir()
+            raise DataError(f"{folder}: an offloaded layer: {error.strerror or error}") from error
+
 
 def offloaded(module: nn.Module, folder: str | Path | None) -> MappedFile:
     """A file for a layer, with all that it has so far; raises as :class:`MappedFile`."""
@@ -199,26 +262,34 @@ def offloaded(module: nn.Module, folder: str | Path | None) -> MappedFile:
     return file
 
 
-def _kept(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Tensor]:
+def _kept(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[tuple[Any, Tensor]]:
     """What a layer keeps from batch to batch."""
-    yield from module.parameters()
-    yield from module.buffers()
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+    for number, optimizer in enumerate(optimizers):
+        for parameter, state in optimizer.state.items():
+            if isinstance(state, Mapping):
+                for name, value in state.items():
+                    if isinstance(value, Tensor):
+                        yield (number, id(parameter), name), value
 
 
-def _told(done: Future[None], folder: str | Path | None) -> None:
-    try:
-        done.result()
-    except OSError as error:
-        raise DataError(f"{folder or tempfile.gettempdir()}: an offloaded layer: {first_line(error)}") from error
+def _has_memory(tensor: Tensor) -> bool:
+    return not is_lazy(tensor) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+
+
+def _can_move(tensor: Tensor) -> bool:
+    if not _has_memory(tensor) or tensor.nbytes < _SMALL or not _is_dense(tensor):
+        return False
+    return bool(tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.nbytes)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _LINE) * _LINE
 
 
 def _is_dense(tensor: Tensor) -> bool:
     """Whether its numbers fill a stretch of memory, each once."""
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        return False
     extent = 1
     for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -226,7 +297,3 @@ def _is_dense(tensor: Tensor) -> bool:
                 return False
             extent *= size
     return True
-
-
-def _row(tensor: Tensor) -> tuple[int, ...]:
-    return torch.empty(tensor.shape, device="meta").stride()
