@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,13 +49,18 @@ def test_flops_are_a_mean_over_samples_and_memory_is_of_the_largest_batch(mode: 
         assert told == pytest.approx(sum(flops * n for flops, n in zip(each, sizes, strict=True)) / sum(sizes))
         assert told != pytest.approx(sum(each) / len(each)), "else the samples of a batch would not show"
     kept = [
-        sum(
+        [
             row.activation_bytes
             for row in count_bytes(list(experiment.package(mode, 0)), batch, EngineOptions(threads=1))
-        )
+        ]
         for batch in (found[0], largest)
     ]
-    assert costs.activation_bytes == kept[1] != kept[0]
+    assert costs.activation_bytes == max(kept[1]) != max(kept[0])  # layer by layer, one at a time
+    if mode == "al":
+        by_stage = replace(config, engine=replace(config.engine, within_stage="stage"))
+        assert form_costs(experiment, by_stage).activation_bytes == sum(kept[1])
+        two_stages = replace(config, engine=replace(config.engine, sizes=(1, 3)))
+        assert form_costs(experiment, two_stages).activation_bytes == kept[1][0] + max(kept[1][1:])
 
 
 def test_counted_memory_is_all_that_training_holds_at_once() -> None:
