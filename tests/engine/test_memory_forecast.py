@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from pipeal.core.names import Mode
 from pipeal.core.options import DEFAULTS
 from pipeal.engine.pipeline import Pipeline
 from pipeal.methods.al import ALPackage
@@ -113,14 +114,15 @@ class Made:
     def layers(self, form: Form) -> list[Any]:
         """New ones."""
         torch.manual_seed(0)
+        mode: Mode = "al" if form == "layers" else "bp"
         if self.name in ("lstm", "transformer"):
             dims = TextDims(embedding=48, hidden=64, code=32, heads=4)
-            return list(build_text(self.name, form, vocab_size=500, classes=4, dims=dims))
+            return list(build_text(self.name, mode, vocab_size=500, classes=4, dims=dims))
         if self.name == "charlm":
-            return list(build_language("charlm", form, characters=40, dims=CharDims(block=32, width=64, layers=4)))
+            return list(build_language("charlm", mode, characters=40, dims=CharDims(block=32, width=64, layers=4)))
         if self.name == "torchvision":
             return self.torchvision(form)
-        return list(build_vision(self.name, form, classes=10, dims=VisionDims(size=32)))
+        return list(build_vision(self.name, mode, classes=10, dims=VisionDims(size=32)))
 
     def torchvision(self, form: Form) -> list[Any]:
         """ResNet-18; converted, or with a head."""
