@@ -7,13 +7,11 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.text import PRESETS
+from pipeal.cli.options import OVERRIDES, model_options
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": True})
-@click.option("--dataset", help="A data set as training takes it.  [default: embedded data, which need no download]")
-@click.option("--model", help="A model as training takes it.  [default: transformer]")
-@click.option("--preset", type=click.Choice(PRESETS), help="Sizes of charlm, as training takes them.")
+@model_options
 @click.option(
     "--batch",
     type=click.IntRange(min=1, max=2**24),
@@ -28,13 +26,7 @@ from pipeal.cli.text import PRESETS
 @click.option("--memory", type=float, metavar="GIB", help="Find the largest batch and the greatest depth that fit.")
 @click.option("--measure", is_flag=True, help="Also train by each way, in a fresh process, and measure.")
 @click.option("--data-root", help="Folder that holds the data sets.  [default: data]")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Any configuration key, repeatable; config.yaml of a run lists all.",
-)
+@OVERRIDES
 @click.option("--out", default="memory", help="Folder for memory.json and memory.png.")
 def command(**given: Any) -> None:
     """Says what memory training takes, by part.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, get_args
 
 import click
@@ -13,6 +13,17 @@ from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 SCHEDULES = get_args(ScheduleName)
+
+PRESETS = ("cpu", "gpu")
+"""Sizes of charlm beside the lesson's."""
+
+OVERRIDES = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any configuration key, repeatable; config.yaml of a run lists all.",
+)
 
 _TOGETHER = " and ".join(method.name for method in COMPARED)
 _MODES = f"{DEFAULT.name} (default), {', '.join(MODES[1:-1])}, or {COMPARE}, which trains {_TOGETHER}."
@@ -71,15 +82,25 @@ def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], 
             help="In a new run, tries again what devices, sizes and threads are fastest; else known for a week.",
         ),
         click.option("--config", "config_file", help="YAML file; default: the one for this data set and model."),
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Any configuration key, repeatable; config.yaml of a run lists all.",
-        ),
+        OVERRIDES,
     ]
+    return _together(options)
 
+
+def model_options(command: Command) -> Command:
+    """Which model on which data, for a command that looks at it without a training."""
+    return _together(
+        [
+            click.option(
+                "--dataset", help="A data set as training takes it.  [default: embedded data, which need no download]"
+            ),
+            click.option("--model", help="A model as training takes it.  [default: transformer]"),
+            click.option("--preset", type=click.Choice(PRESETS), help="Sizes of charlm, as training takes them."),
+        ]
+    )(command)
+
+
+def _together(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)

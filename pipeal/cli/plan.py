@@ -7,7 +7,7 @@ from typing import Any, get_args
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.text import PRESETS
+from pipeal.cli.options import OVERRIDES, model_options
 from pipeal.core.options import WithinStage
 
 _count = click.IntRange(min=1, max=10**9)
@@ -15,9 +15,7 @@ _few = click.IntRange(min=1, max=2_000)
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": True})
-@click.option("--dataset", help="A data set as training takes it.  [default: embedded data, which need no download]")
-@click.option("--model", help="A model as training takes it.  [default: transformer]")
-@click.option("--preset", type=click.Choice(PRESETS), help="Sizes of charlm, as training takes them.")
+@model_options
 @click.option(
     "--costs", "cost_files", multiple=True, metavar="FILE", help="Saved costs instead; one per kind of device."
 )
@@ -46,13 +44,7 @@ _few = click.IntRange(min=1, max=2_000)
     "--within-stage", type=click.Choice(get_args(WithinStage)), help="Order of layers.  [default: as configured]"
 )
 @click.option("--data-root", help="Folder that holds the data sets.  [default: data]")
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Any configuration key, repeatable; config.yaml of a run lists all.",
-)
+@OVERRIDES
 @click.option("--out", default="plan", help="Folder for costs.json, plan.json and plan.png.")
 def command(**given: Any) -> None:
     """Forecasts training on any number of devices.

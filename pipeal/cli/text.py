@@ -11,11 +11,9 @@ from typing import Any
 import click
 
 from pipeal.cli import entry
-from pipeal.cli.options import offered, setting, training_options
+from pipeal.cli.options import PRESETS, offered, setting, training_options
 from pipeal.core.errors import ConfigError
 from pipeal.core.names import LANGUAGE, TEXT
-
-PRESETS = ("cpu", "gpu")
 
 
 @click.command(context_settings={"max_content_width": 110, "show_default": False})

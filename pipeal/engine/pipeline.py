@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, ScheduleError, StallError, add_note
-from pipeal.core.modules import layers_of, module_of
+from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import TrainableLayer
@@ -31,7 +31,7 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision, matmul_precision, ready
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.stage import Stage, bring_to_rest
-from pipeal.engine.state.offload import MappedFile, offloaded
+from pipeal.engine.state.offload import MappedFile, one_by_one
 from pipeal.engine.state.saved import Load, save
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import Span, StageTimes, Window
@@ -112,7 +112,7 @@ class Pipeline:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         options.check_layout(by_layer=self.schedule.by_layer)  # told before layers are moved, which takes long
         files: dict[int, MappedFile] = {}
-        layers = layers_of(model if options.offload == "none" else _one_by_one(model, options, files))
+        layers = layers_of(model if options.offload == "none" else one_by_one(model, options.offload_folder, files))
         self.model = model if isinstance(model, nn.Module) else layers
         check_layers(layers)
         placed = assign(layers, devices, sizes, options.threads, self.schedule)
@@ -120,10 +120,8 @@ class Pipeline:
         self.options = replace(options, threads=placed.threads, within_stage=self.schedule.within_stage)
         handles = self._open_devices(placed.devices)
         near = [handle.device for handle in handles if not handle.far]
-        kinds = {device.type for device in near}
-        options.check_layout(
-            row=placed.is_row, kinds=kinds, by_layer=self.schedule.by_layer
-        )  # told before a compiler is tried, which takes long
+        # Told before a compiler is tried, which takes long.
+        options.check_layout(row=placed.is_row, kinds={device.type for device in near})
         check_precision(options.precision, near)
         check_compile(options.compile, near)
         self._layer_count = len(layers)
@@ -474,15 +472,6 @@ class Pipeline:
                 if failure is None:
                     raise
                 add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
-
-
-def _one_by_one(
-    model: nn.Module | Iterable[TrainableLayer], options: EngineOptions, files: dict[int, MappedFile]
-) -> Iterator[TrainableLayer]:
-    """The layers of a model, each moved into a file before a generator makes the next one."""
-    for number, layer in enumerate(model if isinstance(model, Iterator) else layers_of(model)):
-        files[number] = offloaded(module_of(layer), options.offload_folder)
-        yield layer
 
 
 class _Delivery:

@@ -38,6 +38,19 @@ SMALLER = 4
 """Blocks are looked at on a batch of so many times fewer samples."""
 
 
+def resnet18_layers(form: Form, size: int) -> list[TrainableLayer]:
+    """ResNet-18 of torchvision on images of that side; AL: the stem with the first block, and each other block; BP: the
+    same, with a head."""
+    from torchvision.models import resnet18
+
+    net = resnet18(num_classes=10)
+    stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)
+    blocks = [stem, *net.layer1, *net.layer2, *net.layer3, *net.layer4]
+    if form == "whole":
+        return [BP(nn.Sequential(*blocks, nn.Sequential(net.avgpool, nn.Flatten(), net.fc)))]
+    return list(ALPackage.from_bp(nn.Sequential(*blocks), torch.randn(2, 3, size, size), outputs=10))
+
+
 @dataclass(frozen=True)
 class Torchvision:
     """ResNet-18 on images of 64 × 64 pixels."""
@@ -46,16 +59,9 @@ class Torchvision:
     options: EngineOptions = field(default_factory=lambda: replace(DEFAULTS, threads=2))
 
     def layers(self, form: Form) -> Sequence[TrainableLayer]:
-        """AL: the stem with the first block, and each other block; BP: the same, with a head."""
-        from torchvision.models import resnet18
-
+        """As :func:`resnet18_layers`."""
         torch.manual_seed(0)
-        net = resnet18(num_classes=10)
-        stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)
-        blocks = [stem, *net.layer1, *net.layer2, *net.layer3, *net.layer4]
-        if form == "whole":
-            return [BP(nn.Sequential(*blocks, nn.Sequential(net.avgpool, nn.Flatten(), net.fc)))]
-        return list(ALPackage.from_bp(nn.Sequential(*blocks), torch.randn(2, 3, 64, 64), outputs=10))
+        return resnet18_layers(form, 64)
 
     def batch(self) -> tuple[Tree, Tree]:
         """64 images."""

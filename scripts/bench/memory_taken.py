@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 
+from pipeal.core.host_memory import give_freed_memory_back, of_glibc, reset_peak, status_bytes
 from pipeal.engine.devices.allocator import MMAP_THRESHOLD, TRIM_THRESHOLD, keep_freed_memory
 
 
@@ -34,28 +32,23 @@ class Memory:
             self._before: int | None = sum(map(torch.cuda.memory_allocated, self.gpus))
             return
         self._before = None
-        if sys.platform.startswith("linux"):
-            with suppress(AttributeError):  # a C library that is not glibc
-                library = ctypes.CDLL(None)
-                library.malloc_trim(0)
-                # Where its own rule, which cannot be had back, ends at best: blocks of up to 32 MiB are kept. So what
-                # it brings to keep all of them is more, if anything, than is measured.
-                library.mallopt(MMAP_THRESHOLD, 2**25 if holes else 2**17)
-                library.mallopt(TRIM_THRESHOLD, 2**26)
-            if keep:
-                keep_freed_memory()
-            with suppress(OSError):  # where a sandbox forbids it, the peak is not known
-                Path("/proc/self/clear_refs").write_text("5")
-                self._before = _status("VmRSS")
+        if not sys.platform.startswith("linux"):
+            return
+        give_freed_memory_back()
+        mallopt = of_glibc("mallopt")
+        if mallopt is not None:
+            # Where its own rule, which cannot be had back, ends at best: blocks of up to 32 MiB are kept. So what it
+            # brings to keep all of them is more, if anything, than is measured.
+            mallopt(MMAP_THRESHOLD, 2**25 if holes else 2**17)
+            mallopt(TRIM_THRESHOLD, 2**26)
+        if keep:
+            keep_freed_memory()
+        if reset_peak():  # where a sandbox forbids it, the peak is not known
+            self._before = status_bytes("VmRSS")
 
     def peak(self) -> int | None:
         """Bytes; None where that is not known."""
         if self._before is None:
             return None
-        most = sum(map(torch.cuda.max_memory_allocated, self.gpus)) if self.gpus else _status("VmHWM")
+        most = sum(map(torch.cuda.max_memory_allocated, self.gpus)) if self.gpus else status_bytes("VmHWM")
         return most - self._before
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from pipeal.core import host_memory
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.data.batching.size_aware import SizeAwareBatchSampler
 from pipeal.data.memory import peaks as peaks_module
@@ -372,17 +373,17 @@ class TestResidentPeak:
         assert 60 * MB / (3 * 4 * (64 + 1024 + 64)) < found < 60 * MB / (4 * (64 + 1024 + 64))
 
     def test_where_it_cannot_be_reset_only_a_rise_is_known(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(peaks_module, "_CLEAR_REFS", tmp_path / "none" / "clear_refs")
+        monkeypatch.setattr(host_memory, "_CLEAR_REFS", tmp_path / "none" / "clear_refs")
         life = iter([0, 100, 150, 150, 150, 150, 170])
-        monkeypatch.setattr(peaks_module, "_lifetime_peak", lambda: next(life))
+        monkeypatch.setattr(peaks_module, "lifetime_peak", lambda: next(life))
         meter = ResidentPeak()
         assert not meter.resets
         with pytest.warns(UserWarning, match="sample 1 is left out of the peaks: its peak is not above"):
             assert collect_peaks("abc", str.upper, meter) == (["A", "C"], [150, 170])
 
     def test_the_search_says_so_there(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(peaks_module, "_CLEAR_REFS", tmp_path / "none" / "clear_refs")
-        monkeypatch.setattr(peaks_module, "_lifetime_peak", lambda: 100)
+        monkeypatch.setattr(host_memory, "_CLEAR_REFS", tmp_path / "none" / "clear_refs")
+        monkeypatch.setattr(peaks_module, "lifetime_peak", lambda: 100)
         with pytest.raises(ConfigError, match="cannot be measured here, only that of the process"):
             max_batch_cost(lambda cost: None)
 

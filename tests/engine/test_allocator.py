@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +23,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
         told[what] = value
         return 1
 
-    monkeypatch.setattr(allocator.sys, "platform", "linux")
+    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
     monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
     return told
@@ -68,6 +69,6 @@ def test_what_is_refused_is_said(refused: int, monkeypatch: pytest.MonkeyPatch, 
 def test_another_c_library_changes_nothing(monkeypatch: pytest.MonkeyPatch, library: dict[int, int]) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())
     assert not allocator.keep_freed_memory()
-    monkeypatch.setattr(allocator.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert not allocator.keep_freed_memory()
     assert library == {}

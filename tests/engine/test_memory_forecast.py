@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench.memory_forecast import resnet18_layers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -15,7 +16,6 @@ from torch import nn
 from pipeal.core.names import Mode
 from pipeal.core.options import DEFAULTS
 from pipeal.engine.pipeline import Pipeline
-from pipeal.methods.al import ALPackage
 from pipeal.methods.bp import BP
 from pipeal.models import CharDims, TextDims, VisionDims, build_language, build_text, build_vision
 from pipeal.planning.measure.allocations import Allocations
@@ -121,18 +121,9 @@ class Made:
         if self.name == "charlm":
             return list(build_language("charlm", mode, characters=40, dims=CharDims(block=32, width=64, layers=4)))
         if self.name == "torchvision":
-            return self.torchvision(form)
+            pytest.importorskip("torchvision.models")
+            return resnet18_layers(form, 32)
         return list(build_vision(self.name, mode, classes=10, dims=VisionDims(size=32)))
-
-    def torchvision(self, form: Form) -> list[Any]:
-        """ResNet-18; converted, or with a head."""
-        resnet18 = pytest.importorskip("torchvision.models").resnet18
-        net = resnet18(num_classes=10)
-        stem = nn.Sequential(net.conv1, net.bn1, net.relu, net.maxpool)
-        blocks = [stem, *net.layer1, *net.layer2, *net.layer3, *net.layer4]
-        if form == "whole":
-            return [BP(nn.Sequential(*blocks, nn.Sequential(net.avgpool, nn.Flatten(), net.fc)))]
-        return list(ALPackage.from_bp(nn.Sequential(*blocks), torch.randn(2, 3, 32, 32), outputs=10))
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Of 24 samples."""

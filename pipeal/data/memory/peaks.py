@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from pipeal.core.errors import ConfigError, DataError
+from pipeal.core.host_memory import give_freed_memory_back, lifetime_peak, reset_peak, status_bytes
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.samples import Samples, as_iterable
 
@@ -29,9 +28,6 @@ __all__ = [
 
 _Data = TypeVar("_Data")
 _Feature = TypeVar("_Feature")
-
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-_STATUS = Path("/proc/self/status")
 
 
 class PeakMeter(Protocol):
@@ -95,25 +91,25 @@ class ResidentPeak:
     """
 
     def __init__(self) -> None:
-        self.resets = _reset_peak()
+        self.resets = reset_peak()
         self._before = 0
         if not self.resets:
-            _lifetime_peak()
+            lifetime_peak()
 
     def start(self) -> None:
         """Gives unused memory back, and forgets the peak so far."""
         gc.collect()
-        _trim()
+        give_freed_memory_back()
         if self.resets:
-            _reset_peak()
+            reset_peak()
         else:
-            self._before = _lifetime_peak()
+            self._before = lifetime_peak()
 
     def peak_bytes(self) -> int | None:
         """The peak since :meth:`start`; None where it cannot be reset and was not exceeded."""
         if self.resets:
-            return _status_bytes("VmHWM")
-        peak = _lifetime_peak()
+            return status_bytes("VmHWM")
+        peak = lifetime_peak()
         return peak if peak > self._before else None
 
 
@@ -221,34 +217,3 @@ def _device(device: torch.device | str) -> torch.device:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device is {device!r}; wanted a CUDA device, such as 'cuda:0', or the CPU") from error
-
-
-def _reset_peak() -> bool:
-    """Resets ``VmHWM``; False where that is not possible."""
-    try:
-        _CLEAR_REFS.write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _status_bytes(key: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError(f"{_STATUS} has no {key}; this system does not count resident memory")
-
-
-def _lifetime_peak() -> int:
-    try:
-        import resource
-    except ImportError as error:
-        raise ConfigError("this system does not count resident memory; measure on Linux or on a CUDA device") from error
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _trim() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
+
+from pipeal.core.host_memory import of_glibc
 
 TRIM_THRESHOLD = -1  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD and M_ARENA_MAX of glibc's malloc.h
 MMAP_THRESHOLD = -3
@@ -23,12 +23,8 @@ def map_large_blocks() -> bool:
     Returns:
         Whether it took effect: False where the C library is not glibc.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        return bool(ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 2**16))
-    except AttributeError:  # another C library
-        return False
+    mallopt = of_glibc("mallopt")
+    return mallopt is not None and bool(mallopt(MMAP_THRESHOLD, 2**16))
 
 
 def keep_freed_memory() -> bool:
@@ -42,11 +38,8 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether it took effect: False where the C library is not glibc.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
+    mallopt = of_glibc("mallopt")
+    if mallopt is None:
         return False
     mapped = mallopt(MMAP_THRESHOLD, _LARGEST) or mallopt(MMAP_THRESHOLD, _LARGEST_IN_OLD_GLIBC)
     trimmed = mallopt(TRIM_THRESHOLD, 2**31 - 1)
@@ -55,13 +48,3 @@ def keep_freed_memory() -> bool:
     # unless the user has said how many heaps there may be.
     shared = "MALLOC_ARENA_MAX" in os.environ or mallopt(_ARENA_MAX, 1)
     return bool(mapped and trimmed and shared)
-
-
-def give_freed_memory_back() -> None:
-    """Gives the system what glibc keeps of freed memory, wherever in its heaps; with another C library, nothing.
-
-    For memory that will not be asked for again: it takes milliseconds.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
-    if trim is not None:
-        trim(0)

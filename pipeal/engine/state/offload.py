@@ -35,7 +35,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeal.core.errors import ConfigError, DataError
-from pipeal.engine.devices.allocator import give_freed_memory_back
+from pipeal.core.host_memory import give_freed_memory_back
+from pipeal.core.modules import layers_of, module_of
+from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.state.stateful import stateful
 
 Named: TypeAlias = "Iterable[tuple[Any, Tensor]]"
@@ -109,8 +111,6 @@ class MappedFile:
         for name, tensor in fresh:
             self._moved[name] += 1
             tensor.data = self._place(tensor).copy_(tensor.detach())
-        if fresh:
-            give_freed_memory_back()
 
     def reserve(self, size: int) -> None:
         """Makes room for tensors of so many bytes together, each rounded up to whole lines; raises as :meth:`take`."""
@@ -178,7 +178,7 @@ class Offloaded:
 
     Args:
         layers: By their numbers, in the order in which they work.
-        files: That of each, from :func:`offloaded`.
+        files: That of each, from :func:`one_by_one`.
         folder: As for :class:`MappedFile`.
     """
 
@@ -253,13 +253,24 @@ class Offloaded:
             raise DataError(f"{folder}: an offloaded layer: {error.strerror or error}") from error
 
 
-def offloaded(module: nn.Module, folder: str | Path | None) -> MappedFile:
-    """A file for a layer, with all that it has so far; raises as :class:`MappedFile`."""
-    file = MappedFile(folder)
-    file.take(_kept(module, stateful(module)[0].values()))
-    file.let_go()
-    file.write()
-    return file
+def one_by_one(
+    model: nn.Module | Iterable[TrainableLayer], folder: str | Path | None, files: dict[int, MappedFile]
+) -> Iterator[TrainableLayer]:
+    """The layers of a model, each with all that it has moved into a file before a generator makes the next one.
+
+    Args:
+        model: They are taken from it one at a time.
+        folder: As for :class:`MappedFile`, and raises as it does.
+        files: Gets the file of each, by its number.
+    """
+    for number, layer in enumerate(model if isinstance(model, Iterator) else layers_of(model)):
+        module = module_of(layer)
+        file = files[number] = MappedFile(folder)
+        file.take(_kept(module, stateful(module)[0].values()))
+        file.let_go()
+        give_freed_memory_back()
+        file.write()
+        yield layer
 
 
 def _kept(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[tuple[Any, Tensor]]:

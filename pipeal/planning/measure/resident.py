@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-import resource
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import torch
+
+from pipeal.core.host_memory import give_freed_memory_back, lifetime_peak, reset_peak, status_bytes
+
+_COUNTS = sys.platform.startswith("linux")
+"""Elsewhere a peak is all that can be had."""
 
 
 class Resident:
@@ -34,18 +36,15 @@ class Resident:
             torch.cuda.reset_peak_memory_stats(self._gpu)
             self.before = torch.cuda.memory_allocated(self._gpu)
             return
-        if sys.platform.startswith("linux"):
-            with suppress(AttributeError):  # a C library that is not glibc
-                ctypes.CDLL(None).malloc_trim(0)
-            with suppress(OSError):  # a sandbox may forbid it
-                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        self.before = _status("VmRSS")
+        give_freed_memory_back()
+        reset_peak()
+        self.before = status_bytes("VmRSS") if _COUNTS else lifetime_peak()
 
     def peak(self) -> int:
         """Bytes, until now."""
         if self._gpu is not None:
             return torch.cuda.max_memory_allocated(self._gpu) - self.before
-        return _status("VmHWM") - self.before
+        return (status_bytes("VmHWM") if _COUNTS else lifetime_peak()) - self.before
 
 
 def untouched_bytes(place: int, size: int) -> int:
@@ -62,12 +61,3 @@ def untouched_bytes(place: int, size: int) -> int:
     if ctypes.CDLL(None).mincore(ctypes.c_void_p(first * page), ctypes.c_size_t((last - first) * page), found):
         return 0
     return page * sum(not flag & 1 for flag in found)
-
-
-def _status(name: str) -> int:
-    status = Path("/proc/self/status")
-    if not status.exists():  # where a peak is all that can be had
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
-    lines = status.read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
