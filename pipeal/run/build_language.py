@@ -19,11 +19,11 @@ from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import key_seed
 from pipeal.data import WHOLE, Alphabet, RandomBlocks, ReadAhead, Share, read_characters
 from pipeal.engine import Pipeline
-from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage, OptimizerFactory
 from pipeal.models import CharDims, TokenCrossEntropy, generate_each, model_layers
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, rates, with_names
+from pipeal.run.opening import new_layers
 from pipeal.run.stopping import StopRequest, Unless
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
@@ -211,10 +211,9 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
     saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(_log.warning)
     if saved is None:
         raise DataError(f"{folder}: no checkpoint; train until the first one is written")
-    package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)
-    make_ready(package, config.train.precision)
-    ResumedTraining.of(saved).load_into(package)
-    return config, alphabet, package
+    models, resumed = LanguageModels(config, len(alphabet)), ResumedTraining.of(saved)
+    resumed.check(list(new_layers(models, config, 1, here=())))
+    return config, alphabet, ALPackage(new_layers(models, config, 1, states=resumed.states))
 
 
 def first_prompt(alphabet: Alphabet) -> str:
