@@ -4,7 +4,7 @@
 
     pipeal.core.methods     a line per method: its name, its label, the names of its losses, whether it has exits
     pipeal.methods.layer    what the layers of all methods share: their losses, backward and update
-    pipeal.methods.<name>   its layers, and ``make_layers``, which makes them of a network
+    pipeal.methods.<name>   its layers, and ``make_layers``, a generator, which makes them of a network
     pipeal.models           the networks
 
 A layer is any :class:`pipeal.core.protocols.TrainableLayer`: it trains itself on what the one before hands on, and its

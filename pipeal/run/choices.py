@@ -22,6 +22,7 @@ from pipeal.engine.devices import all_devices, device_names, fastest_precision
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
+from pipeal.engine.schedule import schedule_named
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
@@ -86,6 +87,8 @@ def choose(
             package = ALPackage(experiment.layers(form, config.train.seed, here))
         source, placement = _placed(package, config, form, None if auto else devices, options, batches, cache)
     found = [parse_device(device) for device in placement.devices]
+    by_layer = schedule_named(config.engine.schedule).within(options.within_stage).by_layer
+    options.check_layout(by_layer=by_layer, kinds={device.type for device in found})
     check_precision(precision, found)
     check_compile(config.engine.compile, found)
     engine = replace(

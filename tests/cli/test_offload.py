@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pipeal.config import TextConfig, load_config
+from pipeal.core.errors import ConfigError
 from pipeal.core.modules import module_of
 from pipeal.methods.layer import LocalLayer
 from pipeal.planning import planner
@@ -166,6 +167,13 @@ def test_layers_that_are_offloaded_are_not_tried(
     assert any(told in line for line in said)
     assert len(seen) == 4
     assert all(weight.is_meta for layer in seen for weight in module_of(layer).parameters())
+
+
+def test_a_schedule_that_does_not_go_with_it_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    """A run's folder was left, which the same command took for one to go on with."""
+    experiment = toynews(tmp_path, "engine.devices=cpu", "engine.schedule=al-fm")
+    with pytest.raises(ConfigError, match="offload='disk' needs layers that end one before the next"):
+        choose(experiment, "al")
 
 
 def test_stages_of_offloaded_layers_have_about_equally_many_weights() -> None:

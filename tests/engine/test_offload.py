@@ -175,6 +175,9 @@ def test_what_is_loaded_goes_into_the_files_and_again_into_the_same_places(tmp_p
     assert all(map(torch.equal, kept(other), kept(package)))
     pipe.load(tmp_path / "whole")
     assert all(map(torch.equal, kept(other), kept(package)))
+    made = (layer(number + 7) for number in range(2))
+    loaded = Pipeline.load(tmp_path / "whole", made, "cpu", **settings())
+    assert all(map(torch.equal, kept(ALPackage([one for _, one in loaded.stages[0].layers])), kept(package)))
 
 
 @pytest.mark.parametrize("after", range(8))
