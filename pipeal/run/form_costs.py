@@ -83,10 +83,10 @@ def form_costs(experiment: Experiment, config: RunConfig, folder: Path | None = 
         config: Of the form, with every choice made.
         folder: Of the run, for offloaded layers where none is named for them.
     """
-    places = {*config.engine.devices}
-    device = torch.device(places.pop() if len(places) == 1 else "cpu")  # of several, one may not hold all of it
+    places, options = {*config.engine.devices}, engine_options(config, dump_folder=folder)
+    one = len(places) == 1 and options.offload == "none"
+    device = torch.device(places.pop() if one else "cpu")  # of others, one may not hold all of it
     batches = first_batches(experiment, config.train.seed)
-    options = engine_options(config, dump_folder=folder)
     with torch.random.fork_rng(devices=[]):
         layers = _package(experiment, config, options).to(device)
         counted = batches[:: -(-len(batches) // COUNTED)]
@@ -106,6 +106,7 @@ def form_costs(experiment: Experiment, config: RunConfig, folder: Path | None = 
                 threads=torch.get_num_threads(),
                 precision=_countable(options.precision, device),
                 on_oom="raise",
+                offload="disk" if options.offload == "disk" else "none",
             ),
             str(device),
         )
@@ -122,7 +123,7 @@ def form_costs(experiment: Experiment, config: RunConfig, folder: Path | None = 
 
 def _package(experiment: Experiment, config: RunConfig, options: EngineOptions) -> ALPackage:
     """A new model; of layers that are offloaded, each is in a file before the next is made."""
-    if options.offload == "none":
+    if options.offload != "disk":
         return new_package(experiment, config, 1)
     return ALPackage(one_by_one(new_layers(experiment, config, 1), options.offload_folder, {}))
 
