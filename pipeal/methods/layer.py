@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.materialize import Origin
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
 from pipeal.core.tree import Tree
@@ -31,6 +32,7 @@ class LocalLayer(nn.Module, ABC):
     Attributes:
         opt: The optimizer; a layer with several overrides :meth:`optimizers`.
         scaler: What scales the losses, in fp16; None otherwise.
+        origin: Where what is on the meta device gets its numbers from, beside ``reset_parameters``; None for nothing.
     """
 
     opt: torch.optim.Optimizer
@@ -38,6 +40,7 @@ class LocalLayer(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.scaler: LossScaler | None = None
+        self.origin: Origin | None = None
         self._graph: tuple[Tensor, ...] | None = None
         self._losses: tuple[Tensor, ...] | None = None
 
