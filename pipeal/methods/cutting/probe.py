@@ -19,11 +19,16 @@ from pipeal.core.modules import device_of, in_mode
 from pipeal.core.tree import Tree, move
 
 
+_META = torch.device("meta")
+_EMPTY = (torch.ops.aten.empty, torch.ops.aten.empty_strided)
+"""What makes tensors without numbers, such as the parameters of new modules."""
+
+
 class ShapesAlone(TorchDispatchMode):
     """Within it, what meets a tensor on the meta device is taken for its shape; what meets none keeps its numbers.
 
     So a network whose weights are on the meta device can be given a real sample, and what it computes of that alone,
-    such as a mask, can be looked at.
+    such as a mask, can be looked at, also where it is to go to the device of the weights.
     """
 
     def __torch_dispatch__(
@@ -34,7 +39,9 @@ class ShapesAlone(TorchDispatchMode):
         if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs))):
             args, kwargs = pytree.tree_map_only(Tensor, _shape_alone, (args, kwargs))
             if kwargs.get("device") is not None:
-                kwargs["device"] = torch.device("meta")
+                kwargs["device"] = _META
+        elif kwargs.get("device") == _META and func.overloadpacket not in _EMPTY:
+            kwargs["device"] = torch.device("cpu")
         return func(*args, **kwargs)
 
 
