@@ -10,6 +10,7 @@ Parameters stay the objects that they are: the optimizers that were made of them
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nan
@@ -110,7 +111,7 @@ def check_fillable(layer: nn.Module, number: int) -> None:
                 "its module its sizes"
             )
         reset = any(_reset_of(parts[name]) for name in place.around())
-        init = origin.init_weights is not None and not origin.modules.isdisjoint(place.around())
+        init = origin.init_weights is not None and not origin.modules.isdisjoint(place.owners)
         if place.name not in origin.names and not reset and not init:
             raise _unfilled(number, place)
     for part in parts.values():
@@ -191,7 +192,11 @@ def _give_memory(place: _Place, number: int) -> Tensor:
         twin.__class__ = type(tensor)
     vars(twin).update(vars(tensor))  # attributes that a user gave it
     try:
-        torch.utils.swap_tensors(tensor, twin)
+        try:
+            torch.utils.swap_tensors(tensor, twin)
+        except RuntimeError:
+            gc.collect()  # a view of it may be left in a cycle, such as of what a user's forward has made
+            torch.utils.swap_tensors(tensor, twin)
     except RuntimeError as error:
         raise ConfigError(
             f"layer {number}: {place.name!r} cannot become real: {first_line(error)} Nothing but modules and "

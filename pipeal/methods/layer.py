@@ -15,8 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, ScheduleError
-from pipeal.core.materialize import Origin
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError
+from pipeal.core.materialize import Origin, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
 from pipeal.core.tree import Tree
@@ -154,7 +154,19 @@ class LocalLayer(nn.Module, ABC):
         return device_of(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LocalLayer:
-        """Moves the optimizers' states along with the weights."""
-        super()._apply(fn, recurse)
+        """Moves the optimizers' states along with the weights.
+
+        Raises:
+            PlacementError: There are no numbers to move.
+        """
+        try:
+            super()._apply(fn, recurse)
+        except NotImplementedError as error:
+            if not is_on_meta(self):
+                raise
+            raise PlacementError(
+                f"a layer, {type(self).__name__}, is on the meta device, where it has no numbers to move; call "
+                "materialize(seed) of its package, or give that to a Pipeline, which makes its layers real one by one"
+            ) from error
         follow_weights(self.optimizers())
         return self

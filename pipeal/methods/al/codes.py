@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import DataError, check_counts, check_named
-from pipeal.core.modules import dtype_of
+from pipeal.core.modules import device_of, dtype_of
 from pipeal.core.tree import describe, shapes_of
 from pipeal.methods.al.layers import AE, LabelAE
 
@@ -169,18 +169,20 @@ class NearInverse(AE):
 
     def __init__(self, g: nn.Module, h: nn.Module, *more: Any) -> None:
         super().__init__(g, h, *more)
-        self._built = (g, h)  # in a tuple, as they may be replaced by a user's own
+        self._built: tuple[Any, Any] = (g, h)  # hidden in a tuple, as they may be replaced by a user's own
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Starts both maps, from zero biases; a block of a user's in the place of one is left alone."""
-        (encode, _), decode = self._built
-        weight, back = self.start(torch.empty_like(encode.weight))
-        for block, built, linear, value in ((self.g, self._built[0], encode, weight), (self.h, decode, decode, back)):
-            if block is built:
-                linear.weight.copy_(value)
-                linear.bias.fill_(self.bias_back if linear is decode else 0.0)
+        """Starts both maps; a block of a user's in the place of one is left alone."""
+        g, h = self._built
+        weight, back = self.start(torch.empty(g[0].weight.shape, device=device_of(self)))
+        if self.g is g:
+            g[0].weight.copy_(weight)
+            g[0].bias.zero_()
+        if self.h is h:
+            h.weight.copy_(back)
+            h.bias.fill_(self.bias_back)
 
     bias_back = 0.0
     """What the biases of ``h`` start as."""

@@ -163,9 +163,10 @@ class ALPackage(nn.Module):
                 (buffers that are not persistent) as one likes. Of a list of modules, names begin with the item's
                 number, of an :class:`pipeal.Encoder` with ``embedding``, ``blocks.0`` and so on, and ``head``. None
                 for a new network.
-            init_weights: What one would give to ``model.apply``: called with each submodule that a part of the network
-                has, after ``reset_parameters`` and before ``weights``, to fill its own parameters and buffers. Of a
-                model of ``transformers``, that is its ``model._init_weights``.
+            init_weights: What one would give to ``model.apply``: called with each module of the network, after all are
+                reset and before ``weights``, to fill its own parameters and buffers. A module that is cut is stood for
+                by another, which has those that its part needs. Of a model of ``transformers``, that is its
+                ``model._init_weights``.
 
         Raises:
             DataError: A file of ``weights`` cannot be read.

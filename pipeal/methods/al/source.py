@@ -11,6 +11,7 @@ from pipeal.core.materialize import InitWeights, Origin, check_fillable
 from pipeal.core.weights import Weights
 from pipeal.methods.al.layers import AL
 from pipeal.methods.cutting.encoder import Encoder
+from pipeal.methods.cutting.piece import Piece
 
 Network: TypeAlias = nn.Module | Sequence[nn.Module] | Encoder
 
@@ -35,7 +36,7 @@ class Source:
             return
         named: dict[str, Tensor] = dict(network.named_parameters(remove_duplicate=False))
         named |= network.named_buffers(remove_duplicate=False)
-        on_meta = {name for name in network.state_dict() if name in named and named[name].is_meta}
+        on_meta = [name for name in network.state_dict() if name in named and named[name].is_meta]
         weights.check(named, on_meta)
         self._name_of = {id(tensor): name for name, tensor in named.items() if name in weights}
 
@@ -51,9 +52,13 @@ class Source:
                 self._weights,
                 {name: self._name_of[id(tensor)] for name, tensor in tensors if id(tensor) in self._name_of},
                 self._init_weights,
-                frozenset(name for name, part in layer.named_modules() if id(part) in self._modules),
+                frozenset(name for name, part in layer.named_modules() if self._is_of_network(part)),
             )
             check_fillable(layer, number)
+
+    def _is_of_network(self, part: nn.Module) -> bool:
+        """Also what stands for a module that is cut, and has its parameters."""
+        return id(part) in self._modules or isinstance(part, Piece) or type(part) is nn.Module
 
 
 def named_network(model: object) -> nn.Module | None:

@@ -18,7 +18,6 @@ from pipeal.core.materialize import is_on_meta
 from pipeal.core.modules import device_of, in_mode
 from pipeal.core.tree import Tree, move
 
-
 _META = torch.device("meta")
 _EMPTY = (torch.ops.aten.empty, torch.ops.aten.empty_strided)
 """What makes tensors without numbers, such as the parameters of new modules."""
