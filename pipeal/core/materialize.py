@@ -195,7 +195,7 @@ def _give_memory(place: _Place, number: int) -> Tensor:
         try:
             torch.utils.swap_tensors(tensor, twin)
         except RuntimeError:
-            gc.collect()  # a view of it may be left in a cycle, such as of what a user's forward has made
+            gc.collect()  # tracing leaves cycles, and in one of them there may be a view of it
             torch.utils.swap_tensors(tensor, twin)
     except RuntimeError as error:
         raise ConfigError(

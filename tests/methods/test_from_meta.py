@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch.nn import functional as F
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Encoder, Pipeline, PlacementError
 from pipeal.core.materialize import is_on_meta, materialize
+from pipeal.engine.state import offload
 from pipeal.methods.cutting.inplace import OnACopy
 from tests.integration.test_converted_exactness import NETWORKS
 
@@ -196,6 +200,80 @@ def test_a_pipeline_makes_its_layers_real_by_its_seed(offload: str, tmp_path: Pa
             pipe.run([(VECTORS, LABELS)] * 2)
     assert_alike(wanted, found)
     assert all(len(layer.enc_opt.state) == len(list(layer.enc.parameters())) for layer in found)
+
+
+def test_offloaded_each_is_in_its_file_before_the_next_becomes_real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = partial(mlp, 3)
+    save_file(build().state_dict(), tmp_path / "net.safetensors")
+    package = converted(build, "123", weights=tmp_path / "net.safetensors")
+    seen: list[tuple[int, int]] = []
+
+    def watched(layer: nn.Module, seed: int, number: int) -> None:
+        on = [is_on_meta(layer) for layer in package]
+        seen.append((number, on.index(True)))
+        assert on == [other >= number for other in range(4)]
+        for other in range(number):
+            large = [tensor for tensor in package[other].parameters() if tensor.nbytes >= 1024]
+            assert large
+            assert all(files[other].holds(tensor) for tensor in large)
+        materialize(layer, seed, number)
+
+    files: dict[int, offload.MappedFile] = {}
+    monkeypatch.setattr(offload, "materialize", watched)
+    assert len(list(offload.one_by_one(package, tmp_path, files, 0))) == 4
+    assert seen == [(number, number) for number in range(4)]
+
+
+RSS = """
+import torch
+from pathlib import Path
+from safetensors.torch import save_file
+from torch import nn
+from pipeal import ALPackage, Pipeline
+from pipeal.core import materialize
+from pipeal.core.host_memory import give_freed_memory_back, status_bytes
+
+torch.set_num_threads(1)
+WIDE, DEPTH = 1024, 12
+folder, seen, fill = Path(sys.argv[1]), [], materialize._fill
+
+def build(depth):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDE, WIDE), nn.ReLU()) for _ in range(depth)))
+
+def watched(*arguments):
+    fill(*arguments)
+    seen.append(status_bytes("RssAnon"))  # here are most of a layer's numbers
+
+def trained(depth):
+    weights = folder / f"{depth}.safetensors"
+    save_file(build(depth).state_dict(), weights)
+    give_freed_memory_back()
+    seen[:] = [status_bytes("RssAnon")]
+    with torch.device("meta"):
+        net = build(depth)
+    x, y = torch.randn(4, WIDE), torch.randint(3, (4,))
+    package = ALPackage.from_bp(net, x, 3, weights=weights, optimizer=torch.optim.SGD)
+    with Pipeline(package, "cpu", threads=1, offload="disk", offload_folder=folder) as pipe:
+        pipe.run([(x, y)] * 2, on_batch=lambda _: seen.append(status_bytes("RssAnon")))
+    return package
+
+materialize._fill = watched
+trained(1)  # what is made once, whatever is trained
+package = trained(DEPTH)
+print((max(seen) - seen[0]) / sum(parameter.nbytes for parameter in package[1].parameters()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="what is resident is counted on Linux alone")
+def test_offloaded_no_more_than_a_layer_is_in_memory(tmp_path: Path) -> None:
+    """A quarter of a layer tells in passing which numbers are none; gradients are of a layer, too."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys{RSS}", str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) < 3, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,6 @@ def trace(
             if place is None or any(place[0] is known and place[1] == name for known, name in whole):
                 raise
             whole.append(place)
-        finally:
-            tracer.forget()
 
 
 class _Tracer(fx.Tracer):
@@ -77,10 +75,6 @@ class _Tracer(fx.Tracer):
         self._sample = sample
         self._known = known
         self._computing = False  # real tensors, in submodules that fx has put its own __call__ into
-
-    def forget(self) -> None:
-        """Lets go of what it computed: fx leaves it in a cycle, which would keep that, and what that is a view of."""
-        self.values, self._sample, self._known = {}, None, ()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002
         return bool(module_qualified_name) and module_qualified_name not in self._around
