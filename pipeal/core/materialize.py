@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pipeal.core.errors import ConfigError, first_line
-from pipeal.core.rng import key_seed
+from pipeal.core.rng import keyed
 from pipeal.core.tree import describe, shapes_of
 from pipeal.core.weights import Weights
 
@@ -57,9 +57,9 @@ def is_on_meta(module: nn.Module) -> bool:
 def materialize(layer: nn.Module, seed: int, number: int) -> None:
     """Makes what a layer has on the meta device real, on the CPU. Idempotent; what is real keeps its numbers.
 
-    The ``reset_parameters`` of its modules (or ``_reset_parameters``, as some of PyTorch's call it) draw from the
-    default generator, which is seeded by ``seed`` and ``number`` meanwhile; that of a container is called after those
-    of its children.
+    The ``reset_parameters`` of its modules (or ``_reset_parameters``, as some of PyTorch's call it) draw by a key of
+    ``seed`` and ``number``, and leave the default generator alone; that of a container is called after those of its
+    children.
 
     Args:
         layer: Any module.
@@ -81,8 +81,7 @@ def materialize(layer: nn.Module, seed: int, number: int) -> None:
     try:
         for place in places:
             twins.append((place.tensor, _give_memory(place, number)))
-        with torch.device("cpu"), torch.random.fork_rng([]), torch.no_grad():
-            torch.default_generator.manual_seed(key_seed(seed, number))
+        with torch.device("cpu"), torch.no_grad(), keyed(seed, number, whole_default=True):
             _fill(layer, places, number)
             for tensor, value in real:
                 tensor.copy_(value)

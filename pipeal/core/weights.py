@@ -46,7 +46,7 @@ class Weights:
             raise ConfigError(
                 f"weights is {name_of(given)}; expected a state dict, or the path of a .safetensors file or of several"
             )
-        for path in map(fspath, paths):
+        for path in (fspath(path) for path in paths):
             with ExitStack() as stack:
                 for name in _open(path, stack).keys():  # noqa: SIM118  it is no mapping
                     if self._file_of.setdefault(name, path) != path:

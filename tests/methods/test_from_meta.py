@@ -22,8 +22,11 @@ from torch.nn import functional as F
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Encoder, Pipeline, PlacementError
 from pipeal.core.materialize import is_on_meta, materialize
+from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
+from pipeal.engine.distributed.world import World
 from pipeal.engine.state import offload
 from pipeal.methods.cutting.inplace import OnACopy
+from tests.engine.distributed.lines import on_each, thread_ranks
 from tests.integration.test_converted_exactness import NETWORKS
 
 VECTORS = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
@@ -274,6 +277,27 @@ def test_offloaded_no_more_than_a_layer_is_in_memory(tmp_path: Path) -> None:
         [sys.executable, "-c", f"import sys{RSS}", str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 3, done.stdout
+
+
+def test_each_rank_makes_its_own_layers_real() -> None:
+    """Ranks of threads, which make theirs at the same time; none draws from the default generator."""
+    wanted = converted(split="123")
+    with Pipeline(wanted, "cpu", seed=5, threads=1) as pipe:
+        pipe.run([(VECTORS, LABELS)] * 2)
+    packages = [converted(split="123") for _ in range(4)]
+
+    def work(world: World) -> None:
+        if world.rank:
+            return serve(packages[world.rank], world, seed=5, threads=1)
+        with DistributedPipeline(packages[0], world, seed=5, threads=1) as pipe:
+            pipe.run([(VECTORS, LABELS)] * 2)
+        return None
+
+    with thread_ranks(4) as worlds:
+        on_each(worlds, work)
+    for rank, package in enumerate(packages):
+        assert [is_on_meta(layer) for layer in package] == [layer != rank for layer in range(4)]
+        assert_alike(package[rank], wanted[rank])
 
 
 @pytest.mark.parametrize(

@@ -169,20 +169,20 @@ class NearInverse(AE):
 
     def __init__(self, g: nn.Module, h: nn.Module, *more: Any) -> None:
         super().__init__(g, h, *more)
-        self._built: tuple[Any, Any] = (g, h)  # hidden in a tuple, as they may be replaced by a user's own
+        self._built: Any = (g, h)  # hidden in a tuple, as they may be replaced by a user's own
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Starts both maps; a block of a user's in the place of one is left alone."""
-        g, h = self._built
-        weight, back = self.start(torch.empty(g[0].weight.shape, device=device_of(self)))
-        if self.g is g:
-            g[0].weight.copy_(weight)
-            g[0].bias.zero_()
-        if self.h is h:
-            h.weight.copy_(back)
-            h.bias.fill_(self.bias_back)
+        (encode, *_), decode = self._built
+        weight, back = self.start(torch.empty(encode.weight.shape, device=device_of(self)))
+        if self.g is self._built[0]:
+            encode.weight.copy_(weight)
+            encode.bias.zero_()
+        if self.h is self._built[1]:
+            decode.weight.copy_(back)
+            decode.bias.fill_(self.bias_back)
 
     bias_back = 0.0
     """What the biases of ``h`` start as."""

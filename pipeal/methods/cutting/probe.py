@@ -34,14 +34,14 @@ class ShapesAlone(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Runs one operator."""
-        kwargs = dict(kwargs or {})
-        if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in pytree.tree_leaves((args, kwargs))):
-            args, kwargs = pytree.tree_map_only(Tensor, _shape_alone, (args, kwargs))
-            if kwargs.get("device") is not None:
-                kwargs["device"] = _META
-        elif kwargs.get("device") == _META and func.overloadpacket not in _EMPTY:
-            kwargs["device"] = torch.device("cpu")
-        return func(*args, **kwargs)
+        given: dict[str, Any] = dict(kwargs or {})
+        if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in pytree.tree_leaves((args, given))):
+            args, given = pytree.tree_map_only(Tensor, _shape_alone, (args, given))
+            if given.get("device") is not None:
+                given["device"] = _META
+        elif given.get("device") == _META and func.overloadpacket not in _EMPTY:
+            given["device"] = torch.device("cpu")
+        return func(*args, **given)
 
 
 def _shape_alone(tensor: Tensor) -> Tensor:
