@@ -55,7 +55,8 @@ def is_on_meta(module: nn.Module) -> bool:
 
 
 def materialize(layer: nn.Module, seed: int, number: int) -> None:
-    """Makes what a layer has on the meta device real, on the CPU. Idempotent; what is real keeps its numbers.
+    """Makes what a layer has on the meta device real, on the CPU. Idempotent; what is real and has no weights keeps its
+    numbers.
 
     The ``reset_parameters`` of its modules (or ``_reset_parameters``, as some of PyTorch's call it) draw by a key of
     ``seed`` and ``number``, and leave the default generator alone; that of a container is called after those of its
@@ -71,7 +72,8 @@ def materialize(layer: nn.Module, seed: int, number: int) -> None:
             ``reset_parameters`` raises. The layer is on the meta device as before.
         DataError: The weights cannot be read any more.
     """
-    if not is_on_meta(layer):
+    origin = _origin_of(layer)
+    if not is_on_meta(layer) and not origin.names:
         return
     check_fillable(layer, number)
     places = list(_on_meta(layer))
@@ -82,9 +84,12 @@ def materialize(layer: nn.Module, seed: int, number: int) -> None:
         for place in places:
             twins.append((place.tensor, _give_memory(place, number)))
         with torch.device("cpu"), torch.no_grad(), keyed(seed, number, whole_default=True):
-            _fill(layer, places, number)
+            _fill(layer, [place for place in places if place.name not in origin.names], number)
             for tensor, value in real:
                 tensor.copy_(value)
+            if origin.weights is not None:
+                tensors = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+                origin.weights.fill((origin.names[name], tensors[name]) for name in origin.names if name in tensors)
     except BaseException:
         for place in places:
             place.put_back()
@@ -205,11 +210,11 @@ def _give_memory(place: _Place, number: int) -> Tensor:
 
 
 def _fill(layer: nn.Module, places: list[_Place], number: int) -> None:
+    """Fills what has no weights, and what else is reset with it."""
     origin = _origin_of(layer)
-    untrained = [place for place in places if place.name not in origin.names]
-    for place in untrained:
+    for place in places:
         place.empty()
-    around = {name for place in untrained for name in place.around()}
+    around = {name for place in places for name in place.around()}
     parts = [(name, part) for name, part in layer.named_modules() if name in around]
     parts.reverse()  # children before their parents, as they are constructed
     for name, part in parts:
@@ -219,11 +224,9 @@ def _fill(layer: nn.Module, places: list[_Place], number: int) -> None:
     for name, part in parts:
         if origin.init_weights is not None and name in origin.modules:
             _call(origin.init_weights, (part,), number, name, part)
-    for place in untrained:
+    for place in places:
         if not place.is_filled():
             raise _unfilled(number, place)
-    if origin.weights is not None:
-        origin.weights.fill((origin.names[place.name], place.tensor) for place in places if place.name in origin.names)
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], number: int, name: str, part: nn.Module) -> None:

@@ -159,14 +159,19 @@ class LocalLayer(nn.Module, ABC):
         Raises:
             PlacementError: There are no numbers to move.
         """
-        try:
-            super()._apply(fn, recurse)
-        except NotImplementedError as error:
-            if not is_on_meta(self):
-                raise
+        if is_on_meta(self) and not _stays_there(fn):
             raise PlacementError(
                 f"a layer, {type(self).__name__}, is on the meta device, where it has no numbers to move; call "
                 "materialize(seed) of its package, or give that to a Pipeline, which makes its layers real one by one"
-            ) from error
+            )
+        super()._apply(fn, recurse)
         follow_weights(self.optimizers())
         return self
+
+
+def _stays_there(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a function leaves what is on the meta device there, as a change of its type does."""
+    try:
+        return fn(torch.empty(0, device="meta")).is_meta
+    except NotImplementedError:
+        return False

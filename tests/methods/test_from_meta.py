@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Encoder, Pipeline, PlacementError
+from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Encoder, Pipeline, PlacementError, set_device
 from pipeal.core.materialize import is_on_meta, materialize
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
 from pipeal.engine.distributed.world import World
@@ -235,19 +235,19 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import nn
 from pipeal import ALPackage, Pipeline
-from pipeal.core import materialize
 from pipeal.core.host_memory import give_freed_memory_back, status_bytes
+from pipeal.core.weights import Weights
 
 torch.set_num_threads(1)
 WIDE, DEPTH = 1024, 12
-folder, seen, fill = Path(sys.argv[1]), [], materialize._fill
+folder, seen, fill = Path(sys.argv[1]), [], Weights.fill
 
 def build(depth):
     return nn.Sequential(*(nn.Sequential(nn.Linear(WIDE, WIDE), nn.ReLU()) for _ in range(depth)))
 
 def watched(*arguments):
     fill(*arguments)
-    seen.append(status_bytes("RssAnon"))  # here are most of a layer's numbers
+    seen.append(status_bytes("RssAnon"))  # here are all numbers of a layer, and those of no other
 
 def trained(depth):
     weights = folder / f"{depth}.safetensors"
@@ -262,7 +262,7 @@ def trained(depth):
         pipe.run([(x, y)] * 2, on_batch=lambda _: seen.append(status_bytes("RssAnon")))
     return package
 
-materialize._fill = watched
+Weights.fill = watched
 trained(1)  # what is made once, whatever is trained
 package = trained(DEPTH)
 print((max(seen) - seen[0]) / sum(parameter.nbytes for parameter in package[1].parameters()))
@@ -272,11 +272,10 @@ print((max(seen) - seen[0]) / sum(parameter.nbytes for parameter in package[1].p
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what is resident is counted on Linux alone")
 def test_offloaded_no_more_than_a_layer_is_in_memory(tmp_path: Path) -> None:
-    """A quarter of a layer tells in passing which numbers are none; gradients are of a layer, too."""
     done = subprocess.run(
         [sys.executable, "-c", f"import sys{RSS}", str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert float(done.stdout) < 3, done.stdout
+    assert 0.9 < float(done.stdout) < 3, done.stdout
 
 
 def test_each_rank_makes_its_own_layers_real() -> None:
@@ -640,7 +639,13 @@ def test_what_cannot_be_converted_on_meta_is_one_line() -> None:
     with pytest.raises(ConfigError, match="layer 0: the optimizer Adagrad has made its state of parameters on the met"):
         converted(optimizer=torch.optim.Adagrad)
     package = converted()
-    for move in (lambda: package.to("cpu"), lambda: package.double().float().cpu()):
+    moves: list[Callable[[], Any]] = [
+        lambda: package.to("cpu"),
+        lambda: package.double().float().cpu(),
+        lambda: package.to_empty(device="cpu"),
+        lambda: set_device(package, ["cpu", "cpu"]),
+    ]
+    for move in moves:
         with pytest.raises(PlacementError, match=r"is on the meta device, .*; call materialize\(seed\) of its package"):
             move()
     package(VECTORS, LABELS)  # of which a graph is left
@@ -649,6 +654,28 @@ def test_what_cannot_be_converted_on_meta_is_one_line() -> None:
     lazy = on_meta(lambda: AL(ENC(nn.LazyLinear(3), nn.Linear(3, 3)), AE(nn.Linear(3, 3), nn.Linear(3, 3))))
     with pytest.raises(ConfigError, match=r"layer 0: 'enc\.f\.weight' is lazy"):
         ALPackage([lazy]).materialize()
+
+
+def test_what_is_real_takes_its_weights_too() -> None:
+    """As accelerate's init_empty_weights builds it: its buffers are real."""
+    weights = mlp().state_dict()
+    weights["0.1.running_mean"] += 3
+    net, real = on_meta(mlp), mlp()
+    for name, buffer in real.named_buffers():
+        owner, _, key = name.rpartition(".")
+        net.get_submodule(owner)._buffers[key] = buffer + 1
+    package = ALPackage.from_bp(net, VECTORS, 3, split=["2"], weights=weights).materialize()
+    assert torch.equal(package[0].enc.f[0][1].running_mean, weights["0.1.running_mean"])
+    assert not package[0].enc.f[0][1].running_mean.equal(real[0][1].running_mean)
+    package = converted(mlp, "2", weights=weights)
+    package[0].ae.h.bias = nn.Parameter(torch.ones(3))  # beside the others of its module, which are reset
+    assert (package.materialize()[0].ae.h.bias == 1).all()
+
+
+def test_a_number_of_layers_is_counted_on_meta_as_on_a_real_network() -> None:
+    case = NETWORKS["resnet10"]
+    found = ALPackage.from_bp(on_meta(case.build), IMAGES, 5, split=3)
+    assert list(found.state_dict()) == list(ALPackage.from_bp(case.build(), IMAGES, 5, split=3).state_dict())
 
 
 def test_lazy_modules_take_their_sizes_from_the_sample() -> None:

@@ -18,7 +18,6 @@ No class here draws random numbers.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -167,6 +166,9 @@ class NearInverse(AE):
         more: What the class beside this one takes.
     """
 
+    bias_back = 0.0
+    """What the biases of ``h`` start as."""
+
     def __init__(self, g: nn.Module, h: nn.Module, *more: Any) -> None:
         super().__init__(g, h, *more)
         self._built: Any = (g, h)  # hidden in a tuple, as they may be replaced by a user's own
@@ -184,47 +186,38 @@ class NearInverse(AE):
             decode.weight.copy_(back)
             decode.bias.fill_(self.bias_back)
 
-    bias_back = 0.0
-    """What the biases of ``h`` start as."""
-
-    @abstractmethod
     def start(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of ``g`` and ``h`` to start with; ``weight`` is filled, and not yet the module's."""
+        """The weights of ``g``, in the tensor given, and of ``h``: codes of one-hot targets that use the whole range of
+        tanh, and decode from the start."""
+        weight.normal_()
+        return weight, weight.t() * (_FIRST_LOGIT / len(weight))
 
 
 class ClassSide(NearInverse, LabelAE):
-    """Codes of one-hot targets that use the whole range of tanh, and decode from the start."""
-
-    def start(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of one-hot targets."""
-        return _spread(weight)
+    """Of classes."""
 
 
 class LabelsSide(NearInverse, TargetAE):
-    """As :class:`ClassSide`, for several labels at once."""
+    """Of several labels at once."""
 
     bias_back = -0.3 * _FIRST_LOGIT
     """Half of what a label that is there starts with: those that are not start as far below zero."""
 
-    def start(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of several labels."""
-        return _spread(weight)
-
 
 class NumbersSide(NearInverse, TargetAE):
-    """Codes of standardised numbers."""
+    """Of standardised numbers."""
 
     def start(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of numbers."""
+        """Codes whose inverse decodes them."""
         weight.normal_(std=_REGRESSION_SPREAD / weight.shape[1] ** 0.5)
         return weight, torch.linalg.pinv(weight)
 
 
 class RecodeSide(NearInverse):
-    """Codes of codes, as far from each other."""
+    """Of the codes of the layer before."""
 
     def start(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Of codes."""
+        """Codes as far from each other as those."""
         nn.init.orthogonal_(weight)
         return weight * nn.init.calculate_gain("tanh"), weight.t()
 
@@ -236,11 +229,6 @@ class OneHotError(nn.Module):
         """``answer`` is ``(B, classes)``; ``y`` is ``(B,)`` class numbers or ``(B, classes)``."""
         soft = y if y.is_floating_point() else nn.functional.one_hot(y.long(), answer.shape[-1])
         return nn.functional.mse_loss(answer, soft.to(answer.dtype))
-
-
-def _spread(weight: Tensor) -> tuple[Tensor, Tensor]:
-    weight.normal_()
-    return weight, weight.t() * (_FIRST_LOGIT / len(weight))
 
 
 def _inverse(wide: int, code: int) -> tuple[nn.Module, nn.Module]:

@@ -108,7 +108,8 @@ class ALPackage(nn.Module):
         called: then they become real one after the other, by the layer's number and the seed of that. Without
         ``weights``, each module starts by its ``reset_parameters``: what the network's own constructor does beyond
         that, such as to scale or to zero some weights, is lost, so that for networks with a start of their own
-        ``weights`` or ``init_weights`` are better. What is real in such a network (buffers, mostly) keeps its numbers.
+        ``weights`` or ``init_weights`` are better. What is real in such a network (buffers, mostly), and not among the
+        weights, keeps its numbers.
         What compares numbers is left out: that the parts together give those of the network. ``sample`` may be real;
         what the forward computes of it alone, such as masks, is, too, but it may not look at any other numbers. Per
         place, the last bridge does not start by giving the network's own answers.
