@@ -125,7 +125,8 @@ def _package(experiment: Experiment, config: RunConfig, options: EngineOptions) 
     """A new model; of layers that are offloaded, each is in a file before the next is made."""
     if options.offload != "disk":
         return new_package(experiment, config, 1)
-    return ALPackage(one_by_one(new_layers(experiment, config, 1), options.offload_folder, {}))
+    layers = new_layers(experiment, config, 1)
+    return ALPackage(one_by_one(layers, options.offload_folder, {}, config.train.seed))
 
 
 def _active_at_once(layers: Sequence[int], config: RunConfig) -> int:
