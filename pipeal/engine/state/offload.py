@@ -37,8 +37,11 @@ from torch.nn.parameter import is_lazy
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.host_memory import give_freed_memory_back
 from pipeal.core.modules import layers_of, module_of
+from pipeal.core.packet import Packet
+from pipeal.core.protocols import Path as InferencePath
 from pipeal.core.protocols import TrainableLayer
-from pipeal.engine.state.stateful import stateful
+from pipeal.engine.state.home import Home
+from pipeal.engine.state.stateful import stateful, tensors_kept_by
 
 Named: TypeAlias = "Iterable[tuple[Any, Tensor]]"
 """Tensors, each with what it is to the layer."""
@@ -173,7 +176,7 @@ class _Chunk:
         return self.size - self.taken
 
 
-class Offloaded:
+class Offloaded(Home):
     """The layers of a stage in mapped files, and what is asked of the kernel as each comes and goes.
 
     Args:
@@ -195,7 +198,7 @@ class Offloaded:
         self._reading: Future[None] | None = None
         self._writing: deque[Future[None]] = deque()
 
-    def begin(self, index: int) -> None:
+    def begin(self, index: int, packet: Packet) -> None:  # noqa: ARG002
         """Before a layer's forward: asks for the next one, and waits while too many are on their way to the disk.
 
         Raises:
@@ -219,6 +222,12 @@ class Offloaded:
         file.let_go()
         give_freed_memory_back()
         self._writing.append(self._pool().submit(file.write))
+
+    def lend(self, index: int, path: InferencePath) -> None:
+        """Page faults bring what an inference reads."""
+
+    def take_back(self, index: int) -> None:
+        """The kernel drops it when it wants to."""
 
     def settle(self) -> None:
         """Waits until all is on the disk; raises as :meth:`begin`."""
@@ -277,12 +286,7 @@ def _kept(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Ite
     """What a layer keeps from batch to batch."""
     yield from module.named_parameters()
     yield from module.named_buffers()
-    for number, optimizer in enumerate(optimizers):
-        for parameter, state in optimizer.state.items():
-            if isinstance(state, Mapping):
-                for name, value in state.items():
-                    if isinstance(value, Tensor):
-                        yield (number, id(parameter), name), value
+    yield from tensors_kept_by(optimizers)
 
 
 def _has_memory(tensor: Tensor) -> bool:
