@@ -26,7 +26,7 @@ from pipeal.engine.runner.nonfinite import FiniteWatch, raise_first, refuse_give
 from pipeal.engine.runner.precision import autocast, settings
 from pipeal.engine.schedule import Action
 from pipeal.engine.state.host_offload import SLOTS, HostOffload
-from pipeal.engine.state.layer_state import CopyTensor, layer_state
+from pipeal.engine.state.layer_state import layer_state
 from pipeal.engine.state.offload import MappedFile, Offloaded
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.engine.trace import StageClock, Window
@@ -215,18 +215,13 @@ class Stage(Shared):
                 sources.append(tensor)
                 return self.device.snapshot(tensor)
 
-            copy_tensor: CopyTensor = copied
+            home = nullcontext(copied) if self.offloaded is None else self.offloaded.copier(index, copied)
             try:
-                file = None if self.offloaded is None else self.offloaded.copier(index)
-                if file is not None:
-                    copy_tensor = file.copy
                 # A worker's turn like an update's: nothing is compiled meanwhile.
                 with runner.beside(), self.device.active():
                     begin = self.device.stamp()
-                    state = layer_state(runner.layer, copy_tensor)
-                    if file is not None:
-                        file.let_go()
-                        file.write()
+                    with home as copy_tensor:
+                        state = layer_state(runner.layer, copy_tensor)
                     losses = self.losses.so_far(index)
                     found = LayerState(state, None if losses is None else copied(losses), self.splits[index])
                     snapshot.add(index, found, self.device.mark(), sources)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -42,6 +42,7 @@ def home_of(pipe: Pipeline, stage: int = 0) -> HostOffload:
     return found
 
 
+@settings(max_examples=8)
 @given(case=cases(), data=st.data())
 def test_layers_at_home_learn_what_layers_on_the_device_learn(case: Case, data: st.DataObject) -> None:
     stages = data.draw(st.integers(1, len(case.layers)), label="stages")
@@ -232,6 +233,18 @@ def test_snapshots_are_of_their_moment_and_training_goes_on(late: Late) -> None:
     assert late.broken == []
 
 
+def test_a_snapshot_between_two_predictions(late: Late) -> None:
+    package = ALPackage([layer(number) for number in range(6)])
+    with Pipeline(package, "cpu*2", threads=1, offload="host") as pipe:
+        pipe.run(batches())
+        wanted = {name: value.clone() for name, value in package.state_dict().items()}
+        for _ in pipe.predict_each([x for x, _ in batches(6)]):
+            found = pipe.snapshot().wait(60)
+            for index, layer_state in found.items():
+                for name, value in layer_state.state["module"].items():
+                    assert torch.equal(value, wanted[f"{index}.{name}"])
+
+
 def test_saved_loaded_and_changed_while_at_home(late: Late, tmp_path: Any) -> None:
     """A state brings optimizers other tensors; a user writes to weights, or puts others in their place."""
 
@@ -294,6 +307,29 @@ def test_a_tensor_that_a_layer_lets_go_of_keeps_its_numbers(late: Late) -> None:
         pipe.run(batches(8))
     assert len(one.past) == 8
     assert all(torch.equal(tensor, copy) for tensor, copy in one.past)
+
+
+class Replaces(Odd):
+    """Has other parameters after each update."""
+
+    def update(self) -> None:
+        super().update()
+        bias = self.enc.b.bias
+        self.enc.b.bias = nn.Parameter(0.9 * bias.detach())
+        self.enc_opt.param_groups[0]["params"][-1] = self.enc.b.bias
+        self.enc_opt.state[self.enc.b.bias] = self.enc_opt.state.pop(bias)
+
+
+def test_parameters_that_take_the_place_of_others_learn_the_same(late: Late) -> None:
+    found = []
+    for options in ({}, {"offload": "host"}):
+        layers = [Replaces("plain"), *(layer(number) for number in range(4))]
+        assert layers[0].enc_opt.param_groups[0]["params"][-1] is layers[0].enc.b.bias
+        with Pipeline(layers, "cpu", threads=1, **options) as pipe:
+            pipe.run(batches(6))
+        found.append([value for one in layers for value in one.state_dict().values()])
+    assert all(map(torch.equal, *found))
+    assert late.broken == []
 
 
 class Fails(Exception):

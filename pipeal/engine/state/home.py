@@ -4,13 +4,11 @@ in the memory of a GPU's host (:mod:`pipeal.engine.state.host_offload`)."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Protocol
-
-from torch import Tensor
+from contextlib import AbstractContextManager
 
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import Path
+from pipeal.engine.state.layer_state import CopyTensor
 
 
 class Home(ABC):
@@ -37,26 +35,9 @@ class Home(ABC):
         """Waits until all layers are at home: from now on others may read them, and change them. On any thread."""
 
     @abstractmethod
-    def copier(self, index: int) -> Copier | None:
-        """Lets a layer that is at home be copied: into what is returned, or None for the memory of the host."""
+    def copier(self, index: int, copied: CopyTensor) -> AbstractContextManager[CopyTensor]:
+        """Within it, the layer may be copied by what it gives: ``copied``, or one that leaves copies elsewhere."""
 
     @abstractmethod
     def rest(self) -> None:
         """After the last visit, also one that an error has cut off: gives back what only visits need. On any thread."""
-
-
-class Copier(Protocol):
-    """Room for the copy of a layer."""
-
-    @property
-    def copy(self) -> Callable[[Tensor], Tensor]:
-        """Copies a tensor into it."""
-        ...
-
-    def let_go(self) -> None:
-        """Called when all of the layer is in it; and then :meth:`write`."""
-        ...
-
-    def write(self) -> None:
-        """Waits until it is where it is to stay."""
-        ...

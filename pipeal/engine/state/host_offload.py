@@ -33,7 +33,9 @@ than before, as after its first update, waits once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,7 +48,7 @@ from pipeal.core.packet import Packet
 from pipeal.core.protocols import DOWN, UP, Path
 from pipeal.engine.devices import Device, Ready
 from pipeal.engine.state.home import Home
-from pipeal.engine.state.layer_state import load_optimizer
+from pipeal.engine.state.layer_state import CopyTensor, load_optimizer
 from pipeal.engine.state.stateful import stateful, tensors_kept_by
 from pipeal.engine.trace import StageClock, Way
 
@@ -80,6 +82,7 @@ class HostOffload(Home):
         self._visit: _Visit | None = None
         self._met: set[int] = set()  # since the layers were at rest
         self._batch: int | None = None  # if it is traced
+        self._lent = threading.Lock()  # a snapshot is taken between two inferences as well, on another thread
         device.follow_caller()
         for index, module in layers.items():
             with device.active():
@@ -105,14 +108,25 @@ class HostOffload(Home):
 
     def lend(self, index: int, path: Path) -> None:
         """As :meth:`Home.lend`; brings only what an inference reads, and asks for what is next on the way."""
-        self._batch = None
-        self._open(index, whole=False)
-        following = {UP: index + 1, DOWN: index - 1}.get(path, index)
-        if following != index and following in self._layers:
-            self._slot_with(following, whole=False)
+        self._lent.acquire()
+        try:
+            self._batch = None
+            self._open(index, whole=False)
+            following = {UP: index + 1, DOWN: index - 1}.get(path, index)
+            if following != index and following in self._layers:
+                self._slot_with(following, whole=False)
+        except BaseException:
+            self._lent.release()
+            raise
 
     def take_back(self, index: int) -> None:
         """As :meth:`Home.take_back`. Buffers go home, which may have been written to unseen, and weights if changed."""
+        try:
+            self._take_back(index)
+        finally:
+            self._lent.release()
+
+    def _take_back(self, index: int) -> None:
         visit, layer = self._visit, self._layers[index]
         assert visit is not None
         mark = self._device.mark()
@@ -135,15 +149,18 @@ class HostOffload(Home):
             slot.holder = None  # at home it may be changed now
         self._met.clear()
 
-    def copier(self, index: int) -> None:  # noqa: ARG002
-        """As :meth:`Home.copier`."""
-        self._out.synchronize()
+    @contextmanager
+    def copier(self, index: int, copied: CopyTensor) -> Iterator[CopyTensor]:  # noqa: ARG002
+        """As :meth:`Home.copier`; waits for what is on its way home."""
+        with self._lent:
+            self._out.synchronize()
+            yield copied
 
     def rest(self) -> None:
         """As :meth:`Home.rest`; gives the slots back."""
         if self._visit is not None:
             with self._device.active():
-                (self.end if self._visit.whole else self.take_back)(self._visit.index)
+                (self.end if self._visit.whole else self._take_back)(self._visit.index)
         self.settle()
         self._slots = [_Slot() for _ in range(SLOTS)]
 
@@ -151,6 +168,7 @@ class HostOffload(Home):
         """Leads what is brought of a layer to its slot, and has the device wait for it."""
         layer = self._layers[index]
         if index not in self._met:
+            layer.optimizers = list(stateful(layer.module)[0].values())
             if not layer.lies_in(layer.home, layer.kept()[1]):
                 self._adopt(index)
             self._met.add(index)
@@ -211,13 +229,13 @@ class HostOffload(Home):
         if slot is not None and layer.lies_in(slot.memory, kept):
             layer.sent = slot.mark = self._copy(Way.SEND, index, layer.plan.size, slot, self._device.mark())
         else:
-            self._send_apart(index, layer, layer.planned(counts, kept))
+            self._send_apart(index, layer, layer.planned(counts, kept), slot)
             if slot is not None:
                 slot.holder, slot.mark = None, layer.sent
         for tensor, piece in layer.plan.all():
             tensor.data = layer.home.tensor(piece)
 
-    def _send_apart(self, index: int, layer: _Layer, plan: _Plan) -> None:
+    def _send_apart(self, index: int, layer: _Layer, plan: _Plan, slot: _Slot | None) -> None:
         """Sends what does not lie as at home, and is to lie there by another plan from now on."""
         if layer.home.size < plan.size:
             for lane in (self._in, self._out):
@@ -234,7 +252,8 @@ class HostOffload(Home):
         self._out.wait_for(self._device.mark())
         for begin, source in plan.sources():
             self._out.copy(layer.home.flat[begin : begin + source.nbytes], source)
-            self._out.hold(source)
+            if slot is None or not slot.memory.has(source):
+                self._out.hold(source)
         layer.sent = self._out.mark()
 
     def _copy(self, way: Way, index: int, size: int, slot: _Slot, after: Ready) -> Ready:
@@ -293,6 +312,10 @@ class _Memory:
             found.set_(self._storages[place], piece.offset, piece.shape, piece.stride)
             self._tensors[piece] = found
         return found
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a tensor's data is somewhere in it."""
+        return self._base <= tensor.data_ptr() < self._base + self.size
 
     def holds(self, tensor: Tensor, piece: _Piece) -> bool:
         """Whether a tensor's data is that piece of it."""

@@ -26,6 +26,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -41,6 +42,7 @@ from pipeal.core.packet import Packet
 from pipeal.core.protocols import Path as InferencePath
 from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.state.home import Home
+from pipeal.engine.state.layer_state import CopyTensor
 from pipeal.engine.state.stateful import stateful, tensors_kept_by
 
 Named: TypeAlias = "Iterable[tuple[Any, Tensor]]"
@@ -234,12 +236,15 @@ class Offloaded(Home):
         while self._writing:
             self._told(self._writing.popleft())
 
-    def copier(self, index: int) -> MappedFile:
-        """A further file, with room for a copy of a layer; raises as :meth:`MappedFile.take`."""
+    @contextmanager
+    def copier(self, index: int, copied: CopyTensor) -> Iterator[CopyTensor]:  # noqa: ARG002
+        """Copies into a further file, which is then written to the disk; raises as :meth:`MappedFile.take`."""
         file = MappedFile(self._folder)
         kept = [tensor for _, tensor in _kept(self._modules[index], self._optimizers[index]) if _can_move(tensor)]
         file.reserve(sum(_aligned(tensor.nbytes) for tensor in kept))
-        return file
+        yield file.copy
+        file.let_go()
+        file.write()
 
     def rest(self) -> None:
         """Ends the threads; what goes wrong meanwhile is not told, as something has gone wrong before."""
