@@ -165,6 +165,24 @@ def test_an_inference_brings_weights_alone_and_sends_nothing_but_buffers(late: L
     assert late.broken == []
 
 
+def test_weights_may_be_changed_right_after_a_prediction(late: Late) -> None:
+    """What a prediction has asked for and not used must not be used, or written home, afterwards."""
+    x = batches(1)[0][0]
+
+    def predicted(**more: Any) -> list[Tensor]:
+        package, found = ALPackage([layer(number) for number in range(5)]), []
+        pipe = Pipeline(package, "cpu", threads=1, **more)
+        for factor in (0.9, 0.8, 0.7):
+            found += [pipe.predict(x), *pipe.predict_each([x, x])]
+            with torch.no_grad():
+                for tensor in (*package.parameters(), *package.buffers()):
+                    tensor.copy_(tensor * factor)
+        return [*found, *package.state_dict().values()]
+
+    assert all(map(torch.equal, predicted(offload="host"), predicted()))
+    assert late.broken == []
+
+
 class Counts(nn.Module):
     """Changes a buffer and a parameter in every inference, and makes a buffer in the first one."""
 
