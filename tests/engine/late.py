@@ -129,9 +129,11 @@ class LateLane(Lane):
         self.stream = PaperStream(CPU, late.world)
         self._todo: deque[Callable[[], Any]] = deque()
         self._given = self._made = 0
-        self._loose: list[Tensor] = []
+        self._loose = False
 
     def wait_for(self, ready: Any) -> None:
+        if self._loose:
+            self.late.broken.append("memory of the allocator that was copied may be gone")
         if ready is not None:
             self.stream.wait_event(ready.event)
             self._give(ready.make)
@@ -143,15 +145,10 @@ class LateLane(Lane):
         late.use(self.stream, source, writes=False)
         late.use(self.stream, into, writes=True)
         if kinds[0] == "memory":
-            self._loose.append(source)
+            self._loose = True  # the host may let go of it
         self._give(lambda: into.copy_(source))
 
-    def hold(self, source: Tensor) -> None:
-        self._loose = [other for other in self._loose if other is not source]
-
     def mark(self) -> LateMark:
-        if self._loose:
-            self.late.broken.append("what is copied is not held")
         upto = self._given
         return LateMark(self.stream.record_event(), lambda: self._make(upto))
 
@@ -161,6 +158,7 @@ class LateLane(Lane):
     def synchronize(self) -> None:
         self._make(self._given)
         self.stream.query()
+        self._loose = False
 
     def _give(self, work: Callable[[], Any]) -> None:
         self._todo.append(work)

@@ -420,8 +420,8 @@ def does_nothing(*_: Any) -> None:
 BREAKS: dict[str, tuple[Any, str, Any, str]] = {
     "work does not wait for what is brought": (LateDevice, "wait_for", does_nothing, "is written on stream"),
     "copies wait for nothing": (LateLane, "wait_for", does_nothing, "while stream"),
-    "memory is not held": (LateLane, "hold", does_nothing, "is not held"),
     "the host does not wait": (LateLane, "synchronize", does_nothing, "the host reads"),
+    "memory goes while it is copied": (LateLane, "synchronize", does_nothing, "may be gone"),
 }
 
 

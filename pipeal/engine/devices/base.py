@@ -55,9 +55,6 @@ class Lane:
         """Copies; the host does not wait. On the host both are in memory of :meth:`Device.locked`."""
         into.copy_(source)
 
-    def hold(self, source: Tensor) -> None:
-        """Keeps the memory of a tensor that may go until the copies given so far are made."""
-
     def mark(self) -> Ready:
         """A mark after the copies given so far."""
         return None

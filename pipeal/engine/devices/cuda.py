@@ -185,10 +185,6 @@ class CudaLane(Lane):
         with torch.cuda.stream(self._stream):
             into.copy_(source, non_blocking=True)
 
-    def hold(self, source: Tensor) -> None:
-        """Tells the allocator."""
-        source.record_stream(self._stream)
-
     def mark(self) -> Ready:
         """Records an event on the stream."""
         return self._stream.record_event()

@@ -20,15 +20,15 @@ waits for what, all of it on the GPU:
 * a copy into a slot for the copy that sent the layer before out of it; and the copy that brings a layer again for the
   one that sent it home.
 
-The slots are made once, as large as the largest layer, and kept: memory of the allocator, freed by one stream while
-another one still copies, comes back late and in pieces (``record_stream``). That is left to what lies elsewhere at the
-end of a visit, as what an optimizer makes at its first step and the first gradients of several do.
+The slots are made once, as large as the largest layer, and kept: memory that one stream gives back while another still
+copies (``record_stream``) is not there again before the GPU has come so far, and its host may be a batch ahead, so that
+there would be a whole model of it. What lies elsewhere at the end of a visit, such as gradients of several batches or a
+buffer that was replaced, is copied to its place in the slot, if there is room.
 
-Gradients are memory of the allocator from the backward to the update. What is not strided stays on the GPU, and what an
-optimizer keeps on the CPU stays there. A tensor that a module has as a plain attribute over the memory of a weight does
-not move with it. Of those that wait for the host, there are only these: whoever reads or changes a layer at home waits
-(:meth:`HostOffload.settle`), a snapshot waits for what is on its way home, and a layer that needs more memory there
-than before, as after its first update, waits once.
+The host waits where a layer outgrows its slot, which is at its first update; where others are to read or to change what
+is at home (:meth:`HostOffload.settle`); and in a snapshot, for what is on its way there. Gradients are memory of the
+allocator from the backward to the update. What is not strided stays on the GPU, and what an optimizer keeps on the CPU
+stays there. A tensor that a module has as a plain attribute over the memory of a weight does not move with it.
 """
 
 from __future__ import annotations
@@ -82,13 +82,14 @@ class HostOffload(Home):
         self._visit: _Visit | None = None
         self._met: set[int] = set()  # since the layers were at rest
         self._batch: int | None = None  # if it is traced
+        self._largest = self._largest_weights = 0  # of all plans so far
         self._lent = threading.Lock()  # a snapshot is taken between two inferences as well, on another thread
         device.follow_caller()
         for index, module in layers.items():
             with device.active():
                 device.take(module)
                 self._send(index, None)
-            self._out.synchronize()  # so that its memory is there for the next one
+        device.give_memory_back()
 
     def begin(self, index: int, packet: Packet) -> None:
         """As :meth:`Home.begin`."""
@@ -193,10 +194,8 @@ class HostOffload(Home):
 
     def _slot_with(self, index: int, *, whole: bool) -> _Slot:
         """The slot that has a layer; else one to which it is brought, once that is free."""
-        sizes = {
-            number: layer.plan.size if whole else layer.plan.weights_size for number, layer in self._layers.items()
-        }
-        size, largest = sizes[index], max(sizes.values())
+        plan, largest = self._layers[index].plan, self._largest if whole else self._largest_weights
+        size = plan.size if whole else plan.weights_size
         at_work = None if self._visit is None else self._visit.slot
         found = [slot for slot in self._slots if slot.holder == index]
         slot = found[0] if found else next(slot for slot in self._slots if slot is not at_work)
@@ -226,17 +225,27 @@ class HostOffload(Home):
         """Sends a layer home, out of its slot or from wherever its tensors lie on the device, and leads them there."""
         layer = self._layers[index]
         counts, kept = layer.kept()
-        if slot is not None and layer.lies_in(slot.memory, kept):
-            layer.sent = slot.mark = self._copy(Way.SEND, index, layer.plan.size, slot, self._device.mark())
+        if slot is None or not layer.lies_in(slot.memory, kept):
+            self._change(index, layer, layer.planned(counts, kept))
+        if slot is not None and layer.plan.size <= slot.size:
+            _gather(layer.plan, slot.memory)
+            slot.holder, slot.filled = index, layer.plan.size
+            slot.mark = layer.sent = self._copy(Way.SEND, index, layer.plan.size, slot, self._device.mark())
         else:
-            self._send_apart(index, layer, layer.planned(counts, kept), slot)
+            # The host waits, so that this memory of the allocator is let go of before the next layer asks for some: the
+            # device may be a whole batch behind.
+            self._out.wait_for(self._device.mark())
+            for begin, source in layer.plan.sources():
+                self._out.copy(layer.home.flat[begin : begin + source.nbytes], source)
+            self._out.synchronize()
+            layer.sent = self._out.mark()
             if slot is not None:
                 slot.holder, slot.mark = None, layer.sent
         for tensor, piece in layer.plan.all():
             tensor.data = layer.home.tensor(piece)
 
-    def _send_apart(self, index: int, layer: _Layer, plan: _Plan, slot: _Slot | None) -> None:
-        """Sends what does not lie as at home, and is to lie there by another plan from now on."""
+    def _change(self, index: int, layer: _Layer, plan: _Plan) -> None:
+        """Has a layer lie at home by another plan, before it is sent there."""
         if layer.home.size < plan.size:
             for lane in (self._in, self._out):
                 lane.synchronize()  # what was given to it last copies from and to the memory that goes
@@ -249,12 +258,8 @@ class HostOffload(Home):
             if id(tensor) not in stay:  # its place is another's from now on, but somebody may still have the tensor
                 tensor.data = tensor.detach().clone()
         layer.plan = plan
-        self._out.wait_for(self._device.mark())
-        for begin, source in plan.sources():
-            self._out.copy(layer.home.flat[begin : begin + source.nbytes], source)
-            if slot is None or not slot.memory.has(source):
-                self._out.hold(source)
-        layer.sent = self._out.mark()
+        self._largest = max(self._largest, plan.size)
+        self._largest_weights = max(self._largest_weights, plan.weights_size)
 
     def _copy(self, way: Way, index: int, size: int, slot: _Slot, after: Ready) -> Ready:
         """Copies the first bytes of a layer between its home and a slot, in one piece; returns the copy's mark."""
@@ -313,9 +318,10 @@ class _Memory:
             self._tensors[piece] = found
         return found
 
-    def has(self, tensor: Tensor) -> bool:
-        """Whether a tensor's data is somewhere in it."""
-        return self._base <= tensor.data_ptr() < self._base + self.size
+    def offset(self, tensor: Tensor) -> int | None:
+        """Where in it a tensor's data begins, in bytes; None for elsewhere."""
+        place = tensor.data_ptr() - self._base
+        return place if 0 <= place < self.size else None
 
     def holds(self, tensor: Tensor, piece: _Piece) -> bool:
         """Whether a tensor's data is that piece of it."""
@@ -375,6 +381,17 @@ class _Plan:
         """How often each parameter was written to."""
         parameters = self.tensors[slice(*self.counts)]
         return [tensor._version for tensor in parameters if not tensor.is_inference()]
+
+
+def _gather(plan: _Plan, memory: _Memory) -> None:
+    """Copies what does not lie in its place in some memory there."""
+    missing = []
+    for begin, source in plan.sources():
+        offset = memory.offset(source)
+        if offset != begin:  # where it is in it, another one may get its place
+            missing.append((begin, source if offset is None else source.clone()))
+    for begin, source in missing:
+        memory.flat[begin : begin + source.nbytes].copy_(source)
 
 
 class _Layer:
