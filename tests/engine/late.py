@@ -132,8 +132,6 @@ class LateLane(Lane):
         self._loose = False
 
     def wait_for(self, ready: Any) -> None:
-        if self._loose:
-            self.late.broken.append("memory of the allocator that was copied may be gone")
         if ready is not None:
             self.stream.wait_event(ready.event)
             self._give(ready.make)
@@ -149,6 +147,8 @@ class LateLane(Lane):
         self._give(lambda: into.copy_(source))
 
     def mark(self) -> LateMark:
+        if self._loose:  # what is given next does not know of it
+            self.late.broken.append("memory of the allocator that is copied may be gone")
         upto = self._given
         return LateMark(self.stream.record_event(), lambda: self._make(upto))
 

@@ -225,10 +225,12 @@ class HostOffload(Home):
         """Sends a layer home, out of its slot or from wherever its tensors lie on the device, and leads them there."""
         layer = self._layers[index]
         counts, kept = layer.kept()
-        if slot is None or not layer.lies_in(slot.memory, kept):
+        changed = slot is None or not layer.lies_in(slot.memory, kept)
+        if changed:
             self._change(index, layer, layer.planned(counts, kept))
         if slot is not None and layer.plan.size <= slot.size:
-            _gather(layer.plan, slot.memory)
+            if changed:
+                _gather(layer.plan, slot.memory)
             slot.holder, slot.filled = index, layer.plan.size
             slot.mark = layer.sent = self._copy(Way.SEND, index, layer.plan.size, slot, self._device.mark())
         else:
