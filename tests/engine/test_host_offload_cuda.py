@@ -84,22 +84,28 @@ def test_with_what_else_is_around_a_layer(options: dict[str, Any], every: int) -
 
 def test_weights_lie_in_locked_memory_between_batches_and_on_the_cpu_in_the_end() -> None:
     model = package()
-    before = torch.cuda.memory_allocated()
+    before = allocated()
     with Pipeline(model, ["cuda:0"], threads=1, offload="host") as pipe:
         pipe.run(batches(3))
         assert all(weight.device.type == "cpu" and weight.is_pinned() for weight in model.parameters())
         assert all(value.device.type == "cpu" for value in leaves(model))
-    assert torch.cuda.memory_allocated() - before < 2**20
+    assert allocated() - before < 2**20
     x = batches(1)[0][0]
     assert model.eval().infer(x).device.type == "cpu"
     assert pipe.predict(x).is_cuda
 
 
+def allocated() -> int:
+    """Bytes on the GPU, without the workspaces that cuBLAS keeps for each stream: 32 MiB on some."""
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
 def peaks(depth: int, every: int = 1, **options: Any) -> tuple[int, int]:
     """The most bytes on the GPU in the first batches, and later, beside those from before it was given the layers."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
+    before = allocated()
     torch.cuda.reset_peak_memory_stats()
     with Pipeline(deep(depth), ["cuda:0"], "sequential", threads=1, **options) as pipe:
         found = []
@@ -223,7 +229,7 @@ def test_weights_of_a_recurrence_stay_in_one_piece() -> None:
         return leaves(model)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message=".*single contiguous chunk")
         found = trained(offload="host")
     assert same(found, trained())
 
