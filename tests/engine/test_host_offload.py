@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipeal import ALPackage, ConfigError, Pipeline, PlacementError, Window
+from pipeal import AL, ALPackage, ConfigError, Pipeline, PlacementError, Window
 from pipeal.core.options import EngineOptions
 from pipeal.engine.schedule import Action
 from pipeal.engine.state import host_offload
@@ -122,6 +122,15 @@ def test_of_a_deep_stage_three_layers_are_on_the_device(late: Late) -> None:
     assert {one.kind for tensor in kept(package) if (one := late.of(tensor))} == {"home"}
     for tensor in kept(package):
         late.read_on_host(tensor)
+    assert late.broken == []
+
+
+def test_slots_grow_with_one_layer_while_others_leave_them(late: Late) -> None:
+    """Of a layer whose optimizer keeps nothing, the first visit is like any other."""
+    others = [layer(number) for number in range(1, 6)]
+    layers = [layer(0), *(AL(one.enc, one.ae, 0.01, torch.optim.SGD) for one in others)]
+    with Pipeline(layers, "cpu", threads=1, offload="host") as pipe:
+        pipe.run(batches(2))
     assert late.broken == []
 
 

@@ -65,6 +65,15 @@ def test_it_is_locked_as_long_as_a_tensor_over_it_lives(monkeypatch: pytest.Monk
     assert known.was_mapped == [True]
 
 
+def test_a_process_that_was_forked_unlocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = runtime(monkeypatch)
+    flat = locked_memory(4096, CPU)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        del flat
+    assert len(known.locked) == 1
+
+
 @pytest.mark.parametrize("size", [2**20, 2**62])
 def test_a_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     known = runtime(monkeypatch, status=2)

@@ -9,6 +9,7 @@ shared, so that a process that forks, as loaders of data do, goes on with the pa
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -43,7 +44,7 @@ def locked_memory(size: int, device: torch.device) -> Tensor:
             with suppress(RuntimeError):
                 torch.ones(1, device=device)  # the runtime tells its last error once more, to the next kernel
             raise PlacementError(_refused(size, runtime.cudaGetErrorString(status)))
-    mapped.unlock = lambda: runtime.cudaHostUnregister(place)
+    mapped.unlock, mapped.locker = lambda: runtime.cudaHostUnregister(place), os.getpid()
     return flat
 
 
@@ -55,10 +56,12 @@ def _refused(size: int, why: str) -> str:
 
 
 class _Locked(mmap.mmap):
-    """Unlocked before it is unmapped: a callback of a weak reference would come after that."""
+    """Unlocked before it is unmapped (a callback of a weak reference would come after that), by who locked it: a
+    process that was forked has no CUDA."""
 
     unlock: Callable[[], object] | None = None
+    locker = 0
 
     def __del__(self) -> None:
-        if self.unlock is not None:
+        if self.unlock is not None and self.locker == os.getpid():
             self.unlock()
