@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from pipeal.core.errors import add_note
+from pipeal.core.materialize import materialize
 from pipeal.core.modules import module_of, scaler_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
@@ -75,15 +76,21 @@ class Stage(Shared):
         self._batch = -1
         self.runners: dict[int, LayerRunner] = {}
         modules = {index: module_of(layer) for index, layer in self.layers}
-        # So few layers would all be on the device at a time.
+
+        def take(index: int) -> None:
+            if not device.far and device.device.type != "meta":  # one at a time: there they may not fit here together
+                materialize(modules[index], seed, index)
+            device.take(modules[index])
+
+        # Fewer layers would all be on the device at a time.
         from_host = options.offload == "host" and len(modules) > SLOTS and not device.far
         if from_host:
-            self.offloaded = HostOffload(modules, device, self.clock)
+            self.offloaded = HostOffload(modules, device, self.clock, take)
         elif files:
             self.offloaded = Offloaded(modules, files, options.offload_folder)
         for index, layer in self.layers:
             if not from_host:
-                device.take(modules[index])
+                take(index)
             self.runners[index] = build_runner(index, layer, self)
 
     def learn_with(self, together: Together) -> None:

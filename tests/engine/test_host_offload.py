@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal import AL, ALPackage, ConfigError, Pipeline, PlacementError, Window
+from pipeal.core.materialize import is_on_meta
 from pipeal.core.options import EngineOptions
 from pipeal.engine.schedule import Action
 from pipeal.engine.state import host_offload
@@ -443,3 +444,26 @@ def test_a_broken_rule_is_found(late: Late, monkeypatch: pytest.MonkeyPatch, rul
         pipe.run(batches(3))
         pipe.snapshot().wait(60)
     assert any(words in one for one in late.broken), late.broken[:3]
+
+
+def test_a_model_on_the_meta_device_goes_home_layer_by_layer(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a layer gets its place on the host, those after it do not exist yet."""
+    real: list[int] = []
+    locked = LateDevice.locked
+
+    def course(**more: Any) -> list[Tensor]:
+        with torch.device("meta"):
+            package = ALPackage([layer(number) for number in range(5)])
+
+        def seen(device: LateDevice, size: int) -> Tensor:
+            real.append(sum(not is_on_meta(one) for one in package))
+            return locked(device, size)
+
+        monkeypatch.setattr(LateDevice, "locked", seen)
+        with Pipeline(package, "cpu", threads=1, seed=7, **more) as pipe:
+            pipe.run(batches())
+        return kept(package)
+
+    assert all(map(torch.equal, course(offload="host"), course()))
+    assert real == [1, 2, 3, 4, 5] + [5] * 5  # and once more for what the optimizers make
+    assert late.broken == []

@@ -34,7 +34,7 @@ stays there. A tensor that a module has as a plain attribute over the memory of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,18 +63,20 @@ class HostOffload(Home):
     """The layers of a stage in the memory of its GPU's host.
 
     Args:
-        layers: By their numbers, in the order in which they work; more than :data:`SLOTS`. They are taken to the device
-            and home one after the other.
+        layers: By their numbers, in the order in which they work; more than :data:`SLOTS`.
         device: The stage's.
         clock: Keeps the copies of traced batches.
+        take: Brings one to the device, from where it goes home before the next one is brought.
 
     Raises:
         PlacementError: The host refuses so much locked memory.
     """
 
-    def __init__(self, layers: Mapping[int, nn.Module], device: Device, clock: StageClock) -> None:
+    def __init__(
+        self, layers: Mapping[int, nn.Module], device: Device, clock: StageClock, take: Callable[[int], None]
+    ) -> None:
         self._device, self._clock = device, clock
-        self._layers = {index: _Layer(module, device) for index, module in layers.items()}
+        self._layers: dict[int, _Layer] = {}
         order = list(layers)
         self._next = dict(zip(order, order[1:] + order[:1], strict=True))
         self._in, self._out = device.lane(), device.lane()
@@ -87,7 +89,8 @@ class HostOffload(Home):
         device.follow_caller()
         for index, module in layers.items():
             with device.active():
-                device.take(module)
+                take(index)
+                self._layers[index] = _Layer(module, device)
                 self._send(index, None)
         device.give_memory_back()
 
