@@ -48,7 +48,7 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage")),
         Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
         Idle("data.held_out", (0,), ("train.exit_tolerance",)),
-        Idle("engine.offload", ("none",), ("engine.offload_folder",)),
+        Idle("engine.offload", ("none", "host"), ("engine.offload_folder",)),
         Idle("processes", (1,), ("engine.peer_timeout_s",)),
     ),
     TextConfig: (

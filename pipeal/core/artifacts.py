@@ -108,7 +108,7 @@ BATCHES = Artifact(
 )
 TIMELINE = Artifact(
     "timeline.png",
-    "forwards, backwards and updates of each stage over time",
+    "forwards, backwards and updates of each stage over time, and copies of offloaded layers",
     "run.turns",
     ("reporting.page.page",),
     "never: removed when a run is resumed on other stages",

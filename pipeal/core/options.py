@@ -31,8 +31,8 @@ OnOom: TypeAlias = Literal["raise", "split"]
 Recompute: TypeAlias = Literal["none", "blocks"]
 """What is computed again in a backward instead of kept from the forward: nothing, or the blocks of each layer."""
 
-Offload: TypeAlias = Literal["none", "disk"]
-"""Where layers lie that are not at work: in memory, or in mapped files."""
+Offload: TypeAlias = Literal["none", "host", "disk"]
+"""Where layers lie that are not at work: on the device, in the memory of a GPU's host, or in mapped files of a CPU."""
 
 WithinStage: TypeAlias = Literal["layer", "stage"]
 """The order of a stage's layers: each forward, backward and update before the next, or all forwards first."""
@@ -76,11 +76,14 @@ class EngineOptions:
         recompute: ``blocks`` keeps of the blocks of each layer only their inputs, and computes the rest again in the
             backward: less memory where a layer is large, for about a third more time, and the same bits
             (:mod:`pipeal.engine.runner.recompute`); ``none`` keeps everything.
-        offload: ``disk`` keeps the weights and optimizer states of layers in mapped files, and in memory only those of
-            layers at work, so that a network may be larger than memory (give it as a generator of layers, or on the
-            meta device, and it never exists there whole); CPU stages only, each with one layer before the next
-            (:mod:`pipeal.engine.state.offload`). ``none`` keeps all in memory.
-        offload_folder: Where these files are, which have no names; None for the system's folder of temporary files,
+        offload: Where weights and optimizer states of layers lie that are not at work, in stages with one layer before
+            the next. ``disk``, for CPUs, keeps them in mapped files, so that a network may be larger than memory (give
+            it as a generator of layers, or on the meta device, and it never exists there whole)
+            (:mod:`pipeal.engine.state.offload`). ``host``, for GPUs, keeps them in locked memory of the host, which
+            must hold them all, and at most three layers of a stage on its GPU, where they are copied beside the work on
+            others; a stage of so few keeps them there (:mod:`pipeal.engine.state.host_offload`). With both the
+            layers are in the memory of the host while nothing runs. ``none`` keeps all on the device.
+        offload_folder: Where those files are, which have no names; None for the system's folder of temporary files,
             which may be memory.
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
             ``highest``, ``high`` or ``medium`` (:data:`Matmul`); None leaves it as it is.
@@ -151,11 +154,17 @@ class EngineOptions:
                     f"offload={self.offload!r} needs layers that end one before the next, but this schedule has all of "
                     "a stage go forward first; use sequential or pipelined with within_stage='layer'"
                 )
-            others = sorted(set(kinds) - {"cpu"})
-            if replicas > 1 or others:
-                where = f"{replicas} replicas" if replicas > 1 else f"stages on {', '.join(others)}"
+            if replicas > 1:
                 raise ConfigError(
-                    f"offload={self.offload!r} maps files into the memory of CPUs, not for {where}; use 'none'"
+                    f"offload={self.offload!r} sends a layer away before the next one, not for {replicas} replicas, "
+                    "which average gradients meanwhile; use 'none'"
+                )
+            does, kind, instead = _OFFLOADS[self.offload]
+            others = sorted(set(kinds) - {kind})
+            if others:
+                raise ConfigError(
+                    f"offload={self.offload!r} {does}, not for stages on {', '.join(others)}; use {instead!r}, or "
+                    f"stages on {kind} alone"
                 )
         if row and self.compile != "none":
             raise ConfigError(
@@ -163,6 +172,12 @@ class EngineOptions:
                 "several; use 'none', or one device"
             )
 
+
+_OFFLOADS = {
+    "disk": ("maps files into the memory of CPUs", "cpu", "host"),
+    "host": ("keeps layers of GPUs in the memory of the host", "cuda", "disk"),
+}
+"""What each does, the kind of its devices, and what is for others."""
 
 DEFAULTS = EngineOptions()
 """All defaults."""

@@ -8,11 +8,12 @@ from pipeal.engine.report import RunReport
 from pipeal.engine.schedule import SCHEDULES, Action, Schedule, Task, schedule_named, violations
 from pipeal.engine.state.layer_state import layer_state, load_layer_state
 from pipeal.engine.state.snapshot import LayerState, Snapshot
-from pipeal.engine.trace import Span, Window
+from pipeal.engine.trace import CopySpan, Span, Window
 
 __all__ = [
     "SCHEDULES",
     "Action",
+    "CopySpan",
     "EarlyExits",
     "ExitPolicy",
     "LayerState",

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, overload
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, ScheduleError, StallError, add_note
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError, StallError, add_note
 from pipeal.core.modules import layers_of
 from pipeal.core.options import EngineOptions, with_keywords
 from pipeal.core.packet import Packet
@@ -34,7 +34,7 @@ from pipeal.engine.stage import Stage, bring_to_rest
 from pipeal.engine.state.offload import MappedFile, one_by_one
 from pipeal.engine.state.saved import Load, save
 from pipeal.engine.state.snapshot import Snapshot
-from pipeal.engine.trace import Span, StageTimes, Window
+from pipeal.engine.trace import CopySpan, Span, StageTimes, Window
 
 LrScale: TypeAlias = float | Callable[[int], float]
 """A factor on all learning rates, or a function from the batch number to it."""
@@ -112,7 +112,7 @@ class Pipeline:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         options.check_layout(by_layer=self.schedule.by_layer)  # told before layers are moved, which takes long
         files: dict[int, MappedFile] = {}
-        if options.offload != "none":
+        if options.offload == "disk":
             layers = layers_of(one_by_one(model, options.offload_folder, files, seed))
         else:
             layers = layers_of(model)
@@ -200,10 +200,7 @@ class Pipeline:
             add_note(failure, str(left_behind))
         finally:
             self._process_settings.close()
-            if not self.left_behind:
-                for stage in self.stages:
-                    stage.drop_unlearnt()
-            self._lead_caller(failure)
+            self._leave_stages(failure)
             self._delivery.failure = None  # its frames hold the last batches
         if error is None and failure is not None and failure is not told:
             raise failure
@@ -387,6 +384,10 @@ class Pipeline:
         """The spans of the traced batches, in the order of their beginnings. Call it after :meth:`drain`."""
         return sorted((span for stage in self.stages for span in stage.clock.spans()), key=lambda span: span.begin)
 
+    def copies(self) -> list[CopySpan]:
+        """The copies of layers to and from GPUs meanwhile (``offload='host'``), as :meth:`spans`."""
+        return sorted((copy for stage in self.stages for copy in stage.clock.copies()), key=lambda copy: copy.begin)
+
     @property
     def threads(self) -> int:
         """Intra-op threads of each CPU worker."""
@@ -466,12 +467,14 @@ class Pipeline:
             raise ScheduleError("the pipeline is not open: `with Pipeline(...) as pipe:`, or once more `with pipe:`")
         return self._executor
 
-    def _lead_caller(self, failure: BaseException | None) -> None:
+    def _leave_stages(self, failure: BaseException | None) -> None:
         """What a failed run left under way on a GPU still writes to weights that the caller may read, or let go."""
         for stage in self.stages:
             try:
+                if not self.left_behind:
+                    stage.drop_unlearnt()
                 stage.device.lead_caller()
-            except RuntimeError as broken:
+            except (RuntimeError, PlacementError) as broken:
                 if failure is None:
                     raise
                 add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +20,14 @@ from pipeal.core.tree import Tree, shapes_of
 from pipeal.engine.devices import Device
 from pipeal.engine.runner.averaging import Together
 from pipeal.engine.runner.build import LayerRunner, Shared, build_runner
-from pipeal.engine.runner.compile_gate import Abandoned
+from pipeal.engine.runner.compile_gate import GATE, Abandoned
 from pipeal.engine.runner.error_context import ErrorContext
 from pipeal.engine.runner.keyed import Seeds
 from pipeal.engine.runner.nonfinite import FiniteWatch, raise_first, refuse_given_up
 from pipeal.engine.runner.precision import autocast, settings
 from pipeal.engine.schedule import Action
-from pipeal.engine.state.layer_state import CopyTensor, layer_state
+from pipeal.engine.state.host_offload import SLOTS, HostOffload
+from pipeal.engine.state.layer_state import layer_state
 from pipeal.engine.state.offload import MappedFile, Offloaded
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 from pipeal.engine.trace import StageClock, Window
@@ -42,7 +43,7 @@ class Stage(Shared):
         options: How they are run.
         seed: With the layer's and the batch's number, the key of all randomness.
         window: The batches whose spans are kept.
-        files: Of offloaded layers, by their numbers.
+        files: Of layers offloaded to a disk, by their numbers.
 
     Attributes:
         runners: One for each layer, by its number, in order.
@@ -74,13 +75,22 @@ class Stage(Shared):
         self._in_hand: Packet | None = None
         self._batch = -1
         self.runners: dict[int, LayerRunner] = {}
-        if files:
-            modules = {index: module_of(layer) for index, layer in self.layers}
+        modules = {index: module_of(layer) for index, layer in self.layers}
+
+        def take(index: int) -> None:
+            if not device.far and device.device.type != "meta":  # one at a time: there they may not fit here together
+                materialize(modules[index], seed, index)
+            device.take(modules[index])
+
+        # Fewer layers would all be on the device at a time.
+        from_host = options.offload == "host" and len(modules) > SLOTS and not device.far
+        if from_host:
+            self.offloaded = HostOffload(modules, device, self.clock, take)
+        elif files:
             self.offloaded = Offloaded(modules, files, options.offload_folder)
         for index, layer in self.layers:
-            if not device.far and device.device.type != "meta":  # one at a time: there they may not fit here together
-                materialize(module_of(layer), seed, index)
-            device.take(module_of(layer))
+            if not from_host:
+                take(index)
             self.runners[index] = build_runner(index, layer, self)
 
     def learn_with(self, together: Together) -> None:
@@ -102,15 +112,19 @@ class Stage(Shared):
         self.clock.forget()
 
     def drop_unlearnt(self) -> None:
-        """After a life, once the worker has ended: drops the gradients of an update that never came.
+        """After a life, once the worker has ended: drops the gradients of an update that never came, and brings home
+        what is offloaded.
 
         A second time does nothing: gradients that a state brings along before the next life stay.
+
+        Raises:
+            RuntimeError: A GPU takes no more work.
         """
         midway, self._in_hand = self._in_hand is not None, None
-        if self.offloaded is not None:
-            self.offloaded.rest()
         for runner in self.runners.values():
             runner.gathered.forget(midway=midway)
+        if self.offloaded is not None:
+            self.offloaded.rest()
 
     def take_splits(self) -> dict[int, int]:
         """By layer, how many batches were learnt from in parts; forgets them."""
@@ -208,19 +222,13 @@ class Stage(Shared):
                 sources.append(tensor)
                 return self.device.snapshot(tensor)
 
-            copy_tensor: CopyTensor = copied
-            file: MappedFile | None = None
+            home = nullcontext(copied) if self.offloaded is None else self.offloaded.copier(index, copied)
             try:
-                if self.offloaded is not None:
-                    file = self.offloaded.copier(index)
-                    copy_tensor = file.copy
                 # A worker's turn like an update's: nothing is compiled meanwhile.
                 with runner.beside(), self.device.active():
                     begin = self.device.stamp()
-                    state = layer_state(runner.layer, copy_tensor)
-                    if file is not None:
-                        file.let_go()
-                        file.write()
+                    with home as copy_tensor:
+                        state = layer_state(runner.layer, copy_tensor)
                     losses = self.losses.so_far(index)
                     found = LayerState(state, None if losses is None else copied(losses), self.splits[index])
                     snapshot.add(index, found, self.device.mark(), sources)
@@ -243,14 +251,30 @@ class Stage(Shared):
         Raises:
             Abandoned: The event was set during a wait for the compiler.
         """
-        runner = self.runners[index]
-        if runner.compiled is None:
-            return runner.layer.inference(x, path)
-        return runner.compiled.inference(x, path, abandoned, compiled=compiled)
+        runner, home = self.runners[index], self.offloaded
+        if home is None:
+            return _infer(runner, path, x, compiled=compiled, abandoned=abandoned)
+
+        def beside() -> AbstractContextManager[None]:
+            return nullcontext() if runner.compiled is None else GATE.shared(abandoned)
+
+        with beside():
+            home.lend(index, path)
+        try:
+            return _infer(runner, path, x, compiled=compiled, abandoned=abandoned)
+        finally:
+            with beside():
+                home.take_back(index)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of forwards, whatever the caller's is."""
         return autocast(self.device, self.options.precision)
+
+
+def _infer(runner: LayerRunner, path: Path, x: Tree, *, compiled: bool, abandoned: threading.Event | None) -> Tree:
+    if runner.compiled is None:
+        return runner.layer.inference(x, path)
+    return runner.compiled.inference(x, path, abandoned, compiled=compiled)
 
 
 def bring_to_rest(stages: Sequence[Stage]) -> None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from math import inf
 from time import perf_counter
 
@@ -22,6 +23,28 @@ class Span:
     stage: int
     layer: int
     action: Action
+    batch: int
+    begin: float
+    end: float
+
+
+class Way(str, Enum):
+    """The way of a layer between a device and the memory of its host (``offload='host'``)."""
+
+    BRING = "bring"
+    SEND = "send"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class CopySpan:
+    """A layer on its way beside the actions, asked for during a batch; seconds as those of a :class:`Span`."""
+
+    stage: int
+    layer: int
+    way: Way
     batch: int
     begin: float
     end: float
@@ -80,6 +103,7 @@ class StageClock:
         self._device = device
         self._window = window
         self._parts = [_PartClock(part, stage + number) for number, part in enumerate(device.parts)]
+        self._copies: list[tuple[Way, int, int, Stamp, Stamp]] = []
         self._since = inf  # at rest, nothing counts
         self._waiting = dict.fromkeys(_REASONS, 0.0)
 
@@ -96,6 +120,14 @@ class StageClock:
             for stretch in self._device.stretches(None, begin):
                 self._parts[stretch.part].pending.append(_Raw(-1, None, -1, stretch, keep=False))
                 self._parts[stretch.part].settle(self._since)
+
+    def traces(self, sequence: int) -> bool:
+        """Whether the spans of this batch are kept."""
+        return sequence in self._window
+
+    def add_copy(self, way: Way, layer: int, batch: int, begin: Stamp, end: Stamp) -> None:
+        """Keeps a copy of a traced batch, which counts for no time of the stage."""
+        self._copies.append((way, layer, batch, begin, end))
 
     @contextmanager
     def waiting(self, reason: str) -> Iterator[None]:
@@ -124,6 +156,7 @@ class StageClock:
         for part in self._parts:
             part.pending.clear()
             part.spans.clear()
+        self._copies.clear()
         self.take_all_times()
 
     def spans(self) -> list[Span]:
@@ -131,6 +164,15 @@ class StageClock:
         for part in self._parts:
             part.settle(self._since)
         return [span for part in self._parts for span in part.spans]
+
+    def copies(self) -> list[CopySpan]:
+        """The copies kept so far that the device has come to the end of."""
+        found = []
+        for way, layer, batch, first, last in self._copies:
+            begin, end = self._device.seconds(first), self._device.seconds(last)
+            if begin is not None and end is not None:
+                found.append(CopySpan(self._parts[0].stage, layer, way, batch, begin, end))
+        return found
 
 
 @dataclass(slots=True)

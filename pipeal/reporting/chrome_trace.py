@@ -1,6 +1,7 @@
 """A trace of actions in the Trace Event Format, which Perfetto and ``chrome://tracing`` open.
 
-One process per stage, one thread per layer, one complete event per forward, backward and update.
+One process per stage, one thread per layer, one complete event per forward, backward and update; and where layers are
+kept in the memory of the host, one thread for each way there, with an event per copy.
 """
 
 from __future__ import annotations
@@ -11,27 +12,35 @@ from pathlib import Path
 from typing import Any
 
 from pipeal.core.atomic import write_whole
-from pipeal.engine.trace import Span
-from pipeal.reporting.timeline import ACTIONS
+from pipeal.engine.trace import CopySpan, Span
+from pipeal.reporting.timeline import ACTIONS, COPIES
 
 # Reserved colour names of the format, near the timeline's: blue, orange, green.
-_COLOURS = {"F": "rail_response", "B": "rail_idle", "U": "rail_load"}
+_COLOURS = {"F": "rail_response", "B": "rail_idle", "U": "rail_load", "bring": "rail_animation", "send": "terrible"}
+_THREADS = {"bring": 10**6, "send": 10**6 + 1}
+"""Beyond all layers."""
 
 
-def write_chrome_trace(spans: Iterable[Span], path: str | Path, devices: Sequence[str]) -> None:
+def write_chrome_trace(
+    spans: Iterable[Span], path: str | Path, devices: Sequence[str], copies: Iterable[CopySpan] = ()
+) -> None:
     """Writes spans as a trace file; a reader sees the old file or the new one, never a part.
 
     Args:
         spans: What was recorded, in any order; times become microseconds since the first of them.
         path: The JSON file to write.
         devices: The device of each stage.
+        copies: Of layers, beside their work, in any order.
 
     Raises:
         DataError: The system refused to write.
     """
     events = sorted(spans, key=lambda span: (span.begin, span.stage, span.layer))
     # One event per line: a trace is read by people too, and compared line by line.
-    lines = ",\n".join(json.dumps(event) for event in [*_names(events, devices), *_actions(events)])
+    moved = sorted(copies, key=lambda copy: copy.begin)
+    origin = min((each[0].begin for each in (events, moved) if each), default=0.0)
+    found = [*_names(events, devices), *_actions(events, origin), *_copies(moved, origin)]
+    lines = ",\n".join(json.dumps(event) for event in found)
     write_whole(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n')
 
 
@@ -49,8 +58,25 @@ def _metadata(kind: str, stage: int, thread: int, **args: str | int) -> dict[str
     return {"name": kind, "ph": "M", "pid": stage, "tid": thread, "args": args}
 
 
-def _actions(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    origin = spans[0].begin if spans else 0.0
+def _copies(copies: Sequence[CopySpan], origin: float) -> Iterator[dict[str, Any]]:
+    for stage, way in sorted({(copy.stage, copy.way.value) for copy in copies}):
+        yield _metadata("thread_name", stage, _THREADS[way], name=COPIES[way][0])
+    for copy in copies:
+        way = copy.way.value
+        yield {
+            "name": f"{COPIES[way][0]} {copy.layer + 1}",
+            "cat": COPIES[way][0],
+            "ph": "X",
+            "ts": round((copy.begin - origin) * 1e6, 3),
+            "dur": round(max(0.0, copy.end - copy.begin) * 1e6, 3),
+            "pid": copy.stage,
+            "tid": _THREADS[way],
+            "cname": _COLOURS[way],
+            "args": {"stage": copy.stage, "layer": copy.layer + 1, "batch": copy.batch},
+        }
+
+
+def _actions(spans: Sequence[Span], origin: float) -> Iterator[dict[str, Any]]:
     for span in spans:
         action = span.action.value
         name, _ = ACTIONS[action]

@@ -1,4 +1,5 @@
-"""A picture of who did what when: one row per stage, one bar per forward, backward and update.
+"""A picture of who did what when: one row per stage, one bar per forward, backward and update; and along its edges,
+where layers are kept in the memory of the host, one per copy.
 
 stage 0 | F1 B1  U1 F2 B2  U2 F3 ...          busy 97 %   idle 3 %
 stage 1 |    F1 B1  U1 F2 B2  U2 ...
@@ -11,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeal.engine.trace import Span
+from pipeal.engine.trace import CopySpan, Span
 from pipeal.reporting.figures import new_figure, save
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 ACTIONS = {"F": ("forward", "#0072B2"), "B": ("backward", "#E69F00"), "U": ("update", "#33B58C")}
 """The name and the colour of each, also in a page."""
+
+COPIES = {"bring": ("layer brought", "#CC79A7"), "send": ("layer sent home", "#D55E00")}
+"""The name and the colour of each."""
 
 _INK = {"F": "white", "B": "#222222", "U": "#222222"}
 _GREY = "#6b6b6b"
@@ -56,7 +60,9 @@ def busy_shares(spans: Iterable[Span], within: Stretch) -> dict[int, float]:
     return shares
 
 
-def draw_timeline(spans: Sequence[Span], path: str | Path, *, title: str, devices: Sequence[str]) -> None:
+def draw_timeline(
+    spans: Sequence[Span], path: str | Path, *, title: str, devices: Sequence[str], copies: Sequence[CopySpan] = ()
+) -> None:
     """Draws the actions of a run, with each stage's busy and idle share in the steady state.
 
     Args:
@@ -64,6 +70,7 @@ def draw_timeline(spans: Sequence[Span], path: str | Path, *, title: str, device
         path: The PNG to write.
         title: Stands above the chart.
         devices: The device of each stage; there are as many rows.
+        copies: Of layers, beside their work.
     """
     from matplotlib.patches import Patch
 
@@ -79,6 +86,7 @@ def draw_timeline(spans: Sequence[Span], path: str | Path, *, title: str, device
         axes.axhspan(stage - 0.41, stage + 0.41, color=_IDLE, linewidth=0, zorder=0)
     for stage, own in _by_stage(spans).items():
         _draw_bars(axes, stage, own, origin)
+    _draw_copies(axes, copies, origin)
     note = "numbers: batches" if spans else "nothing recorded"
     if 0 < window[1] - window[0] < 0.995 * length:
         note += "; shares: between the dashed lines"
@@ -97,9 +105,11 @@ def draw_timeline(spans: Sequence[Span], path: str | Path, *, title: str, device
     axes.tick_params(axis="x", labelsize=9, colors="#333333")
     axes.set_xlabel("time in ms", fontsize=9.5)
     axes.set_title(note, loc="left", fontsize=9, color=_GREY)
-    kinds = [*ACTIONS.values(), ("idle", _IDLE)]
+    kinds = [*ACTIONS.values(), *(COPIES.values() if copies else ()), ("idle", _IDLE)]
     handles = [Patch(color=colour, label=name) for name, colour in kinds]
-    figure.legend(handles=handles, loc="outside upper right", ncols=4, frameon=False, fontsize=9, handlelength=1.2)
+    figure.legend(
+        handles=handles, loc="outside upper right", ncols=len(kinds), frameon=False, fontsize=9, handlelength=1.2
+    )
 
     figure.draw_without_rendering()  # before it, the layout is not known: how wide a bar is, and which numbers fit
     inches_per_s = axes.get_window_extent().width / figure.dpi / length
@@ -120,6 +130,15 @@ def _draw_bars(axes: Axes, stage: int, own: Sequence[Span], origin: float) -> No
             linewidth=0.3,
             zorder=2.5 if action == "U" else 2,
         )
+
+
+def _draw_copies(axes: Axes, copies: Iterable[CopySpan], origin: float) -> None:
+    """What is brought above a stage's row, what is sent below: both ways may be in use at a time."""
+    for copy in copies:
+        _, colour = COPIES[copy.way]
+        edge = copy.stage + (-0.49 if copy.way == "bring" else 0.42)
+        stretch = (copy.begin - origin) * 1e3, (copy.end - copy.begin) * 1e3
+        axes.broken_barh([stretch], (edge, 0.07), facecolor=colour, linewidth=0, zorder=2)
 
 
 def _runs(stage: Iterable[Span]) -> Iterator[list[Span]]:

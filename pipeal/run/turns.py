@@ -223,13 +223,16 @@ class Turns:
     def _draw(self, pipe: Pipeline) -> bool:
         """Draws the batches that were traced; whether it is done: they may be those of the next epoch."""
         config, attempts, spans, devices = self.outcome.config, self.run.attempts, pipe.spans(), pipe.device_names
+        copies = pipe.copies()
         if not spans:
             return False
         title = f"{config.dataset} {config.model.name} {METHODS[config.train.mode].label}, {pipe.schedule.name}"
         timeline, trace = (picture.at(self.outcome.folder) for picture in TRACED)
         written = (
-            attempts.make(timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices)),
-            attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices)),
+            attempts.make(
+                timeline, lambda: draw_timeline(spans, timeline, title=title, devices=devices, copies=copies)
+            ),
+            attempts.make(trace, lambda: write_chrome_trace(spans, trace, devices, copies)),
         )
         return all(written)
 

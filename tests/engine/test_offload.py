@@ -284,7 +284,7 @@ def test_what_does_not_go_with_it_is_refused() -> None:
     for schedule, options in (("al-fm", {}), ("pipelined", {"within_stage": "stage"}), ("backward-overlap", {})):
         with pytest.raises(ConfigError, match="needs layers that end one before the next"):
             Pipeline([layer()], None, schedule, offload="disk", **options)
-    with pytest.raises(ConfigError, match="not for stages on cuda; use 'none'"):
+    with pytest.raises(ConfigError, match="not for stages on cuda; use 'host'"):
         EngineOptions(offload="disk").check_layout(kinds=["cuda", "cpu"])
     with pytest.raises(ConfigError, match="not for 2 replicas"):
         EngineOptions(offload="disk").check_layout(replicas=2)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeal.engine.schedule import Action
-from pipeal.engine.trace import Span
+from pipeal.engine.trace import CopySpan, Span, Way
 from pipeal.reporting.chrome_trace import write_chrome_trace
 from tests.training.run_folders import SPANS
 
@@ -54,6 +54,18 @@ def test_an_action_has_one_colour_and_another_action_another(tmp_path):
     write_chrome_trace(SPANS, tmp_path / "trace.json", ["cpu", "cpu"])
     colours = {(e["cat"], e["cname"]) for e in events(tmp_path / "trace.json", "X")}
     assert len(colours) == len({cat for cat, _ in colours}) == len({colour for _, colour in colours}) == 3
+
+
+def test_copies_of_layers_are_in_threads_of_their_own(tmp_path):
+    copies = [CopySpan(1, 4, Way.SEND, 7, 2.0, 2.5), CopySpan(1, 5, Way.BRING, 7, -1.0, 0.5)]
+    write_chrome_trace([Span(1, 4, Action.FORWARD, 7, 1.0, 2.0)], tmp_path / "trace.json", ["cpu"] * 2, copies)
+    found = {e["name"]: (e["pid"], e["tid"], e["ts"], e["dur"]) for e in events(tmp_path / "trace.json", "X")}
+    assert found["forward 7"] == (1, 5, 2e6, 1e6)
+    bring, send = found["layer brought 6"], found["layer sent home 5"]
+    assert (bring[0], bring[2:]) == (1, (0.0, 1.5e6))
+    assert (send[0], send[2:]) == (1, (3e6, 0.5e6))
+    named = {e["tid"]: e["args"]["name"] for e in events(tmp_path / "trace.json", "M") if e["name"] == "thread_name"}
+    assert (named[bring[1]], named[send[1]]) == ("layer brought", "layer sent home")
 
 
 def test_nothing_but_the_file_is_left(tmp_path):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import image
 
-from pipeal.reporting.timeline import busy_shares, draw_timeline, steady
+from pipeal.engine.trace import CopySpan, Way
+from pipeal.reporting.timeline import ACTIONS, COPIES, busy_shares, draw_timeline, steady
 
 
 @dataclass
@@ -107,6 +108,24 @@ def test_a_picture_is_drawn_and_nothing_lies_beside_it(tmp_path, run, stages):
     height, width, _ = image.imread(path).shape
     assert width > height > 200
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_copies_are_drawn_along_the_row_of_their_stage(tmp_path):
+    """Brought above, sent below, when they were."""
+    run = [Span(0, 0, "F", 0, 0.0, 2.0), Span(1, 1, "F", 0, 0.0, 2.0)]
+    copies = [CopySpan(0, 1, Way.BRING, 0, 0.0, 1.0), CopySpan(0, 0, Way.SEND, 0, 1.0, 2.0)]
+    draw_timeline(run, tmp_path / "x.png", title="", devices=["cuda:0", "cuda:0"], copies=copies)
+    pixels = image.imread(tmp_path / "x.png")[60:, :, :3]  # without the legend
+
+    def place(colour):
+        rows, columns = (
+            abs(pixels - [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]).max(axis=2) < 0.01
+        ).nonzero()
+        return rows.mean(), columns.mean()
+
+    brought, sent, work = (place(colour) for colour in (COPIES["bring"][1], COPIES["send"][1], ACTIONS["F"][1]))
+    assert brought[0] < sent[0] < work[0] + 1  # the work is that of two stages
+    assert brought[1] < work[1] < sent[1]
 
 
 def test_every_stage_shows_its_own_colours_where_it_worked(tmp_path):

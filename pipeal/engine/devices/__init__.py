@@ -1,6 +1,6 @@
 """One small layer over CPU and CUDA: where a stage computes, how a packet comes to it, when things happened."""
 
-from pipeal.engine.devices.base import Device, Ready, RemoteDevice, Stamp
+from pipeal.engine.devices.base import Device, Lane, Ready, RemoteDevice, Stamp
 from pipeal.engine.devices.cuda import CudaDevice, ready_now, take_over
 from pipeal.engine.devices.named import all_devices, device_names, fastest_precision, open_device, parse_device
 from pipeal.engine.devices.row import DeviceRow
@@ -9,6 +9,7 @@ __all__ = [
     "CudaDevice",
     "Device",
     "DeviceRow",
+    "Lane",
     "Ready",
     "RemoteDevice",
     "Stamp",

@@ -45,6 +45,29 @@ class Stretch(NamedTuple):
     share: tuple[float, float] = (0.0, 1.0)
 
 
+class Lane:
+    """Copies between a device and its host, one after the other, beside the work of the device. On a CPU there is
+    nothing beside: each is made at once."""
+
+    def wait_for(self, ready: Ready) -> None:
+        """Lets later copies wait for a mark."""
+
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        """Copies; the host does not wait. On the host both are in memory of :meth:`Device.locked`."""
+        into.copy_(source)
+
+    def mark(self) -> Ready:
+        """A mark after the copies given so far."""
+        return None
+
+    def stamp(self) -> Stamp:
+        """Now, as the copies go."""
+        return time.perf_counter()
+
+    def synchronize(self) -> None:
+        """Waits until the copies given so far are made: on the host they may then be read, and written over."""
+
+
 class Device:
     """A CPU: everything is ready as soon as it is returned.
 
@@ -128,6 +151,18 @@ class Device:
 
     def lead_caller(self) -> None:
         """Lets what the calling thread gives to its own stream from now on wait for the work given here."""
+
+    def lane(self) -> Lane:
+        """A further lane for copies, of its own."""
+        return Lane()
+
+    def room(self, size: int) -> Tensor:
+        """So many bytes of its memory, as a tensor ``(size,)`` of ``uint8``, for work given here from now on."""
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def locked(self, size: int) -> Tensor:
+        """So many bytes of the host's memory, as :meth:`room`, which lanes copy from and to."""
+        return torch.empty(size, dtype=torch.uint8)
 
     def end_batch(self) -> None:
         """Marks the end of a batch's work."""

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from pipeal.core.errors import PlacementError
 from pipeal.core.tree import Tree, map_tensors, tensors
-from pipeal.engine.devices.base import RUN_AHEAD, Device, Ready, Stamp
+from pipeal.engine.devices.base import RUN_AHEAD, Device, Lane, Ready, Stamp
 from pipeal.engine.devices.copies import carried, pinned, to_pinned
+from pipeal.engine.devices.locked import locked_memory
 
 _POLL_S = 2e-4
 
@@ -118,6 +119,14 @@ class CudaDevice(Device):
         for stream in (self.copy, self.compute):
             torch.cuda.current_stream(self.device).wait_stream(stream)
 
+    def lane(self) -> Lane:
+        """A stream."""
+        return CudaLane(self.device)
+
+    def locked(self, size: int) -> Tensor:
+        """Page-locked, of exactly this size; raises as :func:`~pipeal.engine.devices.locked.locked_memory`."""
+        return locked_memory(size, self.device)
+
     def end_batch(self) -> None:
         """Records an event on the compute stream."""
         # One that lets its waiter sleep: a core that each stage's host spins on would be taken from those with work.
@@ -158,6 +167,36 @@ class CudaDevice(Device):
         self.synchronize()
         with torch.cuda.device(self.device):
             torch.cuda.empty_cache()
+
+
+class CudaLane(Lane):
+    """A stream for copies between a GPU and page-locked memory of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def wait_for(self, ready: Ready) -> None:
+        """Waits on the stream."""
+        if ready is not None:
+            self._stream.wait_event(ready)
+
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        """Copies on the stream."""
+        with torch.cuda.stream(self._stream):
+            into.copy_(source, non_blocking=True)
+
+    def mark(self) -> Ready:
+        """Records an event on the stream."""
+        return self._stream.record_event()
+
+    def stamp(self) -> Stamp:
+        """As :meth:`mark`, with a time."""
+        return self._stream.record_event(torch.cuda.Event(enable_timing=True))
+
+    def synchronize(self) -> None:
+        """Waits in steps that Ctrl-C can end."""
+        while not self._stream.query():
+            time.sleep(_POLL_S)
 
 
 def ready_now(tree: Tree) -> Ready:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ class Predictor:
         self.refuse_while_under_way()
         self._rest()
         way = self._begin(depth)
-        with in_mode(modules_below(way, depth), False), intra_op_threads(self.options.threads):
+        with in_mode(modules_below(way, depth), False), intra_op_threads(self.options.threads), _at_home_after(way):
             return take_over(*drive(Traveller(self.stages).trip(Journey(depth), x, ready_now(x))))
 
     def each(
@@ -88,7 +89,7 @@ class Predictor:
         self._under_way = True
         try:
             way = self._begin(journey.depth)
-            with in_mode(modules_below(way, journey.depth), False):
+            with in_mode(modules_below(way, journey.depth), False), _at_home_after(way):
                 if self.serial or len(way) == 1:
                     for trip in trips():
                         with intra_op_threads(self.options.threads):
@@ -116,6 +117,17 @@ class Predictor:
         if not 1 <= depth <= layers:
             raise PlacementError(f"exit {depth} does not exist; this model has exits 1 to {layers}")
         return depth
+
+
+@contextmanager
+def _at_home_after(stages: Sequence[Stage]) -> Iterator[None]:
+    """After it, whoever changes offloaded layers changes nothing of what was predicted."""
+    try:
+        yield
+    finally:
+        for stage in stages:
+            if stage.offloaded is not None:
+                stage.offloaded.settle()
 
 
 def modules_below(stages: Sequence[Stage], depth: int) -> list[nn.Module]:

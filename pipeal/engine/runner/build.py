@@ -3,7 +3,7 @@
 ::
 
     LayerRunner       says of what goes wrong around an action where it was
-      Watched         looks whether the losses are finite                   (Visited around it, with offload="disk")
+      Watched         looks whether the losses are finite                   (Visited around it, with an offload)
         Accumulated   gradients of several batches, losses for the report     (Averaged, with replicas)
           Skip        leaves out a batch of which Watched says so             (on_non_finite="skip" or on_oom="split")
             Split     learns from parts where memory is short ─────────┐      (on_oom="split")
@@ -51,7 +51,7 @@ from pipeal.engine.runner.recompute import Recomputed, parts_of
 from pipeal.engine.runner.skip import Skip
 from pipeal.engine.runner.split import Split
 from pipeal.engine.runner.timing import Timed
-from pipeal.engine.state.offload import Offloaded
+from pipeal.engine.state.home import Home
 from pipeal.engine.trace import StageClock
 
 
@@ -68,7 +68,7 @@ class Shared:
         seeds: The keys of their randomness.
         losses: Their losses, for the report.
         splits: By layer, how many batches were learnt from in parts since the last report.
-        offloaded: Where its layers are between their visits; None in memory.
+        offloaded: Where its layers are between their visits; None on the device.
         abandoned: When set, waits for the compiler end.
     """
 
@@ -80,7 +80,7 @@ class Shared:
     seeds: Seeds
     losses: LossLog = field(default_factory=LossLog)
     splits: Counter[int] = field(default_factory=Counter)
-    offloaded: Offloaded | None = None
+    offloaded: Home | None = None
     abandoned: threading.Event = field(default_factory=threading.Event)
 
 
@@ -151,7 +151,7 @@ class LayerRunner(Explained):
     def _watched(self, index: int, inner: Runner) -> Runner:
         watched = Watched(inner, index, module_of(self.layer), self._shared.finite)
         home = self._shared.offloaded
-        return watched if home is None else Visited(watched, index, home)
+        return watched if home is None else Visited(watched, index, home, self.beside)
 
 
 _AT_ONCE = nullcontext()

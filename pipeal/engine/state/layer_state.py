@@ -98,7 +98,7 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
         parameter.grad = None if found is None else _laid_out_like(parameter, found, parameter.device)
     optimizers, others = stateful(module)
     for name, optimizer in optimizers.items():
-        _load_optimizer(optimizer, state["optimizers"][name]["state"])
+        load_optimizer(optimizer, state["optimizers"][name]["state"])
     for name, other in others.items():
         value = copy.deepcopy(state["others"][name]["state"])
         other.set_state(value) if isinstance(other, torch.Generator) else other.load_state_dict(value)
@@ -318,7 +318,7 @@ def _outline(state: State) -> dict[str, str]:
     return outline
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
+def load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
     """``load_state_dict``, without what it loses: types other than the parameter's, and the parameter's layout.
 
     What the optimizer has kept is written in place where it fits, as weights are: it may lie in a file.

@@ -25,6 +25,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,8 +38,12 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.host_memory import give_freed_memory_back
 from pipeal.core.materialize import materialize
 from pipeal.core.modules import layers_of, module_of
+from pipeal.core.packet import Packet
+from pipeal.core.protocols import Path as InferencePath
 from pipeal.core.protocols import TrainableLayer
-from pipeal.engine.state.stateful import stateful
+from pipeal.engine.state.home import Home
+from pipeal.engine.state.layer_state import CopyTensor
+from pipeal.engine.state.stateful import stateful, tensors_kept_by
 
 Named: TypeAlias = "Iterable[tuple[Any, Tensor]]"
 """Tensors, each with what it is to the layer."""
@@ -173,7 +178,7 @@ class _Chunk:
         return self.size - self.taken
 
 
-class Offloaded:
+class Offloaded(Home):
     """The layers of a stage in mapped files, and what is asked of the kernel as each comes and goes.
 
     Args:
@@ -195,7 +200,7 @@ class Offloaded:
         self._reading: Future[None] | None = None
         self._writing: deque[Future[None]] = deque()
 
-    def begin(self, index: int) -> None:
+    def begin(self, index: int, packet: Packet) -> None:  # noqa: ARG002
         """Before a layer's forward: asks for the next one, and waits while too many are on their way to the disk.
 
         Raises:
@@ -220,17 +225,26 @@ class Offloaded:
         give_freed_memory_back()
         self._writing.append(self._pool().submit(file.write))
 
+    def lend(self, index: int, path: InferencePath) -> None:
+        """Page faults bring what an inference reads."""
+
+    def take_back(self, index: int) -> None:
+        """The kernel drops it when it wants to."""
+
     def settle(self) -> None:
         """Waits until all is on the disk; raises as :meth:`begin`."""
         while self._writing:
             self._told(self._writing.popleft())
 
-    def copier(self, index: int) -> MappedFile:
-        """A further file, with room for a copy of a layer; raises as :meth:`MappedFile.take`."""
+    @contextmanager
+    def copier(self, index: int, copied: CopyTensor) -> Iterator[CopyTensor]:  # noqa: ARG002
+        """Copies into a further file, which is then written to the disk; raises as :meth:`MappedFile.take`."""
         file = MappedFile(self._folder)
         kept = [tensor for _, tensor in _kept(self._modules[index], self._optimizers[index]) if _can_move(tensor)]
         file.reserve(sum(_aligned(tensor.nbytes) for tensor in kept))
-        return file
+        yield file.copy
+        file.let_go()
+        file.write()
 
     def rest(self) -> None:
         """Ends the threads; what goes wrong meanwhile is not told, as something has gone wrong before."""
@@ -280,12 +294,7 @@ def _kept(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Ite
     """What a layer keeps from batch to batch."""
     yield from module.named_parameters()
     yield from module.named_buffers()
-    for number, optimizer in enumerate(optimizers):
-        for parameter, state in optimizer.state.items():
-            if isinstance(state, Mapping):
-                for name, value in state.items():
-                    if isinstance(value, Tensor):
-                        yield (number, id(parameter), name), value
+    yield from tensors_kept_by(optimizers)
 
 
 def _has_memory(tensor: Tensor) -> bool:

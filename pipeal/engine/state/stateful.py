@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,16 @@ def stateful(module: nn.Module) -> tuple[dict[str, torch.optim.Optimizer], dict[
                         found.setdefault(id(held), (path, held))
     optimizers = {path: held for path, held in found.values() if isinstance(held, torch.optim.Optimizer)}
     return optimizers, {path: held for path, held in found.values() if path not in optimizers}
+
+
+def tensors_kept_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[tuple[Any, Tensor]]:
+    """What optimizers keep for each parameter, with what it is."""
+    for number, optimizer in enumerate(optimizers):
+        for parameter, state in optimizer.state.items():
+            if isinstance(state, Mapping):
+                for name, value in state.items():
+                    if isinstance(value, Tensor):
+                        yield (number, id(parameter), name), value
 
 
 def state_of(other: Any) -> Any:

@@ -185,9 +185,8 @@ def count_bytes(
         sent = most.sent_bytes * whole.took_bytes // most.took_bytes if most.took_bytes else most.sent_bytes
         state = layer_state(layer, Tensor.detach)  # no copy: it is only counted
         module = module_of(layer)
-        own = {tensor.untyped_storage().data_ptr() for tensor in chain(module.parameters(), module.buffers())}
         weights = sum(weight.numel() * weight.element_size() for weight in module.parameters() if weight.requires_grad)
-        activations = sum(size for place, size in most.kept.items() if place not in own)
+        activations = sum(most.kept.values())
         optimizers = [each["state"] for each in state["optimizers"].values()]
         costs.append(LayerCost(0.0, 0.0, 0.0, sent, weights, _bytes_of(optimizers), activations))
     return costs
@@ -199,8 +198,8 @@ def _measurable(options: EngineOptions) -> EngineOptions:
 
 @dataclass
 class _Call:
-    """A layer's forward: the bytes that came and went, the memory that its graph keeps, by place, and whether it
-    ended as it should."""
+    """A layer's forward: the bytes that came and went, the memory that its graph keeps beside its weights, by place,
+    and whether it ended as it should."""
 
     took_bytes: int
     sent_bytes: int = 0
@@ -232,6 +231,9 @@ def _watching(layers: Sequence[TrainableLayer]) -> Iterator[list[list[_Call]]]:
 
             def leave(module: nn.Module, inputs: Tree, output: Tree) -> None:  # noqa: ARG001
                 call = at_work.pop()
+                if output is not None:  # now: offloaded weights will be elsewhere
+                    for own in chain(module.parameters(), module.buffers()):
+                        call.kept.pop(own.untyped_storage().data_ptr(), None)
                 call.ended, call.sent_bytes = output is not None, _bytes_of(output)
 
             hooks.callback(module.register_forward_pre_hook(enter).remove)
