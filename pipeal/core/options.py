@@ -152,10 +152,10 @@ class EngineOptions:
                     "a stage go forward first; use sequential or pipelined with within_stage='layer'"
                 )
             others = sorted(set(kinds) - {"cpu"})
-            if replicas > 1 or others:
-                where = f"{replicas} replicas" if replicas > 1 else f"stages on {', '.join(others)}"
+            if others:
                 raise ConfigError(
-                    f"offload={self.offload!r} maps files into the memory of CPUs, not for {where}; use 'none'"
+                    f"offload={self.offload!r} maps files into the memory of CPUs, not for stages on "
+                    f"{', '.join(others)}; use 'none'"
                 )
         if row and self.compile != "none":
             raise ConfigError(

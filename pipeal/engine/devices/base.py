@@ -168,18 +168,20 @@ class Device:
 
 
 class RemoteDevice(Device):
-    """A device that another process works on.
+    """A device that another process works on; what belongs to it stays here as it is.
 
     Args:
         name: What it is called there, for messages.
-        device: Where this process keeps what belongs to it: ``meta`` for nowhere.
     """
 
     far = True
 
-    def __init__(self, name: str, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self, name: str) -> None:
+        super().__init__(torch.device("cpu"))
         self.name = name
+
+    def take(self, layer: nn.Module) -> None:
+        """Does nothing."""
 
     def __str__(self) -> str:
         return self.name

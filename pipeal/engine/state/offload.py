@@ -23,11 +23,11 @@ import mmap
 import os
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -37,10 +37,13 @@ from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.host_memory import give_freed_memory_back
 from pipeal.core.modules import layers_of, module_of
 from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import map_tensors, tensors
 from pipeal.engine.state.stateful import stateful
 
 Named: TypeAlias = "Iterable[tuple[Any, Tensor]]"
 """Tensors, each with what it is to the layer."""
+
+T = TypeVar("T")
 
 _LINE = 64
 """Bytes to which tensors are aligned, as in PyTorch's own memory."""
@@ -252,8 +255,25 @@ class Offloaded:
             raise DataError(f"{folder}: an offloaded layer: {error.strerror or error}") from error
 
 
+def away(tree: T, folder: str | Path | None) -> T:
+    """A copy of plain values whose tensors lie in a file of their own, as :meth:`Offloaded.copier` makes one here.
+
+    Raises:
+        DataError: The disk is too small.
+    """
+    file = MappedFile(folder)
+    file.reserve(sum(_aligned(tensor.nbytes) for tensor in tensors(tree) if _can_move(tensor)))
+    copied = map_tensors(file.copy, tree)
+    file.let_go()
+    file.write()
+    return copied
+
+
 def one_by_one(
-    model: nn.Module | Iterable[TrainableLayer], folder: str | Path | None, files: dict[int, MappedFile]
+    model: nn.Module | Iterable[TrainableLayer],
+    folder: str | Path | None,
+    files: dict[int, MappedFile],
+    here: Container[int] | None = None,
 ) -> Iterator[TrainableLayer]:
     """The layers of a model, each with all that it has moved into a file before a generator makes the next one.
 
@@ -261,8 +281,12 @@ def one_by_one(
         model: They are taken from it one at a time.
         folder: As for :class:`MappedFile`, and raises as it does.
         files: Gets the file of each, by its number.
+        here: The numbers of those that have one; None for all. Others are left as they are.
     """
     for number, layer in enumerate(model if isinstance(model, Iterator) else layers_of(model)):
+        if here is not None and number not in here:
+            yield layer
+            continue
         module = module_of(layer)
         file = files[number] = MappedFile(folder)
         file.take(_kept(module, stateful(module)[0].values()))
