@@ -73,7 +73,7 @@ class Pipeline:
         schedule: ``sequential``, ``backward-overlap``, ``al-fm`` or ``pipelined``.
         sizes: The number of layers of each stage, or of blocks on each device of a :class:`pipeal.BP`; None: as even
             in number as can be.
-        seed: Of all randomness in forwards.
+        seed: Of all randomness in forwards, and of what layers on the meta device start with.
         first_batch: The number of the first batch: how many the model was trained on before.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
         options: How the layers are run: queues, threads, precision, compilation, and what happens on failures.
@@ -434,7 +434,9 @@ class Pipeline:
         files: dict[int, MappedFile],
     ) -> list[TrainableLayer]:
         """The layers; those that are offloaded are in ``files`` by their numbers."""
-        return layers_of(model if options.offload != "disk" else one_by_one(model, options.offload_folder, files))
+        if options.offload != "disk":
+            return layers_of(model)
+        return list(one_by_one(model, options.offload_folder, files, self.seed))
 
     def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:
         return [open_device(device) for device in devices]

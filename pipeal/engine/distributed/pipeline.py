@@ -93,7 +93,10 @@ class _Line(Pipeline):
                         release(module_of(layer))
                     yield layer
 
-            found += come() if options.offload != "disk" else one_by_one(come(), options.offload_folder, files, own)
+            if options.offload != "disk":
+                found += come()
+            else:
+                found += one_by_one(come(), options.offload_folder, files, self.seed, own)
         except PeerLostError:
             raise
         except Exception as error:  # noqa: BLE001  raised below, on all ranks
