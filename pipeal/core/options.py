@@ -154,7 +154,7 @@ class EngineOptions:
                     f"offload={self.offload!r} needs layers that end one before the next, but this schedule has all of "
                     "a stage go forward first; use sequential or pipelined with within_stage='layer'"
                 )
-            if replicas > 1:
+            if replicas > 1 and self.offload == "host":
                 raise ConfigError(
                     f"offload={self.offload!r} sends a layer away before the next one, not for {replicas} replicas, "
                     "which average gradients meanwhile; use 'none'"

@@ -112,10 +112,7 @@ class Pipeline:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         options.check_layout(by_layer=self.schedule.by_layer)  # told before layers are moved, which takes long
         files: dict[int, MappedFile] = {}
-        if options.offload == "disk":
-            layers = layers_of(one_by_one(model, options.offload_folder, files, seed))
-        else:
-            layers = layers_of(model)
+        layers = self._layers_here(model, sizes, options, files)
         self.model = model if isinstance(model, nn.Module) else layers
         check_layers(layers)
         placed = assign(layers, devices, sizes, options.threads, self.schedule)
@@ -134,7 +131,15 @@ class Pipeline:
             own_options = replace(self.options, compile="none") if handle.far else self.options
             numbered = [(index, layers[index]) for index in own]
             self.stages.append(
-                Stage(number, numbered, handle, own_options, seed=seed, window=trace or Window(0, 0), files=files)
+                Stage(
+                    number,
+                    numbered,
+                    handle,
+                    own_options,
+                    seed=seed,
+                    window=trace or Window(0, 0),
+                    files={} if handle.far else files,
+                )
             )
         self._process_settings = ExitStack()
         self.next_batch = first_batch
@@ -421,6 +426,18 @@ class Pipeline:
     def _options_here(self, options: EngineOptions) -> EngineOptions:
         """The options as they hold in this process, checked against what kind of pipeline this is."""
         return options
+
+    def _layers_here(
+        self,
+        model: nn.Module | Iterable[TrainableLayer],
+        sizes: Sequence[int] | None,  # noqa: ARG002  says which are here where some are not
+        options: EngineOptions,
+        files: dict[int, MappedFile],
+    ) -> list[TrainableLayer]:
+        """The layers; those that are offloaded are in ``files`` by their numbers."""
+        if options.offload != "disk":
+            return layers_of(model)
+        return list(one_by_one(model, options.offload_folder, files, self.seed))
 
     def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:
         return [open_device(device) for device in devices]

@@ -96,7 +96,8 @@ class Stage(Shared):
     def learn_with(self, together: Together) -> None:
         """Has this stage learn from each batch with others; it then draws numbers of its own, but for updates."""
         self.seeds.replica = together.replica
-        self._updates_last = True  # an average is under way while the next layers are at work
+        # An average is under way while the next layers are at work; but a layer that leaves memory leaves it updated.
+        self._updates_last = self.offloaded is None
         for runner in self.runners.values():
             runner.learn_with(together)
 

@@ -17,19 +17,23 @@ from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.partition import balance, balance_rows
 from pipeal.core.protocols import TrainableLayer
 from pipeal.core.samples import iterate, pair_of
+from pipeal.core.tree import move
 from pipeal.engine.devices import all_devices, device_names, parse_device
 from pipeal.engine.devices.cpus import cores, is_busy, omp_threads
 from pipeal.engine.devices.threads import threads_each
 from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.sizes import check_sizes, layers_of_stages
 from pipeal.planning.measure.gpus import layout_on_gpus
-from pipeal.planning.measure.layers import WARM_UP, counted_of
+from pipeal.planning.measure.layers import WARM_UP, counted_of, layer_costs
 from pipeal.planning.placement import Placement
-from pipeal.planning.pure.trials import MOST
+from pipeal.planning.pure.trials import MOST, TimeLimit
 from pipeal.planning.search import Search, TrialOptions
 
 TRIAL_BATCHES = WARM_UP + MOST
 """So many batches are drawn, and each candidate is tried on all of them."""
+
+_FOR_LAYERS = 0.25
+"""Of the time that trials may take, the share in which layers are measured one by one, if they can be."""
 
 _BY_NUMBER = "layers are divided by number: memory does not suffice to measure them"
 
@@ -189,6 +193,48 @@ def fit(
     search.trials.run([settled, replace(settled, threads=share // 2)], 2)
     search.try_fewer_threads()
     return search.taken()
+
+
+def balance_one_by_one(
+    layers: Iterable[TrainableLayer],
+    count: int,
+    batches: Sequence[Any],
+    stages: int,
+    options: EngineOptions = DEFAULTS,
+    *,
+    device: str = "cpu",
+) -> list[int]:
+    """Sizes of stages of equal cost on like devices; no more than one layer is here at a time.
+
+    Args:
+        layers: Each is measured on what the one before hands on, trained by that, and let go of before the next is
+            asked for.
+        count: How many there are.
+        batches: As for :func:`fit`.
+        stages: How many.
+        options: As for :func:`place`.
+        device: Where to measure.
+
+    Raises:
+        PlacementError: There are fewer layers than stages, or too few batches.
+    """
+    limit, seconds = TimeLimit(), list[float]()
+    here, options = torch.device(device), replace(options, compile="none", offload="none")
+    try:
+        for layer in layers:
+            until = limit.bound_s * _FOR_LAYERS * (len(seconds) + 1) / count
+            (cost,) = layer_costs([layer], batches, options, device=device, goes_on=lambda: limit.spent_s < until)  # noqa: B023
+            seconds.append(sum(cost.values()))
+            if limit.spent_s > until:  # as few as will do
+                batches = batches[: WARM_UP + 1]
+            with torch.no_grad():
+                batches = [layer(*move(pair_of(batch), here)) for batch in batches]
+            del layer
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return balance([1.0] * count, stages)
+    return balance(seconds, stages)
 
 
 def estimate(

@@ -6,7 +6,7 @@
     meets, compares the configuration         ◄──►   meet, compare the configuration
     reads the data                                   first stages of other replicas read it, too
     chooses, makes the run's folder
-    for each turn: opens a pipeline            ──►   serve it; a state that was loaded is handed out
+    for each turn: opens a pipeline            ──►   serve it, each with its own layers, as new or from the checkpoint
     shows what came of it                      ──►   leave
 """
 
@@ -27,9 +27,11 @@ from pipeal.engine.devices import device_names
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
+from pipeal.engine.schedule import schedule_named
 from pipeal.reporting.environment import environment
 from pipeal.run.experiment import run_experiment
 from pipeal.run.followers import OWN, Follower, Kind
+from pipeal.run.opening import engine_options
 from pipeal.run.site import Site
 from pipeal.run.stopping import StopRequest
 from pipeal.run.team import Team, require_devices
@@ -70,6 +72,8 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     own = {f"data.{key}" for key in OWN}
     devices = _devices(config, launch)
     device = devices[0].partition(":")[0]
+    if method is None or not method.is_whole:
+        _check_layout(config, device)
     # Left open, the ranks must come to the same kind; else they must have been told the same.
     facts["engine.devices"] = ",".join(devices)
     with open_world(
@@ -87,6 +91,18 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
                 team = Team(world, device)
                 run_experiment(team.gather(kind.read(config)), resume, team)
                 team.dismiss()
+
+
+def _check_layout(config: RunConfig, device: str) -> None:
+    """Tells what excludes each other before anybody is waited for, or any data is read.
+
+    Raises:
+        ConfigError: As :meth:`pipeal.core.options.EngineOptions.check_layout`.
+    """
+    engine, precision = config.engine, config.train.precision
+    options = engine_options(config, "fp32" if precision == "auto" else precision)
+    by_layer = schedule_named(engine.schedule).within(engine.within_stage).by_layer
+    options.check_layout(replicas=engine.replicas, kinds={device}, by_layer=by_layer)
 
 
 def _signal_here(number: int) -> None:

@@ -10,15 +10,17 @@ from typing import Any, Generic, TypeVar
 
 from pipeal.config import RunConfig, document, load_config
 from pipeal.core.artifacts import CHECKPOINTS
+from pipeal.core.protocols import TrainableLayer
 from pipeal.data import Batch, Share
 from pipeal.engine import Window
-from pipeal.engine.distributed.pipeline import hand_out_states, serve
+from pipeal.engine.distributed.pipeline import Asked, serve
 from pipeal.engine.distributed.world import World
-from pipeal.engine.runner.precision import make_ready
+from pipeal.engine.sizes import layers_of_stages
 from pipeal.run.build import Experiment, Models
-from pipeal.run.opening import settings_of
+from pipeal.run.opening import made_ready, settings_of
 from pipeal.run.stopping import StopRequest
 from pipeal.run.team import own_means, rank_device
+from pipeal.training.checkpoint.manifest import Checkpoint
 from pipeal.training.checkpoint.rank_files import RankFiles
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -93,17 +95,33 @@ class Follower(Generic[Config]):
         sees = Path(order["mark"]).exists()
         self.world.gather(sees)
         seed, first_batch = order["seed"], order["first_batch"]
-        package = self._models.under(config).package(config.train.mode, seed)
-        make_ready(package, config.train.precision)
-        if first_batch:
-            hand_out_states(self.world, list(package), config.engine.sizes or ())
+        saved = None if order["saved"] is None else Path(order["saved"])
         folder = Path(order["folder"])
         keep = RankFiles(CHECKPOINTS.at(folder), order["attempt"], order["pipeline"]) if sees else None
         device = rank_device(self.world, config.engine, self.device)
         traced = None if order["traced"] is None else Window(*order["traced"])
         settings = settings_of(config, seed, first_batch, traced, folder if sees else None)
         with self._fed(config, seed) as feed:
-            serve(package, self.world, device, on_snapshot=keep, feed=feed, **settings)
+            serve(
+                self._layers(config, seed, saved, sees=sees),
+                self.world,
+                device,
+                on_snapshot=keep,
+                feed=feed,
+                **settings,
+            )
+
+    def _layers(self, config: Config, seed: int, saved: Path | None, *, sees: bool) -> Iterator[TrainableLayer]:
+        """This rank's own layers, each made, and brought to where a checkpoint stands, when it is asked for."""
+        assert self._models is not None
+        here = layers_of_stages(config.engine.sizes or ())[self.world.mesh.stage_of(self.world.rank)]
+        layers = self._models.under(config).layers(config.train.mode, seed, here)
+        if saved is None or sees:
+            states = None if saved is None else Checkpoint.open(saved, here).layers()
+            yield from made_ready(layers, config, states=states, here=here)
+            return
+        with closing(Asked(self.world)) as asked:
+            yield from made_ready(layers, config, states=asked, here=here)
 
     @contextmanager
     def _fed(self, config: Config, seed: int) -> Iterator[Callable[[int, int], Iterator[Batch]] | None]:

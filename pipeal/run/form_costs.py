@@ -6,23 +6,24 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from pipeal.config import RunConfig
-from pipeal.core.options import EngineOptions, Precision
-from pipeal.core.tree import move, tensors
+from pipeal.core.modules import module_of
+from pipeal.core.options import Precision
+from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
+from pipeal.core.tree import Tree, detach, move, tensors
 from pipeal.data import Batch
 from pipeal.engine.runner.parts import cut
 from pipeal.engine.schedule import schedule_named
 from pipeal.engine.sizes import layers_of_stages
-from pipeal.engine.state.offload import one_by_one
-from pipeal.methods.al import ALPackage
 from pipeal.planning.measure.layers import count_bytes
+from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.run.build import Experiment
-from pipeal.run.opening import engine_options, new_layers, new_package
-from pipeal.training.exit_costs import exit_costs, training_flops
+from pipeal.run.opening import engine_options, new_layers
+from pipeal.training.exit_costs import inference_flops, learning_flops
 
 LOOKED_AT = 64
 """Batches of the first epoch of which the largest is looked for; images and blocks are all of one size."""
@@ -75,45 +76,42 @@ class FormCosts:
         }
 
 
-def form_costs(experiment: Experiment, config: RunConfig, folder: Path | None = None) -> FormCosts:
-    """Counts on new models of a form, and on its first training batches.
+def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
+    """Counts on the new layers of a form, one after the other, and on its first training batches.
 
     Args:
         experiment: What is run.
         config: Of the form, with every choice made.
-        folder: Of the run, for offloaded layers where none is named for them.
     """
-    places, options = {*config.engine.devices}, engine_options(config, dump_folder=folder)
-    one = len(places) == 1 and options.offload == "none"
-    device = torch.device(places.pop() if one else "cpu")  # of others, one may not hold all of it
+    places = {*config.engine.devices}
+    device = torch.device(places.pop() if len(places) == 1 else "cpu")
     batches = first_batches(experiment, config.train.seed)
+    counted = [_Counted.of(batch, experiment, device) for batch in batches[:: -(-len(batches) // COUNTED)]]
+    whole = largest(batches)
+    onward, rows = move((whole.x, whole.y), device), list[LayerCost]()
+    options = engine_options(config)
+    options = replace(
+        options,
+        threads=torch.get_num_threads(),
+        precision=_countable(options.precision, device),
+        on_oom="raise",
+        offload="none",
+    )
     with torch.random.fork_rng(devices=[]):
-        layers = _package(experiment, config, options).to(device)
-        counted = batches[:: -(-len(batches) // COUNTED)]
-        samples = [len(batch.x) for batch in counted]
-        trained = inferred = 0.0
-        for batch, count in zip(counted, samples, strict=True):
-            few = range(count if "grouped_at" in experiment.facts else min(count, ROWS))
-            x, y = move(cut((batch.x, batch.y), few), device)
-            trained += count * training_flops(layers, x, y)
-            inferred += count * exit_costs(layers, x).alone(len(layers))
-        # Its graphs, states and scalers are those of a training.
-        rows = count_bytes(
-            list(_package(experiment, config, options)),
-            largest(batches),
-            replace(
-                options,
-                threads=torch.get_num_threads(),
-                precision=_countable(options.precision, device),
-                on_oom="raise",
-                offload="disk" if options.offload == "disk" else "none",
-            ),
-            str(device),
-        )
+        for layer in new_layers(experiment, config, 1):
+            module = module_of(layer).to(device)
+            for batch in counted:
+                batch.pass_through(layer)
+            # Its graphs, states and scalers are those of a training.
+            handed_on: list[Any] = []
+            module.register_forward_hook(lambda _, __, output, to=handed_on: to.append(output))
+            rows += count_bytes([layer], onward, options, str(device))
+            onward = detach(handed_on[0])
+    samples = sum(batch.samples for batch in counted)
     weights = sum(row.parameter_bytes for row in rows)
     return FormCosts(
-        trained / sum(samples),
-        inferred / sum(samples),
+        sum(batch.samples * batch.learning / batch.rows for batch in counted) / samples,
+        sum(batch.samples * batch.inference / batch.rows for batch in counted) / samples,
         weights,
         weights,
         sum(row.optimizer_bytes for row in rows),
@@ -121,12 +119,35 @@ def form_costs(experiment: Experiment, config: RunConfig, folder: Path | None = 
     )
 
 
-def _package(experiment: Experiment, config: RunConfig, options: EngineOptions) -> ALPackage:
-    """A new model; of layers that are offloaded, each is in a file before the next is made."""
-    if options.offload != "disk":
-        return new_package(experiment, config, 1)
-    layers = new_layers(experiment, config, 1)
-    return ALPackage(one_by_one(layers, options.offload_folder, {}, config.train.seed))
+@dataclass
+class _Counted:
+    """A batch, of which a few rows go through layer after layer, and their FLOPs so far."""
+
+    samples: int
+    rows: int
+    x: Tree
+    y: Tree
+    learning: int = 0
+    climb_and_descent: int = 0
+    turn: int = 0
+
+    @classmethod
+    def of(cls, batch: Batch, experiment: Experiment, device: torch.device) -> _Counted:
+        samples = len(batch.x)
+        rows = samples if "grouped_at" in experiment.facts else min(samples, ROWS)
+        return cls(samples, rows, *move(cut((batch.x, batch.y), range(rows)), device))
+
+    @property
+    def inference(self) -> int:
+        """Of the full path, which turns at the last layer alone."""
+        return self.climb_and_descent + self.turn
+
+    def pass_through(self, layer: TrainableLayer) -> None:
+        _, flops = inference_flops(layer, self.x)
+        self.turn = flops[TURN]
+        self.climb_and_descent += flops[UP] + flops[DOWN]
+        (self.x, self.y), learning = learning_flops(layer, self.x, self.y)
+        self.learning += learning
 
 
 def _active_at_once(layers: Sequence[int], config: RunConfig) -> int:

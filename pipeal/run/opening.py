@@ -94,9 +94,20 @@ def new_layers(
         here: The numbers of those that are wanted; others are on the meta device. None for all.
     """
     layers = models.layers(config.train.mode, seed_of(config, turn), here)
+    return made_ready(layers, config, states=states, here=here)
+
+
+def made_ready(
+    layers: Iterable[TrainableLayer],
+    config: RunConfig,
+    *,
+    states: Mapping[int, State] | None = None,
+    here: Container[int] | None = None,
+) -> Iterator[TrainableLayer]:
+    """Layers as states of the run fit them, and with these; the arguments are those of :func:`new_layers`."""
     for number, layer in enumerate(layers):
         make_ready([layer], config.train.precision)
-        if states is not None:
+        if states is not None and (here is None or number in here):
             load_layer_state(layer, states[number])
         yield layer
 

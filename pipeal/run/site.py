@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
+from pathlib import Path
+
 from pipeal.config import EngineConfig, RunConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.names import Mode
+from pipeal.core.protocols import TrainableLayer
+from pipeal.engine import Pipeline, Window
 from pipeal.run.build import Experiment
 from pipeal.run.choices import choose
 from pipeal.run.opening import open_pipeline
 from pipeal.run.remembered import PlacementCache
+from pipeal.training.checkpoint.resume import ResumedTraining
 
 
 class Site:
@@ -47,7 +53,32 @@ class Site:
         # Stages that were processes may as well be threads.
         return engine.replicas == 1
 
-    open_pipeline = staticmethod(open_pipeline)
+    def here(self, config: RunConfig) -> Container[int] | None:  # noqa: ARG002
+        """The numbers of the layers that this process holds; None for all. The others are on the meta device."""
+        return None
+
+    def open_pipeline(
+        self,
+        model: Iterable[TrainableLayer],
+        config: RunConfig,
+        seed: int,
+        first_batch: int = 0,
+        traced: Window | None = None,
+        dump_folder: Path | None = None,
+        saved: ResumedTraining | None = None,  # noqa: ARG002
+    ) -> Pipeline:
+        """The pipeline that a configuration with every choice made describes.
+
+        Args:
+            model: Its layers, those that are :meth:`here` as what they go on from.
+            config: As for :func:`pipeal.run.opening.open_pipeline`, as is what follows.
+            seed: Of all randomness in forwards.
+            first_batch: The number of the first batch.
+            traced: The batches whose spans are kept.
+            dump_folder: Where the watchdog leaves a file.
+            saved: What the layers that are elsewhere go on from; None for their first weights.
+        """
+        return open_pipeline(model, config, seed, first_batch, traced, dump_folder)
 
 
 ONE_PROCESS = Site()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -21,17 +21,17 @@ from pipeal.data import Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.devices import device_names, fastest_precision
 from pipeal.engine.distributed.consistency import require_same
-from pipeal.engine.distributed.pipeline import DistributedPipeline, hand_out_states, own_threads
+from pipeal.engine.distributed.pipeline import DistributedPipeline, hand_out, own_threads
 from pipeal.engine.distributed.world import World
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
-from pipeal.engine.sizes import check_sizes
-from pipeal.methods.al import ALPackage
-from pipeal.planning.planner import TRIAL_BATCHES, fit
+from pipeal.engine.sizes import check_sizes, layers_of_stages
+from pipeal.planning.planner import TRIAL_BATCHES, balance_one_by_one
 from pipeal.run.build import Experiment
 from pipeal.run.choices import sample_batches
 from pipeal.run.opening import engine_options, settings_of
 from pipeal.run.site import Site
+from pipeal.training.checkpoint.resume import ResumedTraining
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Team(Site):
                 f"train.on_non_finite: found {config.train.on_non_finite}, which one process can do; expected raise or "
                 "skip over processes"
             )
-        layers = len(experiment.package(form, config.train.seed))
+        layers = sum(1 for _ in experiment.layers(form, config.train.seed, here=()))
         mesh.check_layers(layers)
         device = rank_device(self.world, engine, self.device)
         check_compile(engine.compile, [parse_device(device)])
@@ -110,13 +110,14 @@ class Team(Site):
                 sizes = balance([1.0] * layers, mesh.stages)
             else:
                 _log.info(f"measuring {METHODS[form].label} layers, to balance {mesh.stages} stages")
-                sizes = fit(
-                    experiment.package(form, config.train.seed),
+                sizes = balance_one_by_one(
+                    experiment.layers(form, config.train.seed),
+                    layers,
                     sample_batches(batches, TRIAL_BATCHES),
-                    engine.schedule,
-                    [device] * mesh.stages,
+                    mesh.stages,
                     replace(engine_options(config, precision), threads=threads),
-                ).sizes
+                    device=device,
+                )
         schedule = "sequential" if METHODS[form].is_whole else engine.schedule
         replicas = f", in {mesh.replicas} replicas" if mesh.replicas > 1 else ""
         _log.info(f"{METHODS[form].label} on {mesh.size} processes: layers {sizes}{replicas}, {schedule}, {precision}")
@@ -137,6 +138,10 @@ class Team(Site):
         mesh = self.world.mesh
         return (len(engine.devices), engine.replicas) == (mesh.stages, mesh.replicas)
 
+    def here(self, config: RunConfig) -> Container[int]:
+        """Those of the first stage."""
+        return layers_of_stages(config.engine.sizes or ())[0]
+
     def open_pipeline(
         self,
         model: Iterable[TrainableLayer],
@@ -145,10 +150,10 @@ class Team(Site):
         first_batch: int = 0,
         traced: Window | None = None,
         dump_folder: Path | None = None,
+        saved: ResumedTraining | None = None,
     ) -> Pipeline:
-        """A pipeline that all others serve."""
+        """A pipeline that all others serve; each of them makes its own layers."""
         assert dump_folder is not None
-        package = model if isinstance(model, ALPackage) else ALPackage(model)
         self._opened += 1
         with NamedTemporaryFile(prefix=".mark-", dir=dump_folder) as mark:  # do the others see this very folder?
             self.world.tell(
@@ -162,20 +167,26 @@ class Team(Site):
                     "mark": str(Path(mark.name).resolve()),
                     "attempt": self.world.attempt,
                     "pipeline": self._opened,
+                    "saved": None if saved is None else str(saved.path.resolve()),
                 }
             )
             seen = self.world.gather(True)
-        if self._opened == 1 and not all(seen):
-            blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
+        blind = [rank for rank, sees in enumerate(seen) if not sees]
+        if self._opened == 1 and blind:
             _log.warning(
-                f"{dump_folder.resolve()} is not seen by rank{'s' if len(blind) > 1 else ''} {', '.join(blind)}: rank "
-                "0 writes their layers; an --out that all machines share spares them the way"
+                f"{dump_folder.resolve()} is not seen by rank{'s' if len(blind) > 1 else ''} "
+                f"{', '.join(map(str, blind))}: rank 0 writes their layers; an --out that all machines share spares "
+                "them the way"
             )
-        if first_batch:
-            hand_out_states(self.world, list(package), config.engine.sizes or ())
+
+        def layers() -> Iterator[TrainableLayer]:
+            if saved is not None and blind:
+                hand_out(self.world, blind, saved.states)
+            yield from model
+
         device = rank_device(self.world, config.engine, self.device)
         settings = settings_of(config, seed, first_batch, traced, dump_folder)
-        self.pipe = DistributedPipeline(package, self.world, device, **settings)
+        self.pipe = DistributedPipeline(layers(), self.world, device, **settings)
         return self.pipe
 
 

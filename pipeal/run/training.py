@@ -56,7 +56,7 @@ def train_form(run: Run, form: Form) -> Generator[int, None, Outcome]:
                 yield from turns.train(resumed)
             outcome.unsaved = writer.last_failure
             if run.stop.signal is None:
-                outcome.costs = _costs(experiment, form, folder)
+                outcome.costs = _costs(experiment, form)
         except BaseException as error:
             outcome.write(run.attempts)
             if run.attempts.missing:
@@ -98,10 +98,10 @@ def _resumed(folder: RunFolder, form: Form, experiment: Experiment, store: Check
     return resumed
 
 
-def _costs(experiment: Experiment, form: Form, folder: Path) -> FormCosts | None:
+def _costs(experiment: Experiment, form: Form) -> FormCosts | None:
     """None where memory does not suffice for the models that are counted on: no run fails for a column."""
     try:
-        return form_costs(experiment, form.config, folder)
+        return form_costs(experiment, form.config)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -251,7 +251,8 @@ def _tried(run: Run, form: Form, setting: dict[str, Value], label: str) -> Trial
         _TrialProgress(epochs=epochs, label=label) as progress,
     ):
         try:
-            with run.site.open_pipeline(new_layers(tried, config, 1), config, seed, 0, None, run.folder.path) as pipe:
+            layers = new_layers(tried, config, 1, here=run.site.here(config))
+            with run.site.open_pipeline(layers, config, seed, 0, None, run.folder.path) as pipe:
                 # A trial has no checkpoint to come to: it ends before the next batch.
                 wanted = Stoppable(batches, stop, at_once=True)
                 try:

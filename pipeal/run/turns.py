@@ -80,23 +80,27 @@ class Turns:
         yield len(position.rows)
         layers = self._layers(states=None if resumed is None else resumed.states)
         while True:
-            for _ in self.turn(layers):
+            for _ in self.turn(layers, resumed):
                 yield len(position.rows)
             if position.turn >= outcome.config.train.repeat:
                 break
             position.next_turn()
-            layers = self._layers()
+            layers, resumed = self._layers(), None
         if any(recorder.path in self.run.attempts.missing for recorder in self.recorders):
             self.record_again()
 
-    def turn(self, layers: Iterable[TrainableLayer]) -> Iterator[None]:
+    def turn(self, layers: Iterable[TrainableLayer], resumed: ResumedTraining | None = None) -> Iterator[None]:
         """What is still to come of one turn, and after the last one the exits; it may take several attempts.
 
         Yields after each epoch, when it has been recorded and is being saved.
+
+        Args:
+            layers: Those that this process holds are what they go on from.
+            resumed: What the others go on from; None for their first weights.
         """
         position = self.outcome.position
         begun, rewinds = deepcopy(position), Rewinds(self.outcome.config.train.accumulate)
-        while (broken := (yield from self._attempt(layers, rewinds))) is not None:
+        while (broken := (yield from self._attempt(layers, rewinds, resumed))) is not None:
             error, why, layers = broken
             rows = len(position.rows)
             written = self.writer.flush(PATIENCE_S)  # what was asked for before may be the newest
@@ -115,7 +119,7 @@ class Turns:
             del broken, error  # and the frames they came through, which hold the last batches
 
     def _attempt(
-        self, layers: Iterable[TrainableLayer], rewinds: Rewinds
+        self, layers: Iterable[TrainableLayer], rewinds: Rewinds, resumed: ResumedTraining | None
     ) -> Generator[None, None, tuple[NonFiniteError, str, Sequence[TrainableLayer]] | None]:
         """Trains to the end of the turn; or gives what to go back for, why, and the layers as they are."""
         run, outcome, config, position = self.run, self.outcome, self.outcome.config, self.outcome.position
@@ -135,7 +139,7 @@ class Turns:
         with worker_failures(run.stop, way_back), closing(outcome.experiment.train_batches(seed)) as batches:
             drawn = all(picture.at(outcome.folder).exists() for picture in TRACED)
             traced = None if drawn else window_of(config, batches, position)
-            pipe = run.site.open_pipeline(layers, config, seed, position.batches, traced, outcome.folder)
+            pipe = run.site.open_pipeline(layers, config, seed, position.batches, traced, outcome.folder, resumed)
             try:
                 with pipe:
                     yield from self._train(pipe, batches, saves, drawn)
@@ -206,7 +210,9 @@ class Turns:
 
     def _layers(self, **options: Any) -> Iterator[TrainableLayer]:
         """Those that the turn begins with; the options are those of :func:`pipeal.run.opening.new_layers`."""
-        return new_layers(self.outcome.experiment, self.outcome.config, self.outcome.position.turn, **options)
+        outcome, config = self.outcome, self.outcome.config
+        here = {"here": self.run.site.here(config)}
+        return new_layers(outcome.experiment, config, outcome.position.turn, **{**here, **options})
 
     def _evaluate(self) -> Callable[[Pipeline], Scores]:
         experiment, stop = self.outcome.experiment, self.run.stop
@@ -247,7 +253,8 @@ class Turns:
         if held_out is None or not METHODS[config.train.mode].has_exits or experiment.criterion is not None:
             return None
         _log.info("calibrating the early exit on held-out samples")
-        calibration = calibrate(pipe, Unless(stop, held_out), tolerance=config.train.exit_tolerance)
+        layers = self._layers(here=None) if isinstance(pipe, DistributedPipeline) else None
+        calibration = calibrate(pipe, Unless(stop, held_out), tolerance=config.train.exit_tolerance, layers=layers)
         table = exit_table(pipe, Unless(stop, experiment.test_evaluation()), calibration)
         kept, drawn = EXITS.at(self.outcome.folder), EXITS_PICTURE.at(self.outcome.folder)
         title = f"{config.dataset} {config.model.name}: exits"

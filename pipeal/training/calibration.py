@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import DataError
+from pipeal.core.protocols import TrainableLayer
 from pipeal.core.tree import Tree
 from pipeal.engine import Pipeline
 from pipeal.engine.inference.exit_policy import ExitPolicy, confidence
@@ -65,7 +66,14 @@ class Calibration:
         }
 
 
-def calibrate(pipe: Pipeline, held_out: Iterable[Any], *, tolerance: float = 0.0, margin: float = 2.0) -> Calibration:
+def calibrate(
+    pipe: Pipeline,
+    held_out: Iterable[Any],
+    *,
+    tolerance: float = 0.0,
+    margin: float = 2.0,
+    layers: Iterable[TrainableLayer] | None = None,
+) -> Calibration:
     """Finds the cheapest early exit that keeps the accuracy of the full path, but for ``tolerance``.
 
     Each exit gets a temperature that minimises its negative log-likelihood (Guo et al., "On Calibration of Modern
@@ -86,12 +94,14 @@ def calibrate(pipe: Pipeline, held_out: Iterable[Any], *, tolerance: float = 0.0
             trained on; test samples are for measuring.
         tolerance: The share of samples that may be lost: 0.005 is half a point.
         margin: How many standard errors of the difference in accuracy to stay away; 0 trusts what was seen.
+        layers: Such as the pipeline's, to count the costs of exits on, where that has those of other processes on the
+            meta device; an iterator may make one at a time. None for the pipeline's own.
 
     Raises:
         DataError: There is no held-out sample.
     """
     sample, logits, y = _collect(pipe, held_out)
-    costs = exit_costs([layer for stage in pipe.stages for _, layer in stage.layers], sample)
+    costs = exit_costs(layers or [layer for stage in pipe.stages for _, layer in stage.layers], sample)
     temperatures = tuple(_temperature(one, y) for one in logits)
     sure = torch.stack([confidence(one, by) for one, by in zip(logits, temperatures, strict=True)], 1)
     right = torch.stack([one.argmax(-1) == y for one in logits], 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from pipeal.core.errors import DataError
 from pipeal.core.flops import counting
 from pipeal.core.modules import device_of, in_mode, layers_of, module_of
-from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
+from pipeal.core.protocols import DOWN, TURN, UP, Path, TrainableLayer
 from pipeal.core.tree import Tree, batch_size, move
 
 
@@ -51,30 +51,40 @@ class ExitCosts:
 def exit_costs(model: nn.Module | Iterable[TrainableLayer], sample: Tree) -> ExitCosts:
     """Counts the products and convolutions of every block on one batch; what is cheap beside them is left out.
 
+    Each layer is looked at by itself: an ``h`` costs as much with the code of its own ``b`` as with that of the layer
+    above, which is alike.
+
     Args:
-        model: The layers, on whatever devices they are.
+        model: The layers, on whatever devices they are; of an iterator, no more than one is here at a time.
         sample: A batch of inputs. Padded texts cost what their padded length costs.
 
     Raises:
         DataError: The batch is empty.
     """
-    layers = layers_of(model)
     size = batch_size(sample)
     if not size:
         raise DataError("the costs of exits cannot be counted on an empty batch; pass a batch of inputs")
-    climb, descent = [], []
+    climb, descent, down = [], [], 0
     x = sample
-    with in_mode(map(module_of, layers), False), torch.no_grad():
-        for depth, layer in enumerate(layers, 1):
-            with counting() as counter:
-                x = layer.inference(move(x, device_of(module_of(layer))), UP)
-            climb.append(counter.get_total_flops() / size)
-            with counting() as counter:
-                code = layer.inference(x, TURN)
-                for below in reversed(layers[:depth]):
-                    code = below.inference(move(code, device_of(module_of(below))), DOWN)
-            descent.append(counter.get_total_flops() / size)
+    for layer in model if isinstance(model, Iterator) else layers_of(model):
+        x, flops = inference_flops(layer, x)
+        down += flops[DOWN]
+        climb.append(flops[UP] / size)
+        descent.append((flops[TURN] + down) / size)
     return ExitCosts(tuple(climb), tuple(descent))
+
+
+def inference_flops(layer: TrainableLayer, x: Tree) -> tuple[Tree, dict[Path, int]]:
+    """What a layer hands up of a batch, and the FLOPs of its blocks on it, each after the one before."""
+    module, flops = module_of(layer), dict[Path, int]()
+    found = x = move(x, device_of(module))
+    with in_mode([module], False), torch.no_grad():
+        for path in (UP, TURN, DOWN):
+            with counting() as counter:
+                found = layer.inference(found, path)
+            flops[path] = counter.get_total_flops()
+            x = found if path == UP else x
+    return x, flops
 
 
 def training_flops(model: nn.Module | Iterable[TrainableLayer], x: Tree, y: Tree) -> float:
@@ -90,14 +100,20 @@ def training_flops(model: nn.Module | Iterable[TrainableLayer], x: Tree, y: Tree
     Raises:
         DataError: The batch is empty.
     """
-    layers = layers_of(model)
-    size = batch_size(x)
+    size, flops = batch_size(x), 0
     if not size:
         raise DataError("the cost of training cannot be counted on an empty batch; pass a batch of inputs")
-    with in_mode(map(module_of, layers), True), torch.enable_grad(), counting() as counter:
-        for layer in layers:
-            x, y = layer(x, y)
-            layer.backward()
-            for weight in module_of(layer).parameters():
-                weight.grad = None  # of no layer but the one that is looked at
-    return counter.get_total_flops() / size
+    for layer in layers_of(model):
+        (x, y), own = learning_flops(layer, x, y)
+        flops += own
+    return flops / size
+
+
+def learning_flops(layer: TrainableLayer, x: Tree, y: Tree) -> tuple[tuple[Tree, Tree], int]:
+    """What a layer hands on of a batch, and the FLOPs of its forward and backward; its gradients are gone then."""
+    with in_mode([module_of(layer)], True), torch.enable_grad(), counting() as counter:
+        onward = layer(x, y)
+        layer.backward()
+    for weight in module_of(layer).parameters():
+        weight.grad = None
+    return onward, counter.get_total_flops()

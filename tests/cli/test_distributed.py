@@ -60,3 +60,20 @@ def test_devices_that_are_left_open_are_compared_by_what_comes_of_it(monkeypatch
 @pytest.mark.parametrize("same", ["cpu,cpu", "[cpu, cpu]"])
 def test_devices_are_the_same_however_they_are_written(monkeypatch: pytest.MonkeyPatch, same: str) -> None:
     require_same([facts_of(monkeypatch, "engine.devices=cpu*2"), facts_of(monkeypatch, f"engine.devices={same}")])
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["engine.schedule=al-fm"], "needs layers that end one before the next"),
+        (["engine.within_stage=stage"], "needs layers that end one before the next"),
+        (["engine.devices=cuda:0"], "not for stages on cuda"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_offloading_is_told_before_ranks_meet(
+    monkeypatch: pytest.MonkeyPatch, settings: list[str], line: str
+) -> None:
+    with pytest.raises(ConfigError, match=line):
+        facts_of(monkeypatch, "engine.offload=disk", *settings)
+    assert facts_of(monkeypatch, "engine.offload=disk", "train.mode=bp", "engine.schedule=al-fm")

@@ -12,11 +12,12 @@ from bench.virtual import VirtualLayer
 
 from pipeal.config import EngineConfig, LanguageConfig, TextConfig, load_config
 from pipeal.core.errors import PlacementError
+from pipeal.core.modules import module_of
 from pipeal.engine.distributed.world import World
 from pipeal.engine.pipeline import Pipeline
-from pipeal.planning.placement import Placement
 from pipeal.run import team
-from pipeal.run.followers import with_own_data
+from pipeal.run.build_language import LanguageModels
+from pipeal.run.followers import Follower, Kind, with_own_data
 from pipeal.run.team import Team, require_devices
 from tests.engine.distributed.ranks import each, ranks
 
@@ -40,19 +41,19 @@ def test_stages_are_balanced_by_what_layers_cost_in_the_run(monkeypatch: pytest.
     """They were measured with exact matrix products, whatever ``engine.matmul`` said."""
     found: list[str] = []
 
-    def balanced(*given: Any, **_: Any) -> Placement:
+    def balanced(*given: Any, **_: Any) -> list[int]:
         with Pipeline([VirtualLayer(0, 0)], "cpu", options=given[-1]):
             found.append(torch.get_float32_matmul_precision())
-        return Placement(["cpu"] * 2, [2, 1], 1)
+        return [2, 1]
 
-    monkeypatch.setattr(team, "fit", balanced)
+    monkeypatch.setattr(team, "balance_one_by_one", balanced)
     monkeypatch.setattr(team, "sample_batches", lambda *_: [])
     monkeypatch.setattr(team, "stage_devices", lambda *_: ["cpu", "cpu"])
     mesh = SimpleNamespace(stages=2, replicas=1, size=2, check_layers=lambda _: None, stage_of=lambda rank: rank)
     world: Any = SimpleNamespace(mesh=mesh, rank=0)
     experiment: Any = SimpleNamespace(
         config=load_config(TextConfig, None, overrides=["engine.matmul=medium", "train.mode=al"], values={}),
-        package=lambda *_: [0, 0, 0],
+        layers=lambda *_, **__: iter([0, 0, 0]),
         train_batches=lambda *_: SimpleNamespace(close=lambda: None),
     )
     chosen = Team(world, "cpu").choose(experiment, "al")
@@ -75,7 +76,7 @@ def test_all_ranks_have_what_is_fast_on_all(monkeypatch: pytest.MonkeyPatch, oth
         config=load_config(TextConfig, None, overrides=["engine.sizes=[2,1]", "train.mode=al"], values={}),
         models=SimpleNamespace(blueprint={}),
         facts={},
-        package=lambda *_: [0, 0, 0],
+        layers=lambda *_, **__: iter([0, 0, 0]),
         train_batches=lambda *_: SimpleNamespace(close=lambda: None),
     )
     lead = Team(world, "cpu")
@@ -93,3 +94,20 @@ def test_every_machine_reads_its_own_data_as_it_was_told_there() -> None:
     assert (found.data.root, found.data.text, found.data.prefetch) == ("/here", "/here/verses.txt", 3)
     assert replace(found, data=told.data) == told
     assert found.data.steps == 9
+
+
+def test_a_rank_makes_its_own_layers_alone() -> None:
+    """Each of them built the whole model, and then let go of what was another's."""
+    config = load_config(
+        LanguageConfig, values={"model": {"layers": 3}}, overrides=["engine.sizes=[1,2]", "train.precision=fp32"]
+    )
+    mesh, kind = SimpleNamespace(stage_of=lambda rank: rank), Kind(lambda _: None, LanguageModels.of)  # type: ignore[arg-type, return-value]
+    world: Any = SimpleNamespace(mesh=mesh, rank=1)
+    follower = Follower(world, kind, config, "cpu")
+    follower._models = LanguageModels(config, 7)
+    whole = list(follower._models.layers("al", 5))
+    layers = list(follower._layers(config, 5, None, sees=True))
+    assert [next(module_of(one).parameters()).is_meta for one in layers] == [True, False, False]
+    for number in (1, 2):
+        mine, theirs = (module_of(one[number]).state_dict().values() for one in (layers, whole))
+        assert all(map(torch.equal, mine, theirs))

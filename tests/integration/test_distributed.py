@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import click
@@ -22,6 +24,7 @@ from tests.integration.test_resume import IMAGES, SMALL, assert_same, run
 
 NAME = "agnews-{}-al-001"
 PEER = "--set=engine.peer_timeout_s=30"
+DISK = "--set=engine.offload=disk"
 
 
 def texts(tmp_path: Path, model: str) -> tuple[str, ...]:
@@ -173,6 +176,111 @@ def test_a_job_is_asked_to_end_then_a_rank_of_it_is_killed_and_it_comes_back_by_
     assert re.search(r"pipeal: rank 0: .*rank 1 \(stage 1\)", said), said
     assert said.count("AL goes on after ") == 2
     assert_same(alone, folder)
+
+
+@pytest.mark.slow
+def test_an_offloaded_job_whose_rank_is_killed_leaves_what_one_process_leaves_in_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks make their own layers, and take them up from their files, when torchrun has started them again."""
+    arguments = (*texts(tmp_path, "transformer"), "--epochs=4")
+    alone = one_process(text.command, capsys, tmp_path / "alone", *arguments)
+    folder = tmp_path / "many" / alone.name
+    command = [*torchrun(2, "--max-restarts=1"), "nlpmain.py", *arguments, f"--out={tmp_path / 'many'}", DISK]
+    with started(command, tmp_path / "said.txt") as job:
+        until_it_saves(job, folder)
+        (victim,) = job.processes(RANK="1")
+        os.kill(victim, signal.SIGKILL)
+        code, said = job.end(), job.said()
+    assert code == 0, said
+    assert said.count("AL goes on after ") == 1
+    assert_same(alone, folder)
+
+
+@pytest.mark.slow
+def test_offloaded_replicas_leave_what_they_leave_in_memory(tmp_path: Path) -> None:
+    arguments = (*texts(tmp_path, "lstm"), "--replicas=2", "--epochs=1")
+    many(tmp_path, 4, "nlpmain.py", *arguments, f"--out={tmp_path / 'memory'}")
+    many(tmp_path, 4, "nlpmain.py", *arguments, f"--out={tmp_path / 'disk'}", DISK)
+    assert_same(tmp_path / "memory" / NAME.format("lstm"), tmp_path / "disk" / NAME.format("lstm"))
+
+
+FULL = """
+import errno, os
+from pipeal.cli import entry, text
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+os.posix_fallocate = full
+entry.run(text.command)
+"""
+DAMAGED = """
+from pipeal.cli import entry, text
+from pipeal.training.checkpoint import manifest
+manifest._crc32_of = lambda file: 7
+entry.run(text.command)
+"""
+
+
+@pytest.mark.slow
+def test_what_one_rank_cannot_load_is_one_line_on_every_rank(tmp_path: Path) -> None:
+    arguments = [*texts(tmp_path, "lstm"), "--set=engine.sizes=[2,2]", "--epochs=1", DISK]
+
+    def ends(wanted: int, line: str, script: str, *more: str) -> None:
+        commands = [["nlpmain.py", *arguments, *more], ["-c", script, *arguments, *more]]
+        for rank, (code, said) in enumerate(each_rank(commands, tmp_path)):
+            assert code == wanted, said
+            (told,) = [one for one in said.splitlines() if one.startswith("pipeal: ")]
+            assert told.startswith(f"pipeal: rank {rank}: ")
+            assert re.search(line, told)
+            assert "Traceback" not in said
+
+    out = f"--out={tmp_path / 'runs'}"
+    ends(1, r"No space left on device; [\d.]+ MiB more were needed for an offloaded layer", FULL, out)
+    many(tmp_path, 2, "nlpmain.py", *arguments, out)
+    folder = tmp_path / "runs" / NAME.format("lstm")
+    ends(2, r"layer-002\.safetensors has other bytes than were written", DAMAGED, f"--resume={folder}", "--epochs=2")
+    many(tmp_path, 2, "nlpmain.py", *arguments, f"--resume={folder}", "--epochs=2")
+
+
+@pytest.mark.slow
+def test_no_rank_holds_more_of_an_offloaded_model_than_some_layers(tmp_path: Path) -> None:
+    """Rank 0 held all of it three times: to count layers, to train, and for costs at the end."""
+    verses = tmp_path / "verses.txt"
+    verses.write_text("so it goes, and so it went.\n" * 400, encoding="utf-8")
+
+    def peaks(width: int) -> tuple[list[int], int]:
+        """Of memory that is no file's, by rank, and the bytes of a checkpoint."""
+        arguments = (
+            *("text", "charlm", f"--text={verses}", "--devices=cpu", "--epochs=1", PEER, DISK),
+            *(f"--set=model.width={width}", "--set=model.heads=4", "--set=model.layers=8", "--set=model.code=64"),
+            *("--set=data.steps=4", "--set=data.batch_size=4", "--set=data.estimate_batches=2"),
+            *("--set=train.precision=fp32", "--set=engine.threads=1", f"--out={tmp_path / str(width)}"),
+        )
+        found = {"0": 0, "1": 0}
+        with started([*torchrun(2), "nlpmain.py", *arguments], tmp_path / "said.txt") as job:
+            while job.process.poll() is None:
+                for rank in found:
+                    for process in job.processes(RANK=rank):
+                        found[rank] = max(found[rank], anonymous(process))
+                sleep(0.02)
+            assert job.end() == 0, job.said()
+        (saved,) = (tmp_path / str(width)).glob("*/checkpoints/step-*")
+        return list(found.values()), sum(file.stat().st_size for file in saved.iterdir())
+
+    idle, _ = peaks(32)
+    large, size = peaks(512)
+    assert size > 250e6
+    for little, much in zip(idle, large, strict=True):
+        assert much - little < size / 2
+
+
+def anonymous(process: int) -> int:
+    """Bytes of a process's memory that are no file's; 0 where it is gone."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 @pytest.mark.slow

@@ -675,6 +675,7 @@ def test_no_file_stays_open_after_a_look(folder):
     states = {0: {"w": torch.ones(3)}, 1: {"w": torch.ones(3)}}
     with CheckpointStore(folder) as store:
         path = store.save(1, states, {}, {})
+    gc.collect()  # what other tests have left
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", ResourceWarning)
         Checkpoint.open(path)

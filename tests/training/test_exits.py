@@ -12,19 +12,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib import image
 from rich.console import Console
 from torch import Tensor, nn
 
 from pipeal import AE, AL, BP, ENC, ALPackage, DataError, LabelAE, Pipeline
+from pipeal.core.flops import counting
+from pipeal.core.protocols import DOWN, TURN, UP
+from pipeal.core.tree import batch_size
 from pipeal.models.text import LSTMAL, TextDims, TransformerAL
 from pipeal.reporting.exits import draw_exits, print_exits
 from pipeal.training.calibration import _sweep, _temperature, _thresholds
 from pipeal.training.evaluation import accuracy
 from pipeal.training.exit_costs import training_flops
 from pipeal.training.exits import Calibration, ExitCosts, ExitTable, calibrate, exit_costs, exit_table
+from tests.engine.cases import Case, cases
 
 FEATURES, CLASSES, WIDE, CODE = 12, 4, 24, 8
 
@@ -239,6 +243,28 @@ def test_costs_of_a_perceptron_are_its_products() -> None:
     assert found.descent == tuple(2 * WIDE * CODE + down + k * 2 * CODE * CODE for k in range(3))
     assert found.alone(2) == found.climb[0] + found.climb[1] + found.descent[1]
     assert found.on_the_way([1, 3])[1] == sum(found.climb) + found.descent[0] + found.descent[2]
+
+
+@given(cases())
+@settings(max_examples=10)
+def test_a_layer_by_itself_costs_what_it_costs_on_the_way(case: Case) -> None:
+    """Layers are looked at one by one, since all of them may not fit into memory; so, too, with an iterator."""
+    package, (x, _) = case.build(), case.batches()[0]
+    found = exit_costs(iter(list(package)), x)
+    assert found == exit_costs(package, x)
+    package.eval()
+    for depth in range(1, len(package) + 1):
+        features, climbed = x, 0
+        with torch.no_grad():
+            for layer in list(package)[:depth]:
+                with counting() as counter:
+                    features = layer.inference(features, UP)
+                climbed += counter.get_total_flops()
+            with counting() as counter:
+                code = layer.inference(features, TURN)
+                for below in reversed(list(package)[:depth]):
+                    code = below.inference(code, DOWN)
+        assert found.alone(depth) == pytest.approx((climbed + counter.get_total_flops()) / batch_size(x))
 
 
 def test_costs_leave_the_model_as_it_was() -> None:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.materialize import is_on_meta
 from pipeal.core.tree import Tree, map_tensors, tensors
 from pipeal.engine.devices.copies import carried, to_pinned
 from pipeal.engine.schedule import Action
@@ -204,23 +203,20 @@ class Device:
 
 
 class RemoteDevice(Device):
-    """A device that another process works on.
+    """A device that another process works on; what belongs to it stays here as it is.
 
     Args:
         name: What it is called there, for messages.
-        device: Where this process keeps what belongs to it: ``meta`` for nowhere.
     """
 
     far = True
 
-    def __init__(self, name: str, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self, name: str) -> None:
+        super().__init__(torch.device("cpu"))
         self.name = name
+
+    def take(self, layer: nn.Module) -> None:
+        """Does nothing."""
 
     def __str__(self) -> str:
         return self.name
-
-    def take(self, layer: nn.Module) -> None:
-        """Leaves what is on the meta device there: it becomes real where it is trained."""
-        if not is_on_meta(layer):
-            super().take(layer)

@@ -10,7 +10,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any
 
-from pipeal.core.errors import PeerLostError, ScheduleError, StallError, add_note
+from pipeal.core.errors import DataError, PeerLostError, ScheduleError, StallError, add_note
 from pipeal.core.packet import Packet
 from pipeal.core.tree import Tree
 from pipeal.engine.distributed.channel import BrokenWireError, Message
@@ -24,6 +24,7 @@ from pipeal.engine.execution.channel import Item, Link, Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
 from pipeal.engine.runner.compile_gate import GATE
+from pipeal.engine.state.offload import away
 from pipeal.engine.state.snapshot import LayerState, Snapshot
 
 
@@ -252,6 +253,12 @@ class DistributedExecutor:
             snapshot.give_up(error)
             return
         for layer, state, losses, splits in tree:
+            if self.node.options.offload == "disk":
+                try:
+                    state = away(state, self.node.options.offload_folder)
+                except DataError as error:
+                    snapshot.give_up(error)
+                    return
             snapshot.add(layer, LayerState(state, losses, splits, facts["kept"]), None, None)
 
     def _hear_failed_leg(self, message: Message) -> None:

@@ -215,9 +215,14 @@ class Server:
             if snapshot.ended:
                 return
             failure = told(error)
-        tree = [(layer, one.state if kept is None else {}, one.losses, one.splits) for layer, one in found.items()]
         facts = {"number": snapshot.number, "error": failure, "kept": None if kept is None else dict(kept)}
-        self.node.reply("snapshot", facts, None if failure else tree)
+        if failure is not None:
+            self.node.reply("snapshot", facts)
+            return
+        tree = [(layer, one.state if kept is None else {}, one.losses, one.splits) for layer, one in found.items()]
+        # States that are sent go layer by layer: neither end holds more of them in memory.
+        for part in [tree] if kept is not None else [[layer] for layer in tree]:
+            self.node.reply("snapshot", facts, part)
 
     def _begin_feed(self, message: Message) -> None:
         if self._feed is None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.errors import PeerLostError, ScheduleError
+from pipeal.core.modules import layers_of, module_of
 from pipeal.core.options import EngineOptions
+from pipeal.core.partition import balance
 from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.devices import Device, RemoteDevice, open_device
 from pipeal.engine.devices.cpus import cores
@@ -21,6 +22,7 @@ from pipeal.engine.distributed.executor import DistributedExecutor
 from pipeal.engine.distributed.follower import Feed, OnSnapshot, Server
 from pipeal.engine.distributed.process_groups import open_groups, take_seats
 from pipeal.engine.distributed.rank import Node
+from pipeal.engine.distributed.remote_errors import rebuilt, told
 from pipeal.engine.distributed.remote_predictor import RemotePredictor
 from pipeal.engine.distributed.replicas import Alike
 from pipeal.engine.distributed.requests import spans_in, times_in
@@ -29,10 +31,15 @@ from pipeal.engine.execution.executors import Executor
 from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.runner.precision import matmul_precision
 from pipeal.engine.schedule import Schedule
+from pipeal.engine.sizes import layers_of_stages
 from pipeal.engine.stage import Stage
-from pipeal.engine.state.layer_state import layer_state, load_layer_state
+from pipeal.engine.state.layer_state import State
+from pipeal.engine.state.offload import MappedFile, one_by_one
 from pipeal.engine.state.snapshot import Snapshot
+from pipeal.engine.state.stateful import release
 from pipeal.engine.trace import Span, StageTimes
+
+T = TypeVar("T")
 
 _STATES = 100
 """The number of the wire for states, among those of the group of all ranks."""
@@ -61,19 +68,67 @@ class _Line(Pipeline):
 
     def _options_here(self, options: EngineOptions) -> EngineOptions:
         options.check_layout(replicas=self.world.mesh.replicas)
-        if options.offload != "none":
-            raise ConfigError(f"offload={options.offload!r} is not possible over processes yet; use 'none'")
+        if options.offload == "host":
+            raise ConfigError("offload='host' is for stages of one process; use 'none' over processes")
         return options if options.threads is not None else replace(options, threads=own_threads(self.world))
+
+    def _layers_here(
+        self,
+        model: nn.Module | Iterable[TrainableLayer],
+        sizes: Sequence[int] | None,
+        options: EngineOptions,
+        files: dict[int, MappedFile],
+    ) -> list[TrainableLayer]:
+        """The layers, of which those of other ranks are let go of as they come; a model that rank 0 holds stays whole.
+
+        What goes wrong on one rank, such as on a full disk, ends all of them.
+        """
+        rank, failure = self.world.rank, None
+        found: list[TrainableLayer] = []
+        try:
+            layers, own = self._own_layers(model, sizes)
+            stays = rank == 0 and not isinstance(model, Iterator)
+
+            def come() -> Iterator[TrainableLayer]:
+                for number, layer in enumerate(layers):
+                    if number not in own and not stays:
+                        release(module_of(layer))
+                    yield layer
+
+            if options.offload != "disk":
+                found += come()
+            else:
+                found += one_by_one(come(), options.offload_folder, files, self.seed, own)
+        except PeerLostError:
+            raise
+        except Exception as error:  # noqa: BLE001  raised below, on all ranks
+            failure = error
+        finally:
+            if isinstance(model, Generator):
+                model.close()  # other ranks may wait for what it does at its end
+        for other, said in enumerate(self.world.gather(None if failure is None else told(failure))):
+            if said is not None:
+                raise failure if other == rank and failure is not None else rebuilt(said, self.world.name_of(other))
+        return found
+
+    def _own_layers(
+        self, model: nn.Module | Iterable[TrainableLayer], sizes: Sequence[int] | None
+    ) -> tuple[Iterable[TrainableLayer], range]:
+        """The layers to come, and the numbers of this rank's."""
+        mesh = self.world.mesh
+        if not isinstance(sizes, Sequence) or len(sizes) != mesh.stages:  # their numbers are known once all are there
+            layers = layers_of(model)
+            return layers, layers_of_stages(balance([1.0] * len(layers), mesh.stages))[mesh.stage_of(self.world.rank)]
+        own = layers_of_stages(sizes)[mesh.stage_of(self.world.rank)]
+        return model if isinstance(model, Iterator) else layers_of(model), own
 
     def _open_devices(self, devices: Sequence[str | torch.device]) -> list[Device]:
         mesh, rank = self.world.mesh, self.world.rank
         handles: list[Device] = []
         for stage in range(len(devices)):
             other = mesh.rank_of(mesh.replica_of(rank), stage)
-            # Rank 0 may want to know the shapes of all layers; the others need no memory for what they do not train.
-            where = torch.device("cpu" if rank == 0 else "meta")
             name = f"{self._seats[other].device} of rank {other}"
-            handles.append(self._own if other == rank else RemoteDevice(name, where))
+            handles.append(self._own if other == rank else RemoteDevice(name))
         return handles
 
     @property
@@ -105,14 +160,16 @@ class DistributedPipeline(_Line):
     Weights, optimizer states, losses and predictions are those of one process, bit for bit on a CPU with the same
     ``threads``. All ranks build the same package from the same seed, and give the same settings. The layers of other
     ranks stay on the CPU here, as they were built: they are for shapes and costs, and learn nothing; what was learnt
-    is what a :meth:`~pipeal.Pipeline.snapshot` brings. It opens once.
+    is what a :meth:`~pipeal.Pipeline.snapshot` brings. Of an iterator they go to the meta device as they come, or are
+    made there, so that no rank holds more than its own. It opens once.
 
     With replicas, each rank's batch is a share of one larger batch: gradients are means over all of its samples, and
     so are the losses reported. Buffers, such as those of batch norm, are replica 0's. Predictions run on replica 0. The
     samples of a report are all that were fed: a batch so small that every replica takes all of it counts for each.
 
     Args:
-        model: As for :class:`pipeal.Pipeline`, as all that is not named here.
+        model: As for :class:`pipeal.Pipeline`, as all that is not named here. Give ``sizes`` with an iterator: which
+            of its layers are this rank's is else known when the last has come.
         world: The processes; as many stages and replicas as its mesh says.
         device: This rank's.
         threads: None: the cores, shared among the ranks of this machine.
@@ -222,7 +279,8 @@ def serve(
     """Trains this rank's stage of the :class:`DistributedPipeline` of rank 0, until that ends.
 
     Args:
-        model: The same as on rank 0. Layers that are not of this rank's stage are let go of (they go to ``meta``).
+        model: The same as on rank 0, or an iterator. Layers that are not of this rank's stage are let go of (they go to
+            the meta device), of an iterator as they come.
         world: The processes.
         device: This rank's.
         schedule: As on rank 0, like all other settings.
@@ -249,31 +307,70 @@ def serve(
                 stage.drop_unlearnt()
 
 
-def hand_out_states(world: World, layers: Sequence[TrainableLayer], sizes: Sequence[int]) -> None:
-    """Brings the layers of every rank to where those of rank 0 are; every rank calls it.
+def hand_out(world: World, ranks: Iterable[int], states: Mapping[int, State]) -> None:
+    """Gives other ranks the states that they ask for, until each has said that it needs no more; rank 0 calls it.
 
     Args:
         world: The processes.
-        layers: All layers of the model, on the CPU. On other ranks than 0, those of its own stage are changed.
-        sizes: The number of layers of each stage.
+        ranks: Those that have an :class:`Asked`.
+        states: Of all layers. One is looked up at a time, and let go of when it was sent.
 
     Raises:
         PeerLostError: A rank is lost.
     """
+    wire, left = _wire_for_states(), set(ranks)
+
+    def serve() -> None:
+        while left:
+            wanted = wire.receive(None)
+            if wanted.kind == "enough":
+                left.discard(wanted.source)
+                continue
+            try:
+                wire.send(wanted.source, "state", {}, states[wanted.facts["layer"]])
+            except BrokenWireError:
+                raise
+            except Exception as error:  # noqa: BLE001  it cannot be read: who asked ends with that, and so do all
+                wire.send(wanted.source, "refused", told(error))
+
+    _over_wire(world, serve)
+
+
+class Asked(dict[int, State]):
+    """States that rank 0 hands out: each is asked for when it is looked up, and not kept.
+
+    Args:
+        world: The processes.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self._wire = _wire_for_states()
+
+    def __missing__(self, layer: int) -> State:
+        def ask() -> State:
+            self._wire.send(0, "wanted", {"layer": layer})
+            message = self._wire.receive(0)
+            state: State = self._wire.body(message)
+            if message.kind == "refused":
+                raise rebuilt(message.facts, self._world.name_of(0))
+            return state
+
+        return _over_wire(self._world, ask)
+
+    def close(self) -> None:
+        """Lets rank 0 know that no more are needed."""
+        _over_wire(self._world, lambda: self._wire.send(0, "enough", {}))
+
+
+def _wire_for_states() -> Wire:
     assert dist.group.WORLD is not None
-    wire, ends = Wire(dist.group.WORLD, _STATES), list(accumulate(sizes))
-    of_stage = [list(layers)[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return Wire(dist.group.WORLD, _STATES)
 
-    def send() -> None:
-        for rank in range(1, world.size):
-            for layer in of_stage[world.mesh.stage_of(rank)]:
-                wire.send(rank, "state", {}, layer_state(layer))
 
-    def receive() -> None:
-        for layer in of_stage[world.mesh.stage_of(world.rank)]:
-            load_layer_state(layer, wire.body(wire.receive(0)))
-
+def _over_wire(world: World, work: Callable[[], T]) -> T:
     try:
-        world.guarded(receive if world.rank else send)
+        return world.guarded(work)
     except BrokenWireError as error:
         raise world.peer_lost(error.peer, error) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import traceback
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,7 @@ def told(error: BaseException) -> dict[str, Any]:
         "args": args if _plain(args) else [str(error)],
         "fields": fields if _plain(fields) else {},
         "notes": [str(note) for note in notes],
+        "errno": error.__cause__.errno if isinstance(error.__cause__, OSError) else None,
         "stack": "".join(traceback.format_exception(kind, error, error.__traceback__)),
     }
 
@@ -42,6 +44,8 @@ def rebuilt(found: Mapping[str, Any], where: str) -> BaseException:
     for note in found["notes"]:
         add_note(error, note)
     add_note(error, f"on {where}:\n{found['stack'].rstrip()}")
+    if found["errno"] is not None:  # a disk that is full is nobody's mistake on any rank
+        error.__cause__ = OSError(found["errno"], os.strerror(found["errno"]))
     return error
 
 

@@ -23,12 +23,12 @@ import mmap
 import os
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,12 +41,15 @@ from pipeal.core.modules import layers_of, module_of
 from pipeal.core.packet import Packet
 from pipeal.core.protocols import Path as InferencePath
 from pipeal.core.protocols import TrainableLayer
+from pipeal.core.tree import map_tensors, tensors
 from pipeal.engine.state.home import Home
 from pipeal.engine.state.layer_state import CopyTensor
 from pipeal.engine.state.stateful import stateful, tensors_kept_by
 
 Named: TypeAlias = "Iterable[tuple[Any, Tensor]]"
 """Tensors, each with what it is to the layer."""
+
+T = TypeVar("T")
 
 _LINE = 64
 """Bytes to which tensors are aligned, as in PyTorch's own memory."""
@@ -267,8 +270,26 @@ class Offloaded(Home):
             raise DataError(f"{folder}: an offloaded layer: {error.strerror or error}") from error
 
 
+def away(tree: T, folder: str | Path | None) -> T:
+    """A copy of plain values whose tensors lie in a file of their own, as :meth:`Offloaded.copier` makes one here.
+
+    Raises:
+        DataError: The disk is too small.
+    """
+    file = MappedFile(folder)
+    file.reserve(sum(_aligned(tensor.nbytes) for tensor in tensors(tree) if _can_move(tensor)))
+    copied = map_tensors(file.copy, tree)
+    file.let_go()
+    file.write()
+    return copied
+
+
 def one_by_one(
-    model: nn.Module | Iterable[TrainableLayer], folder: str | Path | None, files: dict[int, MappedFile], seed: int
+    model: nn.Module | Iterable[TrainableLayer],
+    folder: str | Path | None,
+    files: dict[int, MappedFile],
+    seed: int,
+    here: Container[int] | None = None,
 ) -> Iterator[TrainableLayer]:
     """The layers of a model, each with all that it has moved into a file before the next one is made: by a generator,
     or real if it is on the meta device.
@@ -278,8 +299,12 @@ def one_by_one(
         folder: As for :class:`MappedFile`, and raises as it does.
         files: Gets the file of each, by its number.
         seed: Of what becomes real.
+        here: The numbers of those that have one; None for all. Others are left as they are.
     """
     for number, layer in enumerate(model if isinstance(model, Iterator) else layers_of(model)):
+        if here is not None and number not in here:
+            yield layer
+            continue
         module = module_of(layer)
         materialize(module, seed, number)
         file = files[number] = MappedFile(folder)

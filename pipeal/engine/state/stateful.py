@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.tree import describe, shapes_of
@@ -38,6 +40,20 @@ def tensors_kept_by(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[tup
                 for name, value in state.items():
                     if isinstance(value, Tensor):
                         yield (number, id(parameter), name), value
+
+
+def release(module: nn.Module) -> None:
+    """Lets go of all that a layer holds: its tensors go to the meta device, in the layer and in its optimizers."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not (tensor.is_meta or is_lazy(tensor)):
+            away: Tensor = torch.empty_like(tensor.detach(), device="meta")
+            if isinstance(tensor, nn.Parameter):
+                away = nn.Parameter(away, tensor.requires_grad)
+            tensor.grad = None
+            with suppress(RuntimeError):  # where others have an eye on a tensor, it stays, and so does its memory
+                torch.utils.swap_tensors(tensor, away)  # unlike Module.to(), also where an optimizer has it
+    for optimizer in stateful(module)[0].values():
+        optimizer.state.clear()
 
 
 def state_of(other: Any) -> Any:

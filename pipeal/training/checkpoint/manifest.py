@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -72,14 +72,18 @@ class Checkpoint:
     format: int
 
     @classmethod
-    def open(cls, path: str | Path) -> Checkpoint:
+    def open(cls, path: str | Path, layers: Iterable[int] | None = None) -> Checkpoint:
         """The checkpoint in a folder, after all of its bytes were held against the manifest.
+
+        Args:
+            path: The folder.
+            layers: The numbers of those whose bytes are looked at, where the others are not needed; None for all.
 
         Raises:
             DataError: It is not as it was written; the message says in what.
         """
         found = read_manifest(Path(path))
-        for name in found.files:
+        for name in found.files if layers is None else [found._layers()[number] for number in layers]:
             found._check(name)
         return found
 

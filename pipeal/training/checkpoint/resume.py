@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeal.core.errors import DataError, PipealError, first_line
@@ -21,11 +22,13 @@ class ResumedTraining:
         position: Where the training stood.
         states: Of the layers, by their number; each is read when it is looked up.
         facts: About the data it was trained on.
+        path: Of the checkpoint.
     """
 
     position: Position
     states: Mapping[int, State]
     facts: Mapping[str, Any]
+    path: Path
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> ResumedTraining:
@@ -44,7 +47,7 @@ class ResumedTraining:
             if not isinstance(splits, int) or splits < 0:
                 raise TypeError("splits is no number of updates")
             position.totals.splits += splits  # those that the report of this epoch will not know of
-            return cls(position, states, dict(checkpoint.state["data"]))
+            return cls(position, states, dict(checkpoint.state["data"]), checkpoint.path)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, PipealError):
                 raise

@@ -76,5 +76,5 @@ def test_others_come_by_name(error: BaseException) -> None:
 
 @pytest.mark.parametrize("name", ["eval", "open", "exit_code", "__import__", "Nothing"])
 def test_what_is_no_exception_is_not_called(name: str) -> None:
-    facts = {"kind": name, "line": "x", "args": ["1 + 1"], "fields": {}, "notes": [], "stack": ""}
+    facts = {"kind": name, "line": "x", "args": ["1 + 1"], "fields": {}, "notes": [], "stack": "", "errno": None}
     assert type(rebuilt(facts, "rank 1")) is RuntimeError
