@@ -77,8 +77,8 @@ class EngineOptions:
             backward: less memory where a layer is large, for about a third more time, and the same bits
             (:mod:`pipeal.engine.runner.recompute`); ``none`` keeps everything.
         offload: ``disk`` keeps the weights and optimizer states of layers in mapped files, and in memory only those of
-            layers at work, so that a network may be larger than memory (give it as a generator of layers, and it never
-            exists there whole); CPU stages only, each with one layer before the next
+            layers at work, so that a network may be larger than memory (give it as a generator of layers, or on the
+            meta device, and it never exists there whole); CPU stages only, each with one layer before the next
             (:mod:`pipeal.engine.state.offload`). ``none`` keeps all in memory.
         offload_folder: Where these files are, which have no names; None for the system's folder of temporary files,
             which may be memory.

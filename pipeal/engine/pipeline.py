@@ -73,7 +73,7 @@ class Pipeline:
         schedule: ``sequential``, ``backward-overlap``, ``al-fm`` or ``pipelined``.
         sizes: The number of layers of each stage, or of blocks on each device of a :class:`pipeal.BP`; None: as even
             in number as can be.
-        seed: Of all randomness in forwards.
+        seed: Of all randomness in forwards, and of what layers on the meta device start with.
         first_batch: The number of the first batch: how many the model was trained on before.
         trace: The batches whose spans are kept, counted from the pipeline's start; None keeps none.
         options: How the layers are run: queues, threads, precision, compilation, and what happens on failures.
@@ -112,7 +112,10 @@ class Pipeline:
             raise ConfigError(f"seed is {seed}; expected a whole number, at least 0 and below 2^63")
         options.check_layout(by_layer=self.schedule.by_layer)  # told before layers are moved, which takes long
         files: dict[int, MappedFile] = {}
-        layers = layers_of(model if options.offload == "none" else one_by_one(model, options.offload_folder, files))
+        if options.offload != "none":
+            layers = layers_of(one_by_one(model, options.offload_folder, files, seed))
+        else:
+            layers = layers_of(model)
         self.model = model if isinstance(model, nn.Module) else layers
         check_layers(layers)
         placed = assign(layers, devices, sizes, options.threads, self.schedule)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from pipeal.core.errors import add_note
+from pipeal.core.materialize import materialize
 from pipeal.core.modules import module_of, scaler_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.packet import Packet
@@ -77,6 +78,8 @@ class Stage(Shared):
             modules = {index: module_of(layer) for index, layer in self.layers}
             self.offloaded = Offloaded(modules, files, options.offload_folder)
         for index, layer in self.layers:
+            if not device.far and device.device.type != "meta":  # one at a time: there they may not fit here together
+                materialize(module_of(layer), seed, index)
             device.take(module_of(layer))
             self.runners[index] = build_runner(index, layer, self)
 

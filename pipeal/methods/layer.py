@@ -15,7 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, ScheduleError
+from pipeal.core.errors import ConfigError, PlacementError, ScheduleError
+from pipeal.core.materialize import Origin, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
 from pipeal.core.tree import Tree
@@ -31,6 +32,7 @@ class LocalLayer(nn.Module, ABC):
     Attributes:
         opt: The optimizer; a layer with several overrides :meth:`optimizers`.
         scaler: What scales the losses, in fp16; None otherwise.
+        origin: Where what is on the meta device gets its numbers from, beside ``reset_parameters``; None for nothing.
     """
 
     opt: torch.optim.Optimizer
@@ -38,6 +40,7 @@ class LocalLayer(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.scaler: LossScaler | None = None
+        self.origin: Origin | None = None
         self._graph: tuple[Tensor, ...] | None = None
         self._losses: tuple[Tensor, ...] | None = None
 
@@ -151,7 +154,24 @@ class LocalLayer(nn.Module, ABC):
         return device_of(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LocalLayer:
-        """Moves the optimizers' states along with the weights."""
+        """Moves the optimizers' states along with the weights.
+
+        Raises:
+            PlacementError: There are no numbers to move.
+        """
+        if is_on_meta(self) and not _stays_there(fn):
+            raise PlacementError(
+                f"a layer, {type(self).__name__}, is on the meta device, where it has no numbers to move; call "
+                "materialize(seed) of its package, or give that to a Pipeline, which makes its layers real one by one"
+            )
         super()._apply(fn, recurse)
         follow_weights(self.optimizers())
         return self
+
+
+def _stays_there(fn: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a function leaves what is on the meta device there, as a change of its type does."""
+    try:
+        return fn(torch.empty(0, device="meta")).is_meta
+    except NotImplementedError:
+        return False

@@ -87,9 +87,14 @@ class CausalBlock(nn.Module):
         self.wide = nn.Linear(dim, 4 * dim)
         self.narrow = nn.Linear(4 * dim, dim)
         self.dropout = Dropout(dropout)
+        self.depth = depth
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Starts all of it as GPT-2 does."""
         start_small(self)
         for last in (self.attention.out, self.narrow):
-            nn.init.normal_(last.weight, std=_SPREAD / (2 * depth) ** 0.5)
+            nn.init.normal_(last.weight, std=_SPREAD / (2 * self.depth) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, T, D)`` to the same."""
@@ -112,6 +117,10 @@ class CharacterEmbedding(nn.Module):
         self.table = nn.Embedding(characters, dim)
         self.places = nn.Embedding(block, dim)
         self.dropout = Dropout(dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Starts both tables as GPT-2 does."""
         start_small(self)
 
     def forward(self, numbers: Tensor) -> Tensor:

@@ -120,15 +120,20 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, dim: int, hidden: int, heads: int, *, layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        encoders = [EncoderLayer(dim, hidden, heads, dropout) for _ in range(layers)]
-        self.layers = nn.ModuleList(encoders)
+        self.layers = nn.ModuleList(EncoderLayer(dim, hidden, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
+        self.dim = dim
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Starts the linear maps of all encoder layers."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 # The packed projection is three matrices; each gets the spread of its own shape.
-                for matrix in module.weight.detach().split(dim if module.out_features == 3 * dim else 10**9):
+                for matrix in module.weight.detach().split(self.dim if module.out_features == 3 * self.dim else 10**9):
                     nn.init.xavier_uniform_(matrix)
-        for layer in encoders:
+        for layer in self.layers:
+            assert isinstance(layer, EncoderLayer)
             for last in (layer.attention.out, layer.feed_out):
                 last.weight.detach().mul_(_FIRST_SHARE)
 

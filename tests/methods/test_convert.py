@@ -461,7 +461,6 @@ FLAT = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
         (FLAT, VECTORS, {"blocks": {0: nn.ReLU()}}, "blocks of layer 0 is a ReLU; expected a mapping"),
         (FLAT, VECTORS, {"blocks": [nn.ReLU()]}, "blocks is a list; expected a mapping by the number"),
         (FLAT, VECTORS, {"pool": {0: lambda x: x[:2]}}, r"b, after the pool, of layer 0, .* floats \(4, 128\)"),
-        (nn.Sequential(nn.Linear(6, 6, device="meta")), VECTORS, {}, "layer 0 .* is on the meta device"),
         ([nn.Embedding(9, 3, sparse=True)], torch.ones(4, 2).long(), {}, "layer 0 .* an embedding with sparse gradien"),
         ([nn.Bilinear(6, 6, 6)], VECTORS, {}, "a layer takes one argument .* wrap a module that takes more"),
         ([nn.Sequential(nn.LSTM(6, 6), nn.Linear(6, 6))], VECTORS, {}, "returns a tuple, as nn.LSTM does, wrap it in"),

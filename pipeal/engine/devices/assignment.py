@@ -93,7 +93,8 @@ def assign(
 
 def _names(devices: Devices, layers: Sequence[TrainableLayer]) -> list[str | torch.device]:
     if devices is None:
-        return [device_of(module_of(layer)) for layer in layers]
+        homes = [device_of(module_of(layer)) for layer in layers]
+        return ["cpu" if home.type == "meta" else home for home in homes]  # there it becomes real
     if isinstance(devices, Planned):
         return list(devices.devices)
     if isinstance(devices, torch.device):

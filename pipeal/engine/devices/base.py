@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from pipeal.core.materialize import is_on_meta
 from pipeal.core.tree import Tree, map_tensors, tensors
 from pipeal.engine.devices.copies import carried, to_pinned
 from pipeal.engine.schedule import Action
@@ -183,3 +184,8 @@ class RemoteDevice(Device):
 
     def __str__(self) -> str:
         return self.name
+
+    def take(self, layer: nn.Module) -> None:
+        """Leaves what is on the meta device there: it becomes real where it is trained."""
+        if not is_on_meta(layer):
+            super().take(layer)

@@ -38,6 +38,7 @@ from torch.nn.parameter import is_lazy
 
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.host_memory import give_freed_memory_back
+from pipeal.core.materialize import materialize
 from pipeal.core.modules import layers_of, module_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.state.stateful import stateful
@@ -267,17 +268,20 @@ class Offloaded:
 
 
 def one_by_one(
-    model: nn.Module | Iterable[TrainableLayer], folder: str | Path | None, files: dict[int, MappedFile]
+    model: nn.Module | Iterable[TrainableLayer], folder: str | Path | None, files: dict[int, MappedFile], seed: int
 ) -> Iterator[TrainableLayer]:
-    """The layers of a model, each with all that it has moved into a file before a generator makes the next one.
+    """The layers of a model, each with all that it has moved into a file before the next one is made: by a generator,
+    or real if it is on the meta device.
 
     Args:
         model: They are taken from it one at a time.
         folder: As for :class:`MappedFile`, and raises as it does.
         files: Gets the file of each, by its number.
+        seed: Of what becomes real.
     """
     for number, layer in enumerate(model if isinstance(model, Iterator) else layers_of(model)):
         module = module_of(layer)
+        materialize(module, seed, number)
         file = files[number] = MappedFile(folder)
         file.take(_kept(module, stateful(module)[0].values()))
         file.let_go()

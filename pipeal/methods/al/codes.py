@@ -19,13 +19,13 @@ No class here draws random numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import DataError, check_counts, check_named
-from pipeal.core.modules import dtype_of
+from pipeal.core.modules import device_of, dtype_of
 from pipeal.core.tree import describe, shapes_of
 from pipeal.methods.al.layers import AE, LabelAE
 
@@ -78,19 +78,9 @@ def target_side(task: Task, outputs: int, code: int, *, style: LabelStyle = "inv
     check_counts(outputs=outputs, code=code)
     if style == "published":
         return TargetAE(*_published(outputs, code), outputs)
-    encode, decode = nn.Linear(outputs, code), nn.Linear(code, outputs)
-    with torch.no_grad():
-        if task == "multilabel":
-            _spread(encode, decode)
-            # Half of what a label that is there starts with: those that are not start as far below zero.
-            decode.bias.fill_(-0.3 * _FIRST_LOGIT)
-        else:
-            encode.weight.normal_(std=_REGRESSION_SPREAD / outputs**0.5)
-            decode.weight.copy_(torch.linalg.pinv(encode.weight))
-            decode.bias.zero_()
-        encode.bias.zero_()
-    loss = nn.BCEWithLogitsLoss() if task == "multilabel" else nn.MSELoss()
-    return TargetAE(nn.Sequential(encode, nn.Tanh()), decode, outputs, loss)
+    if task == "multilabel":
+        return LabelsSide(*_inverse(outputs, code), outputs, nn.BCEWithLogitsLoss())
+    return NumbersSide(*_inverse(outputs, code), outputs, nn.MSELoss())
 
 
 def class_side(classes: int, code: int, *, style: LabelStyle = "inverse") -> LabelAE:
@@ -109,10 +99,7 @@ def class_side(classes: int, code: int, *, style: LabelStyle = "inverse") -> Lab
     check_counts(classes=classes, code=code)
     if style == "published":
         return LabelAE(*_published(classes, code), classes, OneHotError())
-    encode, decode = nn.Linear(classes, code), nn.Linear(code, classes)
-    with torch.no_grad():
-        _spread(encode, decode)
-    return LabelAE(*_from_zero_bias(encode, decode), classes)
+    return ClassSide(*_inverse(classes, code), classes)
 
 
 def recode_side(code_in: int, code_out: int, *, style: LabelStyle = "inverse") -> AE:
@@ -136,12 +123,7 @@ def recode_side(code_in: int, code_out: int, *, style: LabelStyle = "inverse") -
     check_counts(code_in=code_in, code_out=code_out)
     if style == "published":
         return AE(*_published(code_in, code_out))
-    encode, decode = nn.Linear(code_in, code_out), nn.Linear(code_out, code_in)
-    with torch.no_grad():
-        nn.init.orthogonal_(encode.weight)
-        decode.weight.copy_(encode.weight.t())
-        encode.weight.mul_(nn.init.calculate_gain("tanh"))
-    return AE(*_from_zero_bias(encode, decode))
+    return RecodeSide(*_inverse(code_in, code_out))
 
 
 class TargetAE(AE):
@@ -175,6 +157,71 @@ class TargetAE(AE):
         return self.cri(self.h(code), target), code
 
 
+class NearInverse(AE):
+    """A label side of the style ``inverse``, which starts with ``h`` near the inverse of ``g``.
+
+    Args:
+        g: A linear map and tanh.
+        h: A linear map back.
+        more: What the class beside this one takes.
+    """
+
+    bias_back = 0.0
+    """What the biases of ``h`` start as."""
+
+    def __init__(self, g: nn.Module, h: nn.Module, *more: Any) -> None:
+        super().__init__(g, h, *more)
+        self._built: Any = (g, h)  # hidden in a tuple, as they may be replaced by a user's own
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Starts both maps; a block of a user's in the place of one is left alone."""
+        (encode, *_), decode = self._built
+        weight, back = self.start(torch.empty(encode.weight.shape, device=device_of(self)))
+        if self.g is self._built[0]:
+            encode.weight.copy_(weight)
+            encode.bias.zero_()
+        if self.h is self._built[1]:
+            decode.weight.copy_(back)
+            decode.bias.fill_(self.bias_back)
+
+    def start(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of ``g``, in the tensor given, and of ``h``: codes of one-hot targets that use the whole range of
+        tanh, and decode from the start."""
+        weight.normal_()
+        return weight, weight.t() * (_FIRST_LOGIT / len(weight))
+
+
+class ClassSide(NearInverse, LabelAE):
+    """Of classes."""
+
+
+class LabelsSide(NearInverse, TargetAE):
+    """Of several labels at once."""
+
+    bias_back = -0.3 * _FIRST_LOGIT
+    """Half of what a label that is there starts with: those that are not start as far below zero."""
+
+
+class NumbersSide(NearInverse, TargetAE):
+    """Of standardised numbers."""
+
+    def start(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes whose inverse decodes them."""
+        weight.normal_(std=_REGRESSION_SPREAD / weight.shape[1] ** 0.5)
+        return weight, torch.linalg.pinv(weight)
+
+
+class RecodeSide(NearInverse):
+    """Of the codes of the layer before."""
+
+    def start(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes as far from each other as those."""
+        nn.init.orthogonal_(weight)
+        return weight * nn.init.calculate_gain("tanh"), weight.t()
+
+
 class OneHotError(nn.Module):
     """Mean squared error against one-hot targets, which are given as class numbers or as they are."""
 
@@ -184,15 +231,8 @@ class OneHotError(nn.Module):
         return nn.functional.mse_loss(answer, soft.to(answer.dtype))
 
 
-def _spread(encode: nn.Linear, decode: nn.Linear) -> None:
-    """Codes of one-hot targets that use the whole range of tanh, and decode from the start."""
-    encode.weight.normal_()
-    decode.weight.copy_(encode.weight.t() * (_FIRST_LOGIT / encode.out_features))
-
-
-def _from_zero_bias(encode: nn.Linear, decode: nn.Linear) -> tuple[nn.Module, nn.Module]:
-    nn.init.zeros_(encode.bias)
-    nn.init.zeros_(decode.bias)
+def _inverse(wide: int, code: int) -> tuple[nn.Module, nn.Module]:
+    encode, decode = nn.Linear(wide, code), nn.Linear(code, wide)
     return nn.Sequential(encode, nn.Tanh()), decode
 
 

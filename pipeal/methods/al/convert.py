@@ -9,44 +9,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from pipeal.core.errors import ConfigError, first_line
+from pipeal.core.materialize import InitWeights, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.tree import Tree, batch_size, describe, map_tensors, move, shapes_of, tensors
+from pipeal.core.weights import Given, Weights
 from pipeal.methods.al.bridges import Pool
 from pipeal.methods.al.layers import AL
 from pipeal.methods.al.place_codes import padding_of
 from pipeal.methods.al.sides import Conversion, EachPlace, Forward, OwnBlocks, Pools, WholeInput
+from pipeal.methods.al.source import Network, Source, named_network
 from pipeal.methods.al.summary import LayerShapes
 from pipeal.methods.cutting.calling import Answer, called, fields_of, packed
 from pipeal.methods.cutting.cut import Part, cut, refuse_ties
 from pipeal.methods.cutting.encoder import Encoder
 from pipeal.methods.cutting.inplace import Harmless, leave_input_alone
 from pipeal.methods.cutting.piece import Features, Piece
-from pipeal.methods.cutting.probe import probing
+from pipeal.methods.cutting.probe import ShapesAlone, probing
 from pipeal.methods.optimizers import OptimizerFactory
-
-Network: TypeAlias = nn.Module | Sequence[nn.Module] | Encoder
 
 LETTERS = ("f", "b", "g", "h")
 
+_META = torch.device("meta")
+
 
 def convert(
-    model: Network, sample: Tree, how: Conversion, split: Sequence[str] | int | None = None
+    model: Network,
+    sample: Tree,
+    how: Conversion,
+    split: Sequence[str] | int | None = None,
+    weights: Given | None = None,
+    init_weights: InitWeights | None = None,
 ) -> tuple[list[AL], list[LayerShapes]]:
     """The AL layers of a network, and their shapes.
 
     Raises:
         ConfigError: See ``ALPackage.from_bp``.
+        DataError: So, too.
     """
+    network = named_network(model)
+    if network is None or not is_on_meta(network):
+        if weights is not None or init_weights is not None:
+            raise ConfigError(
+                f"{'init_weights' if weights is None else 'weights'} is for a network on the meta device, and this one "
+                "is real; give it its weights before it is converted (load_state_dict, apply)"
+            )
+        return _convert(model, sample, how, split, lambda _: None, on_meta=False)
+    source = Source(network, None if weights is None else Weights(weights), init_weights)
+    with ShapesAlone():
+        return _convert(model, sample, how, split, source.give, on_meta=True)
+
+
+def _convert(
+    model: Network,
+    sample: Tree,
+    how: Conversion,
+    split: Sequence[str] | int | None,
+    say_origin: Callable[[list[AL]], None],
+    *,
+    on_meta: bool,
+) -> tuple[list[AL], list[LayerShapes]]:
     parts = _parts(model, split, sample)
     own = _own_blocks(how.blocks, len(parts))
     pools = _pools(how.pool, len(parts))
@@ -55,27 +87,30 @@ def convert(
     tried: list[Harmless] = []
     for number, part in enumerate(parts):
         _check_trainable(number, part, how.optimizer)
-        tried.append(_try_part(number, part, tried[-1].out if tried else sample))
-    if isinstance(model, nn.Module) and all(isinstance(part.module, Piece) for part in parts):
+        tried.append(_try_part(number, part, tried[-1].out if tried else sample, on_meta=on_meta))
+    if not on_meta and isinstance(model, nn.Module) and all(isinstance(part.module, Piece) for part in parts):
         _check_same(model, sample, tried[-1].out)
     seen = []
     for number, (part, f) in enumerate(zip(parts, tried, strict=True)):
         view = _view(part.module, f.out)
         # New blocks are of the device and type of what their f gives.
         dtypes = [tensor.dtype for tensor in tensors(f.out) if tensor.is_floating_point()]
-        place = _device(part.module, f.out), dtypes[0] if dtypes else torch.get_default_dtype()
+        home = _META if on_meta else _device(part.module, f.out)
+        place = home, dtypes[0] if dtypes else torch.get_default_dtype()
         out = f.out if view is None else view(f.out)
         seen.append(Forward(number, part.name, f.module, view, out, own[number], pools.get(number), *place))
     each = how.task == "per-place"
-    sides = EachPlace(how, seen[-1].out, len(parts)) if each else WholeInput(how, batch_size(sample))
     layers, shapes = [], []
-    for layer, f in zip(seen, tried, strict=True):
-        if "b" not in layer.own and layer.pool is None:
-            _check_batch_first(layer.where, f.out, sample)
-        label_side = sides.label_side(layer)  # first: it says how wide the bridge's code is
-        layers.append(AL(sides.encoder_side(layer), label_side, how.lr, how.optimizer))
-        shapes.append(LayerShapes(shapes_of(f.out), shapes_of(sides.below)))
+    with _META if on_meta else nullcontext():
+        sides = EachPlace(how, seen[-1].out, len(parts)) if each else WholeInput(how, batch_size(sample))
+        for layer, f in zip(seen, tried, strict=True):
+            if "b" not in layer.own and layer.pool is None:
+                _check_batch_first(layer.where, f.out, sample)
+            label_side = sides.label_side(layer)  # first: it says how wide the bridge's code is
+            layers.append(AL(sides.encoder_side(layer), label_side, how.lr, how.optimizer))
+            shapes.append(LayerShapes(shapes_of(f.out), shapes_of(sides.below)))
     refuse_ties([Part(part.name, layer) for part, layer in zip(parts, layers, strict=True)])
+    say_origin(layers)
     for f in tried:
         for module in f.writers:  # at last: a conversion that fails leaves the network as it was
             module.inplace = False  # type: ignore[assignment]
@@ -134,8 +169,6 @@ def _check_numbers(argument: str, given: Mapping[int, Any], layers: int) -> None
 
 def _check_trainable(number: int, part: Part, optimizer: OptimizerFactory | None) -> None:
     where = f"layer {number} ({part.name!r})"
-    if any(tensor.is_meta for tensor in (*part.module.parameters(), *part.module.buffers())):
-        raise ConfigError(f"{where} is on the meta device, which holds no numbers; build the model on a real one")
     sparse = (nn.Embedding, nn.EmbeddingBag)
     if optimizer is None and any(isinstance(m, sparse) and m.sparse for m in part.module.modules()):
         raise ConfigError(
@@ -144,16 +177,19 @@ def _check_trainable(number: int, part: Part, optimizer: OptimizerFactory | None
         )
 
 
-def _try_part(number: int, part: Part, x: Tree) -> Harmless:
-    x = move(x, _device(part.module, x))
+def _try_part(number: int, part: Part, x: Tree, *, on_meta: bool) -> Harmless:
+    x = x if on_meta else move(x, _device(part.module, x))
     if not batch_size(x):
         raise ConfigError(f"the sample is {describe(shapes_of(x))}; expected a batch of inputs, batch first")
     try:
         tried = leave_input_alone(part.module, x)
     except Exception as error:  # whatever a user's block raises
+        hint = f"; {part.hint}" if part.hint else _hint(x, error)
+        if on_meta and "meta" in str(error).lower():
+            hint = "; a forward on the meta device has shapes, and no numbers to look at: build the model on a real one"
         raise ConfigError(
             f"the sample does not fit layer {number} ({part.name!r}): given {describe(shapes_of(x))} it raises "
-            f"{first_line(error)}{f'; {part.hint}' if part.hint else _hint(x, error)}"
+            f"{first_line(error)}{hint}"
         ) from error
     if _is_packed(tried.out):
         raise packed(f"what layer {number} ({part.name!r}) gives is")

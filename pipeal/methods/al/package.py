@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, LayerError, PlacementError, name_of
+from pipeal.core.materialize import InitWeights, check_fillable, materialize
 from pipeal.core.modules import device_of, layers_of, module_of
 from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
 from pipeal.core.tree import Tree, move
+from pipeal.core.weights import Given
 from pipeal.methods.al.bridges import BridgeStyle
 from pipeal.methods.al.codes import LabelStyle, Task
-from pipeal.methods.al.convert import Network, convert
+from pipeal.methods.al.convert import convert
 from pipeal.methods.al.layers import AL
 from pipeal.methods.al.sides import Conversion, OwnBlocks, PerPlace, Pools
+from pipeal.methods.al.source import Network
 from pipeal.methods.al.summary import LayerShapes, Summary, find_shapes, summarize
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
@@ -72,6 +75,8 @@ class ALPackage(nn.Module):
         blocks: OwnBlocks | None = None,
         lr: LearningRates = 1e-3,
         optimizer: OptimizerFactory | None = None,
+        weights: Given | None = None,
+        init_weights: InitWeights | None = None,
     ) -> ALPackage:
         """The AL form of a network made for backpropagation.
 
@@ -91,6 +96,23 @@ class ALPackage(nn.Module):
         own forward draws nothing (its submodules answer for themselves), one line says so::
 
             torchvision.models.resnet.BasicBlock.draws_from_default = False
+
+        A network larger than memory is built on the meta device, where it has shapes alone::
+
+            with torch.device("meta"):
+                net = torchvision.models.resnet18()
+            package = ALPackage.from_bp(net, sample, 10, split=["layer2", "layer3"], weights="resnet18.safetensors")
+            with Pipeline(package, offload="disk") as pipe: ...
+
+        Its layers, new blocks and all, stay there until :class:`pipeal.Pipeline` places them, or :meth:`materialize` is
+        called: then they become real one after the other, by the layer's number and the seed of that. Without
+        ``weights``, each module starts by its ``reset_parameters``: what the network's own constructor does beyond
+        that, such as to scale or to zero some weights, is lost, so that for networks with a start of their own
+        ``weights`` or ``init_weights`` are better. What is real in such a network (buffers, mostly), and not among the
+        weights, keeps its numbers.
+        What compares numbers is left out: that the parts together give those of the network. ``sample`` may be real;
+        what the forward computes of it alone, such as masks, is, too, but it may not look at any other numbers. Per
+        place, the last bridge does not start by giving the network's own answers.
 
         Args:
             model: An ``nn.Sequential`` or a list, each child a layer; any module, cut where ``split`` says; or an
@@ -137,12 +159,23 @@ class ALPackage(nn.Module):
                 K)``, and ``g`` and ``h`` are replaced together.
             lr: One learning rate, or ``{"enc": …, "ae": …}``.
             optimizer: Called for each side of each layer as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+            weights: Of a network on the meta device, by the names of its ``state_dict()``: such a dict, the path of a
+                safetensors file, or the paths of several. All of them, and what ``state_dict()`` leaves out
+                (buffers that are not persistent) as one likes. Of a list of modules, names begin with the item's
+                number, of an :class:`pipeal.Encoder` with ``embedding``, ``blocks.0`` and so on, and ``head``. None
+                for a new network.
+            init_weights: What one would give to ``model.apply``: called with each module of the network, after all are
+                reset and before ``weights``, to fill its own parameters and buffers. A module that is cut is stood for
+                by another, which has those that its part needs. Of a model of ``transformers``, that is its
+                ``model._init_weights``.
 
         Raises:
+            DataError: A file of ``weights`` cannot be read.
             ConfigError: A name in ``split`` does not exist or cannot begin a layer (the message says why); the sample
                 or a block of the user's does not fit; there is no bridge for a shape; the parts together give
                 other numbers than the network, which writes in place between the cuts; two layers would share a
-                parameter; or an argument is out of range.
+                parameter; ``weights`` are missing, superfluous or of another shape; nothing would fill something on the
+                meta device; or an argument is out of range.
         """
         how = Conversion(
             outputs=outputs,
@@ -158,10 +191,31 @@ class ALPackage(nn.Module):
             lr=lr,
             optimizer=optimizer,
         )
-        layers, shapes = convert(model, sample, how, split)
+        layers, shapes = convert(model, sample, how, split, weights, init_weights)
         package = cls(layers)
         package._shapes = shapes
         return package
+
+    def materialize(self, seed: int = 0) -> ALPackage:
+        """Makes layers on the meta device real, all at once, on the CPU; those that are real are left alone.
+
+        A :class:`pipeal.Pipeline` does so by itself, one layer at a time; with the same seed, both give the same bits.
+
+        Args:
+            seed: With the layer's number, the key of what its modules' ``reset_parameters`` draw.
+
+        Returns:
+            The package.
+
+        Raises:
+            ConfigError: Nothing fills some parameter or buffer; layers before that one are real.
+            DataError: The weights cannot be read any more.
+        """
+        for number, layer in enumerate(self):
+            check_fillable(layer, number)
+        for number, layer in enumerate(self):
+            materialize(layer, seed, number)
+        return self
 
     def __len__(self) -> int:
         return len(self._modules)

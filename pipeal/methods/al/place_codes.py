@@ -229,8 +229,12 @@ class _Readout(nn.Module):
 
     def __init__(self, classes: int, code: int, class_dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(classes, code))
+        self.weight = nn.Parameter(torch.empty(classes, code))
         self.class_dim = class_dim
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight)
 
     def forward(self, answer: Tensor) -> Tensor:
         return (F.linear(answer, self.weight) / self.weight.shape[1] ** 0.5).movedim(-1, self.class_dim)
@@ -241,7 +245,11 @@ class _Turn(nn.Module):
 
     def __init__(self, code_in: int, code: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(nn.init.orthogonal_(torch.empty(code_in, code)))
+        self.weight = nn.Parameter(torch.empty(code_in, code))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.orthogonal_(self.weight)
 
     def forward(self, answer: Tensor) -> Tensor:
         return F.linear(answer, self.weight)

@@ -269,11 +269,11 @@ class EachPlace(Sides):
         answer = nn.Linear(self.how.hidden or width, self.below.shape[-1])
         answers = layer.number == self.layers - 1 and width == self.how.outputs and self.how.hidden is None
         modules: list[nn.Module] = [] if channels == -1 else [ChannelsLast(channels)]
-        if answers:  # the network's own: at first, the way down says the same
+        if answers and not answer.weight.is_meta:  # the network's own: at first, the way down says the same
             with torch.no_grad():
                 answer.weight.copy_(torch.linalg.pinv(self.below.float() / self.below.shape[-1] ** 0.5))
                 answer.bias.zero_()
-        else:
+        if not answers:
             modules.append(nn.LayerNorm(width))
         if self.how.hidden is not None:
             modules += [nn.Linear(width, self.how.hidden), nn.ReLU()]

@@ -15,10 +15,9 @@ from torch import Tensor, fx, nn
 
 from pipeal.core.errors import ConfigError
 from pipeal.core.flops import counting
-from pipeal.core.modules import device_of
 from pipeal.core.partition import balance
-from pipeal.core.tree import Tree, batch_size, move, tensors
-from pipeal.methods.cutting.probe import probing
+from pipeal.core.tree import Tree, batch_size, tensors
+from pipeal.methods.cutting.probe import brought, probing
 from pipeal.methods.cutting.tracing import parents, trace_model
 
 _FLOPS_PER_BYTE = 10
@@ -92,7 +91,7 @@ def grouped(modules: Sequence[nn.Module], count: int, sample: Tree) -> list[int]
     for module in modules:
         weights = list(module.parameters())
         with probing(module):
-            x = move(x, device_of(module))
+            x = brought(x, module)
             cost, x = _cost(module, (x,), {}, weights)
         if not sizes or _has_matrix(weights):
             sizes.append(0)
