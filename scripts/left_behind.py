@@ -50,7 +50,7 @@ def left_behind(folder: Path) -> tuple[dict[int, Any], list[dict[str, str]]]:
     assert saved is not None, f"{folder} has no good checkpoint"
     with (folder / "epochs.csv").open() as file:
         rows = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
-    return saved.layers(), rows
+    return dict(saved.layers()), rows
 
 
 def same(one: Any, other: Any) -> bool:

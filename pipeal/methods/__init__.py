@@ -4,7 +4,7 @@
 
     pipeal.core.methods     a line per method: its name, its label, the names of its losses, whether it has exits
     pipeal.methods.layer    what the layers of all methods share: their losses, backward and update
-    pipeal.methods.<name>   its layers, and ``make_layers``, which makes them of a network
+    pipeal.methods.<name>   its layers, and ``make_layers``, a generator, which makes them of a network
     pipeal.models           the networks
 
 A layer is any :class:`pipeal.core.protocols.TrainableLayer`: it trains itself on what the one before hands on, and its
@@ -13,6 +13,7 @@ A layer is any :class:`pipeal.core.protocols.TrainableLayer`: it trains itself o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 
 from pipeal.core.protocols import TrainableLayer
@@ -24,8 +25,8 @@ __all__ = ["Network", "Part", "make_layers"]
 
 def make_layers(
     method: str, network: Network, lr: LearningRates = 1e-3, optimizer: OptimizerFactory | None = None
-) -> list[TrainableLayer]:
-    """The layers that train a network by a method.
+) -> Iterator[TrainableLayer]:
+    """The layers that train a network by a method, each made when it is asked for.
 
     Args:
         method: A name of :data:`pipeal.core.methods.METHODS`.
@@ -39,5 +40,5 @@ def make_layers(
     """
     # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
     module = import_module(f"{__name__}.{method.replace('-', '_')}")
-    layers: list[TrainableLayer] = module.make_layers(network, lr, optimizer)
+    layers: Iterator[TrainableLayer] = module.make_layers(network, lr, optimizer)
     return layers

@@ -6,7 +6,7 @@ several devices, one after the other: naive model parallelism, in which one devi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -122,9 +122,9 @@ class BP(LocalLayer):
         return self
 
 
-def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> list[BP]:
+def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> Iterator[BP]:
     """The whole network as a single layer; see :func:`pipeal.methods.make_layers`."""
-    return [BP(network.whole(), network.criterion(), one_rate(lr, "BP"), optimizer)]
+    yield BP(network.whole(), network.criterion(), one_rate(lr, "BP"), optimizer)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

@@ -14,6 +14,8 @@ layers learn at the same time. Their code (eugenium/DGL) has deeper heads; these
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import nn
 
 from pipeal.core.protocols import TURN, UP
@@ -59,11 +61,9 @@ class Greedy(LocalLayer):
         return {UP: self.f, TURN: self.head}
 
 
-def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> list[Greedy]:
+def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> Iterator[Greedy]:
     """A layer for each part of a network; see :func:`pipeal.methods.make_layers`."""
     rate = one_rate(lr, "greedy")
-    layers = []
     for part in network.parts():
         head = nn.Sequential(part.pool, nn.Linear(part.width, network.outputs))
-        layers.append(Greedy(part.f, head, network.criterion(), rate, optimizer))
-    return layers
+        yield Greedy(part.f, head, network.criterion(), rate, optimizer)

@@ -6,8 +6,8 @@ from pipeal.models.causal import CausalAttention, CausalBlock, CharacterEmbeddin
 from pipeal.models.charlm import CharDims, CharLM, CharLMAL
 from pipeal.models.features import TokenEmbedding
 from pipeal.models.generation import generate, generate_each
-from pipeal.models.grouping import group_layers
-from pipeal.models.registry import build_language, build_text, build_vision
+from pipeal.models.grouping import group_each, group_layers
+from pipeal.models.registry import build_language, build_text, build_vision, model_layers
 from pipeal.models.text import LSTM, LSTMAL, TextDims, Transformer, TransformerAL
 from pipeal.models.vision import VGG, VGGAL, Resnet, ResnetAL, VisionDims
 
@@ -41,5 +41,7 @@ __all__ = [
     "build_vision",
     "generate",
     "generate_each",
+    "group_each",
     "group_layers",
+    "model_layers",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 
 from pipeal.core.errors import ConfigError
+from pipeal.core.modules import module_of
+from pipeal.core.protocols import TrainableLayer
 from pipeal.data import Grouped
 from pipeal.methods.al import AL, BP, ALPackage
 
@@ -30,24 +32,46 @@ def group_layers(
     Raises:
         ConfigError: Thresholds that do not rise, or a layer that there is not.
     """
-    places = list(_places(package))
-    chosen = range(2, len(places) + 1) if layers is None else sorted(set(layers))
-    for number in chosen:
-        if not 1 <= number <= len(places):
-            raise ConfigError(f"no layer {number} to group; wanted layers from 1 to {len(places)}")
-    for number in chosen:
-        holder, name = places[number - 1]
-        setattr(holder, name, Grouped(getattr(holder, name), thresholds, pad_index=pad_index if number == 1 else None))
+    _require_there(layers, sum(1 for layer in package for _ in _places(layer)))  # before anything is altered
+    for _ in group_each(package, thresholds, layers, pad_index=pad_index):
+        pass
     return package
 
 
-def _places(package: ALPackage) -> Iterator[tuple[nn.Module, str]]:
-    """The module and the attribute name that hold each layer's block."""
+def group_each(
+    package: Iterable[TrainableLayer],
+    thresholds: Sequence[int],
+    layers: Sequence[int] | None = None,
+    *,
+    pad_index: int = 0,
+) -> Iterator[TrainableLayer]:
+    """The same for layers as they are made; the arguments are those of :func:`group_layers`.
+
+    Raises:
+        ConfigError: As there; of a layer that there is not, after the last.
+    """
+    number = 0
     for layer in package:
-        if isinstance(layer, AL):
-            yield layer.enc, "f"
-        elif isinstance(layer, BP):
-            *blocks, _ = layer.model.named_children()  # the last is the head
-            yield from ((layer.model, name) for name, _ in blocks)
-        else:
-            yield layer, "f"
+        for holder, name in _places(layer):
+            number += 1
+            if number > 1 if layers is None else number in layers:
+                pads = pad_index if number == 1 else None
+                setattr(holder, name, Grouped(getattr(holder, name), thresholds, pad_index=pads))
+        yield layer
+    _require_there(layers, number)
+
+
+def _places(layer: TrainableLayer) -> list[tuple[nn.Module, str]]:
+    """The modules and the attribute names that hold a layer's block, or in the BP form its blocks."""
+    if isinstance(layer, AL):
+        return [(layer.enc, "f")]
+    if isinstance(layer, BP):
+        *blocks, _ = layer.model.named_children()  # the last is the head
+        return [(layer.model, name) for name, _ in blocks]
+    return [(module_of(layer), "f")]
+
+
+def _require_there(layers: Sequence[int] | None, count: int) -> None:
+    for number in sorted(set(layers or ())):
+        if not 1 <= number <= count:
+            raise ConfigError(f"no layer {number} to group; wanted layers from 1 to {count}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -53,8 +53,9 @@ class LSTMBlock(nn.Module):
 def _missing_types() -> frozenset[torch.dtype]:
     """Types in which this CPU has no LSTM under autocast, though products are emulated: oneDNN asks for AVX512."""
     missing = set()
-    rows, state = torch.zeros(1, 1, 1), (torch.zeros(1, 1, 1), torch.zeros(1, 1, 1))
-    weights = [torch.zeros(4, 1), torch.zeros(4, 1), torch.zeros(4), torch.zeros(4)]
+    zeros = partial(torch.zeros, device="cpu")  # also where a model is built on the meta device
+    rows, state = zeros(1, 1, 1), (zeros(1, 1, 1), zeros(1, 1, 1))
+    weights = [zeros(4, 1), zeros(4, 1), zeros(4), zeros(4)]
     for dtype in (torch.bfloat16, torch.float16):
         try:
             with torch.no_grad(), torch.autocast("cpu", dtype):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pkgutil import resolve_name
 from typing import Any
 
 from pipeal.core.errors import ConfigError, unknown_name
 from pipeal.core.methods import DEFAULT, METHODS
 from pipeal.core.names import LANGUAGE, TEXT, VISION, Mode, Names, contradicts
-from pipeal.methods import Network, make_layers
+from pipeal.core.protocols import TrainableLayer
+from pipeal.methods import make_layers
 from pipeal.methods.al import ALPackage, LearningRates, OptimizerFactory
 from pipeal.models.charlm import LESSON, CharDims
 from pipeal.models.text import PUBLISHED, TextDims, Vectors
@@ -47,9 +49,8 @@ def build_text(
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
-    model, form = _form_of(name, mode, TEXT)
-    network = model.network(vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
-    return _package(form, network, lr, optimizer)
+    sizes: dict[str, Any] = {"dims": dims, "pad_index": pad_index, "pretrained": pretrained}
+    return ALPackage(model_layers(TEXT, name, mode, vocab_size, classes, lr=lr, optimizer=optimizer, **sizes))
 
 
 def build_vision(
@@ -78,8 +79,7 @@ def build_vision(
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
-    model, form = _form_of(name, mode, VISION)
-    return _package(form, model.network(classes, dims=dims), lr, optimizer)
+    return ALPackage(model_layers(VISION, name, mode, classes, lr=lr, optimizer=optimizer, dims=dims))
 
 
 def build_language(
@@ -107,8 +107,30 @@ def build_language(
     Raises:
         ConfigError: The name or mode is unknown, or they contradict each other.
     """
-    model, form = _form_of(name, mode, LANGUAGE)
-    return _package(form, model.network(characters, dims=dims), lr, optimizer)
+    return ALPackage(model_layers(LANGUAGE, name, mode, characters, lr=lr, optimizer=optimizer, dims=dims))
+
+
+def model_layers(
+    names: Names,
+    name: str,
+    mode: Mode | None = None,
+    *sizes: Any,
+    lr: LearningRates = 1e-3,
+    optimizer: OptimizerFactory | None = None,
+    **options: Any,
+) -> Iterator[TrainableLayer]:
+    """The layers of such a model, each made when it is asked for: so that a model larger than memory never is whole.
+
+    Args:
+        names: The kind of model: ``TEXT``, ``VISION`` or ``LANGUAGE`` of :mod:`pipeal.core.names`.
+        name: As for :func:`build_text` and its like; also ``mode``, ``lr`` and ``optimizer``.
+        sizes: As the ``network()`` of the model's class takes them, as are ``options``.
+
+    Raises:
+        ConfigError: As :func:`build_text`; where sizes do not fit, from the first layer on.
+    """
+    model, form = _form_of(name, mode, names)
+    return make_layers(form, model.network(*sizes, **options), lr, optimizer)
 
 
 def _form_of(name: str, mode: Mode | None, names: Names) -> tuple[Any, Mode]:
@@ -120,7 +142,3 @@ def _form_of(name: str, mode: Mode | None, names: Names) -> tuple[Any, Mode]:
         label = METHODS[implied].label
         raise ConfigError(f"model {name!r} is the {label} form, but the mode is {mode!r}; ask for {plain!r}")
     return resolve_name(names.models[plain]), mode or implied or DEFAULT.name
-
-
-def _package(form: Mode, network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> ALPackage:
-    return ALPackage(make_layers(form, network, lr, optimizer))

@@ -14,9 +14,10 @@ sides. See :class:`VisionDims`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from typing import Literal, TypeAlias
 
 import torch
@@ -101,20 +102,24 @@ class VisionBP(BPForm):
     """
 
     def __init__(self, classes: int, *, dims: VisionDims = PUBLISHED_VISION) -> None:
-        blocks = self._blocks(dims)
+        blocks = list(self._blocks(dims))
         super().__init__(*(block.f for block in blocks), self._head(dims, blocks[-1].channels, classes))
 
     @classmethod
-    def network(cls, classes: int, *, dims: VisionDims = PUBLISHED_VISION) -> Network:
-        """What every method makes its layers of; the arguments are those of the class."""
+    def network(cls, classes: int, *, dims: VisionDims = PUBLISHED_VISION, one_by_one: bool = False) -> Network:
+        """What every method makes its layers of; the arguments are those of the class.
 
-        def parts() -> list[Part]:
-            return [
-                Part(
-                    block.f, block.channels, nn.Sequential(CellMeans(1, 1), nn.Flatten()), partial(sides, number, block)
-                )
-                for number, block in enumerate(cls._blocks(dims))
-            ]
+        With ``one_by_one`` each block is drawn as its layer is made. Else all blocks are drawn first, which for a seed
+        of the default generator gives the weights that it always gave.
+        """
+
+        def parts() -> Iterable[Part]:
+            blocks = cls._blocks(dims)
+            return starmap(part, enumerate(blocks if one_by_one else list(blocks)))
+
+        def part(number: int, block: _Block) -> Part:
+            pool = nn.Sequential(CellMeans(1, 1), nn.Flatten())
+            return Part(block.f, block.channels, pool, partial(sides, number, block))
 
         def sides(number: int, block: _Block) -> tuple[ENC, AE]:
             out = torch.empty(1, block.channels, block.side, block.side, device="meta")
@@ -128,8 +133,8 @@ class VisionBP(BPForm):
 
     @staticmethod
     @abstractmethod
-    def _blocks(dims: VisionDims) -> list[_Block]:
-        """Those that learn features, in order."""
+    def _blocks(dims: VisionDims) -> Iterator[_Block]:
+        """Those that learn features, in order, each drawn when it is asked for."""
 
     @staticmethod
     @abstractmethod
@@ -141,17 +146,15 @@ class VGG(VisionBP):
     """VGG in BP form; the arguments are those of :class:`VisionBP`."""
 
     @staticmethod
-    def _blocks(dims: VisionDims) -> list[_Block]:
+    def _blocks(dims: VisionDims) -> Iterator[_Block]:
         before, side = dims.channels, dims.size
-        blocks = []
         stages: Sequence[Sequence[int]] = ((128, 256), (256, 512), (512,), (512,))
         for stage in stages:
             channels = [dims.widened(count) for count in stage]
             side //= 2
             block = VGGStage(before, channels, _ACTIVATIONS[dims.activation])
             before = channels[-1]
-            blocks.append(_Block(block, before, side))
-        return blocks
+            yield _Block(block, before, side)
 
     @staticmethod
     def _head(dims: VisionDims, channels: int, classes: int) -> nn.Module:
@@ -163,16 +166,15 @@ class Resnet(VisionBP):
     """ResNet-18 in BP form; the arguments are those of :class:`VisionBP`."""
 
     @staticmethod
-    def _blocks(dims: VisionDims) -> list[_Block]:
+    def _blocks(dims: VisionDims) -> Iterator[_Block]:
         activation, side = _ACTIVATIONS[dims.activation], dims.size
         before = dims.widened(64)
-        blocks = [_Block(ConvBN(dims.channels, before, activation), before, side)]
+        yield _Block(ConvBN(dims.channels, before, activation), before, side)
         for number, channels in enumerate(map(dims.widened, (64, 128, 256, 512))):
             stride = 2 if number else 1
             side //= stride
-            blocks.append(_Block(ResidualStage(before, channels, activation, stride=stride), channels, side))
+            yield _Block(ResidualStage(before, channels, activation, stride=stride), channels, side)
             before = channels
-        return blocks
 
     @staticmethod
     def _head(dims: VisionDims, channels: int, classes: int) -> nn.Module:  # noqa: ARG004  as VGG's

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pipeal.core.errors import DataError, PlacementError
-from pipeal.core.modules import layers_of
+from pipeal.core.modules import layers_of, module_of
 from pipeal.core.options import DEFAULTS, EngineOptions, with_keywords
 from pipeal.core.outofmemory import is_out_of_memory
 from pipeal.core.partition import balance, balance_rows
@@ -45,6 +45,8 @@ def plan(
     **keywords: Any,
 ) -> Placement:
     """The fastest placement of a model on this machine, by trial of some on a copy of its layers.
+
+    With ``offload`` nothing is tried, since memory need not suffice for a copy: see :func:`estimate`.
 
     ::
 
@@ -123,6 +125,8 @@ def place(
     layers = layers_of(model)
     schedule = schedule_named(schedule).within(options.within_stage)
     usable = _usable(devices)
+    if options.offload != "none":
+        return estimate(layers, usable[: len(layers)], schedule, options)
     counts = _thread_counts(usable, schedule, options)
     choices = _candidate_devices(len(layers), usable)
     if len(choices) == len(counts) == len({_kind(device) for device in usable}) == 1:
@@ -169,6 +173,8 @@ def fit(
     layers = layers_of(model)
     units = layers if parts is None else list(parts)
     schedule = schedule_named(schedule).within(options.within_stage)
+    if options.offload != "none":
+        return estimate(layers, devices, schedule, options, sizes=sizes, parts=parts)
     search = Search(layers, batches, schedule, options, TrialOptions(**search_options))
     names, alone = list(devices), None
     if sizes is None:
@@ -183,6 +189,42 @@ def fit(
     search.trials.run([settled, replace(settled, threads=share // 2)], 2)
     search.try_fewer_threads()
     return search.taken()
+
+
+def estimate(
+    layers: Sequence[TrainableLayer],
+    devices: Sequence[str],
+    schedule: Schedule,
+    options: EngineOptions,
+    *,
+    sizes: Sequence[int] | None = None,
+    parts: Sequence[TrainableLayer] | None = None,
+) -> Placement:
+    """A stage on each device, of layers of about equally many weights together; nothing is tried.
+
+    It is for layers that are offloaded, which may be on the meta device here: a trial would hold copies of all. As many
+    bytes of a layer come and go as it has weights, and its products grow with them. On a CPU one stage, unless more are
+    named, since each stage has a layer in memory.
+
+    Args:
+        layers: Of the model.
+        devices: One for each stage.
+        schedule: The schedule it is for.
+        options: As for :func:`place`.
+        sizes: As for :func:`fit`, as is ``parts``.
+
+    Raises:
+        PlacementError: Devices, sizes and layers do not fit.
+    """
+    units = layers if parts is None else parts
+    names = list(devices)
+    if sizes is None:
+        weights = [sum(weight.numel() for weight in module_of(unit).parameters()) for unit in units]
+        found = balance([1.0 + count for count in weights], len(names))
+    else:
+        found = check_sizes(sizes, len(units), len(names))
+    row = parts is not None and len(names) > 1
+    return Placement(names, found, threads_each(names[:1] if row else names, schedule, options.threads))
 
 
 def _equal_cost(

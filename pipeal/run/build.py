@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -17,6 +19,8 @@ from pipeal.config.schema import USUAL_RATE
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import METHODS
 from pipeal.core.names import Names
+from pipeal.core.protocols import TrainableLayer
+from pipeal.core.rng import key_seed
 from pipeal.data import WHOLE, EpochBatches, Share
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.threads import intra_op_threads
@@ -61,14 +65,38 @@ class Models(ABC):
         return replace(self, config=config)
 
     def package(self, mode: str, seed: int) -> ALPackage:
-        """A new model whose first weights follow from the seed alone; the same on every rank, but for read vectors."""
-        with intra_op_threads(1):  # with another number, an orthogonal matrix is rounded otherwise
-            torch.manual_seed(seed)
-            return self.build(mode)
+        """All of :meth:`layers`, with the same bits."""
+        return ALPackage(self.layers(mode, seed))
+
+    def layers(self, mode: str, seed: int, here: Container[int] | None = None) -> Iterator[TrainableLayer]:
+        """The layers of a new model, one at a time: each is made when it is asked for.
+
+        The first weights of each follow from the seed and its number alone; they are the same on every rank, but for
+        read vectors. The caller's default generators are left as they are.
+
+        Args:
+            mode: The name of a method.
+            seed: Of the first weights.
+            here: The numbers of the layers that are wanted; all others are on the meta device, without a weight, and
+                draw nothing. None for all.
+        """
+        made = self.build(mode)
+        for number in count():
+            place = nullcontext() if here is None or number in here else torch.device("meta")
+            # With another number of threads, an orthogonal matrix is rounded otherwise.
+            with intra_op_threads(1), torch.random.fork_rng(devices=[]), place:
+                torch.default_generator.manual_seed(key_seed(seed, number))
+                layer = next(made, None)
+            if layer is None:
+                return
+            yield layer
 
     @abstractmethod
-    def build(self, mode: str) -> ALPackage:
-        """A new model of the configured name and widths; ``mode`` is the name of a method."""
+    def build(self, mode: str) -> Iterator[TrainableLayer]:
+        """The layers of a new model of the configured name and widths; ``mode`` is the name of a method.
+
+        Nothing of a layer is made before it is asked for: it may be for another device, with another key.
+        """
 
 
 @dataclass(frozen=True)
@@ -109,6 +137,10 @@ class Experiment(ABC):
     def package(self, mode: str, seed: int) -> ALPackage:
         """A new model; see :meth:`Models.package`."""
         return self.models.package(mode, seed)
+
+    def layers(self, mode: str, seed: int, here: Container[int] | None = None) -> Iterator[TrainableLayer]:
+        """A new model, layer by layer; see :meth:`Models.layers`."""
+        return self.models.layers(mode, seed, here)
 
     def under(self: E, config: RunConfig) -> E:
         """The same data, trained on otherwise; see :meth:`Models.under`."""

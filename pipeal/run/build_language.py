@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -14,14 +15,15 @@ from pipeal.config import LanguageConfig, LanguageModelConfig, load_config
 from pipeal.core.artifacts import ALPHABET, CHECKPOINTS, CONFIG
 from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.names import LANGUAGE
+from pipeal.core.protocols import TrainableLayer
 from pipeal.core.rng import key_seed
 from pipeal.data import WHOLE, Alphabet, RandomBlocks, ReadAhead, Share, read_characters
 from pipeal.engine import Pipeline
-from pipeal.engine.runner.precision import make_ready
 from pipeal.methods.al import ALPackage, OptimizerFactory
-from pipeal.models import CharDims, TokenCrossEntropy, build_language, generate_each
+from pipeal.models import CharDims, TokenCrossEntropy, generate_each, model_layers
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, rates, with_names
+from pipeal.run.opening import new_layers
 from pipeal.run.stopping import StopRequest, Unless
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import CheckpointStore
@@ -48,15 +50,16 @@ class LanguageModels(Models):
     config: LanguageConfig
     characters: int
 
-    def build(self, mode: str) -> ALPackage:
-        """A new model of the configured name and widths."""
-        return build_language(
+    def build(self, mode: str) -> Iterator[TrainableLayer]:
+        """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
+        return model_layers(
+            LANGUAGE,
             self.config.model.name,
             mode,
-            characters=self.characters,
-            dims=_dims(self.config.model),
+            self.characters,
             lr=rates(self.config.train.lr, mode),
             optimizer=adam,
+            dims=_dims(self.config.model),
         )
 
 
@@ -208,10 +211,9 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
     saved = CheckpointStore(CHECKPOINTS.at(folder)).newest(_log.warning)
     if saved is None:
         raise DataError(f"{folder}: no checkpoint; train until the first one is written")
-    package = LanguageModels(config, len(alphabet)).package(config.train.mode, config.train.seed)
-    make_ready(package, config.train.precision)
-    ResumedTraining.of(saved).load_into(package)
-    return config, alphabet, package
+    models, resumed = LanguageModels(config, len(alphabet)), ResumedTraining.of(saved)
+    resumed.check(list(new_layers(models, config, 1, here=())))
+    return config, alphabet, ALPackage(new_layers(models, config, 1, states=resumed.states))
 
 
 def first_prompt(alphabet: Alphabet) -> str:

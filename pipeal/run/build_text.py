@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import numpy.typing as npt
 from pipeal.config import GroupingConfig, RunConfig, TextConfig, TextModelConfig
 from pipeal.core.artifacts import VOCABULARY
 from pipeal.core.errors import ConfigError
+from pipeal.core.modules import module_of
 from pipeal.core.names import TEXT, WITH_HEADS
+from pipeal.core.protocols import TrainableLayer
 from pipeal.data import (
     WHOLE,
     BatchLoader,
@@ -33,8 +35,8 @@ from pipeal.data import (
     published_max_len,
 )
 from pipeal.data.batching import Known, make_sampler
-from pipeal.methods.al import ALPackage, TouchedAdam, touch_rows
-from pipeal.models import TextDims, build_text, group_layers
+from pipeal.methods.al import TouchedAdam, touch_rows
+from pipeal.models import TextDims, group_each, model_layers
 from pipeal.reporting import bars
 from pipeal.run.build import (
     SPLIT_SEED,
@@ -102,25 +104,28 @@ class TextModels(Models):
             )
         return super().under(config)
 
-    def build(self, mode: str) -> ALPackage:
-        """A new model of the configured name and widths."""
+    def build(self, mode: str) -> Iterator[TrainableLayer]:
+        """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
         model = self.config.model
-        package = build_text(
+        touched = model.embedding_updates == "touched"
+        layers = model_layers(
+            TEXT,
             model.name,
             mode,
-            vocab_size=self.vocab_size,
-            classes=self.classes,
-            dims=_dims(model),
+            self.vocab_size,
+            self.classes,
             lr=rates(self.config.train.lr, mode),
-            optimizer=TouchedAdam if model.embedding_updates == "touched" else None,
+            optimizer=TouchedAdam if touched else None,
+            dims=_dims(model),
             pad_index=self.pad_index,
             pretrained=self.pretrained,
         )
-        if model.embedding_updates == "touched":
-            touch_rows(package)
-        if not self.thresholds:
-            return package
-        return group_layers(package, self.thresholds, model.grouping.layers, pad_index=self.pad_index)
+        if self.thresholds:
+            layers = group_each(layers, self.thresholds, model.grouping.layers, pad_index=self.pad_index)
+        for layer in layers:
+            if touched:
+                touch_rows(module_of(layer))
+            yield layer
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from pipeal.config import VisionConfig, VisionModelConfig
 from pipeal.core.artifacts import IMAGES
 from pipeal.core.errors import ConfigError
+from pipeal.core.modules import module_of
 from pipeal.core.names import VISION
+from pipeal.core.protocols import TrainableLayer
 from pipeal.data import (
     WHOLE,
     EpochBatches,
@@ -23,8 +26,7 @@ from pipeal.data import (
     load_images,
 )
 from pipeal.engine.devices.cpus import cores
-from pipeal.methods.al import ALPackage
-from pipeal.models import VisionDims, build_vision
+from pipeal.models import VisionDims, model_layers
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
 from pipeal.run.build import Experiment, Models, data_root, facts_of, hold_out, kept_in, rates, with_names
@@ -47,17 +49,22 @@ class VisionModels(Models):
     config: VisionConfig
     classes: int
 
-    def build(self, mode: str) -> ALPackage:
-        """A new model of the configured name and widths."""
+    def build(self, mode: str) -> Iterator[TrainableLayer]:
+        """See :meth:`Models.build <pipeal.run.build.Models.build>`."""
         model = self.config.model
-        package = build_vision(
+        layers = model_layers(
+            VISION,
             model.name,
             mode,
-            classes=self.classes,
-            dims=_dims(model, self.config.data.size),
+            self.classes,
             lr=rates(self.config.train.lr, mode),
+            dims=_dims(model, self.config.data.size),
+            one_by_one=True,
         )
-        return package.to(memory_format=torch.channels_last) if model.channels_last else package
+        for layer in layers:
+            if model.channels_last:
+                module_of(layer).to(memory_format=torch.channels_last)
+            yield layer
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from pipeal.engine.devices import all_devices, device_names, fastest_precision
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
+from pipeal.engine.schedule import schedule_named
 from pipeal.engine.sizes import check_sizes
 from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
@@ -35,6 +36,9 @@ from pipeal.run.opening import engine_options
 from pipeal.run.remembered import PlacementCache, key_of
 
 _log = logging.getLogger(__name__)
+
+
+_NOT_TRIED = "by the weights of layers: those that are offloaded are not tried, which would take copies of all"
 
 
 def choose(
@@ -78,9 +82,13 @@ def choose(
     with closing(experiment.train_batches(config.train.seed)) as batches:  # batching that does not fit is told here
         # The first optimizer imports PyTorch's compiler: seconds.
         with bars.Steps(f"building the {method.label} form"):
-            package = experiment.package(form, config.train.seed)
+            # Offloaded layers may be larger together than memory: they are not tried, and so need no weights here.
+            here = None if options.offload == "none" else ()
+            package = ALPackage(experiment.layers(form, config.train.seed, here))
         source, placement = _placed(package, config, form, None if auto else devices, options, batches, cache)
     found = [parse_device(device) for device in placement.devices]
+    by_layer = schedule_named(config.engine.schedule).within(options.within_stage).by_layer
+    options.check_layout(by_layer=by_layer, kinds={device.type for device in found})
     check_precision(precision, found)
     check_compile(config.engine.compile, found)
     engine = replace(
@@ -122,6 +130,11 @@ def _placed(
         units = len(parts or layers)
         sizes = _check_layout(sizes, layers, units, len(devices), form)
         asked = devices, sizes
+    if options.offload != "none":
+        shown = "as named" if sizes is not None or len(devices or ()) == 1 else _NOT_TRIED
+        if devices is None:
+            return shown, place(package, sample, engine.schedule, options)
+        return shown, fit(package, sample, engine.schedule, devices, options, sizes=sizes, parts=parts)
     key = key_of(package, sample, form, *asked, *_settings(config, options))
     known = cache.recall(key)
     if known is not None and devices in (None, known.placement.devices) and _is_here(known.placement, units):

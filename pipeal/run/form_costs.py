@@ -6,19 +6,22 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 import torch
 
 from pipeal.config import RunConfig
-from pipeal.core.options import Precision
+from pipeal.core.options import EngineOptions, Precision
 from pipeal.core.tree import move, tensors
 from pipeal.data import Batch
 from pipeal.engine.runner.parts import cut
 from pipeal.engine.schedule import schedule_named
 from pipeal.engine.sizes import layers_of_stages
+from pipeal.engine.state.offload import one_by_one
+from pipeal.methods.al import ALPackage
 from pipeal.planning.measure.layers import count_bytes
 from pipeal.run.build import Experiment
-from pipeal.run.opening import engine_options, new_package
+from pipeal.run.opening import engine_options, new_layers, new_package
 from pipeal.training.exit_costs import exit_costs, training_flops
 
 LOOKED_AT = 64
@@ -72,18 +75,20 @@ class FormCosts:
         }
 
 
-def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
+def form_costs(experiment: Experiment, config: RunConfig, folder: Path | None = None) -> FormCosts:
     """Counts on new models of a form, and on its first training batches.
 
     Args:
         experiment: What is run.
         config: Of the form, with every choice made.
+        folder: Of the run, for offloaded layers where none is named for them.
     """
     places = {*config.engine.devices}
     device = torch.device(places.pop() if len(places) == 1 else "cpu")  # of several, one may not hold all of it
     batches = first_batches(experiment, config.train.seed)
+    options = engine_options(config, dump_folder=folder)
     with torch.random.fork_rng(devices=[]):
-        layers = new_package(experiment, config, 1).to(device)
+        layers = _package(experiment, config, options).to(device)
         counted = batches[:: -(-len(batches) // COUNTED)]
         samples = [len(batch.x) for batch in counted]
         trained = inferred = 0.0
@@ -92,10 +97,9 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
             x, y = move(cut((batch.x, batch.y), few), device)
             trained += count * training_flops(layers, x, y)
             inferred += count * exit_costs(layers, x).alone(len(layers))
-        # Its graphs, states and scalers are those of a training; the gradients of the look before would be more.
-        options = engine_options(config)
+        # Its graphs, states and scalers are those of a training.
         rows = count_bytes(
-            list(new_package(experiment, config, 1)),
+            list(_package(experiment, config, options)),
             largest(batches),
             replace(
                 options,
@@ -114,6 +118,13 @@ def form_costs(experiment: Experiment, config: RunConfig) -> FormCosts:
         sum(row.optimizer_bytes for row in rows),
         _active_at_once([row.activation_bytes for row in rows], config),
     )
+
+
+def _package(experiment: Experiment, config: RunConfig, options: EngineOptions) -> ALPackage:
+    """A new model; of layers that are offloaded, each is in a file before the next is made."""
+    if options.offload == "none":
+        return new_package(experiment, config, 1)
+    return ALPackage(one_by_one(new_layers(experiment, config, 1), options.offload_folder, {}))
 
 
 def _active_at_once(layers: Sequence[int], config: RunConfig) -> int:

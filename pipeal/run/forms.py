@@ -116,7 +116,7 @@ def _spread(experiment: Experiment, method: Method, devices: Sequence[str]) -> l
     if config.engine.compile != "none":
         _log.warning(f"{method.label} over several devices is not compared: engine.compile is for layers on one")
         return []
-    (layer,) = experiment.package(method.name, config.train.seed)
+    (layer,) = experiment.layers(method.name, config.train.seed, here=())
     devices = devices[: blocks_of(layer)]
     if len(devices) < 2:
         return []

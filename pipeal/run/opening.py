@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from pipeal.config import RunConfig
 from pipeal.core.options import EngineOptions, Precision
+from pipeal.core.protocols import TrainableLayer
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.runner.precision import make_ready
+from pipeal.engine.state.layer_state import State, load_layer_state
 from pipeal.methods.al import ALPackage
 from pipeal.run.build import Experiment, Models
 from pipeal.training.learning_rate import Course
@@ -21,15 +24,15 @@ TRACE_FROM = 10
 
 
 def open_pipeline(
-    package: ALPackage,
+    model: Iterable[TrainableLayer],
     config: RunConfig,
     seed: int,
     first_batch: int = 0,
     traced: Window | None = None,
     dump_folder: Path | None = None,
 ) -> Pipeline:
-    """The pipeline that a configuration with every choice made describes."""
-    return Pipeline(package, config.engine.devices, **settings_of(config, seed, first_batch, traced, dump_folder))
+    """The pipeline that a configuration with every choice made describes; see :func:`new_layers`."""
+    return Pipeline(model, config.engine.devices, **settings_of(config, seed, first_batch, traced, dump_folder))
 
 
 def settings_of(
@@ -71,17 +74,36 @@ def engine_options(
     )
 
 
-def new_package(models: Models | Experiment, config: RunConfig, turn: int) -> ALPackage:
-    """The model that a turn begins with; states of the run fit it.
+def new_layers(
+    models: Models | Experiment,
+    config: RunConfig,
+    turn: int,
+    *,
+    states: Mapping[int, State] | None = None,
+    here: Container[int] | None = None,
+) -> Iterator[TrainableLayer]:
+    """The layers that a turn begins with, each made when it is asked for; states of the run fit them.
+
+    A pipeline that offloads its layers takes each away before it asks for the next: the model never is whole in memory.
 
     Args:
-        models: Makes it.
+        models: Makes them.
         config: With every choice made.
         turn: Of the run, from 1.
+        states: What they go on with, which was found to fit them; None for their first weights.
+        here: The numbers of those that are wanted; others are on the meta device. None for all.
     """
-    package = models.package(config.train.mode, seed_of(config, turn))
-    make_ready(package, config.train.precision)
-    return package
+    layers = models.layers(config.train.mode, seed_of(config, turn), here)
+    for number, layer in enumerate(layers):
+        make_ready([layer], config.train.precision)
+        if states is not None:
+            load_layer_state(layer, states[number])
+        yield layer
+
+
+def new_package(models: Models | Experiment, config: RunConfig, turn: int) -> ALPackage:
+    """The model that a turn begins with, whole; the arguments are those of :func:`new_layers`."""
+    return ALPackage(new_layers(models, config, turn))
 
 
 def course_of(config: RunConfig) -> Course:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from pipeal.core.errors import ConfigError, PlacementError
 from pipeal.core.methods import COMPARE, COMPARED, METHODS, with_all
 from pipeal.core.names import Mode
 from pipeal.core.options import Precision
+from pipeal.core.protocols import TrainableLayer
 from pipeal.data import Batch, Share
 from pipeal.engine import Pipeline, Window, balance, parse_device
 from pipeal.engine.devices import device_names, fastest_precision
@@ -138,7 +139,7 @@ class Team(Site):
 
     def open_pipeline(
         self,
-        package: ALPackage,
+        model: Iterable[TrainableLayer],
         config: RunConfig,
         seed: int,
         first_batch: int = 0,
@@ -147,6 +148,7 @@ class Team(Site):
     ) -> Pipeline:
         """A pipeline that all others serve."""
         assert dump_folder is not None
+        package = model if isinstance(model, ALPackage) else ALPackage(model)
         self._opened += 1
         with NamedTemporaryFile(prefix=".mark-", dir=dump_folder) as mark:  # do the others see this very folder?
             self.world.tell(

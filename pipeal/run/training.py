@@ -53,12 +53,10 @@ def train_form(run: Run, form: Form) -> Generator[int, None, Outcome]:
             ):
                 recorders = [open_now.enter_context(closing(recorder)) for recorder in _recorders(form.config, folder)]
                 turns = Turns(run, outcome, store, writer, recorders, progress)
-                training = turns.train(resumed)
-                del resumed  # its copy of all states goes when they are in the model
-                yield from training
+                yield from turns.train(resumed)
             outcome.unsaved = writer.last_failure
             if run.stop.signal is None:
-                outcome.costs = _costs(experiment, form)
+                outcome.costs = _costs(experiment, form, folder)
         except BaseException as error:
             outcome.write(run.attempts)
             if run.attempts.missing:
@@ -100,10 +98,10 @@ def _resumed(folder: RunFolder, form: Form, experiment: Experiment, store: Check
     return resumed
 
 
-def _costs(experiment: Experiment, form: Form) -> FormCosts | None:
+def _costs(experiment: Experiment, form: Form, folder: Path) -> FormCosts | None:
     """None where memory does not suffice for the models that are counted on: no run fails for a column."""
     try:
-        return form_costs(experiment, form.config)
+        return form_costs(experiment, form.config, folder)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -28,7 +28,7 @@ from pipeal.run.build import Experiment
 from pipeal.run.duration import at_its_length
 from pipeal.run.forms import Form, Run
 from pipeal.run.grid import Grid, Setting, Value, is_inner, parse_grid, settings_of, widen, with_setting
-from pipeal.run.opening import course_of, new_package
+from pipeal.run.opening import course_of, new_layers
 from pipeal.run.stopping import Stoppable, worker_failures
 from pipeal.run.turns import measured
 from pipeal.training.metric import best_rows
@@ -76,7 +76,8 @@ def check_grid(experiment: Experiment, forms: Sequence[Form], grid: Grid | None 
                     check_effects(config, setting)
                     at_its_length(experiment, config, quiet=True)
                 if any(key.startswith("model.") for key in setting):
-                    experiment.under(config).package(form.mode, config.train.seed)
+                    for _ in experiment.under(config).layers(form.mode, config.train.seed):
+                        pass  # each goes before the next is made
             except ConfigError as error:
                 raise ConfigError(f"--tune {_shown(setting)}: {error}") from error
 
@@ -250,8 +251,7 @@ def _tried(run: Run, form: Form, setting: dict[str, Value], label: str) -> Trial
         _TrialProgress(epochs=epochs, label=label) as progress,
     ):
         try:
-            package = new_package(tried, config, 1)
-            with run.site.open_pipeline(package, config, seed, 0, None, run.folder.path) as pipe:
+            with run.site.open_pipeline(new_layers(tried, config, 1), config, seed, 0, None, run.folder.path) as pipe:
                 # A trial has no checkpoint to come to: it ends before the next batch.
                 wanted = Stoppable(batches, stop, at_once=True)
                 try:

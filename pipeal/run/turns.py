@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 from pipeal.config import RunConfig
 from pipeal.core.artifacts import EXITS, EXITS_PICTURE, TRACED
 from pipeal.core.errors import Interrupted, NonFiniteError, add_note
 from pipeal.core.methods import METHODS
+from pipeal.core.modules import layers_of
+from pipeal.core.protocols import TrainableLayer
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline
 from pipeal.engine.distributed import DistributedPipeline
@@ -23,7 +26,7 @@ from pipeal.reporting.progress import Progress
 from pipeal.reporting.recorders import Recorder, write_json
 from pipeal.reporting.timeline import draw_timeline
 from pipeal.run.forms import Run
-from pipeal.run.opening import course_of, new_package, seed_of, window_of
+from pipeal.run.opening import course_of, new_layers, seed_of, window_of
 from pipeal.run.outcome import Outcome
 from pipeal.run.stopping import Stoppable, StopRequest, Unless, worker_failures
 from pipeal.training.calibration import calibrate
@@ -68,40 +71,40 @@ class Turns:
             resumed: The states to go on with; None for a new model.
         """
         outcome, position = self.outcome, self.outcome.position
-        package = self._package()
+        package = ALPackage(self._layers(here=()))  # without weights
         outcome.parameters = package.effective_parameters(), package.affiliated_parameters()
         self.record_again()
         self.tell()
         if resumed is not None:
-            resumed.load_into(package)
-            del resumed
+            resumed.check(list(package))
         yield len(position.rows)
+        layers = self._layers(states=None if resumed is None else resumed.states)
         while True:
-            for _ in self.turn(package):
+            for _ in self.turn(layers):
                 yield len(position.rows)
             if position.turn >= outcome.config.train.repeat:
                 break
             position.next_turn()
-            package = self._package()
+            layers = self._layers()
         if any(recorder.path in self.run.attempts.missing for recorder in self.recorders):
             self.record_again()
 
-    def turn(self, package: ALPackage) -> Iterator[None]:
+    def turn(self, layers: Iterable[TrainableLayer]) -> Iterator[None]:
         """What is still to come of one turn, and after the last one the exits; it may take several attempts.
 
         Yields after each epoch, when it has been recorded and is being saved.
         """
         position = self.outcome.position
         begun, rewinds = deepcopy(position), Rewinds(self.outcome.config.train.accumulate)
-        while (broken := (yield from self._attempt(package, rewinds))) is not None:
-            error, why = broken
+        while (broken := (yield from self._attempt(layers, rewinds))) is not None:
+            error, why, layers = broken
             rows = len(position.rows)
             written = self.writer.flush(PATIENCE_S)  # what was asked for before may be the newest
             if not written:
                 add_note(error, f"the checkpoint to go back to was not written within {PATIENCE_S:g} s")
                 raise error
             saved = self.store.newest(_log.warning)
-            if not go_back(package, position, saved, begun, self._package):
+            if not go_back(layers, position, saved, begun, self._layers):
                 add_note(error, f"there is no good checkpoint in {self.store.folder} to go back to")
                 raise error
             if len(position.rows) < rows:
@@ -112,9 +115,9 @@ class Turns:
             del broken, error  # and the frames they came through, which hold the last batches
 
     def _attempt(
-        self, package: ALPackage, rewinds: Rewinds
-    ) -> Generator[None, None, tuple[NonFiniteError, str] | None]:
-        """Trains to the end of the turn; or gives what to go back for, and why."""
+        self, layers: Iterable[TrainableLayer], rewinds: Rewinds
+    ) -> Generator[None, None, tuple[NonFiniteError, str, Sequence[TrainableLayer]] | None]:
+        """Trains to the end of the turn; or gives what to go back for, why, and the layers as they are."""
         run, outcome, config, position = self.run, self.outcome, self.outcome.config, self.outcome.position
         run.require_wanted("from the last checkpoint")
         way_back, seed = run.folder.way_back, seed_of(config, position.turn)
@@ -132,7 +135,7 @@ class Turns:
         with worker_failures(run.stop, way_back), closing(outcome.experiment.train_batches(seed)) as batches:
             drawn = all(picture.at(outcome.folder).exists() for picture in TRACED)
             traced = None if drawn else window_of(config, batches, position)
-            pipe = run.site.open_pipeline(package, config, seed, position.batches, traced, outcome.folder)
+            pipe = run.site.open_pipeline(layers, config, seed, position.batches, traced, outcome.folder)
             try:
                 with pipe:
                     yield from self._train(pipe, batches, saves, drawn)
@@ -145,7 +148,7 @@ class Turns:
                     raise
                 if (code := saves.asked_to_end()) is not None:
                     raise Interrupted(f"interrupted: {decision.why}; {way_back} goes back", code) from error
-                return error, decision.why
+                return error, decision.why, layers_of(pipe.model)
         return None
 
     def _train(self, pipe: Pipeline, batches: EpochBatches, saves: CheckpointPolicy, drawn: bool) -> Iterator[None]:
@@ -201,9 +204,9 @@ class Turns:
         attempts.make(folder.status_path, partial(folder.tell, "running", epoch=epoch))
         attempts.tell()
 
-    def _package(self) -> ALPackage:
-        """The model that the turn begins with."""
-        return new_package(self.outcome.experiment, self.outcome.config, self.outcome.position.turn)
+    def _layers(self, **options: Any) -> Iterator[TrainableLayer]:
+        """Those that the turn begins with; the options are those of :func:`pipeal.run.opening.new_layers`."""
+        return new_layers(self.outcome.experiment, self.outcome.config, self.outcome.position.turn, **options)
 
     def _evaluate(self) -> Callable[[Pipeline], Scores]:
         experiment, stop = self.outcome.experiment, self.run.stop

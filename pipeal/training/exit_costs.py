@@ -83,7 +83,7 @@ def training_flops(model: nn.Module | Iterable[TrainableLayer], x: Tree, y: Tree
     What is cheap beside products and convolutions is left out, and so is the step of the optimizers.
 
     Args:
-        model: The layers, on one device; no weight is changed, but gradients gather.
+        model: The layers, on one device; no weight is changed, but gradients are gone.
         x: A batch of inputs there.
         y: Its targets.
 
@@ -98,4 +98,6 @@ def training_flops(model: nn.Module | Iterable[TrainableLayer], x: Tree, y: Tree
         for layer in layers:
             x, y = layer(x, y)
             layer.backward()
+            for weight in module_of(layer).parameters():
+                weight.grad = None  # of no layer but the one that is looked at
     return counter.get_total_flops() / size

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeal.core.errors import NonFiniteError
+from pipeal.core.protocols import TrainableLayer
 from pipeal.engine.state.layer_state import layer_state, load_layer_state
-from pipeal.methods.al import ALPackage
 from pipeal.training.checkpoint.resume import ResumedTraining
 from pipeal.training.checkpoint.store import Checkpoint
 from pipeal.training.position import Position
@@ -79,30 +79,30 @@ class Rewinds:
 
 
 def go_back(
-    package: ALPackage,
+    layers: Sequence[TrainableLayer],
     position: Position,
     saved: Checkpoint | None,
     begun: Position,
-    fresh: Callable[[], ALPackage],
+    fresh: Callable[[], Iterable[TrainableLayer]],
 ) -> bool:
     """Takes up a checkpoint of the turn, or where there is none its beginning; False where neither is to be had.
 
     Args:
-        package: The model; becomes what it was there, where it is.
+        layers: The model; becomes what it was there, where it is.
         position: Moved there; what is left out stays so.
         saved: The newest checkpoint.
         begun: Where this process began the turn.
-        fresh: Makes the model that a turn begins with.
+        fresh: Makes the layers that a turn begins with.
 
     Raises:
         DataError: The checkpoint does not fit.
     """
     resumed = None if saved is None else ResumedTraining.of(saved)
     if resumed is not None and resumed.position.turn == position.turn:
-        resumed.load_into(package)
+        resumed.load_into(layers)
         position.go_back_to(resumed.position)
     elif begun.batches == 0:
-        for layer, made in zip(package, fresh(), strict=True):
+        for layer, made in zip(layers, fresh(), strict=True):
             load_layer_state(layer, layer_state(made))
         position.go_back_to(begun)
     else:

@@ -152,7 +152,7 @@ def throughput(block: str, turns: int, depth: int) -> Found:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     one = BLOCKS[block]
-    layers = al.make_layers(one.network(depth), 1e-3, None)
+    layers = list(al.make_layers(one.network(depth), 1e-3, None))
     batches = [one.batch(one.samples) for _ in range(one.turn)]
     seconds: dict[str, dict[WithinStage, list[float]]] = {clock: {order: [] for order in ORDERS} for clock in CLOCKS}
     for turn in range(turns + 1):

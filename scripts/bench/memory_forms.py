@@ -72,10 +72,10 @@ def residual(depth: int) -> Network:
 
     class Residual(VisionBP):
         @staticmethod
-        def _blocks(dims: VisionDims) -> list[_Block]:
+        def _blocks(dims: VisionDims) -> Iterator[_Block]:
             stem: nn.Module = ConvBN(dims.channels, 64, nn.ReLU)
-            blocks = [stem, *(BasicBlock(64, 64, nn.ReLU) for _ in range(depth))]
-            return [_Block(block, 64, dims.size) for block in blocks]
+            yield _Block(stem, 64, dims.size)
+            yield from (_Block(BasicBlock(64, 64, nn.ReLU), 64, dims.size) for _ in range(depth))
 
         _head = staticmethod(Resnet._head)
 
@@ -127,8 +127,8 @@ class Recomputed(nn.Module):
 def layers_of_form(form: str, network: Network) -> Sequence[LocalLayer]:
     """Layers that train themselves, with fused Adam."""
     if form.startswith("AL"):
-        return al.make_layers(network, 1e-3, None)
-    layers = bp.make_layers(network, 1e-3, None)
+        return list(al.make_layers(network, 1e-3, None))
+    layers = list(bp.make_layers(network, 1e-3, None))
     if form == "BP, recomputed":
         model = layers[0].model
         assert isinstance(model, nn.Sequential)

@@ -7,10 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeal.config import GroupingConfig, LanguageConfig, TextConfig, VisionConfig, find_config, load_config
+from pipeal.core.methods import METHODS
+from pipeal.core.modules import module_of
+from pipeal.core.protocols import TrainableLayer
 from pipeal.data import find_thresholds
-from pipeal.run.build import rates
+from pipeal.engine.state.layer_state import layer_state
+from pipeal.models import VGG, VisionDims, build_vision
+from pipeal.run.build import Models, rates
 from pipeal.run.build_language import LanguageModels
 from pipeal.run.build_text import TextModels, _thresholds
 from pipeal.run.build_vision import VisionModels
@@ -59,9 +66,80 @@ def test_first_weights_follow_from_the_seed_alone(
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+VECTORS = np.random.default_rng(0).standard_normal((30, 12), np.float32)
+TEXT = {"embedding_dim": 12, "x_hid": 8, "y_hid": 6}
+VISION = {"width": 0.05, "x_hid": 8, "y_hid": 6}
+CHARLM = {"width": 8, "heads": 2, "layers": 3, "bridges": "block"}
+
+
+def maker_of(name: str) -> Models:
+    """A small model; with all that touches values while it is built."""
+    sizes = {"lstm": TEXT, "transformer": {**TEXT, "n_heads": 2, "embedding_updates": "touched"}}
+    if name in sizes:
+        text = load_config(TextConfig, values={"dataset": "toynews", "model": {"name": name, **sizes[name]}})
+        return TextModels(text, 30, 3, 0, [2, 9] if name == "lstm" else [], VECTORS)
+    if name == "charlm":
+        return LanguageModels(load_config(LanguageConfig, values={"model": CHARLM}), 11)
+    return VisionModels(load_config(VisionConfig, values={"model": {"name": name, **VISION}}), 4)
+
+
+def shapes_of(layer: TrainableLayer) -> dict[str, Any]:
+    return {name: (value.shape, value.stride(), value.dtype) for name, value in module_of(layer).state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer", "vgg", "resnet", "charlm"])
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_layers_made_alone_have_the_bits_of_the_whole(name: str, method: str, data: st.DataObject) -> None:
+    maker, seed = maker_of(name), data.draw(st.integers(0, 2**63 - 1))
+    whole = list(maker.package(method, seed))
+    here = data.draw(st.sets(st.sampled_from(range(len(whole)))))
+    before = torch.get_rng_state()
+    found = list(maker.layers(method, seed, here))
+    assert torch.equal(torch.get_rng_state(), before), "the caller's generator is left as it is"
+    assert len(found) == len(whole)
+    for number, (layer, wanted) in enumerate(zip(found, whole, strict=True)):
+        assert shapes_of(layer) == shapes_of(wanted)
+        tensors = [*module_of(layer).parameters(), *module_of(layer).buffers()]
+        assert all(tensor.is_meta == (number not in here) for tensor in tensors)
+        if number in here:
+            state, other = (torch.utils._pytree.tree_flatten(layer_state(one)) for one in (layer, wanted))
+            assert state[1] == other[1]
+            assert all(
+                torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
+                for x, y in zip(state[0], other[0], strict=True)
+            )
+
+
+def test_a_layer_is_made_when_it_is_asked_for_under_a_key_of_its_own() -> None:
+    layers = maker_of("charlm").layers("al", 7)
+    _, one, torch_state = next(layers), next(layers), torch.get_rng_state()
+    torch.rand(3)  # what the caller draws between them changes nothing
+    two = next(layers)
+    whole = maker_of("charlm").package("al", 7)
+    torch.set_rng_state(torch_state)
+    for layer, wanted in ((one, whole[1]), (two, whole[2])):
+        assert all(torch.equal(x, y) for x, y in zip(module_of(layer).parameters(), wanted.parameters(), strict=True))
+    alike = [(x, y) for x, y in zip(module_of(one).parameters(), module_of(two).parameters(), strict=False) if x.std()]
+    assert not any(torch.equal(x, y) for x, y in alike), "layers of one shape begin with weights of their own"
+
+
+@pytest.mark.parametrize("method", ["al", "greedy"])
+def test_vision_models_that_are_built_by_a_call_keep_their_bits(method: str) -> None:
+    """They draw from the default generator, all blocks first: a seed gives what it always gave."""
+    dims = VisionDims(width=0.05, hidden=8, code=6)
+    torch.manual_seed(0)
+    blocks = [module for block in VGG._blocks(dims) for module in block.f.parameters()]
+    torch.manual_seed(0)
+    package = build_vision("vgg", method, classes=2, dims=dims)
+    found = [parameter for layer in package for parameter in module_of(layer).blocks()["f"].parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(found, blocks, strict=True))
+
+
 def test_each_side_has_the_rate_that_is_configured() -> None:
-    for given, wanted in (({}, 0.1), ({"ae": 0.01}, 0.01)):
-        values: dict[str, Any] = {"train": {"lr": {"base": 0.1, **given}}}
+    for rate, wanted in (({}, 0.1), ({"ae": 0.01}, 0.01)):
+        values: dict[str, Any] = {"train": {"lr": {"base": 0.1, **rate}}}
         lr = load_config(TextConfig, values={"dataset": "toynews", "model": {"name": "lstm"}, **values}).train.lr
         assert rates(lr, "al") == {"enc": 0.1, "ae": wanted}
         assert rates(lr, "bp") == 0.1

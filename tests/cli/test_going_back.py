@@ -55,9 +55,10 @@ def broken() -> NonFiniteError:
 def attempts(monkeypatch: pytest.MonkeyPatch, *found: tuple[NonFiniteError, str] | None) -> None:
     results = list(found)
 
-    def attempt(*_: Any) -> Generator[None, None, tuple[NonFiniteError, str] | None]:
+    def attempt(*_: Any) -> Generator[None, None, tuple[NonFiniteError, str, list[Any]] | None]:
         yield from ()  # no epoch comes to its end
-        return results.pop(0)
+        result = results.pop(0)
+        return None if result is None else (*result, [])
 
     monkeypatch.setattr(Turns, "_attempt", attempt)
 

@@ -81,9 +81,9 @@ def test_memory_that_does_not_suffice_to_count_costs_fails_no_run(
     form = Form("al", "AL", "al", TextConfig(dataset="toynews"))
     if str(error) == "a bug":
         with pytest.raises(RuntimeError, match="a bug"):
-            _costs(Mock(), form)
+            _costs(Mock(), form, Path())
         return
-    assert _costs(Mock(), form) is None
+    assert _costs(Mock(), form, Path()) is None
     assert said == [f"the costs of AL are not counted: {first_line(error)}"]
 
 

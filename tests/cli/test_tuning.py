@@ -221,18 +221,18 @@ def test_a_range_does_not_grow_by_what_the_model_cannot_be_made_with(edge: int, 
 @pytest.mark.slow
 def test_a_setting_without_the_memory_for_it_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = config(agnews(tmp_path / "data", count=10), "model.x_hid=4,8", epochs=1)
-    experiment, new_package = text_experiment(asked), tuning.new_package
+    experiment, new_layers = text_experiment(asked), tuning.new_layers
 
     def too_small(models: Any, config: TextConfig, turn: int) -> Any:
         if config.model.x_hid > 4:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return new_package(models, config, turn)
+        return new_layers(models, config, turn)
 
-    monkeypatch.setattr(tuning, "new_package", too_small)
+    monkeypatch.setattr(tuning, "new_layers", too_small)
     forms, said = tuned(experiment, tmp_path)
     assert all(form.config.model.x_hid < 8 for form in forms)  # type: ignore[attr-defined]
     assert any("x_hid=8: RuntimeError: DefaultCPUAllocator: can't allocate memory" in text for text in said)
-    monkeypatch.setattr(tuning, "new_package", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(tuning, "new_layers", lambda *_: pytest.fail("tried again"))
     tuned(experiment, tmp_path)
 
 

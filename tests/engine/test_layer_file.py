@@ -17,9 +17,12 @@ from pipeal.core.errors import DataError
 from pipeal.engine.state.layer_file import read_layer, write_layer
 
 
-def there_and_back(folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+def there_and_back(folder: Path, state: dict[str, Any], *, mapped: bool = False) -> dict[str, Any]:
     write_layer(folder / "layer", state)
-    return read_layer(folder / "layer")
+    found = read_layer(folder / "layer", mapped=mapped)
+    if mapped:
+        (folder / "layer").unlink()
+    return found
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -44,8 +47,9 @@ TENSORS = {
 }
 
 
-def test_tensors_come_back_with_their_bits_and_strides(tmp_path: Path) -> None:
-    found = there_and_back(tmp_path, TENSORS)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_tensors_come_back_with_their_bits_and_strides(mapped: bool, tmp_path: Path) -> None:
+    found = there_and_back(tmp_path, TENSORS, mapped=mapped)
     assert list(found) == list(TENSORS)
     for name, wanted in TENSORS.items():
         one = found[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Pipeline
+from pipeal.core.host_memory import status_bytes
 from pipeal.core.options import EngineOptions
 from pipeal.engine.state import offload
 from pipeal.engine.state.offload import MappedFile
+from pipeal.engine.state.saved import Saved
 from pipeal.engine.state.stateful import stateful
 
 from .cases import ORDERS, cosine, outcome, reference
@@ -141,6 +144,84 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     with Pipeline.load(tmp_path / "half", other, "cpu", threads=1, offload="disk", offload_folder=tmp_path) as pipe:
         pipe.run(batches())
     assert all(map(torch.equal, kept(other), kept(package)))
+
+
+def test_what_is_loaded_goes_into_the_files_and_again_into_the_same_places(tmp_path: Path) -> None:
+    def settings() -> dict[str, Any]:
+        return {"threads": 1, "offload": "disk", "offload_folder": tmp_path}
+
+    package = ALPackage([layer(number) for number in range(2)])
+    with Pipeline(package, "cpu", **settings()) as pipe:
+        pipe.run(batches())
+        pipe.save(tmp_path / "half")
+        pipe.run(batches())
+    pipe.save(tmp_path / "whole")  # while it is closed, from its files
+    other = ALPackage([layer(number + 7) for number in range(2)])
+    pipe = Pipeline(other, "cpu", **settings())
+    (stage,) = pipe.stages
+    assert stage.offloaded is not None
+    sizes = []
+    for _ in range(6):
+        pipe.load(tmp_path / "half")
+        files = [stage.offloaded._files[index] for index in range(2)]
+        assert all(
+            file.holds(tensor) for file, one in zip(files, other, strict=True) for tensor in kept(ALPackage([one]))
+        )
+        sizes.append([file.size for file in files])
+    assert sizes == [sizes[0]] * 6, "what lies in a file is written in place"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("pipeal-offload")]
+    with pipe:
+        pipe.run(batches())
+    assert all(map(torch.equal, kept(other), kept(package)))
+    pipe.load(tmp_path / "whole")
+    assert all(map(torch.equal, kept(other), kept(package)))
+    made = (layer(number + 7) for number in range(2))
+    loaded = Pipeline.load(tmp_path / "whole", made, "cpu", **settings())
+    assert all(map(torch.equal, kept(ALPackage([one for _, one in loaded.stages[0].layers])), kept(package)))
+
+
+@pytest.mark.parametrize("after", range(8))
+def test_of_what_does_not_find_room_while_it_is_loaded_all_or_nothing_is_there(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = ALPackage([layer(number) for number in range(3)])
+    with Pipeline(package, "cpu", threads=1) as pipe:
+        pipe.run(batches())
+        pipe.save(tmp_path / "model")
+    other = ALPackage([layer(number + 7) for number in range(3)])
+    pipe = Pipeline(other, "cpu", threads=1, offload="disk", offload_folder=tmp_path)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    allocate, calls = os.posix_fallocate, []
+
+    def full(*where: int) -> None:
+        calls.append(where)
+        if len(calls) > after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(*where)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    if after < 6:  # for each layer, room for what it has, and for what its optimizers get
+        with pytest.raises(
+            DataError, match=r"No space left on device; .*name another folder by offload_folder"
+        ) as told:
+            pipe.load(tmp_path / "model")
+        assert "does not fit the model" not in str(told.value)
+        assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+        assert not any(optimizer.state for one in other for optimizer in stateful(one)[0].values())
+    monkeypatch.undo()
+    pipe.load(tmp_path / "model")
+    assert all(map(torch.equal, kept(other), kept(package)))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is counted on Linux")
+def test_a_saved_file_is_mapped_and_takes_no_memory(tmp_path: Path) -> None:
+    """It was read as a whole, beside the layers that it was for."""
+    wide = nn.Linear(2048, 2048)
+    Saved(3, 0, [{"module": {"weight": wide.weight.detach()}}] * 1).write(tmp_path / "model")
+    before = status_bytes("RssAnon")
+    found = Saved.read(tmp_path / "model").layers[0]["module"]["weight"]
+    assert torch.equal(found, wide.weight)
+    assert status_bytes("RssAnon") - before < 8 * 2**20 < found.nbytes
 
 
 def test_tensors_keep_their_shape_and_their_strides(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_a_users_first_save_and_load(tmp_path: Path) -> None:
     assert all(map(torch.equal, found.losses, wanted.losses))
 
 
+@patch("pipeal.engine.state.offload._SMALL", 1)
 @given(case=cases(), data=st.data())
 def test_loaded_into_other_stages_it_goes_on_as_if_it_had_never_stopped(
     tmp_path_factory: pytest.TempPathFactory, case: Case, data: st.DataObject
@@ -56,9 +57,13 @@ def test_loaded_into_other_stages_it_goes_on_as_if_it_had_never_stopped(
 
     def drawn(what: str) -> dict[str, Any]:
         stages = data.draw(st.integers(1, min(4, len(case.layers))), label=f"{what}, stages")
+        schedule = data.draw(st.sampled_from(list(SCHEDULES)), label=f"{what}, schedule")
+        offloads = data.draw(st.booleans(), label=f"{what}, offload") and schedule in ("sequential", "pipelined")
         return {
             "devices": ["cpu"] * stages,
-            "schedule": data.draw(st.sampled_from(list(SCHEDULES)), label=f"{what}, schedule"),
+            "schedule": schedule,
+            "offload": "disk" if offloads else "none",
+            "offload_folder": path.parent,
             "sizes": data.draw(st.sampled_from(list(cuts(len(case.layers), stages))), label=f"{what}, sizes"),
             "threads": 1,
         }

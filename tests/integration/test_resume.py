@@ -301,7 +301,7 @@ def test_a_checkpoint_of_the_first_format_is_taken_up_bit_for_bit(
     folder = tmp_path / "stopped" / "agnews-lstm-al-001"
     for path in (folder / "checkpoints").glob("step-*"):
         found = Checkpoint.open(path)
-        layers, epoch, facts = found.layers(), found.epoch(), vars(found)
+        layers, epoch, facts = dict(found.layers()), found.epoch(), vars(found)
         assert {len(losses) for losses in epoch["losses"]} == {found.position["batch"]}
         shutil.rmtree(path)
         kept = {name: facts[name] for name in ("number", "best", "position", "state")}

@@ -103,6 +103,25 @@ def test_the_batch_is_left_out_wherever_the_run_is_stopped_or_killed(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("poison")
+def test_offloaded_layers_go_back_as_others_do(
+    arguments: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stopping: Stopping,
+) -> None:
+    run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'plain'}")
+    batch = min(batch for _, batch in left_out(tmp_path / "plain" / NAME))
+    monkeypatch.setattr("pipeal.engine.state.offload._SMALL", 1)
+    stopping.at = [(1, batch + 2)]
+    offload, folder = "--set=engine.offload=disk", tmp_path / "offloaded"
+    err = [run(text.command, capsys, code, *arguments, offload, f"--out={folder}") for code in (130, 0)]
+    assert err[1].count("going back to where it stood") == 2
+    assert_same(tmp_path / "plain" / NAME, folder / NAME)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("poison")
 def test_it_is_as_if_the_batch_had_been_passed_over_from_the_start(
     arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

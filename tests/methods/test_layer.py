@@ -58,7 +58,7 @@ class Twin(LocalLayer):
 
 def make_layers(network, lr, optimizer):
     parts = ((part, nn.Linear(part.width, network.outputs)) for part in network.parts())
-    return [Twin(part.f, part.pool, head, one_rate(lr, "twin"), optimizer) for part, head in parts]
+    return (Twin(part.f, part.pool, head, one_rate(lr, "twin"), optimizer) for part, head in parts)
 
 
 if __name__ == "__main__":

@@ -104,8 +104,13 @@ def write_layer(path: Path, state: Mapping[str, Any]) -> tuple[int, int]:
     return raw.written, raw.crc32
 
 
-def read_layer(path: Path) -> dict[str, Any]:
+def read_layer(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     """The state in a file, on the CPU, in memory of its own.
+
+    Args:
+        path: The file.
+        mapped: Whether numbers come from the file as they are used, and take no memory of their own. While such a state
+            lives, the file may be removed, but not cut.
 
     Raises:
         DataError: It is gone, or holds something else than plain values.
@@ -113,8 +118,7 @@ def read_layer(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             told = json.loads((file.metadata() or {})[_KEY])
-            # Copies: the file may be removed or cut while the state is used, and is mapped only here.
-            entries = {name: file.get_tensor(name).clone().untyped_storage() for name in file.keys()}  # noqa: SIM118
+            entries = {name: _storage_of(file.get_tensor(name), mapped) for name in file.keys()}  # noqa: SIM118
         if told["format"] != FORMAT:
             raise DataError(f"its format is {told['format']!r}, wanted {FORMAT}")
         tensors = [_tensor_from(where, entries) for where in told["tensors"]]
@@ -127,6 +131,15 @@ def read_layer(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise DataError(f"{path} holds a {type(state).__name__}, wanted the dict of a layer; take another checkpoint")
     return state
+
+
+def _storage_of(mapped: Tensor, stays_mapped: bool) -> torch.UntypedStorage:
+    """Of an entry as safetensors has mapped it, which may be a stretch of the whole file."""
+    if not stays_mapped:
+        return mapped.clone().untyped_storage()
+    begin = mapped.storage_offset() * mapped.element_size()
+    found: torch.UntypedStorage = mapped.untyped_storage()[begin : begin + mapped.nbytes]
+    return found
 
 
 def _named_tensors(value: Any, where: str) -> Iterator[tuple[str, Tensor]]:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
@@ -36,6 +36,9 @@ from pipeal.engine.state.stateful import PLAIN, named_parameters, state_of, stat
 
 State: TypeAlias = dict[str, Any]
 """A dict of tensors, numbers, texts, bytes, None, and of lists, tuples and dicts of these."""
+
+States: TypeAlias = Sequence[State] | Mapping[int, State]
+"""Of layers, by their numbers; each may be read as it is looked up."""
 
 CopyTensor: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -101,31 +104,44 @@ def load_layer_state(layer: TrainableLayer, state: State) -> None:
         other.set_state(value) if isinstance(other, torch.Generator) else other.load_state_dict(value)
 
 
-def load_layer_states(layers: Sequence[TrainableLayer], states: Sequence[State]) -> None:
-    """Puts states back into all layers of a model, or into none. Holds a copy of what the layers have, meanwhile.
+def check_layer_states(layers: Sequence[TrainableLayer], states: States) -> None:
+    """Asks whether states fit the layers of a model, which may be on the meta device; changes nothing.
 
     Raises:
-        DataError: There are more or fewer of them, one is of another architecture, or it is no state; all layers are
-            as they were, but for parameters that had no shape yet.
+        DataError: There are more or fewer of them, one is of another architecture, or it is no state.
     """
     if len(states) != len(layers):
         raise DataError(f"found the states of {len(states)} layers; the model has {len(layers)}")
-    for check in (True, False):  # most of what does not fit is found before anything is copied
-        with ExitStack() as undo:
-            for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
-                try:
-                    if check:
-                        _check_fit(layer, state)
-                        continue
-                    _keep(layer, undo)
-                    load_layer_state(layer, state)
-                except DataError as error:
-                    raise DataError(f"layer {number}: {error}") from error
-                except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-                    if isinstance(error, PipealError):
-                        raise
-                    raise DataError(f"layer {number}: found no state of a layer ({first_line(error)})") from error
-            undo.pop_all()
+    for number, layer in enumerate(layers):
+        with _told_of(number):
+            _check_fit(layer, states[number])
+
+
+def load_layer_states(
+    layers: Sequence[TrainableLayer],
+    states: States,
+    copier: Callable[[int], CopyTensor] = lambda _: copy_to_host,
+    on_loaded: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Puts states back into all layers of a model, or into none. Holds a copy of what the layers have, meanwhile.
+
+    Args:
+        layers: The model's.
+        states: One for each; :func:`check_layer_states` finds most of what does not fit before anything is copied.
+        copier: How to copy what a layer has, by its number.
+        on_loaded: Called with the number of a layer that was given a state, or its own one back.
+
+    Raises:
+        DataError: One does not fit; all layers are as they were, but for parameters that had no shape yet.
+    """
+    with ExitStack() as undo:
+        for number, layer in enumerate(layers):
+            undo.callback(on_loaded, number)
+            _keep(layer, undo, copier(number))
+            with _told_of(number):
+                load_layer_state(layer, states[number])
+            on_loaded(number)
+        undo.pop_all()
 
 
 class _Copier:
@@ -161,10 +177,23 @@ class _Copier:
         return self._copies[id(tensor)][1]
 
 
-def _keep(layer: TrainableLayer, undo: ExitStack) -> None:
+@contextmanager
+def _told_of(number: int) -> Iterator[None]:
+    """Says of which layer a state does not fit."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"layer {number}: {error}") from error
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        if isinstance(error, PipealError):
+            raise
+        raise DataError(f"layer {number}: found no state of a layer ({first_line(error)})") from error
+
+
+def _keep(layer: TrainableLayer, undo: ExitStack, copy_tensor: CopyTensor) -> None:
     """Has ``undo`` make the layer what it is now, but for parameters that have no shape yet."""
     if not any(map(is_lazy, module_of(layer).parameters())):
-        undo.callback(_put_back, layer, layer_state(layer))
+        undo.callback(_put_back, layer, layer_state(layer, copy_tensor))
     if isinstance(layer, ScalesLosses) and scaler_of(layer) is None:
         undo.callback(layer.scale_losses, False)  # first, as the last that is pushed
 
@@ -290,7 +319,11 @@ def _outline(state: State) -> dict[str, str]:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
-    """``load_state_dict``, without what it loses: types other than the parameter's, and the parameter's layout."""
+    """``load_state_dict``, without what it loses: types other than the parameter's, and the parameter's layout.
+
+    What the optimizer has kept is written in place where it fits, as weights are: it may lie in a file.
+    """
+    before = {parameter: {**kept} for parameter, kept in optimizer.state.items()}
     given = copy.deepcopy(state)  # or the optimizer would go on in the very tensors of the state
     for group, own in zip(given["param_groups"], optimizer.param_groups, strict=True):
         for option, value in own.items():
@@ -300,10 +333,22 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: State) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in state["state"].items():
         if isinstance(index, int) and isinstance(values, dict):
-            kept = optimizer.state[parameters[index]]
+            kept, own = optimizer.state[parameters[index]], before.get(parameters[index], {})
             for name, value in values.items():
                 if isinstance(value, Tensor) and isinstance(kept.get(name), Tensor):
-                    kept[name] = _laid_out_like(parameters[index], value, kept[name].device)
+                    loaded = _laid_out_like(parameters[index], value, kept[name].device)
+                    kept[name] = own[name].copy_(loaded) if _is_like(own.get(name), loaded) else loaded
+
+
+def _is_like(own: Any, loaded: Tensor) -> bool:
+    """Whether a tensor can take another's numbers as it is; one that repeats its memory cannot."""
+    return (
+        type(own) is Tensor
+        and own.layout is loaded.layout is torch.strided
+        and (own.dtype, own.device, own.shape, own.stride())
+        == (loaded.dtype, loaded.device, loaded.shape, loaded.stride())
+        and not own.requires_grad
+    )
 
 
 def _laid_out_like(parameter: Tensor, value: Tensor, device: torch.device) -> Tensor:

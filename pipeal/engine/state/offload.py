@@ -13,8 +13,7 @@ ask the kernel early for what comes next, and to have it write and drop what is 
 in a circle it would drop what is needed soonest.
 
 In memory stay gradients, from a layer's backward to its update; small tensors; what is sparse, has gaps, shares its
-memory with another tensor of the layer, or is replaced after every batch; and for as long as a trial of placements or
-the loading of a saved state lasts, a copy of all layers.
+memory with another tensor of the layer, or is replaced after every batch.
 A tensor that a module has as a plain attribute over the memory of a weight does not move with it.
 """
 

@@ -6,11 +6,13 @@
      "layers": [state of layer 0, …]}                        as :mod:`pipeal.engine.state.layer_state` has them
 
 One ``torch.save`` of plain values, a zip file whose entries carry their CRC-32. It is written aside and then renamed,
-and held against its sums before anything of it is loaded, with ``weights_only=True``.
+and held against its sums before anything of it is loaded, with ``weights_only=True``. States are mapped as they are
+loaded, and of offloaded layers each goes into its file before the next one is read: they never are all in memory.
 """
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,10 +22,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
+from torch import Tensor
 
 from pipeal.core.atomic import replacing
 from pipeal.core.errors import ConfigError, DataError, ScheduleError, first_line
-from pipeal.engine.state.layer_state import State, layer_state, load_layer_states
+from pipeal.engine.state.layer_state import (
+    CopyTensor,
+    State,
+    check_layer_states,
+    copy_to_host,
+    layer_state,
+    load_layer_states,
+)
 
 if TYPE_CHECKING:
     from pipeal.engine.pipeline import Pipeline
@@ -62,7 +72,7 @@ class Saved:
 
     @classmethod
     def read(cls, path: str | Path) -> Saved:
-        """What is in a file, on the CPU. Nothing in it is run.
+        """What is in a file, on the CPU; tensors are mapped. Nothing in it is run.
 
         Raises:
             DataError: It is not there, is not as it was written, or was written by something else or by a later pipeal.
@@ -73,8 +83,10 @@ class Saved:
                     damaged = entries.testzip()
                 if damaged is not None:
                     raise DataError(f"{path} is damaged: {damaged!r} in it has other bytes than were written")
-                file.seek(0)
-                content = torch.load(file, map_location="cpu", weights_only=True)
+                # By its name, or it could not be mapped: another file may have taken that meanwhile, with other sums.
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+                if not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    raise DataError(f"{path} was replaced while it was read; load it again")
         except DataError:
             raise
         except OSError as error:
@@ -155,7 +167,12 @@ def _states(pipe: Pipeline) -> list[State]:
                 "may stand at different ones; save within the `with`, or load what was saved before"
             )
         _refuse_far(pipe, "save within the `with`")
-        return [layer_state(layer) for stage in pipe.stages for _, layer in stage.layers]
+        return [
+            # Of offloaded layers no copies are made: they are written from their files.
+            layer_state(layer, copy_to_host if stage.offloaded is None else Tensor.detach)
+            for stage in pipe.stages
+            for _, layer in stage.layers
+        ]
     snapshot = pipe.snapshot()
     with pipe._delivery:
         pipe._finish(executor)  # which, unlike a wait for the snapshot, ends where a stage stands still
@@ -174,10 +191,29 @@ def _go_on(pipe: Pipeline, saved: Saved, path: str | Path) -> None:
         pipe._require_update("nothing can be loaded")
         with pipe._delivery:
             pipe._finish(pipe._executor)
+    places = [(stage, index) for stage in pipe.stages for index, _ in stage.layers]
+
+    def copier(number: int) -> CopyTensor:
+        stage, index = places[number]
+        return copy_to_host if stage.offloaded is None else stage.offloaded.copier(index).copy
+
+    def put_away(number: int) -> None:
+        stage, index = places[number]
+        if stage.offloaded is not None:
+            stage.offloaded.end(index)
+            stage.offloaded.settle()
+
+    layers = [layer for stage in pipe.stages for _, layer in stage.layers]
     try:
-        load_layer_states([layer for stage in pipe.stages for _, layer in stage.layers], saved.layers)
+        check_layer_states(layers, saved.layers)
     except DataError as error:
         raise DataError(f"{path} does not fit the model: {error}") from error
+    try:
+        load_layer_states(layers, saved.layers, copier, put_away)
+    finally:
+        for stage in pipe.stages:
+            if stage.offloaded is not None and pipe._executor is None:
+                stage.offloaded.rest()
     pipe.next_batch, pipe.seed, pipe._uneven = saved.batch, saved.seed, False
     for stage in pipe.stages:
         stage.seeds.seed = saved.seed

@@ -14,7 +14,7 @@ Target Propagation" (Neural Computation 33, 2021), and Wu et al., "Associated Le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from numbers import Real
 from typing import Any
@@ -218,9 +218,10 @@ class AL(LocalLayer):
         return (self.ae_opt, self.enc_opt)
 
 
-def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> list[AL]:
+def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> Iterator[AL]:
     """A layer for each part of a network; see :func:`pipeal.methods.make_layers`."""
-    return [AL(*part.sides(), lr, optimizer) for part in network.parts()]
+    for part in network.parts():
+        yield AL(*part.sides(), lr, optimizer)
 
 
 def _require_callable(side: nn.Module, **parts: object) -> None:

@@ -13,8 +13,9 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -82,16 +83,17 @@ class Checkpoint:
             found._check(name)
         return found
 
-    def layers(self) -> dict[int, dict[str, Any]]:
-        """The states of all layers by their number, on the CPU. Nothing in the files is run.
+    def layers(self) -> Mapping[int, dict[str, Any]]:
+        """The states of all layers by their number, on the CPU, each read when it is looked up. Nothing in them is run.
+
+        Their tensors are mapped: they take no memory of their own, and no file may be cut while its state lives.
 
         Raises:
-            DataError: A file is gone, or holds something else than tensors, numbers, texts and collections of them.
+            DataError: At a look-up: a file is gone, or holds something else than tensors, numbers, texts and
+                collections of them.
         """
         paths = {number: self.path / name for number, name in self._layers().items()}
-        if self.format == FORMAT:
-            return {number: read_layer(path) for number, path in paths.items()}
-        return {number: _read_format_1(path)["state"] for number, path in paths.items()}
+        return _Layers(paths, partial(read_layer, mapped=True) if self.format == FORMAT else _state_of_format_1)
 
     def epoch(self) -> dict[str, Any]:
         """What is counted of the epoch under way, on the CPU; empty if nothing was given. Raises as :meth:`layers`."""
@@ -126,6 +128,23 @@ class Checkpoint:
 
 
 _CHECKPOINT = TypeAdapter(Checkpoint)
+
+
+@dataclass(frozen=True)
+class _Layers(Mapping[int, dict[str, Any]]):
+    """States in files, of which none is in memory."""
+
+    paths: Mapping[int, Path]
+    read: Callable[[Path], dict[str, Any]]
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self.read(self.paths[number])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
@@ -186,6 +205,11 @@ def _read_format_1(path: Path) -> dict[str, Any]:
     if not (isinstance(content, dict) and isinstance(content.get("state"), dict)):
         raise DataError(f"{path} holds no state of a layer; take another checkpoint")
     return content
+
+
+def _state_of_format_1(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = _read_format_1(path)["state"]
+    return state
 
 
 def _crc32_of(file: io.FileIO) -> int:

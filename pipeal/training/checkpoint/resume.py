@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeal.core.errors import DataError, PipealError, first_line
-from pipeal.engine.state.layer_state import State, load_layer_states
-from pipeal.methods.al import ALPackage
+from pipeal.core.protocols import TrainableLayer
+from pipeal.engine.state.layer_state import State, check_layer_states, load_layer_state
 from pipeal.training.checkpoint.store import Checkpoint
 from pipeal.training.position import Position
 
@@ -19,7 +19,7 @@ class ResumedTraining:
 
     Attributes:
         position: Where the training stood.
-        states: Of the layers, by their number.
+        states: Of the layers, by their number; each is read when it is looked up.
         facts: About the data it was trained on.
     """
 
@@ -50,12 +50,22 @@ class ResumedTraining:
                 raise
             raise DataError(f"{checkpoint.path} is no checkpoint of a training ({first_line(error)})") from error
 
-    def load_into(self, package: ALPackage) -> None:
-        """Puts the states into the layers of a new package.
+    def check(self, layers: Sequence[TrainableLayer]) -> None:
+        """Asks whether the states fit layers, which may be on the meta device; nothing is changed.
 
         Raises:
             DataError: The checkpoint is of another model.
         """
-        if sorted(self.states) != list(range(len(package))):
-            raise DataError(f"the checkpoint has the layers {sorted(self.states)}, the model {len(package)}")
-        load_layer_states(list(package), [self.states[number] for number in range(len(package))])
+        if sorted(self.states) != list(range(len(layers))):
+            raise DataError(f"the checkpoint has the layers {sorted(self.states)}, the model {len(layers)}")
+        check_layer_states(layers, self.states)
+
+    def load_into(self, layers: Sequence[TrainableLayer]) -> None:
+        """Puts the states into the layers of a model, one after the other, once all are known to fit.
+
+        Raises:
+            DataError: The checkpoint is of another model; all layers are as they were.
+        """
+        self.check(layers)
+        for number, layer in enumerate(layers):
+            load_layer_state(layer, self.states[number])

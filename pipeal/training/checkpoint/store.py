@@ -131,8 +131,11 @@ class CheckpointStore:
             UntidyError: It is written; the system refused to remove an older one.
             TypeError: The position or the state holds what JSON cannot.
         """
+        kept: KeptLayer | None = None
         for number, layer in layers.items():
-            if not isinstance(layer, KeptLayer):
+            if isinstance(layer, KeptLayer):
+                kept = layer
+            else:
                 require_plain(layer, f"layer {number}")
         require_plain(epoch or {}, "epoch")
         self.claim()
@@ -144,7 +147,8 @@ class CheckpointStore:
                 self._sweep(path.name)  # alone: what else cannot be removed is not in the way
                 aside.mkdir()
                 files = {}
-                for number, layer in sorted(layers.items()):
+                for number in sorted(layers):
+                    layer = layers[number]  # one at a time: of those of a checkpoint, each is mapped when looked up
                     to = aside / layer_name(number)
                     files[to.name] = layer.move(to) if isinstance(layer, KeptLayer) else write_layer(to, layer)
                 if epoch:
@@ -163,10 +167,8 @@ class CheckpointStore:
         with refusals_told(stays, ELSEWHERE, UntidyError):
             self._rotate()
             self._sweep()
-            for layer in layers.values():
-                if isinstance(layer, KeptLayer):
-                    clear_parts(self.folder, layer)
-                    break
+            if kept is not None:
+                clear_parts(self.folder, kept)
         return path
 
     def newest(self, on_bad: Callable[[str], None]) -> Checkpoint | None:
