@@ -6,8 +6,8 @@ Every training is a process of its own, which has trained one block before it jo
 it takes from then on counts, the page cache of its files included (cgroup.py; root and control groups of version 1).
 
 1. *Deepest*: the most blocks with which two batches are learnt from, by doubling and bisection; a process that the
-   kernel ends is a no. Of offloaded layers two depths are tried: four times that of BP with every block computed again, and
-   one beyond.
+   kernel ends is a no. Of offloaded layers two depths are tried: four times that of BP with every block computed
+   again, and one beyond.
 2. *Larger*: blocks of width 512 whose weights and optimizer states are 8 times the limit. The offloaded training within
    the limit and the same one in memory, without a limit, take turns at each batch; large batches first, then smaller
    ones. After 50 batches all weights and optimizer states have to be equal bit for bit.

@@ -78,8 +78,9 @@ class MappedFile:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115  open as long as its tensors are
         except OSError as error:
+            todo = "allow more open files (ulimit -n)" if error.errno == errno.EMFILE else "name another offload_folder"
             raise DataError(
-                f"{self.folder}: {error.strerror or error}; expected a folder for offloaded layers"
+                f"{self.folder}: {error.strerror or error}; expected a folder for offloaded layers; {todo}"
             ) from error
         self._chunks: list[_Chunk] = []
         self._moved: Counter[Any] = Counter()
@@ -158,12 +159,17 @@ class MappedFile:
             os.posix_fallocate(self._file.fileno(), self.size, size)
             mapped = mmap.mmap(self._file.fileno(), size, offset=self.size)
         except OSError as error:
-            free = os.statvfs(self.folder)
-            raise DataError(
-                f"{self.folder}: {error.strerror or error}; {size / 2**20:.1f} MiB more were needed for an offloaded "
-                f"layer, {free.f_bavail * free.f_frsize / 2**20:.0f} MiB are free; name another folder by "
-                "offload_folder, or of open files allow more (ulimit -n)"
-            ) from error
+            if error.errno == errno.EMFILE:
+                todo = "an offloaded layer takes three open files or more; allow more of them (ulimit -n)"
+            else:
+                free = os.statvfs(self.folder)
+                todo = (
+                    f"{size / 2**20:.1f} MiB more were needed for an offloaded layer, "
+                    f"{free.f_bavail * free.f_frsize / 2**20:.0f} MiB are free; "
+                    + ("allow larger files (ulimit -f)" if error.errno == errno.EFBIG else "make room there")
+                    + ", or name another folder by offload_folder"
+                )
+            raise DataError(f"{self.folder}: {error.strerror or error}; {todo}") from error
         return _Chunk(mapped, size, torch.frombuffer(mapped, dtype=torch.uint8).data_ptr())
 
     def _place(self, tensor: Tensor) -> Tensor:
@@ -264,6 +270,16 @@ class Offloaded:
         except OSError as error:
             folder = self._folder or tempfile.gettempdir()
             raise DataError(f"{folder}: an offloaded layer: {error.strerror or error}") from error
+
+
+def check_folder(folder: str | Path) -> None:
+    """Asks whether layers can be offloaded into a folder, which is made where it is missing.
+
+    Raises:
+        ConfigError: This system has no such files.
+        DataError: The folder takes no file.
+    """
+    MappedFile(folder)
 
 
 def one_by_one(
