@@ -21,7 +21,7 @@ from pipeal.engine.state.offload import one_by_one
 from pipeal.methods.al import ALPackage
 from pipeal.planning.measure.layers import count_bytes
 from pipeal.run.build import Experiment
-from pipeal.run.opening import engine_options, new_layers, new_package
+from pipeal.run.opening import engine_options, new_layers, new_package, seed_of
 from pipeal.training.exit_costs import exit_costs, training_flops
 
 LOOKED_AT = 64
@@ -124,7 +124,8 @@ def _package(experiment: Experiment, config: RunConfig, options: EngineOptions) 
     """A new model; of layers that are offloaded, each is in a file before the next is made."""
     if options.offload == "none":
         return new_package(experiment, config, 1)
-    return ALPackage(one_by_one(new_layers(experiment, config, 1), options.offload_folder, {}))
+    layers = one_by_one(new_layers(experiment, config, 1), options.offload_folder, {}, seed_of(config, 1))
+    return ALPackage(layers)
 
 
 def _active_at_once(layers: Sequence[int], config: RunConfig) -> int:

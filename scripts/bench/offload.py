@@ -127,12 +127,14 @@ class Bench:
         for what, (width, tokens, most) in self.sizes.items():
             rows = found[what] = {"width": width, "tokens": tokens}
             for form in FORMS:
-                made = self.training(form, width, 1, tokens)
+                made = replace(self.training(form, width, 1, tokens), threads=1)  # which take no memory
                 if form == "AL offloaded":
                     first = 4 * max(1, rows["BP, recomputed"]["depth"])
                     tries = [self.trains(replace(made, depth=depth)) for depth in sorted({first, max(first, most)})]
                 else:
-                    tries = list(searched(self.trains, made))
+                    # From half of what would fit without any activations.
+                    first = max(1, self.limit // (2 * bytes_of_layers(replace(made, form="AL", depth=2))[1] * 4 // 3))
+                    tries = list(searched(self.trains, made, first))
                 depth = max((one["depth"] for one in tries if one["trains"]), default=0)
                 rows[form] = {"depth": depth, "tries": tries}
                 print(f"{what}, {form}: {depth} blocks", flush=True)
@@ -214,9 +216,9 @@ def batch_sizes(sizes: Sequence[int], turns: int, batches: int) -> Iterator[int]
     yield from (row + [sizes[-1]] * batches)[:batches]
 
 
-def searched(trains: Callable[[Training], Found], training: Training) -> Iterator[Found]:
+def searched(trains: Callable[[Training], Found], training: Training, first: int) -> Iterator[Found]:
     """Tries, by doubling and bisection, one of which is of the deepest that trains."""
-    low, high, depth = 0, 0, 4
+    low, high, depth = 0, 0, first
     while not high or high - low > 1:
         one = trains(replace(training, depth=depth))
         yield one
