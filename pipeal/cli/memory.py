@@ -32,8 +32,9 @@ def command(**given: Any) -> None:
     """Says what memory training takes, by part.
 
     Compares backpropagation, backpropagation with activation checkpointing on every block, and Associated Learning
-    with all forwards of a stage first and layer by layer, each on one device. Every block is looked at alone, on two
-    batches; depths and batches beyond are computed from that. Memory is that above the idle process.
+    with all forwards of a stage first, layer by layer, and with layers that are not at work on a disk (CPUs), each on
+    one device. Every block is looked at alone, on two batches; depths and batches beyond are computed from that.
+    Memory is that above the idle process.
     """
     with entry.loading():
         from pipeal.run.memory import memory

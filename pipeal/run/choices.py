@@ -24,6 +24,7 @@ from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
 from pipeal.engine.schedule import schedule_named
 from pipeal.engine.sizes import check_sizes
+from pipeal.engine.state.offload import check_folder
 from pipeal.methods.al import ALPackage
 from pipeal.methods.bp_parts import bp_parts
 from pipeal.planning.placement import Placement
@@ -87,6 +88,8 @@ def choose(
             package = ALPackage(experiment.layers(form, config.train.seed, here))
         source, placement = _placed(package, config, form, None if auto else devices, options, batches, cache)
     found = [parse_device(device) for device in placement.devices]
+    if options.offload == "disk" and options.offload_folder is not None:
+        check_folder(options.offload_folder)
     by_layer = schedule_named(config.engine.schedule).within(options.within_stage).by_layer
     options.check_layout(by_layer=by_layer, kinds={device.type for device in found})
     check_precision(precision, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -38,7 +38,7 @@ CHOSEN = {
     "engine.schedule": "none: all ways are compared",
     "engine.within_stage": "none: both orders are compared",
     "engine.recompute": "none: that of all blocks is a row of its own",
-    "engine.offload": "none: it says what is in memory without",
+    "engine.offload": "none: offloaded layers are a row of their own",
     "train.mode": "none: both forms are compared",
 }
 """Keys of a configuration that the command sets, and what to give instead."""
@@ -91,10 +91,12 @@ def memory(
     _log.info(f"looking at each block of {what} on {subject.device}")
     blocks = forecast(subject, samples)
     limit = None if memory is None else round(memory * 2**30)
-    found = Found(blocks, samples, blocks.depth if layers is None else layers, limit)
+    on_disk = subject.device == "cpu"  # where layers of GPUs do not go
+    ways = {name: way for name, way in WAYS.items() if on_disk or not way.offloaded}
+    found = Found(blocks, samples, blocks.depth if layers is None else layers, limit, ways)
     found.require_room()
     if measure:
-        for name in WAYS:
+        for name in ways:
             _log.info(f"training {name} in a process of its own")
             found.measured[name] = measured_alone(subject, name, samples)
     found.show(what)
@@ -112,6 +114,7 @@ class Found:
         samples: Of the batch.
         depth: Layers, or as if there were so many.
         limit: Bytes that there are; None where that was not asked for.
+        ways: Those that are compared.
         measured: By way; empty where nothing was measured.
     """
 
@@ -119,10 +122,11 @@ class Found:
     samples: int
     depth: int
     limit: int | None = None
+    ways: Mapping[str, Way] = field(default_factory=lambda: WAYS)
     measured: dict[str, Measured] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.forecasts = {name: self.model.parts(way, self.samples, self.depth) for name, way in WAYS.items()}
+        self.forecasts = {name: self.model.parts(way, self.samples, self.depth) for name, way in self.ways.items()}
 
     def require_room(self) -> None:
         """Refuses a memory that no way gets by with.
@@ -130,9 +134,9 @@ class Found:
         Raises:
             ConfigError: It holds not even one layer, by any of them, on one sample or on this batch.
         """
-        if self.limit is None or any(any(self._most(way)) for way in WAYS.values()):
+        if self.limit is None or any(any(self._most(way)) for way in self.ways.values()):
             return
-        least = {name: self.model.parts(way, self.samples, 1).peak for name, way in WAYS.items()}
+        least = {name: self.model.parts(way, self.samples, 1).peak for name, way in self.ways.items()}
         name = min(least, key=least.__getitem__)
         raise ConfigError(
             f"--memory: {self.limit / 2**30:g} GiB hold no layer of this model, even on one sample; {name} of one "
@@ -145,7 +149,7 @@ class Found:
         columns += ["resident, kept"] if self.measured else []
         columns += ["largest batch", "greatest depth"] if self.limit is not None else []
         rows: list[list[Cell]] = []
-        for name, way in WAYS.items():
+        for name, way in self.ways.items():
             blank: list[Cell] = [None] if self.measured else []
             fits = (
                 [] if self.limit is None else [_told(*pair) for pair in zip(self._most(way), self._bounds, strict=True)]
@@ -162,8 +166,10 @@ class Found:
     def write(self, folder: Path, what: str, facts: dict[str, Any]) -> None:
         """Leaves ``memory.json`` and ``memory.png``."""
         depths = self._depths()
-        over = {name: [self.model.parts(way, self.samples, depth) for depth in depths] for name, way in WAYS.items()}
-        fits = {name: dict(zip(("batch", "depth"), self._most(way), strict=True)) for name, way in WAYS.items()}
+        over = {
+            name: [self.model.parts(way, self.samples, depth) for depth in depths] for name, way in self.ways.items()
+        }
+        fits = {name: dict(zip(("batch", "depth"), self._most(way), strict=True)) for name, way in self.ways.items()}
         folder.mkdir(parents=True, exist_ok=True)
         write_json(
             folder / "memory.json",
@@ -217,6 +223,11 @@ class Found:
         """What to know of the figures."""
         yield "at once: the most of all parts at the same moment, above the idle process; a part is largest at its own"
         yield "resident: physical memory, where freed blocks are given back at once; libraries keep some 10 MiB more"
+        if any(way.offloaded for way in self.ways.values()):
+            kept = self.forecasts["AL by layer"]
+            size = (kept.weights + kept.optimizer) / 2**20
+            yield "AL offloaded: weights and optimizer states of the layer at work; those of all layers are on a disk,"
+            yield f"{size:,.0f} MiB, and in the page cache as far as there is room: it is fast with two or more there"
         if self.model.depth > 1 and (self.limit is not None or self.depth != self.model.depth):
             yield f"other depths than {self.model.depth}: as if the layers after the first came again and again"
         if self.samples > self.model.sizes[1]:

@@ -17,6 +17,7 @@ from torch import nn
 
 from pipeal.config import RunConfig
 from pipeal.core.errors import ConfigError, PipealError
+from pipeal.core.host_memory import reset_peak
 from pipeal.core.methods import BASELINE, DEFAULT
 from pipeal.core.options import EngineOptions
 from pipeal.core.protocols import TrainableLayer
@@ -226,8 +227,8 @@ def _measured(subject: Subject, way: str, samples: int) -> Measured:
         batch = resized(own, samples)
         pipe.run([batch] * _BATCHES)
         most_kept = kept.peak()  # before the profiler takes memory of its own
-        parts = replace(watch_training(layers, batch, pipe, subject.device), resident=most)
-        return Measured(parts, most_kept, resident.before)
+        parts = watch_training(layers, batch, pipe, subject.device, offloaded=WAYS[way].offloaded)
+        return Measured(replace(parts, resident=most), most_kept, resident.before)
 
 
 @contextmanager
@@ -237,6 +238,8 @@ def _training(subject: Subject, name: str) -> Iterator[tuple[Sequence[TrainableL
     layers = subject.layers(way.form)
     if way.checkpointed:
         layers = [checkpoint_blocks(layer) for layer in layers if isinstance(layer, BP)]
-    options = replace(subject.options, within_stage=way.within_stage, on_non_finite="ignore")
+    options = replace(way.options(subject.options), on_non_finite="ignore")
     with Pipeline(layers, [subject.device], "sequential", options=options) as pipe:
+        if way.offloaded:
+            reset_peak()  # a generator would have made the layers one after the other
         yield layers, pipe

@@ -3,7 +3,8 @@
     PIPEAL_DATA=DIR python scripts/bench/memory_forecast.py --json scripts/bench/results/memory-forecast.json
 
 Six models of the registry and ResNet-18 of torchvision (converted by ``ALPackage.from_bp``), each trained end to end,
-with activation checkpointing on every block, and as AL by stage and by layer, each in a fresh process. What is forecast
+with activation checkpointing on every block, and as AL by stage, by layer and offloaded, each in a fresh process. Of
+offloaded layers the one at work counts (:class:`pipeal.planning.pure.memory.Parts`). What is forecast
 comes from each block alone, on another batch than the one that is measured: of a quarter of the samples. Prints a line
 for each, and ends with 1 if bytes by part miss by more than 5 % anywhere, or physical memory by more than 15 %.
 """
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -95,14 +97,18 @@ def main() -> int:
     """Measures, prints, and keeps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES), help="Some of them.")
-    parser.add_argument("--json", type=Path, help="Where to keep all figures.")
+    parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS), help="Some of them.")
+    parser.add_argument("--json", type=Path, help="Where to keep all figures; others that are there stay.")
     given = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if given.json and given.json.exists():
+        kept = json.loads(given.json.read_text())["rows"]
+        rows = [row for row in kept if row["model"] not in given.only or row["way"] not in given.ways]
     for name in given.only:
         made, samples = CASES[name]
         subject = made()
         model = forecast(subject, samples // SMALLER)
-        for way in WAYS.values():
+        for way in (WAYS[chosen] for chosen in given.ways):
             said, found = model.parts(way, samples), measure(subject, way.name, samples)
             off = {part: getattr(said, part) / getattr(found.parts, part) - 1 for part in PARTS}
             rows.append(
@@ -110,6 +116,7 @@ def main() -> int:
                  "forecast": asdict(said), "measured": asdict(found), "off": off}
             )  # fmt: skip
             print(name, way.name, {part: f"{share:+.1%}" for part, share in off.items()}, _mib(found), flush=True)
+    rows.sort(key=lambda row: (list(CASES).index(row["model"]), list(WAYS).index(row["way"])))
     worst = {part: max((row["off"][part] for row in rows), key=abs) for part in PARTS}
     print_table(
         "forecast over measured",

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pipeal.config import TextConfig, load_config
-from pipeal.core.errors import ConfigError
+from pipeal.core.errors import ConfigError, DataError
 from pipeal.core.modules import module_of
 from pipeal.methods.layer import LocalLayer
 from pipeal.planning import planner
@@ -173,6 +173,13 @@ def test_a_schedule_that_does_not_go_with_it_is_told_before_anything_is_written(
     """A run's folder was left, which the same command took for one to go on with."""
     experiment = toynews(tmp_path, "engine.devices=cpu", "engine.schedule=al-fm")
     with pytest.raises(ConfigError, match="offload='disk' needs layers that end one before the next"):
+        choose(experiment, "al")
+
+
+def test_a_folder_that_takes_no_file_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    experiment = toynews(tmp_path, "engine.devices=cpu", f"engine.offload_folder={tmp_path / 'file'}")
+    with pytest.raises(DataError, match="File exists; expected a folder for offloaded layers"):
         choose(experiment, "al")
 
 

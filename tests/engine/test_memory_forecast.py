@@ -42,9 +42,10 @@ def test_layer_by_layer_takes_no_more_than_by_stage_and_each_peak_lies_between_i
     assert parts["AL by layer"].activations <= parts["AL by stage"].activations + max(b.goes for b in blocks)
     assert parts["AL by layer"].gradients == max(b.gradients for b in blocks)
     assert parts["BP"].gradients == sum(b.gradients for b in blocks)
-    for found in parts.values():
+    for name, found in parts.items():
         fixed = found.weights + found.optimizer
-        assert fixed + max(found.gradients, found.activations) <= found.peak + max(b.gradients for b in blocks)
+        always = 0 if WAYS[name].offloaded else fixed
+        assert always + max(found.gradients, found.activations) <= found.peak + max(b.gradients for b in blocks)
         assert found.peak <= fixed + found.gradients + found.activations
         assert found.resident <= found.peak
 
@@ -55,6 +56,17 @@ def test_by_layer_does_not_grow_with_depth_and_by_stage_does() -> None:
     by_layer, by_stage = ([model.parts(WAYS[f"AL by {name}"], 2, n) for n in (2, 512)] for name in ("layer", "stage"))
     assert by_layer[0].activations == by_layer[1].activations
     assert by_stage[1].activations > 200 * by_stage[0].activations
+
+
+@given(st.lists(BLOCK, min_size=1, max_size=6))
+def test_offloaded_layers_take_the_weights_and_optimizer_states_of_one(blocks: list[BlockMemory]) -> None:
+    in_memory, offloaded = (WAYS[name].parts(blocks) for name in ("AL by layer", "AL offloaded"))
+    assert offloaded.weights == max(block.weights for block in blocks)
+    assert offloaded.optimizer == max(block.optimizer for block in blocks)
+    assert (offloaded.gradients, offloaded.activations) == (in_memory.gradients, in_memory.activations)
+    assert offloaded.peak <= in_memory.peak
+    assert offloaded.peak >= max(block.weights + block.optimizer + block.gradients for block in blocks)
+    assert WAYS["AL offloaded"].parts(blocks * 9).peak <= offloaded.peak + max(b.goes + b.comes for b in blocks)
 
 
 def test_the_largest_batch_and_the_greatest_depth_are_the_last_that_fit() -> None:
@@ -146,10 +158,9 @@ def test_bytes_by_part_are_forecast_within_5_percent(name: str) -> None:
         layers: Sequence[Any] = subject.layers(way.form)
         if way.checkpointed:
             layers = [checkpoint_blocks(layers[0])]
-        options = replace(OPTIONS, within_stage=way.within_stage)
-        with Pipeline(layers, ["cpu"], "sequential", options=options) as pipe:
+        with Pipeline(layers, ["cpu"], "sequential", options=way.options(OPTIONS)) as pipe:
             pipe.run([batch])
-            found = watch_training(layers, batch, pipe, "cpu")
+            found = watch_training(layers, batch, pipe, "cpu", offloaded=way.offloaded)
         said = model.parts(way, samples)
         for part in ("weights", "gradients", "optimizer", "activations", "peak"):
             assert getattr(said, part) == pytest.approx(getattr(found, part), rel=0.05), f"{way.name}, {part}"

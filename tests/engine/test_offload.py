@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Pipeline
+from pipeal import AE, AL, ENC, ALPackage, ConfigError, DataError, Pipeline, PlacementError
 from pipeal.core.host_memory import status_bytes
 from pipeal.core.options import EngineOptions
 from pipeal.engine.state import offload
@@ -258,7 +258,7 @@ def test_a_disk_that_is_too_small_is_told_and_nothing_is_lost(tmp_path: Path, mo
     assert all(map(torch.equal, package.state_dict().values(), before))
     pipe = Pipeline(package, "cpu", threads=1, offload="disk", offload_folder=tmp_path)
     monkeypatch.setattr(os, "posix_fallocate", full)  # the optimizers' states do not fit
-    with pytest.raises(DataError, match="name another folder by offload_folder") as caught, pipe:
+    with pytest.raises(DataError, match="or name another folder by offload_folder") as caught, pipe:
         pipe.run(batches())
     assert "update of stage 0, layer 0 (AL), batch 0" in notes_of(caught.value)
 
@@ -356,3 +356,46 @@ def test_snapshots_have_storages_of_their_own_size(tmp_path: Path) -> None:
         found = pipe.snapshot().wait(60)
     for value in found[0].state["module"].values():
         assert value.untyped_storage().nbytes() == value.nbytes
+
+
+def test_layers_that_share_weights_are_refused_and_keep_what_they_have(tmp_path: Path) -> None:
+    package = [layer(0), layer(1)]
+    package[1].enc.b.weight = package[0].enc.b.weight
+    before = [tensor.clone() for one in package for tensor in one.state_dict().values()]
+    with pytest.raises(PlacementError, match="layers 0 and 1 share the parameter"):
+        Pipeline(package, threads=1, offload="disk", offload_folder=tmp_path)
+    assert all(map(torch.equal, before, (tensor for one in package for tensor in one.state_dict().values())))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that cannot be read ended the process by a signal."""
+    pipe = Pipeline([layer(number) for number in range(3)], "cpu", threads=1, offload="disk", offload_folder=tmp_path)
+
+    def broken(*_: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "sendfile", broken)
+    with pytest.raises(DataError, match=r"an offloaded layer: .*Input/output error"), pipe:
+        pipe.run(batches())
+    monkeypatch.setattr(os, "sendfile", lambda *_: 0)  # cut short by someone
+    with pytest.raises(DataError, match=r"an offloaded layer: .*Input/output error"), pipe:
+        pipe.run(batches())
+
+
+def test_a_layer_is_read_whole_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, int]] = []
+    send = os.sendfile
+
+    def in_pieces(out: int, source: int, offset: int, count: int) -> int:
+        read.append((source, offset))
+        return send(out, source, offset, min(count, 5000))
+
+    monkeypatch.setattr(os, "sendfile", in_pieces)
+    with Pipeline([layer(0), layer(1)], "cpu", threads=1, offload="disk", offload_folder=tmp_path) as pipe:
+        pipe.run(batches(3))
+        home = pipe.stages[0].offloaded
+        assert isinstance(home, offload.Offloaded)
+        for file in home._files.values():
+            pieces = {offset for source, offset in read if source == file._file.fileno()}
+            assert pieces == set(range(0, file.size, 5000))

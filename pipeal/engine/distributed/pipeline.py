@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeal.core.errors import PeerLostError, ScheduleError
+from pipeal.core.errors import ConfigError, PeerLostError, ScheduleError
 from pipeal.core.modules import layers_of, module_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.partition import balance

@@ -35,6 +35,10 @@ class Home(ABC):
         """Waits until all layers are at home: from now on others may read them, and change them. On any thread."""
 
     @abstractmethod
+    def changed(self, index: int) -> None:
+        """After others have changed a layer at home, such as by a loaded state; waits until all of it is there."""
+
+    @abstractmethod
     def copier(self, index: int, copied: CopyTensor) -> AbstractContextManager[CopyTensor]:
         """Within it, the layer may be copied by what it gives: ``copied``, or one that leaves copies elsewhere."""
 

@@ -153,6 +153,10 @@ class HostOffload(Home):
             slot.holder = None  # at home it may be changed now
         self._met.clear()
 
+    def changed(self, index: int) -> None:  # noqa: ARG002
+        """As :meth:`Home.changed`; what does not lie at home is sent there before its next visit."""
+        self.settle()
+
     @contextmanager
     def copier(self, index: int, copied: CopyTensor) -> Iterator[CopyTensor]:  # noqa: ARG002
         """As :meth:`Home.copier`; waits for what is on its way home."""

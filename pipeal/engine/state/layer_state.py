@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
@@ -120,7 +120,7 @@ def check_layer_states(layers: Sequence[TrainableLayer], states: States) -> None
 def load_layer_states(
     layers: Sequence[TrainableLayer],
     states: States,
-    copier: Callable[[int], CopyTensor] = lambda _: copy_to_host,
+    copier: Callable[[int], AbstractContextManager[CopyTensor]] = lambda _: nullcontext(copy_to_host),
     on_loaded: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Puts states back into all layers of a model, or into none. Holds a copy of what the layers have, meanwhile.
@@ -128,7 +128,7 @@ def load_layer_states(
     Args:
         layers: The model's.
         states: One for each; :func:`check_layer_states` finds most of what does not fit before anything is copied.
-        copier: How to copy what a layer has, by its number.
+        copier: Within it, how to copy what a layer has, by its number.
         on_loaded: Called with the number of a layer that was given a state, or its own one back.
 
     Raises:
@@ -137,7 +137,8 @@ def load_layer_states(
     with ExitStack() as undo:
         for number, layer in enumerate(layers):
             undo.callback(on_loaded, number)
-            _keep(layer, undo, copier(number))
+            with copier(number) as copied:
+                _keep(layer, undo, copied)
             with _told_of(number):
                 load_layer_state(layer, states[number])
             on_loaded(number)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -193,15 +193,14 @@ def _go_on(pipe: Pipeline, saved: Saved, path: str | Path) -> None:
             pipe._finish(pipe._executor)
     places = [(stage, index) for stage in pipe.stages for index, _ in stage.layers]
 
-    def copier(number: int) -> CopyTensor:
+    def copier(number: int) -> AbstractContextManager[CopyTensor]:
         stage, index = places[number]
-        return copy_to_host if stage.offloaded is None else stage.offloaded.copier(index).copy
+        return nullcontext(copy_to_host) if stage.offloaded is None else stage.offloaded.copier(index, copy_to_host)
 
     def put_away(number: int) -> None:
         stage, index = places[number]
         if stage.offloaded is not None:
-            stage.offloaded.end(index)
-            stage.offloaded.settle()
+            stage.offloaded.changed(index)
 
     layers = [layer for stage in pipe.stages for _, layer in stage.layers]
     try:

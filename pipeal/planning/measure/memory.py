@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeal.engine.pipeline import Pipeline
 from pipeal.engine.runner.precision import make_ready, settings
 from pipeal.engine.schedule import Action
 from pipeal.engine.state.layer_state import layer_state
+from pipeal.engine.state.stateful import stateful
 from pipeal.planning.measure.allocations import Allocations, Levels, bytes_by_place
 from pipeal.planning.measure.layers import uncollected
 from pipeal.planning.measure.resident import Resident, untouched_bytes
@@ -146,7 +148,9 @@ def _block(layer: TrainableLayer, packets: _Packets, levels: Mapping[str, Levels
 
 
 @uncollected()
-def watch_training(layers: Sequence[TrainableLayer], batch: Any, pipe: Pipeline, device: str) -> Parts:
+def watch_training(
+    layers: Sequence[TrainableLayer], batch: Any, pipe: Pipeline, device: str, *, offloaded: bool = False
+) -> Parts:
     """What a pipeline holds while it trains on one more batch, after a first one that opened its optimizers' states.
 
     Args:
@@ -154,20 +158,50 @@ def watch_training(layers: Sequence[TrainableLayer], batch: Any, pipe: Pipeline,
         batch: ``(x, y)``.
         pipe: An open pipeline on one device, in this thread.
         device: That device.
+        offloaded: Whether only the layer at work counts.
     """
     batch_bytes = sum(bytes_by_place(batch).values())
-    with Allocations(parse_device(device), _parameters(layers)) as watch:
+    weights = [_weights([layer]) for layer in layers] if offloaded else [_weights(layers)]
+    optimizer = [_optimizers([layer]) for layer in layers] if offloaded else [_optimizers(layers)]
+    with Allocations(parse_device(device), _parameters(layers)) as watch, ExitStack() as hooks:
+        if offloaded:
+            _mark_work(layers, watch, hooks)
         pipe.run([batch])
-    all_of_it = watch.levels()[""]
-    weights, optimizer = _weights(layers), _optimizers(layers)
+    levels = watch.levels()
+    all_of_it = levels[""]
+    at_once = weights[0] + optimizer[0] + all_of_it.most
+    if offloaded:
+        whole = zip(weights, optimizer, strict=True)
+        works = [levels[f"work {number}"].most + own for number, own in enumerate(weights)]
+        updates = [levels[f"update {number}"].most + sum(own) for number, own in enumerate(whole)]
+        at_once = max(works + updates)
     return Parts(
-        weights,
+        max(weights),
         all_of_it.most_gradients,
-        optimizer,
+        max(optimizer),
         batch_bytes + all_of_it.most_beside_gradients,
-        weights + optimizer + batch_bytes + all_of_it.most,
+        batch_bytes + at_once,
         0,
     )
+
+
+def _mark_work(layers: Sequence[TrainableLayer], watch: Allocations, hooks: ExitStack) -> None:
+    """Marks when each layer is at work, up to its update and in it, from the one's beginning to the other's."""
+    current, now = ExitStack(), [""]
+    hooks.callback(current.close)
+
+    def begins(name: str) -> None:
+        if now[0] != name:
+            current.close()
+            current.enter_context(watch.mark(name))
+            now[0] = name
+
+    for number, layer in enumerate(layers):
+        module = module_of(layer)
+        work, update = (partial(begins, f"{what} {number}") for what in ("work", "update"))
+        hooks.callback(module.register_forward_pre_hook(lambda *_, work=work: work()).remove)
+        for optimizer in stateful(module)[0].values():
+            hooks.callback(optimizer.register_step_pre_hook(lambda *_, update=update: update()).remove)
 
 
 def _weights(layers: Sequence[TrainableLayer]) -> int:

@@ -6,6 +6,7 @@ Each form of training is a row of moments; what is alive at each is a sum over b
     BP, checkpointed     F1 F2 F3 R3 B3 R2 B2 …      inputs of all blocks, the graph of one (R: forward again)
     AL by stage          F1 F2 F3 B1 B2 B3 U         as BP
     AL by layer          F1 B1 U1 F2 B2 U2 …         the graph and the gradients of one layer
+    AL offloaded         F1 B1 U1 F2 B2 U2 …         its weights, and in its update its optimizer states, alone, too
 
 No torch: what is fed in is measured by :mod:`pipeal.planning.measure.memory`.
 """
@@ -13,10 +14,10 @@ No torch: what is fed in is measured by :mod:`pipeal.planning.measure.memory`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from pipeal.core.options import WithinStage
+from pipeal.core.options import EngineOptions, WithinStage
 from pipeal.planning.pure.layer_cost import repeated
 
 
@@ -66,6 +67,9 @@ class Parts:
     """The most that each part takes, in bytes; as not all are largest at the same moment, ``peak`` may be less than
     their sum.
 
+    Of offloaded layers, the one at work counts, as a process has no other in its memory: what the page cache has of
+    others is the kernel's, which takes it back when it needs to.
+
     Attributes:
         weights: Parameters and buffers.
         gradients: Of the parameters.
@@ -97,6 +101,7 @@ class Way:
         moments: What is held at each moment, beside weights and what optimizers keep, as a row of :class:`_Moment`.
         within_stage: The order of its layers.
         checkpointed: Whether its blocks are under activation checkpointing.
+        offloaded: Whether layers that are not at work are on a disk; the moments then say what of the others is there.
     """
 
     name: str
@@ -104,6 +109,11 @@ class Way:
     moments: Callable[[Sequence[BlockMemory]], Iterator[_Moment]]
     within_stage: WithinStage = "stage"
     checkpointed: bool = False
+    offloaded: bool = False
+
+    def options(self, options: EngineOptions) -> EngineOptions:
+        """Those of a pipeline that trains by it."""
+        return replace(options, within_stage=self.within_stage, offload="disk" if self.offloaded else "none")
 
     def parts(self, blocks: Sequence[BlockMemory]) -> Parts:
         """What training these blocks takes on one device.
@@ -115,16 +125,19 @@ class Way:
         BP, checkpointed 140
         AL by stage 840
         AL by layer 140
+        AL offloaded 140
         """
         found = list(self.moments(blocks))
-        weights, optimizer = sum(block.weights for block in blocks), sum(block.optimizer for block in blocks)
+        of_all = max if self.offloaded else sum
+        weights, optimizer = of_all(block.weights for block in blocks), of_all(block.optimizer for block in blocks)
+        always = 0 if self.offloaded else weights + optimizer
         return Parts(
             weights,
             max(moment.gradients for moment in found),
             optimizer,
             max(moment.activations for moment in found),
-            weights + optimizer + max(moment.at_once for moment in found),
-            weights + optimizer + max(moment.at_once - moment.untouched for moment in found),
+            always + max(moment.at_once for moment in found),
+            always + max(moment.at_once - moment.untouched for moment in found),
         )
 
 
@@ -147,13 +160,26 @@ def _backward(block: BlockMemory, held: int, gradients: int, untouched: int) -> 
 
 
 def _by_layer(blocks: Sequence[BlockMemory]) -> Iterator[_Moment]:
-    batch = blocks[0].comes
+    for number in range(len(blocks)):
+        yield from _visit(blocks, number)
+
+
+def _visit(blocks: Sequence[BlockMemory], number: int) -> Iterator[_Moment]:
+    """The forward, the backward and the update of one layer."""
+    batch, block = blocks[0].comes, blocks[number]
+    yield _forward(batch + (block.comes if number else 0), block.forward, block.untouched)
+    kept = block.graph + (block.comes_kept if number else 0) + _unkept(block)
+    yield _backward(block, batch + kept, 0, block.untouched)
+    held = batch + block.goes + block.update
+    yield _Moment(block.gradients, held, block.gradients + held)
+
+
+def _offloaded(blocks: Sequence[BlockMemory]) -> Iterator[_Moment]:
+    """Of the layer at work, pages come as they are used: those of its optimizer states in its update."""
     for number, block in enumerate(blocks):
-        yield _forward(batch + (block.comes if number else 0), block.forward, block.untouched)
-        kept = block.graph + (block.comes_kept if number else 0) + _unkept(block)
-        yield _backward(block, batch + kept, 0, block.untouched)
-        held = batch + block.goes + block.update
-        yield _Moment(block.gradients, held, block.gradients + held)
+        forward, backward, update = _visit(blocks, number)
+        for moment, own in ((forward, 0), (backward, 0), (update, block.optimizer)):
+            yield replace(moment, at_once=moment.at_once + block.weights + own)
 
 
 def _by_stage(blocks: Sequence[BlockMemory], *, down: bool = False) -> Iterator[_Moment]:
@@ -221,6 +247,7 @@ WAYS: dict[str, Way] = {
         Way("BP, checkpointed", "whole", _checkpointed, checkpointed=True),
         Way("AL by stage", "layers", _by_stage),
         Way("AL by layer", "layers", _by_layer, within_stage="layer"),
+        Way("AL offloaded", "layers", _offloaded, within_stage="layer", offloaded=True),
     )
 }
 """By name, in the order of tables."""
