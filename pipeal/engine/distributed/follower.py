@@ -92,7 +92,7 @@ class Server:
     def _start(self) -> None:
         node = self.node
         commands = {"stop": self._hear_verdict, CLOSE: lambda _: self._dismissed.set()}
-        node.receive("commands", node.commands, 0, commands)
+        node.receive("commands", node.commands, [0], commands)
         node.run("snapshots", self._keep_snapshots)
         if node.stage.number == 0:
             orders = Carrier(node.orders, node.stage.device)
@@ -103,7 +103,7 @@ class Server:
                 **node.requests.handlers(orders),
                 CLOSE: node.hear_close,
             }
-            node.receive("orders", node.orders, 0, handlers)
+            node.receive("orders", node.orders, [0], handlers)
         node.start(self._snapshot_came)
 
     def _beat(self) -> None:
@@ -139,8 +139,6 @@ class Server:
         left = node.join(FAREWELL_S)
         if left:
             raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
-        for wire in (node.news, node.results, node.ended):
-            wire.settle(FAREWELL_S)
         node.world.guarded(node.groups.close, FAREWELL_S, "closing the groups of the pipeline")
 
     def _leave_at_once(self) -> None:

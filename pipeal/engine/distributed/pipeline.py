@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, ScheduleError
@@ -33,9 +32,6 @@ from pipeal.engine.stage import Stage
 from pipeal.engine.state.layer_state import layer_state, load_layer_state
 from pipeal.engine.state.snapshot import Snapshot
 from pipeal.engine.trace import Span, StageTimes
-
-_STATES = 100
-"""The number of the wire for states, among those of the group of all ranks."""
 
 
 def own_threads(world: World) -> int:
@@ -260,8 +256,7 @@ def hand_out_states(world: World, layers: Sequence[TrainableLayer], sizes: Seque
     Raises:
         PeerLostError: A rank is lost.
     """
-    assert dist.group.WORLD is not None
-    wire, ends = Wire(dist.group.WORLD, _STATES), list(accumulate(sizes))
+    wire, ends = Wire(world.endpoint, *world.wire_numbers(1)), list(accumulate(sizes))
     of_stage = [list(layers)[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def send() -> None:
@@ -271,7 +266,7 @@ def hand_out_states(world: World, layers: Sequence[TrainableLayer], sizes: Seque
 
     def receive() -> None:
         for layer in of_stage[world.mesh.stage_of(world.rank)]:
-            load_layer_state(layer, wire.body(wire.receive(0)))
+            load_layer_state(layer, wire.body(wire.receive([0])))
 
     try:
         world.guarded(receive if world.rank else send)
