@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from pipeal.core.errors import DataError, first_line
+from pipeal.core.errors import first_line
 from pipeal.core.tree import Tree
 from pipeal.core.tree_codec import Form, put_together, taken_apart
 from pipeal.engine.distributed.endpoint import ANSWER, TAKEN, BrokenWireError, Endpoint
-from pipeal.engine.distributed.flat import Layout, bytes_of, flat, row_for, unflat
+from pipeal.engine.distributed.flat import Layout, check_layout, flat, row_for, unflat
 from pipeal.engine.execution.channel import Stopped
 
 __all__ = ["BrokenWireError", "Message", "Wire", "breaking"]
@@ -61,12 +61,17 @@ class Wire:
         endpoint: This rank's.
         number: Tells the wires apart.
         pinned: Whether tensors are received into pinned memory, from where they go on to a GPU.
+        idle: Whether what is done with messages here waits for one; None: whoever receives them.
     """
 
-    def __init__(self, endpoint: Endpoint, number: int, *, pinned: bool = False) -> None:
+    def __init__(
+        self, endpoint: Endpoint, number: int, *, pinned: bool = False, idle: Callable[[], bool] | None = None
+    ) -> None:
         self.number = number
         self._endpoint = endpoint
         self._mailbox = endpoint.mailbox(number)
+        self._mailbox.is_idle = idle or (lambda: self._receiving)
+        self._receiving = False
         self._pinned = pinned
         self._farewelled: set[int] = set()
 
@@ -96,7 +101,7 @@ class Wire:
         layouts, sent = [layout for layout, _ in rows], [row.view(torch.uint8) for _, row in rows]
         window = self._mailbox.windows[peer]
         with self._mailbox.changed:  # before it can be taken
-            window.sent(sum(row.numel() for row in sent))
+            window.sizes.append(sum(row.numel() for row in sent))
         self._endpoint.send(peer, self.number, [kind, facts, form, layouts, True], sent)
         window.waited_for = True
         self._wait(lambda: window.is_open, [peer])
@@ -128,12 +133,10 @@ class Wire:
             BrokenWireError: One of them is gone.
             Stopped: This rank has closed its connections.
         """
-        mailbox = self._mailbox
-        with mailbox.changed:
-            mailbox.is_idle = True
-        arrived = self._wait(lambda: bool(mailbox.messages), peers, mailbox.messages.popleft)
-        with mailbox.changed:
-            mailbox.is_idle = False
+        messages = self._mailbox.messages
+        self._receiving = True
+        arrived = self._wait(lambda: bool(messages), peers, messages.popleft)
+        self._receiving = False
         kind, facts, form, layouts, counts, idle = arrived.head
         message = Message(kind, facts, arrived.source, form, layouts, arrived.frames, counts, idle)
         if not layouts:
@@ -146,9 +149,8 @@ class Wire:
         Raises:
             DataError: It holds a class that is not known here, or its tensors are not what its head says.
         """
-        sizes = [len(frame.buffer) for frame in message.frames]
-        if sizes != [bytes_of(layout) for layout in message.layouts]:
-            raise DataError(f"a message has tensors of {sizes} bytes, and a head of others; expected those it names")
+        for layout, frame in zip(message.layouts, message.frames, strict=True):
+            check_layout(layout, len(frame.buffer))
         rows = [row_for(layout, pinned=self._pinned) for layout in message.layouts]
         for row, frame in zip(rows, message.frames, strict=True):
             if row.numel():

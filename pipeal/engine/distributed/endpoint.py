@@ -32,7 +32,9 @@ HEAD_BYTES = 1 << 20
 """The longest head of a message; a longer one is not from a rank of this run."""
 
 _MOST_UNDER_WAY = 1 << 28
-"""So many bytes may be on their way to a peer on one wire, if it has not taken a message that is longer."""
+"""A window does not grow beyond so many bytes, on each wire to each peer."""
+
+_NOW_AND_THEN = 2
 
 _TICK_S = 0.1
 _GRACE_S = 0.2
@@ -67,33 +69,28 @@ class Arrived:
 class Window:
     """How many messages may be on their way to a peer, and how many are.
 
-    It grows while the sender waits for a peer that waits itself: then all messages are on the way. On a long way it
-    comes to ``2L / step + 1``, for a delay ``L`` and the time per message of the slower of the two.
+    It grows where the sender waits for a peer that has nothing to do: all messages are then on the way. Over a delay
+    ``L`` it comes to the ``2L / step + 1`` that keep the peer busy, for the time per message of the slower of the two.
+    A peer that waits now and then, as at the beginning, does not count.
     """
 
     size: int = 1
-    messages: int = 0
-    bytes: int = 0
     sizes: deque[int] = field(default_factory=deque)
     waited_for: bool = False
-
-    def sent(self, size: int) -> None:
-        """A message has been sent."""
-        self.messages += 1
-        self.bytes += size
-        self.sizes.append(size)
-
-    def taken(self, idle: bool) -> None:
-        """The oldest was taken, by a peer that was ``idle`` until it came."""
-        self.messages -= 1
-        self.bytes -= self.sizes.popleft()
-        if idle and self.waited_for and self.bytes * (self.size + 1) <= _MOST_UNDER_WAY * max(self.messages, 1):
-            self.size += 1
+    starved: int = 0
 
     @property
     def is_open(self) -> bool:
         """Whether another message may be sent."""
-        return self.messages < self.size
+        return len(self.sizes) < self.size
+
+    def taken(self, idle: bool) -> None:
+        """The oldest was taken, by a peer that had been ``idle`` until it came."""
+        largest = max(self.sizes)
+        self.sizes.popleft()
+        self.starved = self.starved + 1 if idle and self.waited_for else max(0, self.starved - 1)
+        if self.starved > _NOW_AND_THEN and (self.size + 1) * largest <= _MOST_UNDER_WAY:
+            self.size += 1
 
 
 class Mailbox:
@@ -104,8 +101,8 @@ class Mailbox:
         self.messages: deque[Arrived] = deque()
         self.answers: deque[Any] = deque()
         self.windows: defaultdict[int, Window] = defaultdict(Window)
-        self.is_idle = False
         self.is_closed = False
+        self.is_idle: Callable[[], bool] = lambda: False
 
     def add(self, arrived: Arrived) -> None:
         """Takes in what came; says whether somebody waited for it."""
@@ -116,7 +113,7 @@ class Mailbox:
             elif kind == ANSWER:
                 self.answers += facts
             else:
-                arrived.head.append(self.is_idle and not self.messages)
+                arrived.head.append(not self.messages and self.is_idle())
                 self.messages.append(arrived)
             self.changed.notify_all()
 
@@ -145,6 +142,10 @@ class Endpoint:
         near: Whether all ranks are on this machine.
         hosts: Else where this rank listens, and how others call that.
         timeout_s: How long a peer may give no sign of life.
+
+    Attributes:
+        address: Where this rank listens, as others call it.
+        key: Its public key.
     """
 
     def __init__(
@@ -175,7 +176,8 @@ class Endpoint:
             own, called = hosts
             self._pull.bind(f"tcp://{own}:0")
             address = f"tcp://{called}:{self._pull.get_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
-        told = gather([address, public.decode()])
+        self.address, self.key = address, public.decode()
+        told = gather([self.address, self.key])
         self._ranks = {key: other for other, (_, key) in enumerate(told)}
         gather(True)  # all know whom to let in
         self._push: dict[int, zmq.Socket[bytes]] = {}
@@ -301,6 +303,8 @@ class Endpoint:
                 if len(first.buffer) > HEAD_BYTES:
                     raise ValueError(f"its head has {len(first.buffer)} bytes")
                 source, wire, *head = json.loads(bytes(first.buffer))
+                if type(wire) is not int or type(source) is not int:
+                    raise TypeError("it names no wire, or no rank")
                 if self._guard is not None and self._ranks.get(str(first.get("User-Id"))) != source:
                     raise ValueError(f"it says that it is from rank {source!r}, but has another rank's key")
                 self._mailboxes[wire].add(Arrived(source, head, frames))

@@ -89,9 +89,14 @@ class Node:
         endpoint, pinned = self.world.endpoint, self.stage.device.lags
         self._numbers = self.world.wire_numbers(7)
         onward, back, *others = self._numbers
-        self.onward, self.back = Wire(endpoint, onward, pinned=pinned), Wire(endpoint, back, pinned=pinned)
+        self.onward = Wire(endpoint, onward, pinned=pinned, idle=self._is_idle)
+        self.back = Wire(endpoint, back, pinned=pinned)
         wires = (Wire(endpoint, number) for number in others)
         self.orders, self.commands, self.news, self.results, self.ended = wires
+
+    def _is_idle(self) -> bool:
+        """Whether the stage waits for a packet, and none is here."""
+        return not len(self.inbox) and self.worker.doing[0] == "waiting for input"
 
     def start(self, snapshot_came: Callable[[Snapshot], None]) -> None:
         """Starts the worker and the I/O threads between neighbours.
