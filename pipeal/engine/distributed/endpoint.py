@@ -154,7 +154,7 @@ class Endpoint:
         self.rank = rank
         self._gather = gather
         self._context = zmq.Context()
-        self._lives = {zmq.HEARTBEAT_IVL: int(timeout_s * 200), zmq.HEARTBEAT_TIMEOUT: int(timeout_s * 1000)}
+        self._lives = {zmq.HEARTBEAT_IVL: int(timeout_s * 400), zmq.HEARTBEAT_TIMEOUT: int(timeout_s * 2000)}
         self._pull = self._socket(zmq.PULL)
         self._mailboxes: defaultdict[int, Mailbox] = defaultdict(Mailbox)
         self._broken: dict[int, str] = {}
