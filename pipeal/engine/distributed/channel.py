@@ -99,8 +99,8 @@ class Wire:
         if peer in self._farewelled:
             raise Stopped
         layouts, sent = [layout for layout, _ in rows], [row.view(torch.uint8) for _, row in rows]
-        window = self._mailbox.windows[peer]
         with self._mailbox.changed:  # before it can be taken
+            window = self._mailbox.windows[peer]
             window.sizes.append(sum(row.numel() for row in sent))
         self._endpoint.send(peer, self.number, [kind, facts, form, layouts, True], sent)
         window.waited_for = True

@@ -28,6 +28,8 @@ from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
+from pipeal.core.errors import DataError
+
 HEAD_BYTES = 1 << 20
 """The longest head of a message; a longer one is not from a rank of this run."""
 
@@ -156,7 +158,7 @@ class Endpoint:
         self._context = zmq.Context()
         self._lives = {zmq.HEARTBEAT_IVL: int(timeout_s * 400), zmq.HEARTBEAT_TIMEOUT: int(timeout_s * 2000)}
         self._pull = self._socket(zmq.PULL)
-        self._mailboxes: defaultdict[int, Mailbox] = defaultdict(Mailbox)
+        self._mailboxes: dict[int, Mailbox] = {}
         self._broken: dict[int, str] = {}
         self._ending: dict[int, float] = {}
         self._closed = threading.Event()
@@ -212,7 +214,7 @@ class Endpoint:
 
     def mailbox(self, wire: int) -> Mailbox:
         """Of a wire, by its number."""
-        return self._mailboxes[wire]
+        return self._mailboxes.setdefault(wire, Mailbox())
 
     def close_wires(self, numbers: Collection[int]) -> None:
         """Ends all waits on some wires, and forgets what has arrived there and was not taken."""
@@ -226,8 +228,14 @@ class Endpoint:
 
         Raises:
             BrokenWireError: The peer is gone.
+            DataError: The head is too long.
         """
         first = json.dumps([self.rank, wire, *head], separators=(",", ":")).encode()
+        if len(first) > HEAD_BYTES:
+            raise DataError(
+                f"what is said beside the tensors of a message has {len(first)} bytes, more than {HEAD_BYTES}; put "
+                "numbers into tensors"
+            )
         frames: list[Any] = [first, *(row.numpy() for row in rows)]
         with self._locks[peer]:
             if (said := self._broken.get(peer)) is None and not self._closed.is_set():
@@ -307,7 +315,7 @@ class Endpoint:
                     raise TypeError("it names no wire, or no rank")
                 if self._guard is not None and self._ranks.get(str(first.get("User-Id"))) != source:
                     raise ValueError(f"it says that it is from rank {source!r}, but has another rank's key")
-                self._mailboxes[wire].add(Arrived(source, head, frames))
+                self.mailbox(wire).add(Arrived(source, head, frames))
             except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
                 _log.warning(f"a message that is none of this run was let go: {error}")
 
