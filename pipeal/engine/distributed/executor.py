@@ -142,14 +142,17 @@ class DistributedExecutor:
         """
         self.node.abandon()
         reason = self.node.progress.failure or why
-        if reason is not None:
-            self._end_at_once(reason)
-            return
         try:
-            self._end_in_order()
-        except BaseException as error:
-            self._end_at_once(error)
-            raise
+            if reason is not None:
+                self._end_at_once(reason)
+                return
+            try:
+                self._end_in_order()
+            except BaseException as error:
+                self._end_at_once(error)
+                raise
+        finally:
+            self.node.end()
 
     def _end_in_order(self) -> None:
         node = self.node

@@ -88,6 +88,7 @@ class Server:
             raise failure from error
         finally:
             self._close_feed()
+            node.end()
 
     def _start(self) -> None:
         node = self.node

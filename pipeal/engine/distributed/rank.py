@@ -175,9 +175,11 @@ class Node:
                 thread.join(max(0.0, until - perf_counter()))
         if self._threads_before is not None:  # PyTorch keeps what the worker has set for threads to come
             torch.set_num_threads(self._threads_before)
-        left = [thread.name for thread in threads if thread.is_alive()]
-        self.world.endpoint.close_wires(self._numbers)  # ends those, too
-        return left
+        return [thread.name for thread in threads if thread.is_alive()]
+
+    def end(self) -> None:
+        """Ends what still waits at a wire; at the very end."""
+        self.world.endpoint.close_wires(self._numbers)
 
     def reply(self, kind: str, facts: Mapping[str, Any], tree: Tree = None) -> None:
         """Tells rank 0 what came of something; all tensors are on the CPU."""

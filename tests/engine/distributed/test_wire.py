@@ -215,6 +215,13 @@ def test_what_is_no_message_is_told_and_let_go(frames: list[bytes], caplog: pyte
     assert [record.message for record in caplog.records if "let go" in record.message]
 
 
+def test_a_head_that_its_peer_would_refuse_is_refused_where_it_is_made() -> None:
+    with ranks(2) as worlds:
+        near, _ = wires(worlds)
+        with pytest.raises(DataError, match="more than 1048576; put numbers into tensors"):
+            near.send(1, "packet", {"x": "x" * (1 << 20)})
+
+
 @pytest.mark.parametrize("layout", [["float32", [2], None, 2], ["load", [3], None, 3], ["float32", [9], None, 3], 3])
 def test_tensors_that_are_not_what_their_head_says_are_refused(layout: Any) -> None:
     with ranks(2) as worlds:
