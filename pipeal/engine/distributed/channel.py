@@ -102,7 +102,12 @@ class Wire:
         with self._mailbox.changed:  # before it can be taken
             window = self._mailbox.windows[peer]
             window.sizes.append(sum(row.numel() for row in sent))
-        self._endpoint.send(peer, self.number, [kind, facts, form, layouts, True], sent)
+        try:
+            self._endpoint.send(peer, self.number, [kind, facts, form, layouts, True], sent)
+        except BaseException:
+            with self._mailbox.changed:
+                window.sizes.pop()  # it is not on its way
+            raise
         window.waited_for = True
         self._wait(lambda: window.is_open, [peer])
         window.waited_for = False
