@@ -138,6 +138,8 @@ class Server:
                 f"{node.world.name_of(0)} did not say within {2 * FAREWELL_S:g} s that all ranks have ended"
             )
         left = node.join(FAREWELL_S)
+        if node.progress.failure is not None:  # rank 0's word of it may have come with its last one
+            raise node.progress.failure
         if left:
             raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
         node.world.guarded(node.groups.close, FAREWELL_S, "closing the groups of the pipeline")
