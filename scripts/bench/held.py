@@ -216,9 +216,7 @@ def hold_ranks(world: World, model: str, batches: int, turns: int) -> Held:
     layers = list(deepcopy(package))
     heard = recorded(layers, some)
     largest = max(range(len(some)), key=lambda number: some[number][0].numel())  # whose bytes are those of the costs
-    group = dist.new_group(list(range(world.size)), backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)  # every rank is in it
-    wire = Wire(group, 0)
+    wire = Wire(world.endpoint, *world.wire_numbers(1))
     held: Held | None = None
     for turn in range(turns + 1):
         begin = machine_s(), sum(world.gather(process_time())), perf_counter()
@@ -285,7 +283,7 @@ def _carried_s(world: World, wire: Wire, hop: int, packet: Tree, count: int = 20
             if world.rank == hop:
                 wire.send(hop + 1, "packet", facts, packet)
             elif world.rank == hop + 1:
-                wire.body(wire.receive(hop))
+                wire.body(wire.receive([hop]))
         spent = process_time() - begin if world.rank in (hop, hop + 1) else 0.0
     return sum(world.gather(spent)) / count
 

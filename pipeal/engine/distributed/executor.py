@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -19,7 +18,7 @@ from pipeal.engine.distributed.io_threads import CLOSE, FAREWELL_S, facts_of
 from pipeal.engine.distributed.rank import Node
 from pipeal.engine.distributed.remote_errors import rebuilt, told
 from pipeal.engine.distributed.requests import Order
-from pipeal.engine.distributed.watchdog import BEAT_S, Watch
+from pipeal.engine.distributed.watchdog import Watch
 from pipeal.engine.execution.channel import Item, Link, Stopped
 from pipeal.engine.execution.executors import STOP_S
 from pipeal.engine.execution.worker import TICK_S
@@ -58,8 +57,8 @@ class DistributedExecutor:
                 "snapshot": self._hear_snapshot,
                 "leg failed": self._hear_failed_leg,
             }
-            node.receive("news", node.news, None, handlers, closings=self._others)
-            node.receive("results", node.results, None, results, closings=self._others)
+            node.receive("news", node.news, self._others, handlers)
+            node.receive("results", node.results, self._others, results)
         node.on_reply = self._keep_reply
         node.start(lambda _: None)
 
@@ -144,14 +143,17 @@ class DistributedExecutor:
         """
         self.node.abandon()
         reason = self.node.progress.failure or why
-        if reason is not None:
-            self._end_at_once(reason)
-            return
         try:
-            self._end_in_order()
-        except BaseException as error:
-            self._end_at_once(error)
-            raise
+            if reason is not None:
+                self._end_at_once(reason)
+                return
+            try:
+                self._end_in_order()
+            except BaseException as error:
+                self._end_at_once(error)
+                raise
+        finally:
+            self.node.end()
 
     def _end_in_order(self) -> None:
         node = self.node
@@ -162,8 +164,7 @@ class DistributedExecutor:
         if silent:
             names = ", ".join(map(node.world.name_of, silent))
             raise StallError(f"{names} did not end with the pipeline within {FAREWELL_S:g} s")
-        if not self._tell_all(CLOSE, {}, FAREWELL_S):
-            raise StallError(f"not every rank has taken the last word of the pipeline within {FAREWELL_S:g} s")
+        self._tell_all(CLOSE, {})
         left = node.join(FAREWELL_S)
         if left:
             raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
@@ -173,12 +174,12 @@ class DistributedExecutor:
     def _end_at_once(self, reason: BaseException) -> None:
         node = self.node
         node.progress.fail(reason)
-        self._tell_all("stop", told(reason), STOP_S)
+        self._tell_all("stop", told(reason))
         node.close()
         node.groups.abort(STOP_S)
         with suppress(PeerLostError):  # whoever is left has been told
             self._await_farewells(STOP_S, node.progress.failure)
-        self._tell_all(CLOSE, {}, STOP_S)
+        self._tell_all(CLOSE, {})
         node.join(STOP_S)
         if node.worker.is_alive():
             raise StallError(f"stage {node.stage.number} did not come back: {node.worker.doing[0]}") from reason
@@ -203,32 +204,18 @@ class DistributedExecutor:
         """Waits until all others have ended, or for so long, or a failure comes that is not known yet; the ranks that
         have not ended."""
         node, until = self.node, perf_counter() + timeout_s
-        look_at = perf_counter() + BEAT_S
         for io_thread in ("results", "news"):
             while not node.has_ended(io_thread, TICK_S) and perf_counter() < until:
                 node.world.check()
                 if node.progress.failure is not known:
                     break
-                if perf_counter() > look_at:
-                    look_at += BEAT_S
-                    if (broken := node.groups.broken(node.unclosed("results", "news"))) is not None:
-                        raise node.world.peer_lost(*broken)
         return node.unclosed("results", "news")
 
-    def _tell_all(self, kind: str, facts: Mapping[str, Any], within_s: float) -> bool:
-        """Tells all others, and whether they have heard it; those that are gone shall not hold anyone up."""
-
-        def tell() -> None:
-            for rank in self._others:
-                with suppress(BrokenWireError):
-                    self.node.commands.post(rank, kind, facts)
+    def _tell_all(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Tells all others that are still there."""
+        for rank in self._others:
             with suppress(BrokenWireError):
-                self.node.commands.settle(within_s)
-
-        telling = threading.Thread(target=tell, name="pipeal-farewell", daemon=True)
-        telling.start()
-        telling.join(within_s)
-        return not telling.is_alive()
+                self.node.commands.post(rank, kind, facts)
 
     def _to_heads(self, item: Order) -> None:
         for link in self._heads.values():

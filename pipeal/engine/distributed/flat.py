@@ -40,14 +40,32 @@ def flat(tensor: Tensor) -> tuple[Layout, Tensor]:
     return [dtype, shape, strides, row.numel()], row
 
 
+def check_layout(layout: Layout, size: int) -> None:
+    """Refuses what is no layout of a tensor of so many bytes, on another process's word.
+
+    Raises:
+        DataError: It is none.
+    """
+    try:
+        dtype, shape, strides, length = layout
+        kind = getattr(torch, dtype)
+        counts = [*shape, *(strides or ()), length]
+        fits = isinstance(kind, torch.dtype) and all(isinstance(count, int) and count >= 0 for count in counts)
+        fits = fits and length * kind.itemsize == size
+        if fits and strides is None:
+            fits = prod(shape) == length
+        elif fits:
+            once = prod(1 if stride == 0 else count for count, stride in zip(shape, strides, strict=True))
+            fits = length in (_reach(shape, strides), once)
+    except (TypeError, ValueError, AttributeError):
+        fits = False
+    if not fits:
+        raise DataError(f"a message holds {size} bytes as a tensor {layout!r:.80}; expected the layout of as many")
+
+
 def row_for(layout: Layout, *, device: str | torch.device = "cpu", pinned: bool = False) -> Tensor:
     """Memory for what travels of a tensor."""
     return torch.empty(layout[3], dtype=getattr(torch, layout[0]), device=device, pin_memory=pinned)
-
-
-def bytes_of(layout: Layout) -> int:
-    """How much of a tensor travels."""
-    return int(layout[3] * getattr(torch, layout[0]).itemsize)
 
 
 def unflat(layout: Layout, row: Tensor) -> Tensor:

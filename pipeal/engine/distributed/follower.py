@@ -88,11 +88,12 @@ class Server:
             raise failure from error
         finally:
             self._close_feed()
+            node.end()
 
     def _start(self) -> None:
         node = self.node
         commands = {"stop": self._hear_verdict, CLOSE: lambda _: self._dismissed.set()}
-        node.receive("commands", node.commands, 0, commands)
+        node.receive("commands", node.commands, [0], commands)
         node.run("snapshots", self._keep_snapshots)
         if node.stage.number == 0:
             orders = Carrier(node.orders, node.stage.device)
@@ -103,7 +104,7 @@ class Server:
                 **node.requests.handlers(orders),
                 CLOSE: node.hear_close,
             }
-            node.receive("orders", node.orders, 0, handlers)
+            node.receive("orders", node.orders, [0], handlers)
         node.start(self._snapshot_came)
 
     def _beat(self) -> None:
@@ -137,10 +138,10 @@ class Server:
                 f"{node.world.name_of(0)} did not say within {2 * FAREWELL_S:g} s that all ranks have ended"
             )
         left = node.join(FAREWELL_S)
+        if node.progress.failure is not None:  # rank 0's word of it may have come with its last one
+            raise node.progress.failure
         if left:
             raise StallError(f"threads did not end with the pipeline: {', '.join(left)}")
-        for wire in (node.news, node.results, node.ended):
-            wire.settle(FAREWELL_S)
         node.world.guarded(node.groups.close, FAREWELL_S, "closing the groups of the pipeline")
 
     def _leave_at_once(self) -> None:

@@ -1,4 +1,4 @@
-"""How trees get from device to device by way of the hosts: over gloo, through pinned memory where there is a GPU."""
+"""How trees get from device to device by way of the hosts: through pinned memory where there is a GPU."""
 
 from __future__ import annotations
 

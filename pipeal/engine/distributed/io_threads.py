@@ -77,7 +77,6 @@ def send_all(link: Link, carrier: Carrier, peer: int, progress: SharedProgress) 
 
 def receive_all(
     wire: Wire,
-    peer: int | None,
     handlers: Mapping[str, Handler],
     failed: Failed,
     *,
@@ -90,10 +89,10 @@ def receive_all(
     ``drop`` takes the tree of one that nobody wants any more.
 
     Raises:
-        BrokenWireError: The peer is gone.
+        BrokenWireError: One of them is gone.
     """
     while unclosed:
-        message = wire.receive(peer)
+        message = wire.receive(unclosed)
         steps: list[Handler] = [partial(_drop_unless_taken, drop)]
         if message.kind != CLOSE or CLOSE in handlers:
             steps.insert(0, handlers[message.kind])

@@ -64,7 +64,7 @@ def interface_towards(address: str, *, loopback: bool = True) -> str | None:
         return None
     if own.startswith("127.") and not loopback:
         return None
-    return next((name for _, name in socket.if_nameindex() if _address_of(name) == own), None)
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == own), None)
 
 
 @cache
@@ -88,7 +88,14 @@ def _state(pid: int) -> tuple[str, str] | None:
         return None
 
 
-def _address_of(interface: str) -> str | None:
+def address_of(interface: str | None) -> str | None:
+    """The IPv4 address of a network interface; None where there is none.
+
+    >>> address_of("lo"), address_of(None)
+    ('127.0.0.1', None)
+    """
+    if not interface:
+        return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         try:
             found = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, PeerLostError, ScheduleError
@@ -41,8 +40,8 @@ from pipeal.engine.trace import Span, StageTimes
 
 T = TypeVar("T")
 
-_STATES = 100
-"""The number of the wire for states, among those of the group of all ranks."""
+_STATES = -1
+"""The number of the wire for states, which only some ranks use."""
 
 
 def own_threads(world: World) -> int:
@@ -318,11 +317,11 @@ def hand_out(world: World, ranks: Iterable[int], states: Mapping[int, State]) ->
     Raises:
         PeerLostError: A rank is lost.
     """
-    wire, left = _wire_for_states(), set(ranks)
+    wire, left = _wire_for_states(world), set(ranks)
 
     def serve() -> None:
         while left:
-            wanted = wire.receive(None)
+            wanted = wire.receive(left)
             if wanted.kind == "enough":
                 left.discard(wanted.source)
                 continue
@@ -346,12 +345,12 @@ class Asked(dict[int, State]):
     def __init__(self, world: World) -> None:
         super().__init__()
         self._world = world
-        self._wire = _wire_for_states()
+        self._wire = _wire_for_states(world)
 
     def __missing__(self, layer: int) -> State:
         def ask() -> State:
             self._wire.send(0, "wanted", {"layer": layer})
-            message = self._wire.receive(0)
+            message = self._wire.receive([0])
             state: State = self._wire.body(message)
             if message.kind == "refused":
                 raise rebuilt(message.facts, self._world.name_of(0))
@@ -364,9 +363,8 @@ class Asked(dict[int, State]):
         _over_wire(self._world, lambda: self._wire.send(0, "enough", {}))
 
 
-def _wire_for_states() -> Wire:
-    assert dist.group.WORLD is not None
-    return Wire(dist.group.WORLD, _STATES)
+def _wire_for_states(world: World) -> Wire:
+    return Wire(world.endpoint, _STATES)
 
 
 def _over_wire(world: World, work: Callable[[], T]) -> T:

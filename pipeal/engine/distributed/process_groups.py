@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,16 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeal.core.errors import PeerLostError
 from pipeal.engine.devices import Device
-from pipeal.engine.distributed.attempt_store import POLL_S
 from pipeal.engine.distributed.world import World
 
 BUCKET_BYTES = 2**25
 """About how much of the gradients travels at once: large enough for the network, small enough to overlap."""
-
-_PROBE = 10_000
-"""A tag that nobody sends under."""
 
 _COLLECTIVE = timedelta(hours=2)
 """The groups' own timeout: a replica may compile meanwhile, and whether a peer lives is known better by the world."""
@@ -49,32 +44,28 @@ class Seat:
 
 @dataclass(frozen=True)
 class Groups:
-    """The process groups of a pipeline.
+    """The process groups of a pipeline, beside which packets and messages go over :class:`~.endpoint.Endpoint`.
 
     Attributes:
-        packets: For what flows between neighbours.
-        control: For small messages, which no packet is to hold up.
         alike: Of the ranks with this rank's stage; None without replicas.
         alike_on_gpus: The same, between GPUs, where each has its own.
         pairs: Of this rank and a neighbour, where each has its own GPU: by the lower rank, one on and one back.
     """
 
-    packets: dist.ProcessGroup
-    control: dist.ProcessGroup
     alike: dist.ProcessGroup | None = None
     alike_on_gpus: dist.ProcessGroup | None = None
     pairs: Mapping[tuple[int, bool], dist.ProcessGroup] = field(default_factory=dict)
 
     def close(self) -> None:
         """Ends them; nobody may use one at the time. May block where a rank is lost."""
-        for group in (self.packets, self.control, self.alike, *self._on_gpus()):
+        for group in (self.alike, *self._on_gpus()):
             if group is not None:
                 dist.destroy_process_group(group)
 
     def abort(self, within_s: float) -> None:
         """Ends what is under way between GPUs, which NCCL would wait for until a rank that is gone comes back.
 
-        Gloo knows by itself when a process is gone. All at once: the end of one group may have to wait for the device,
+        All at once: the end of one group may have to wait for the device,
         which another group's kernel holds up. NCCL may take its time, and nobody waits longer than ``within_s``.
         """
         threads = [
@@ -86,26 +77,6 @@ class Groups:
         until = monotonic() + within_s
         for thread in threads:
             thread.join(max(0.0, until - monotonic()))
-
-    def peer_lost(self, world: World, among: Iterable[int], error: BaseException) -> PeerLostError:
-        """As :meth:`World.peer_lost`, where one of several ranks is behind a connection that broke."""
-        ranks, until = list(among), monotonic() + world.patience_s
-        while not world.lost.wait(POLL_S) and monotonic() < until:
-            if (found := self.broken(ranks)) is not None:
-                return world.peer_lost(found[0], error)
-        return world.peer_lost(None, error)
-
-    def broken(self, among: Iterable[int]) -> tuple[int, RuntimeError] | None:
-        """The first of some ranks whose process is gone, and how that shows; None where there is none such.
-
-        Whoever waits for any rank is not told by gloo, but an attempt to receive from that rank says so at once.
-        """
-        for rank in among:
-            try:
-                self.control.recv([torch.empty(1)], rank, _PROBE)
-            except RuntimeError as error:
-                return rank, error
-        return None
 
     def _on_gpus(self) -> list[Any]:
         return [*([] if self.alike_on_gpus is None else [self.alike_on_gpus]), *self.pairs.values()]
@@ -139,7 +110,6 @@ def open_groups(world: World, seats: list[Seat]) -> Groups:
 
 def _open_groups(world: World, seats: list[Seat]) -> Groups:
     everyone, mesh = list(range(world.size)), world.mesh
-    packets, control = _host_group(everyone), _host_group(everyone)
     alike = alike_on_gpus = None
     for stage in range(mesh.stages) if mesh.replicas > 1 else ():
         # Every rank takes part in making every group.
@@ -165,7 +135,7 @@ def _open_groups(world: World, seats: list[Seat]) -> Groups:
                     pairs[lower, back] = group
                     sends = (world.rank == lower) != back
                     _connect(seats[world.rank], group.send if sends else group.recv, int(world.rank == lower), 0)
-    return Groups(packets, control, alike, alike_on_gpus, pairs)
+    return Groups(alike, alike_on_gpus, pairs)
 
 
 def have_gpus_of_their_own(seats: list[Seat]) -> bool:

@@ -86,10 +86,17 @@ class Node:
 
     def _make_wires(self) -> None:
         """To other ranks. All ranks number them alike."""
-        pinned, (packets, control) = self.stage.device.lags, (self.groups.packets, self.groups.control)
-        self.onward, self.back = Wire(packets, 0, pinned=pinned), Wire(packets, 1, pinned=pinned)
-        self.orders = Wire(packets, 2)
-        self.commands, self.news, self.results, self.ended = (Wire(control, number) for number in range(4))
+        endpoint, pinned = self.world.endpoint, self.stage.device.lags
+        self._numbers = self.world.wire_numbers(7)
+        onward, back, *others = self._numbers
+        self.onward = Wire(endpoint, onward, pinned=pinned, idle=self._is_idle)
+        self.back = Wire(endpoint, back, pinned=pinned)
+        wires = (Wire(endpoint, number) for number in others)
+        self.orders, self.commands, self.news, self.results, self.ended = wires
+
+    def _is_idle(self) -> bool:
+        """Whether the stage waits for a packet, and none is here."""
+        return not len(self.inbox) and self.worker.doing[0] == "waiting for input"
 
     def start(self, snapshot_came: Callable[[Snapshot], None]) -> None:
         """Starts the worker and the I/O threads between neighbours.
@@ -107,14 +114,14 @@ class Node:
                 **self.requests.handlers(carrier),
                 CLOSE: self.hear_close,
             }
-            self.receive("from-before", self.onward, before, handlers, drop=carrier.drop)
+            self.receive("from-before", self.onward, [before], handlers, drop=carrier.drop)
             self.send("to-before", self.backbox, self._carrier(self.back, before), before)
         if self.outbox is not None:
             back = self._carrier(self.back, after)
             self.send("to-after", self.outbox, self._carrier(self.onward, after), after)
-            self.receive("from-after", self.back, after, self.requests.handlers(back), drop=back.drop)
+            self.receive("from-after", self.back, [after], self.requests.handlers(back), drop=back.drop)
         if tellers := self._who_tell_me():
-            self.receive("ended", self.ended, None, {"ended": self._hear_ended}, closings=tellers)
+            self.receive("ended", self.ended, tellers, {"ended": self._hear_ended})
         self._threads_before = torch.get_num_threads()
         self.worker.start()
 
@@ -126,16 +133,15 @@ class Node:
         self,
         name: str,
         wire: Wire,
-        peer: int | None,
+        peers: Iterable[int],
         handlers: Mapping[str, Handler],
         *,
         drop: Callable[[Message], object] | None = None,
-        closings: Iterable[int] = (),
     ) -> None:
-        """Starts an I/O thread that receives what comes over a wire, of a peer, or of any until all have closed it."""
+        """Starts an I/O thread that receives what comes over a wire from some peers, until all have closed it."""
         failed, dropped = self.progress.fail, drop or wire.drop
-        unclosed = self._unclosed[name] = set(closings) if peer is None else {peer}
-        self.run(name, lambda: receive_all(wire, peer, handlers, failed, drop=dropped, unclosed=unclosed))
+        unclosed = self._unclosed[name] = set(peers)
+        self.run(name, lambda: receive_all(wire, handlers, failed, drop=dropped, unclosed=unclosed))
 
     def run(self, name: str, work: Callable[[], None]) -> None:
         """Starts any I/O thread."""
@@ -171,6 +177,10 @@ class Node:
             torch.set_num_threads(self._threads_before)
         return [thread.name for thread in threads if thread.is_alive()]
 
+    def end(self) -> None:
+        """Ends what still waits at a wire; at the very end."""
+        self.world.endpoint.close_wires(self._numbers)
+
     def reply(self, kind: str, facts: Mapping[str, Any], tree: Tree = None) -> None:
         """Tells rank 0 what came of something; all tensors are on the CPU."""
         if self.on_reply is not None:
@@ -195,9 +205,7 @@ class Node:
         """Behind a connection that broke is a peer that is lost; it may have said why it ended."""
         if not isinstance(error, BrokenWireError):
             return error
-        if error.peer is not None:
-            return self.world.peer_lost(error.peer, error)
-        return self.groups.peer_lost(self.world, [rank for rank in range(self.world.size) if rank != self.rank], error)
+        return self.world.peer_lost(error.peer, error)
 
     def _carrier(self, wire: Wire, peer: int) -> Carrier:
         """The way to a neighbour, or from it."""

@@ -69,7 +69,6 @@ class Alike:
         assert groups.alike is not None
         self.replica = world.mesh.replica_of(world.rank)
         self._world = world
-        self._groups = groups
         self._host: Any = groups.alike
         self._far: Any = groups.alike_on_gpus or groups.alike
         self._on_gpus = groups.alike_on_gpus is not None
@@ -200,7 +199,7 @@ class Alike:
     def _lost(self, error: RuntimeError) -> PeerLostError:
         world = self._world
         others = [rank for rank in world.mesh.column(world.mesh.stage_of(world.rank)) if rank != world.rank]
-        return self._groups.peer_lost(world, others, error)
+        return world.one_lost(others, error)
 
 
 def _flat(parameter: nn.Parameter) -> Tensor:

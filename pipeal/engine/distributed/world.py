@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -20,14 +20,18 @@ from pipeal.core.errors import PeerLostError, PipealError, exit_code, first_line
 from pipeal.engine.distributed.attempt_store import POLL_S, AttemptStore
 from pipeal.engine.distributed.collectives import Collectives
 from pipeal.engine.distributed.consistency import code_hash, require_same
+from pipeal.engine.distributed.endpoint import Endpoint
 from pipeal.engine.distributed.heartbeat import Heartbeat
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
-from pipeal.engine.distributed.peers import Peer, interface_towards
+from pipeal.engine.distributed.peers import Peer, address_of, interface_towards
 
 _LINGER_S = 15.0
 """When something has failed: how long the others wait for rank 0 to have left, and whoever hosts the store for the
 others to have read the last words in it."""
+
+_LAST_MESSAGES_S = 2.0
+"""How long the last messages to a peer that no longer takes any are kept."""
 
 _FOR_EVER = timedelta(days=30)
 """The process groups' own timeout: whether a peer lives is known better here."""
@@ -48,6 +52,8 @@ class World(Collectives):
         self.attempt = attempt
         self.store = store
         self._has_groups = False
+        self._endpoint: Endpoint | None = None
+        self._wires = 0
 
     def meet(self, facts: Mapping[str, Any], let_in: Callable[[], None] = lambda: None) -> None:
         """Waits until all are there, compares what they are about to do, and watches them from then on.
@@ -94,6 +100,38 @@ class World(Collectives):
         self.together("connecting all ranks over Gloo", open_all)
         self._has_groups = True
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """What messages between ranks go through; all ranks ask for it first at the same time.
+
+        Raises:
+            PeerLostError: As :meth:`together`.
+        """
+        if self._endpoint is None:
+            near = self.launch.local_size == self.size
+            # As Gloo does: the interface that was named, or the one towards rank 0; rank 0's machine goes by the name
+            # by which all reach the store.
+            interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+            own = address_of(interface or interface_towards(self.launch.address, loopback=near))
+            hosts = (own, own) if own is not None else ("*", self.launch.address)
+            self._endpoint = Endpoint(self.rank, self.gather, near=near, hosts=hosts, timeout_s=self.timeout_s)
+            self.together("connecting the ranks", self._endpoint.connect)
+        return self._endpoint
+
+    def wire_numbers(self, count: int) -> range:
+        """Numbers for wires that had none before; all ranks ask for as many, in the same order."""
+        first = self._wires
+        self._wires += count
+        return range(first, self._wires)
+
+    def one_lost(self, among: Collection[int], error: BaseException) -> PeerLostError:
+        """As :meth:`peer_lost`, where one of several ranks is behind a connection that broke."""
+        until = time.monotonic() + self.patience_s
+        while not self.lost.wait(POLL_S) and time.monotonic() < until:
+            if (found := self.endpoint.broken(among)) is not None:
+                return self.peer_lost(found[0], error)
+        return self.peer_lost(None, error)
+
     def pass_on(self, signal: int) -> None:
         """Tells rank 0 of a signal that asks this process to end; waits for nothing, and may be called by a handler."""
         self._heartbeat.asked = signal, monotonic()
@@ -116,10 +154,16 @@ class World(Collectives):
         Raises:
             PeerLostError: A rank is lost.
         """
+        self.close()
         if self._has_groups:
             self._has_groups = False
             self.guarded(dist.destroy_process_group, self.timeout_s, "closing the process groups")
         self._say_end({"left": True}, self.timeout_s)
+
+    def close(self) -> None:
+        """Closes the connections for messages; those sent last still arrive."""
+        if self._endpoint is not None:
+            self._endpoint.close(_LAST_MESSAGES_S)
 
     def _say_end(self, note: Mapping[str, Any], linger_s: float) -> None:
         """The first word counts; the store is kept until the others have had time to read it."""
@@ -174,6 +218,7 @@ def open_world(
     try:
         world.meet(facts, attempt_store.answer)
         world.open_groups()
+        _ = world.endpoint  # from now on any rank may use it alone
         yield world
         world.leave()
     except BaseException as error:
@@ -181,5 +226,6 @@ def open_world(
         world._let_rank_0_go_first()
         raise
     finally:
+        world.close()
         heartbeat.stop()
         del attempt_store  # and with it the store, where it is hosted here

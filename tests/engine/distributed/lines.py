@@ -41,9 +41,8 @@ def thread_ranks(size: int, replicas: int = 1) -> Iterator[list[World]]:
                 store = dist.PrefixStore(f"{name}/{opened[world.rank]}", world.store)
                 return dist.ProcessGroupGloo(store, members.index(world.rank), len(members), timedelta(seconds=60))
 
-            everyone = list(range(size))
             alike = group(f"stage-{stage}", column) if replicas > 1 else None
-            return _ThreadGroups(group("packets", everyone), group("control", everyone), alike)
+            return _ThreadGroups(alike)
 
         with patch.object(front, "open_groups", open_groups):
             yield worlds

@@ -81,9 +81,11 @@ def rank_of(
     heartbeat = Heartbeat(connect(), rank, mesh, timeout_s, f"127.0.0.1:{port}")
     if beats:
         heartbeat.start()
+    world = World(launch, heartbeat, connect())
     try:
-        yield World(launch, heartbeat, connect())
+        yield world
     finally:
+        world.close()
         if beats:
             heartbeat.stop()
 

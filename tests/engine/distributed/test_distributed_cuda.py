@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pipeal import Pipeline
@@ -93,8 +92,7 @@ def alone(world: World) -> Tensor:
     row = torch.ones(4, device="cuda:0")
     group.allreduce([row]).wait()
     found = row.cpu()
-    packets, control = dist.new_group([world.rank], backend="gloo"), dist.new_group([world.rank], backend="gloo")
-    groups = Groups(packets, control, alike_on_gpus=group)  # type: ignore[arg-type]
+    groups = Groups(alike_on_gpus=group)
     groups.abort(30)
     groups.close()
     return found

@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from bench.virtual import VirtualLayer
 from torch import Tensor
 
@@ -19,7 +21,6 @@ from pipeal.core.errors import DataError
 from pipeal.core.tree import Tree
 from pipeal.engine.distributed import channel as wire
 from pipeal.engine.distributed import nccl_transfer as module
-from pipeal.engine.distributed import pipeline as front
 from pipeal.engine.distributed.channel import Wire
 from pipeal.engine.distributed.nccl_transfer import GpuCarrier
 from pipeal.engine.distributed.pipeline import DistributedPipeline, serve
@@ -155,9 +156,10 @@ class Pair:
 
 def gpu_carrier(world: World) -> GpuCarrier:
     """Over gloo alone."""
-    groups = front.open_groups(world, [])
+    store = dist.PrefixStore("pair", world.store)
+    group = dist.ProcessGroupGloo(store, world.rank, world.size, timedelta(seconds=60))
     device: Any = SimpleNamespace(device=torch.device("cpu"), lags=True)
-    return GpuCarrier(Wire(groups.control, 0), Pair(groups.packets), 1 - world.rank, device)
+    return GpuCarrier(Wire(world.endpoint, *world.wire_numbers(1)), Pair(group), 1 - world.rank, device)
 
 
 @contextmanager
@@ -187,7 +189,7 @@ def test_what_goes_from_gpu_to_gpu_keeps_its_order_and_shape_over_two_ways() -> 
             return []
         found = []
         for number in range(len(trees)):
-            message = carrier.wire.receive(0)
+            message = carrier.wire.receive([0])
             assert (message.kind, message.facts["number"]) == ("tree", number)
             found.append(carrier.body(message)[0])
         return found
@@ -206,13 +208,13 @@ def test_what_a_rank_does_not_want_or_has_no_memory_for_is_never_put_on_the_way_
             for number in range(4):
                 carrier.send(1, "tree", {}, torch.full((3,), number), None)
             return []
-        carrier.drop(carrier.wire.receive(0))  # the pipeline has ended
-        message = carrier.wire.receive(0)
+        carrier.drop(carrier.wire.receive([0]))  # the pipeline has ended
+        message = carrier.wire.receive([0])
         with patch.object(module, "row_for", side_effect=torch.OutOfMemoryError), suppress(torch.OutOfMemoryError):
             carrier.body(message)
         assert not message.taken
         carrier.drop(message)
-        return [carrier.body(carrier.wire.receive(0))[0].tolist() for _ in range(2)]
+        return [carrier.body(carrier.wire.receive([0]))[0].tolist() for _ in range(2)]
 
     with stand_ins(), thread_ranks(2) as worlds:
         assert on_each(worlds, work)[1] == [[2, 2, 2], [3, 3, 3]]
@@ -228,7 +230,7 @@ def test_whoever_sends_to_a_gpu_whose_host_has_no_memory_either_is_answered() ->
             on_gpu = ["float32", [3], None, 3]
             carrier.wire.send(1, "tree", {"on gpu": [on_gpu, None]}, (torch.empty(0), torch.ones(5)))
             return carrier.wire.hear_answer(1)
-        message = carrier.wire.receive(0)
+        message = carrier.wire.receive([0])
         with patch.object(wire, "row_for", side_effect=MemoryError), suppress(MemoryError):
             carrier.body(message)
         assert not message.taken
@@ -252,12 +254,12 @@ def test_whoever_sends_from_gpu_to_gpu_what_its_receiver_cannot_put_together_is_
                 carrier.send(1, "tree", {}, torch.full((3,), number), None)
             return []
         with patch.object(wire, "put_together", side_effect=unknown):
-            message = carrier.wire.receive(0)
+            message = carrier.wire.receive([0])
             with pytest.raises(DataError):
                 carrier.body(message)
             assert message.taken
-            carrier.drop(carrier.wire.receive(0))  # of what is not wanted no tree is made
-        return [carrier.body(carrier.wire.receive(0))[0].tolist() for _ in range(2)]
+            carrier.drop(carrier.wire.receive([0]))  # of what is not wanted no tree is made
+        return [carrier.body(carrier.wire.receive([0]))[0].tolist() for _ in range(2)]
 
     with stand_ins(), thread_ranks(2) as worlds:
         assert on_each(worlds, work)[1] == [[2, 2, 2], [3, 3, 3]]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeal import DataError
 from pipeal.core.tree_codec import put_together, taken_apart
-from pipeal.engine.distributed.channel import FRAME, BrokenWireError, Wire
+from pipeal.engine.distributed.channel import Wire
 from pipeal.engine.distributed.flat import flat, row_for, unflat
 
 from .lines import on_each, thread_ranks
@@ -146,19 +146,17 @@ def test_nothing_is_imported_on_another_processs_word() -> None:
 def test_messages_of_any_length_arrive_in_order_and_a_peer_that_is_gone_is_known() -> None:
     trees = [None, torch.arange(3), (torch.ones(2, 3), {"k": [torch.zeros(0), 3]}), torch.zeros(300_000)]
     with thread_ranks(3) as worlds:
-        from pipeal.engine.distributed import pipeline as front
 
         def work(world: Any) -> Any:
-            wire = Wire(front.open_groups(world, []).control, 2)
+            wire = Wire(world.endpoint, 2)
             if world.rank:
                 for number, tree in enumerate(trees):
                     wire.post(0, "word", {"number": number})
                     wire.send(0, "tree", {"number": number, "long": "x" * 400 * number}, tree)
-                wire.settle(30)
                 return None
             found: dict[int, list[Any]] = {1: [], 2: []}
             for _ in range(4 * len(trees)):
-                message = wire.receive(None)
+                message = wire.receive([1, 2])
                 tree = wire.body(message)
                 found[message.source].append((message.kind, message.facts["number"], tree))
             return found
@@ -170,46 +168,8 @@ def test_messages_of_any_length_arrive_in_order_and_a_peer_that_is_gone_is_known
             assert all(alike(tree, trees[number]) for kind, number, tree in told if kind == "tree")
 
 
-def test_a_message_that_just_fits_into_a_frame_or_just_not_arrives_whole() -> None:
-    """Its head says how long it is: what does not fit beside that comes behind."""
-    texts = ["x" * length for length in range(FRAME - 60, FRAME + 4)]
-    with thread_ranks(2) as worlds:
-        from pipeal.engine.distributed import pipeline as front
-
-        def work(world: Any) -> list[str]:
-            wire = Wire(front.open_groups(world, []).control, 2)
-            if world.rank:
-                for text in texts:
-                    wire.send(0, "word", {"text": text})
-                return []
-            found = []
-            for _ in texts:
-                message = wire.receive(1)
-                wire.body(message)
-                found.append(message.facts["text"])
-            return found
-
-        assert on_each(worlds, work)[0] == texts
-
-
 def test_a_dict_keeps_its_order() -> None:
     tree = {"b": torch.ones(1), "a": {2: torch.zeros(2), 1: torch.ones(2)}}
     back = put_together(*taken_apart(tree))
     assert (list(back), list(back["a"])) == (["b", "a"], [2, 1])
     assert alike(back, tree)
-
-
-def test_a_broken_wire_has_an_error_of_its_own() -> None:
-    """A RuntimeError may be a user's; one of the connection says that a peer is lost."""
-
-    class Gone:
-        def send(self, *_: Any) -> None:
-            raise RuntimeError("Connection closed by peer")
-
-        recv = send
-
-    wire: Any = Wire(Gone(), 0)  # type: ignore[arg-type]
-    for attempt in (lambda: wire.send(1, "word", {}), lambda: wire.receive(1)):
-        with pytest.raises(BrokenWireError, match="Connection closed by peer") as caught:
-            attempt()
-        assert caught.value.peer == 1

@@ -1,0 +1,329 @@
+"""A rank's sockets: one that all others write to, and one to each of them; messages stream and nothing waits for an
+answer.
+
+::
+
+    rank 0  PUSH ═══► PULL  rank 1        between machines TCP, encrypted and authenticated both ways with keys that the
+            PULL ◄═══ PUSH                ranks make for this run and tell each other through the store;
+                                          on one machine sockets in a folder that only this user can enter
+
+A connection that ends is never made again: what was on its way is lost with it, and the peer counts as gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import zmq
+from torch import Tensor
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from pipeal.core.errors import DataError
+
+HEAD_BYTES = 1 << 20
+"""The longest head of a message; a longer one is not from a rank of this run."""
+
+_MOST_UNDER_WAY = 1 << 28
+"""A window does not grow beyond so many bytes, on each wire to each peer."""
+
+_NOW_AND_THEN = 2
+
+_TICK_S = 0.1
+_GRACE_S = 0.2
+"""After the end of a connection, what its peer had sent on the other one is still received."""
+
+_log = logging.getLogger(__name__)
+
+
+class BrokenWireError(Exception):
+    """A peer is gone.
+
+    Args:
+        said: What is known of it.
+        peer: Its rank.
+    """
+
+    def __init__(self, said: str, peer: int) -> None:
+        super().__init__(said)
+        self.peer = peer
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A message as it arrived: its head's parts, and the bytes of its tensors."""
+
+    source: int
+    head: list[Any]
+    frames: Sequence[Any]
+
+
+@dataclass
+class Window:
+    """How many messages may be on their way to a peer, and how many are.
+
+    It grows where the sender waits for a peer that has nothing to do: all messages are then on the way. Over a delay
+    ``L`` it comes to the ``2L / step + 1`` that keep the peer busy, for the time per message of the slower of the two.
+    A peer that waits now and then, as at the beginning, does not count.
+    """
+
+    size: int = 1
+    sizes: deque[int] = field(default_factory=deque)
+    waited_for: bool = False
+    starved: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another message may be sent."""
+        return len(self.sizes) < self.size
+
+    def taken(self, idle: bool) -> None:
+        """The oldest was taken, by a peer that had been ``idle`` until it came."""
+        largest = max(self.sizes)
+        self.sizes.popleft()
+        self.starved = self.starved + 1 if idle and self.waited_for else max(0, self.starved - 1)
+        if self.starved > _NOW_AND_THEN and (self.size + 1) * largest <= _MOST_UNDER_WAY:
+            self.size += 1
+
+
+class Mailbox:
+    """What has arrived on one wire, and what is on its way from here."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.messages: deque[Arrived] = deque()
+        self.answers: deque[Any] = deque()
+        self.windows: defaultdict[int, Window] = defaultdict(Window)
+        self.is_closed = False
+        self.is_idle: Callable[[], bool] = lambda: False
+
+    def add(self, arrived: Arrived) -> None:
+        """Takes in what came; says whether somebody waited for it."""
+        kind, *facts = arrived.head
+        with self.changed:
+            if kind == TAKEN:
+                self.windows[arrived.source].taken(*facts)
+            elif kind == ANSWER:
+                self.answers += facts
+            else:
+                arrived.head.append(not self.messages and self.is_idle())
+                self.messages.append(arrived)
+            self.changed.notify_all()
+
+    def wake(self) -> None:
+        """Has those who wait look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Ends all waits, now and from now on."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
+
+
+TAKEN, ANSWER = "+", "?"
+"""Kinds of messages between the ends of a wire; all others are for who uses it."""
+
+
+class Endpoint:
+    """A rank's sockets and the thread at them. All ranks make theirs at the same time.
+
+    Args:
+        rank: This one.
+        gather: What all ranks give, by rank.
+        near: Whether all ranks are on this machine.
+        hosts: Else where this rank listens, and how others call that.
+        timeout_s: How long a peer may give no sign of life.
+
+    Attributes:
+        address: Where this rank listens, as others call it.
+        key: Its public key.
+    """
+
+    def __init__(
+        self, rank: int, gather: Callable[[Any], list[Any]], *, near: bool, hosts: tuple[str, str], timeout_s: float
+    ) -> None:
+        self.rank = rank
+        self._gather = gather
+        self._context = zmq.Context()
+        self._lives = {zmq.HEARTBEAT_IVL: int(timeout_s * 400), zmq.HEARTBEAT_TIMEOUT: int(timeout_s * 2000)}
+        self._pull = self._socket(zmq.PULL)
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._broken: dict[int, str] = {}
+        self._ending: dict[int, float] = {}
+        self._closed = threading.Event()
+        self._folder: str | None = None
+        self._guard: ThreadAuthenticator | None = None
+        self._ranks: dict[str, int] = {}
+        public, secret = zmq.curve_keypair()
+        if near:
+            self._folder = _short_folder()  # only this user can enter it
+            address = f"ipc://{self._folder}/{rank}"
+            self._pull.bind(address)
+        else:
+            self._guard = ThreadAuthenticator(self._context)
+            self._guard.start()
+            self._guard.configure_curve_callback(credentials_provider=self)
+            self._pull.curve_server, self._pull.curve_publickey, self._pull.curve_secretkey = True, public, secret
+            own, called = hosts
+            self._pull.bind(f"tcp://{own}:0")
+            address = f"tcp://{called}:{self._pull.get_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
+        self.address, self.key = address, public.decode()
+        told = gather([self.address, self.key])
+        self._ranks = {key: other for other, (_, key) in enumerate(told)}
+        gather(True)  # all know whom to let in
+        self._push: dict[int, zmq.Socket[bytes]] = {}
+        self._locks: dict[int, threading.Lock] = {}
+        self._monitors: dict[zmq.Socket[bytes], int] = {}
+        self._unmet = {other for other in range(len(told)) if other != rank}
+        for other in sorted(self._unmet):
+            push = self._push[other] = self._socket(zmq.PUSH)
+            self._locks[other] = threading.Lock()
+            self._monitors[push.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)] = other
+            if self._guard is not None:
+                push.curve_publickey, push.curve_secretkey = public, secret
+                push.curve_serverkey = told[other][1].encode()
+            push.connect(told[other][0])
+        self._thread = threading.Thread(target=self._run, name=f"pipeal-endpoint-{rank}", daemon=True)
+        self._thread.start()
+
+    def connect(self) -> None:
+        """Waits until all are connected both ways, for as long as it takes."""
+        while self._unmet and not self._closed.wait(0.005):
+            pass
+        self._gather(True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)  # whatever ends this process, nothing is left
+
+    def callback(self, domain: str, key: bytes) -> bool:  # noqa: ARG002  called by the authenticator
+        """Whether who has that key is let in."""
+        known = key.decode() in self._ranks
+        if not known:
+            _log.warning(f"a connection with an unknown key ({key.decode()}) was refused")
+        return known
+
+    def mailbox(self, wire: int) -> Mailbox:
+        """Of a wire, by its number."""
+        return self._mailboxes.setdefault(wire, Mailbox())
+
+    def close_wires(self, numbers: Collection[int]) -> None:
+        """Ends all waits on some wires, and forgets what has arrived there and was not taken."""
+        for number in numbers:
+            mailbox = self._mailboxes.pop(number, None)
+            if mailbox is not None:
+                mailbox.close()
+
+    def send(self, peer: int, wire: int, head: Sequence[Any], rows: Sequence[Tensor] = ()) -> None:
+        """Sends a message; waits for nothing. Nobody writes to the rows until they have been taken.
+
+        Raises:
+            BrokenWireError: The peer is gone.
+            DataError: The head is too long.
+        """
+        first = json.dumps([self.rank, wire, *head], separators=(",", ":")).encode()
+        if len(first) > HEAD_BYTES:
+            raise DataError(
+                f"what is said beside the tensors of a message has {len(first)} bytes, more than {HEAD_BYTES}; put "
+                "numbers into tensors"
+            )
+        frames: list[Any] = [first, *(row.numpy() for row in rows)]
+        with self._locks[peer]:
+            if (said := self._broken.get(peer)) is None and not self._closed.is_set():
+                try:
+                    self._push[peer].send_multipart(frames, zmq.NOBLOCK, copy=False)
+                    return
+                except zmq.Again:
+                    said = "there is no connection"
+        raise BrokenWireError(said or "the connections of this rank were closed", peer)
+
+    def broken(self, among: Collection[int]) -> tuple[int, str] | None:
+        """The first of some ranks that is gone, and how that shows."""
+        return next(((peer, said) for peer, said in list(self._broken.items()) if peer in among), None)
+
+    def close(self, linger_s: float) -> None:
+        """Ends all waits; what was sent last may take so long to arrive. A second time does nothing."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._thread.join()
+        for mailbox in list(self._mailboxes.values()):
+            mailbox.close()
+        if self._guard is not None:
+            self._guard.stop()
+        for peer, push in self._push.items():
+            with self._locks[peer]:
+                push.disable_monitor()
+                push.close(0 if peer in self._broken else int(linger_s * 1000))
+        for one in (self._pull, *self._monitors):
+            one.close(0)
+        self._context.term()
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        made = self._context.socket(kind)
+        made.sndhwm = made.rcvhwm = 0  # windows bound what is on the way
+        made.linger = 0
+        made.setsockopt(zmq.RECONNECT_IVL, -1)
+        for option, value in self._lives.items():
+            made.setsockopt(option, value)
+        return made
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for one in (self._pull, *self._monitors):
+            poller.register(one, zmq.POLLIN)
+        while not self._closed.is_set():
+            for found, _ in poller.poll(int(_TICK_S * 1000)):
+                if found is self._pull:
+                    self._receive()
+                else:
+                    self._hear_of(self._monitors[found], recv_monitor_message(found)["event"])
+            now = monotonic()
+            for peer in [peer for peer, since in self._ending.items() if now - since > _GRACE_S]:
+                del self._ending[peer]
+                self._broken[peer] = "it was closed by the peer"
+                for mailbox in list(self._mailboxes.values()):
+                    mailbox.wake()
+
+    def _hear_of(self, peer: int, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._unmet.discard(peer)
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._ending.setdefault(peer, monotonic())
+
+    def _receive(self) -> None:
+        """Gives what has come to its mailbox; what is no message of a rank of this run is told and let go."""
+        while True:
+            try:
+                first, *frames = self._pull.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                if len(first.buffer) > HEAD_BYTES:
+                    raise ValueError(f"its head has {len(first.buffer)} bytes")
+                source, wire, *head = json.loads(bytes(first.buffer))
+                if type(wire) is not int or type(source) is not int:
+                    raise TypeError("it names no wire, or no rank")
+                if self._guard is not None and self._ranks.get(str(first.get("User-Id"))) != source:
+                    raise ValueError(f"it says that it is from rank {source!r}, but has another rank's key")
+                self.mailbox(wire).add(Arrived(source, head, frames))
+            except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+                _log.warning(f"a message that is none of this run was let go: {error}")
+
+
+def _short_folder() -> str:
+    """A new folder; the names of sockets may not be long."""
+    found = tempfile.mkdtemp(prefix="pipeal-")
+    if len(found) < 80:
+        return found
+    shutil.rmtree(found)
+    return tempfile.mkdtemp(prefix="pipeal-", dir="/tmp")
