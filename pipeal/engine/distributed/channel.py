@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -39,7 +40,7 @@ class Message:
         layouts: Of the tensors that follow.
         frames: Their bytes.
         counts: Whether its sender counts it as on its way until it is taken.
-        idle: Whether it was waited for.
+        at: When it arrived.
         taken: Whether it was.
     """
 
@@ -50,7 +51,7 @@ class Message:
     layouts: list[Layout] = field(default_factory=list)
     frames: Sequence[Any] = ()
     counts: bool = False
-    idle: bool = False
+    at: float = 0.0
     taken: bool = False
 
 
@@ -61,17 +62,14 @@ class Wire:
         endpoint: This rank's.
         number: Tells the wires apart.
         pinned: Whether tensors are received into pinned memory, from where they go on to a GPU.
-        idle: Whether what is done with messages here waits for one; None: whoever receives them.
+        fills: How many messages a peer takes at once into a queue of its own.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, number: int, *, pinned: bool = False, idle: Callable[[], bool] | None = None
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, number: int, *, pinned: bool = False, fills: int = 0) -> None:
         self.number = number
         self._endpoint = endpoint
         self._mailbox = endpoint.mailbox(number)
-        self._mailbox.is_idle = idle or (lambda: self._receiving)
-        self._receiving = False
+        self._mailbox.fills = fills
         self._pinned = pinned
         self._farewelled: set[int] = set()
 
@@ -101,16 +99,14 @@ class Wire:
         layouts, sent = [layout for layout, _ in rows], [row.view(torch.uint8) for _, row in rows]
         with self._mailbox.changed:  # before it can be taken
             window = self._mailbox.windows[peer]
-            window.sizes.append(sum(row.numel() for row in sent))
+            window.sent(sum(row.numel() for row in sent), monotonic())
         try:
             self._endpoint.send(peer, self.number, [kind, facts, form, layouts, True], sent)
         except BaseException:
             with self._mailbox.changed:
-                window.sizes.pop()  # it is not on its way
+                window.withdraw()  # it is not on its way
             raise
-        window.waited_for = True
         self._wait(lambda: window.is_open, [peer])
-        window.waited_for = False
 
     def post(self, peer: int, kind: str, facts: Mapping[str, Any], *, last: bool = False) -> None:
         """Sends a message without a tree, and waits for nothing. For a peer that always receives.
@@ -139,11 +135,9 @@ class Wire:
             Stopped: This rank has closed its connections.
         """
         messages = self._mailbox.messages
-        self._receiving = True
         arrived = self._wait(lambda: bool(messages), peers, messages.popleft)
-        self._receiving = False
-        kind, facts, form, layouts, counts, idle = arrived.head
-        message = Message(kind, facts, arrived.source, form, layouts, arrived.frames, counts, idle)
+        kind, facts, form, layouts, counts = arrived.head
+        message = Message(kind, facts, arrived.source, form, layouts, arrived.frames, counts, arrived.at)
         if not layouts:
             self._take(message)
         return message
@@ -187,7 +181,7 @@ class Wire:
 
     def _take(self, message: Message) -> None:
         if message.counts and not message.taken:
-            self._endpoint.send(message.source, self.number, [TAKEN, message.idle])
+            self._endpoint.send(message.source, self.number, [TAKEN, monotonic() - message.at])
         message.taken, message.frames = True, ()
 
     def _wait(self, ready: Callable[[], bool], peers: Collection[int], take: Callable[[], Any] = lambda: None) -> Any:

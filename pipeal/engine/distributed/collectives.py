@@ -163,8 +163,31 @@ class Collectives:
         """
         self._gathered += 1
         text, keys = json.dumps(value), [f"given/{self._gathered}/{rank}" for rank in range(self.size)]
+
+        def look(line: dist.Store) -> tuple[list[bytes], list[tuple[int, str]]]:
+            """All there is as soon as it is complete, and who has ended without giving; far away each question costs a
+            round trip."""
+            found = line.multi_get([f"end/{rank}" for rank in range(self.size)])  # before: one may give, and then leave
+            if line.check(keys):
+                return line.multi_get(keys), []
+            ended = [(rank, end.decode()) for rank, end in enumerate(found) if end.decode() != LIVING]
+            return [], [(rank, end) for rank, end in ended if not line.check([keys[rank]])]
+
         self._heartbeat.call(lambda line: line.set(keys[self.rank], text))
-        return [json.loads(self._get(key, rank)) for rank, key in enumerate(keys)]
+        while True:
+            values, ended = self._heartbeat.call(look)
+            if values:
+                return [json.loads(value) for value in values]
+            for rank, end in ended:
+                self._left(rank, end)
+            self.check()
+            time.sleep(POLL_S)
+
+    def _left(self, rank: int, end: str) -> None:
+        """Raises for a rank that has ended, and was waited for."""
+        self._heartbeat.ended(rank, end)
+        self.check()
+        raise PeerLostError(f"{self.name_of(rank)} has left, and this rank still waited for it", rank)
 
     def _get(self, key: str, giver: int) -> str:
         """Waits for what a rank gives."""
@@ -178,8 +201,6 @@ class Collectives:
             if found is not None:
                 return str(found.decode())
             if end != LIVING:
-                self._heartbeat.ended(giver, end)
-                self.check()
-                raise PeerLostError(f"{self.name_of(giver)} has left, and this rank still waited for it", giver)
+                self._left(giver, end)
             self.check()
             time.sleep(POLL_S)

@@ -89,14 +89,11 @@ class Node:
         endpoint, pinned = self.world.endpoint, self.stage.device.lags
         self._numbers = self.world.wire_numbers(7)
         onward, back, *others = self._numbers
-        self.onward = Wire(endpoint, onward, pinned=pinned, idle=self._is_idle)
+        # An order to begin, one packet in the hands of the stage, and those that its inbox holds.
+        self.onward = Wire(endpoint, onward, pinned=pinned, fills=1 + max(2, self.options.queue_depth))
         self.back = Wire(endpoint, back, pinned=pinned)
         wires = (Wire(endpoint, number) for number in others)
         self.orders, self.commands, self.news, self.results, self.ended = wires
-
-    def _is_idle(self) -> bool:
-        """Whether the stage waits for a packet, and none is here."""
-        return not len(self.inbox) and self.worker.doing[0] == "waiting for input"
 
     def start(self, snapshot_came: Callable[[Snapshot], None]) -> None:
         """Starts the worker and the I/O threads between neighbours.

@@ -1,0 +1,203 @@
+"""Ranks of distance.py: it starts this file as each of them, with an order; rank 0 says what it finds.
+
+Layers sleep. Those of :mod:`virtual` take part in pipeal's own line; for torch's schedules they are a module whose
+backward sleeps as well; data parallel and local SGD sleep a share of a batch through all stages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from distance_ideals import Step, drawn
+from long_line import DEVICE, Say
+from schedules import wake_on_time
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from virtual import VirtualLayer
+
+from pipeal.core.tree import Tree
+from pipeal.engine.distributed import DistributedPipeline, Launch, World, open_world, serve
+
+FLOATS = 1024
+"""Of a sample: 64 samples are a packet of 256 KB."""
+
+
+class SleepingLayer(VirtualLayer):
+    """A virtual layer whose steps were drawn before, and that notes when it works.
+
+    Args:
+        steps: Of the batches to come.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        super().__init__(0.0, 0.0)
+        self.steps = iter(steps)
+        self.begun: list[float] = []
+        self.turned: list[float] = []
+        self.ended: list[float] = []
+        self.windows: list[int] = []
+        self.window: Callable[[], int] = lambda: 0
+
+    def forward(self, x: Tree, y: Tree) -> tuple[Tree, Tree]:
+        """Takes its time."""
+        self.begun.append(perf_counter())
+        self.seconds["F"], self.seconds["B"] = next(self.steps)
+        onward = super().forward(x, y)
+        self.turned.append(perf_counter())
+        return onward
+
+    def backward(self) -> None:
+        """Likewise."""
+        super().backward()
+        self.ended.append(perf_counter())
+        self.windows.append(self.window())
+
+
+def pipeal(say: Say, order: dict[str, Any], launch: Launch) -> None:
+    """Runs of so many batches each, one after the other in one open line."""
+    runs: list[int] = order["runs"]
+    steps = drawn(launch.size, sum(runs), tuple(order["step"]), order["cv"], order["seed"])
+    layers = [SleepingLayer(of_stage) for of_stage in steps]
+    x = torch.zeros(order["samples"], FLOATS)
+    with open_world(launch, order, timeout_s=120.0) as world:
+        options = {"threads": 1}
+        own = layers[world.rank]
+        own.window = partial(_window, world)
+        if world.rank:
+            serve(layers, world, **options)
+        else:
+            with DistributedPipeline(layers, world, **options) as pipe:
+                for batches in runs:
+                    say({"begins": True})
+                    reported = pipe.run([(x, None)] * batches).seconds
+                    say({"ended": True, "reported_s": reported})
+        found = world.gather({"begun": own.begun, "turned": own.turned, "ended": own.ended, "windows": own.windows})
+    if launch.rank == 0:
+        say({"stages": found})
+
+
+def _window(world: World) -> int:
+    """How many packets may be on their way to the next stage."""
+    boxes = list(world.endpoint._mailboxes.values())
+    return max((box.windows[world.rank + 1].size for box in boxes if world.rank + 1 in box.windows), default=0)
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, forward_s: float, backward_s: float) -> Tensor:
+        context.backward_s, context.like = backward_s, weight
+        sleep(forward_s)
+        return x + weight
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        sleep(context.backward_s)
+        return gradient, torch.zeros_like(context.like), None, None
+
+
+class SleepingStage(nn.Module):
+    """A stage for backpropagation, that takes its time for each sample."""
+
+    def __init__(self, step: Step, samples: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.step, self.samples = step, samples
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Takes its time; x: ``(B, D)``."""
+        share = len(x) / self.samples
+        taken: Tensor = _Sleep.apply(x, self.weight, share * self.step[0], share * self.step[1])
+        return taken
+
+
+def backprop(say: Say, order: dict[str, Any], launch: Launch) -> None:
+    """Updates of one batch in so many micro-batches, by torch's own schedules over Gloo."""
+    made = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[order["method"]]
+    whole = order["samples"] * order["packets"]
+    last = launch.rank == launch.size - 1
+    x, y = torch.zeros(whole, FLOATS), torch.zeros(whole)
+    for parts in order["parts"]:
+        module = SleepingStage(tuple(order["step"]), order["samples"])
+        like = torch.zeros(whole // parts, FLOATS)
+        stage = PipelineStage(module, launch.rank, launch.size, torch.device("cpu"), input_args=like, output_args=like)
+        schedule = made(stage, parts, loss_fn=lambda given, _: given.mean())
+
+        def update() -> None:
+            schedule.step(*([x] if launch.rank == 0 else []), **({"target": y} if last else {}))  # noqa: B023
+
+        _timed(say, launch, update, order, parts=parts)
+
+
+def data_parallel(say: Say, order: dict[str, Any], launch: Launch) -> None:
+    """Each rank has the whole model; gradients are averaged layer by layer, while the backward goes on."""
+    share = order["packets"] / launch.size
+    forward_s, backward_s = order["step"]
+    gradients = [torch.zeros(order["weights_bytes"] // 4) for _ in range(launch.size)]
+
+    def update() -> None:
+        sleep(share * forward_s * launch.size)
+        averaging = []
+        for gradient in gradients:
+            sleep(share * backward_s)
+            averaging.append(dist.all_reduce(gradient, async_op=True))
+        for one in averaging:
+            one.wait()
+
+    _timed(say, launch, update, order)
+
+
+def local_sgd(say: Say, order: dict[str, Any], launch: Launch) -> None:
+    """Each rank takes so many steps with a model of its own, and then all models are averaged, as DiLoCo does."""
+    forward_s, backward_s = order["step"]
+    weights = torch.zeros(order["weights_bytes"] // 4 * launch.size)
+
+    def update() -> None:
+        for _ in range(order["local_steps"]):
+            sleep((forward_s + backward_s) * launch.size)
+        dist.all_reduce(weights)
+
+    _timed(say, launch, update, order)
+
+
+def _timed(say: Say, launch: Launch, update: Callable[[], None], order: dict[str, Any], **facts: Any) -> None:
+    """Some updates to warm up, which make connections, and then some that count."""
+    for _ in range(order["warm_ups"]):
+        update()
+    dist.barrier()
+    if launch.rank == 0:
+        say({"begins": True, **facts})
+    seconds = []
+    for _ in range(order["updates"]):
+        begin = perf_counter()
+        update()
+        seconds.append(perf_counter() - begin)
+    dist.barrier()
+    if launch.rank == 0:
+        say({"ended": True, "seconds": seconds, **facts})
+
+
+def be_rank(say: Say, order: dict[str, Any], launch: Launch) -> None:
+    """Does its part of an order; rank 0 says what it finds."""
+    os.environ |= {"GLOO_SOCKET_IFNAME": DEVICE, "OMP_NUM_THREADS": "1"}
+    wake_on_time()
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)  # what else the machine does is not measured
+    torch.set_num_threads(1)
+    if order["method"] == "pipeal":
+        pipeal(say, order, launch)
+        return
+    where = f"tcp://{launch.address}:{launch.port}"
+    dist.init_process_group(
+        "gloo", init_method=where, rank=launch.rank, world_size=launch.size, timeout=timedelta(seconds=120)
+    )
+    work = {"gpipe": backprop, "1f1b": backprop, "data parallel": data_parallel, "local SGD": local_sgd}
+    work[order["method"]](say, order, launch)
+    dist.destroy_process_group()
