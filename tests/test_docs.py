@@ -9,7 +9,7 @@ from typing import get_type_hints
 
 import pytest
 
-from pipeal.cli import generate, text, vision
+from pipeal.cli import generate, memory, text, vision
 from pipeal.config import LanguageConfig, TextConfig, VisionConfig
 
 PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
@@ -42,7 +42,7 @@ def test_a_name_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_is_there(option: str) -> None:
-    commands = (text.command, vision.command, generate.command)
+    commands = (text.command, vision.command, generate.command, memory.command)
     assert any(option in parameter.opts for command in commands for parameter in command.params)
 
 
