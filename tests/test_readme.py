@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from safetensors.torch import save_file
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -49,6 +50,15 @@ def test_the_feed_stands_alone() -> None:
     names = run(EXAMPLES[2])
     assert names["state"]["epoch"] == 1
     assert names["state"]["batch"] == len(names["sampler"])
+
+
+def test_a_network_larger_than_memory_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file(torchvision.models.resnet18().state_dict(), "net.safetensors")
+    (example,) = [example for example in EXAMPLES if 'torch.device("meta")' in example]
+    names = run(example)
+    assert names["pipe"].next_batch == 1
+    assert not any(parameter.is_meta for parameter in names["package"].parameters())
 
 
 def test_the_commands_are_there() -> None:
