@@ -3,9 +3,10 @@
     sudo python scripts/bench/distance.py [--quick] [--methods pipeal 1f1b] [--delays 0 100] [--rates 1000] [--turns 3]
 
 Four processes in four networks, joined by links with a delay and a rate (:mod:`long_line`; needs Linux and root).
-Stages sleep 5 ms forward and 10 ms backward for each packet of 64 samples, 256 KB, so that any machine will do and nothing but
-transport and schedule is compared. What is found is kept row by row in ``--json`` (by default ``results/distance.json``
-beside this file): what is there is not measured again. The table and the figure are made of all that is there.
+Stages sleep 5 ms forward and 10 ms backward for each packet of 64 samples, 256 KB, so that any machine will do and
+nothing but transport and schedule is compared. What is found is kept row by row in ``--json`` (by default
+``results/distance.json`` beside this file): what is there is not measured again. The table and the figure are made of
+all that is there.
 
 pipeal updates after each packet; backpropagation after eight, in its best number of micro-batches, as does data
 parallel; local SGD averages after 100 packets of each rank. Stages have 4 MB of weights each. Beside each row stands
