@@ -186,7 +186,7 @@ class EngineConfig:
             are in memory; ``stage`` has all go forward first; None for the schedule's own.
         recompute: What is computed again in a backward instead of kept: ``none``, or the ``blocks`` of each layer.
         offload: Where layers lie that are not at work: ``none`` keeps them on the device, ``host`` in the memory of the
-            host (GPUs), ``disk`` in mapped files (CPUs).
+            host (GPUs, not over processes), ``disk`` in mapped files (CPUs).
         offload_folder: The folder of these files, which have no names; None for that of the run.
         threads: Threads inside each worker's operators; None lets the engine choose.
         stall_timeout_s: Seconds without progress of a stage after which the watchdog ends the run. What is done in the

@@ -95,6 +95,9 @@ def materialize(layer: nn.Module, seed: int, number: int) -> None:
             place.put_back()
         for tensor, twin in twins:
             torch.utils.swap_tensors(tensor, twin)
+        with torch.no_grad():
+            for tensor, value in real:
+                tensor.copy_(value)
         raise
     if isinstance(getattr(layer, "origin", None), Origin):
         layer.origin = None  # type: ignore[assignment]  # with the last layer, the weights may go

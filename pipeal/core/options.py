@@ -53,7 +53,8 @@ class EngineOptions:
     and ``matmul``. All others leave every bit as it is while losses are finite and batches fit.
 
     Attributes:
-        queue_depth: How many packets may wait before each stage.
+        queue_depth: How many packets may wait before each stage. Between processes as many more are on the way as the
+            delay asks for (:class:`pipeal.engine.distributed.endpoint.Window`).
         threads: Intra-op threads of each CPU worker, and of the caller where it does their work (``sequential``,
             predictions). None shares the cores out evenly among the CPU stages that may run at once; an open pipeline
             knows the number.
@@ -81,8 +82,8 @@ class EngineOptions:
             it as a generator of layers, or on the meta device, and it never exists there whole)
             (:mod:`pipeal.engine.state.offload`). ``host``, for GPUs, keeps them in locked memory of the host, which
             must hold them all, and at most three layers of a stage on its GPU, where they are copied beside the work on
-            others; a stage of so few keeps them there (:mod:`pipeal.engine.state.host_offload`). With both the
-            layers are in the memory of the host while nothing runs. ``none`` keeps all on the device.
+            others; a stage of so few keeps them there (:mod:`pipeal.engine.state.host_offload`). While nothing runs,
+            they are on the CPU. Not over processes. ``none`` keeps all on the device.
         offload_folder: Where those files are, which have no names; None for the system's folder of temporary files,
             which may be memory.
         matmul: While the pipeline is open, the precision of matrix products of float32 in the whole process:
@@ -129,7 +130,13 @@ class EngineOptions:
             raise ConfigError(f"threads is {self.threads}; expected at least 1, or None to share the cores out")
 
     def check_layout(
-        self, *, replicas: int = 1, row: bool = False, kinds: Collection[str] = (), by_layer: bool = True
+        self,
+        *,
+        replicas: int = 1,
+        row: bool = False,
+        kinds: Collection[str] = (),
+        by_layer: bool = True,
+        processes: bool = False,
     ) -> None:
         """Refuses options that a layout excludes.
 
@@ -138,6 +145,7 @@ class EngineOptions:
             row: Whether the blocks of a single layer lie on several devices.
             kinds: The kinds of devices, such as ``cuda``.
             by_layer: Whether each layer of a stage ends before the next one begins.
+            processes: Whether each stage is a process.
 
         Raises:
             ConfigError: One of the options cannot be had there.
@@ -154,11 +162,8 @@ class EngineOptions:
                     f"offload={self.offload!r} needs layers that end one before the next, but this schedule has all of "
                     "a stage go forward first; use sequential or pipelined with within_stage='layer'"
                 )
-            if replicas > 1 and self.offload == "host":
-                raise ConfigError(
-                    f"offload={self.offload!r} sends a layer away before the next one, not for {replicas} replicas, "
-                    "which average gradients meanwhile; use 'none'"
-                )
+            if processes and self.offload == "host":
+                raise ConfigError("offload='host' is for the stages of one process, not over processes; use 'none'")
             does, kind, instead = _OFFLOADS[self.offload]
             others = sorted(set(kinds) - {kind})
             if others:

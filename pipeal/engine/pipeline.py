@@ -486,6 +486,7 @@ class Pipeline:
 
     def _leave_stages(self, failure: BaseException | None) -> None:
         """What a failed run left under way on a GPU still writes to weights that the caller may read, or let go."""
+        first: Exception | None = None
         for stage in self.stages:
             try:
                 if not self.left_behind:
@@ -493,8 +494,11 @@ class Pipeline:
                 stage.device.lead_caller()
             except (RuntimeError, PlacementError) as broken:
                 if failure is None:
-                    raise
-                add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
+                    first = first or broken
+                else:
+                    add_note(failure, f"device {stage.device} takes no more work: {' '.join(str(broken).split())}")
+        if first is not None:
+            raise first
 
 
 class _Delivery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
@@ -34,6 +35,8 @@ TRIAL_BATCHES = WARM_UP + MOST
 
 _FOR_LAYERS = 0.25
 """Of the time that trials may take, the share in which layers are measured one by one, if they can be."""
+
+_log = logging.getLogger(__name__)
 
 _BY_NUMBER = "layers are divided by number: memory does not suffice to measure them"
 
@@ -233,6 +236,7 @@ def balance_one_by_one(
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
+        _log.info(_BY_NUMBER)
         return balance([1.0] * count, stages)
     return balance(seconds, stages)
 

@@ -102,7 +102,7 @@ def _check_layout(config: RunConfig, device: str) -> None:
     engine, precision = config.engine, config.train.precision
     options = engine_options(config, "fp32" if precision == "auto" else precision)
     by_layer = schedule_named(engine.schedule).within(engine.within_stage).by_layer
-    options.check_layout(replicas=engine.replicas, kinds={device}, by_layer=by_layer)
+    options.check_layout(replicas=engine.replicas, kinds={device}, by_layer=by_layer, processes=True)
 
 
 def _signal_here(number: int) -> None:

@@ -68,7 +68,7 @@ def pipeal(say: Say, order: dict[str, Any], launch: Launch) -> None:
     layers = [SleepingLayer(of_stage) for of_stage in steps]
     x = torch.zeros(order["samples"], FLOATS)
     with open_world(launch, order, timeout_s=120.0) as world:
-        options = {"threads": 1}
+        options: dict[str, Any] = {"threads": 1}
         own = layers[world.rank]
         own.window = partial(_window, world)
         if world.rank:
@@ -98,7 +98,7 @@ class _Sleep(torch.autograd.Function):
         return x + weight
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         sleep(context.backward_s)
         return gradient, torch.zeros_like(context.like), None, None
 
@@ -131,7 +131,8 @@ def backprop(say: Say, order: dict[str, Any], launch: Launch) -> None:
         schedule = made(stage, parts, loss_fn=lambda given, _: given.mean())
 
         def update() -> None:
-            schedule.step(*([x] if launch.rank == 0 else []), **({"target": y} if last else {}))  # noqa: B023
+            given: dict[str, Any] = {"target": y} if last else {}
+            schedule.step(*([x] if launch.rank == 0 else []), **given)  # noqa: B023
 
         _timed(say, launch, update, order, parts=parts)
 

@@ -411,8 +411,8 @@ def test_what_does_not_go_with_it_is_refused() -> None:
         Pipeline([layer()], "cpu", offload="host")
     with pytest.raises(ConfigError, match="needs layers that end one before the next"):
         Pipeline([layer()], None, "al-fm", offload="host")
-    with pytest.raises(ConfigError, match="not for 2 replicas"):
-        EngineOptions(offload="host").check_layout(replicas=2)
+    with pytest.raises(ConfigError, match="not over processes; use 'none'"):
+        EngineOptions(offload="host").check_layout(processes=True)
     EngineOptions(offload="host").check_layout(kinds=["cuda"])
 
 

@@ -51,7 +51,7 @@ def locked_memory(size: int, device: torch.device) -> Tensor:
 def _refused(size: int, why: str) -> str:
     return (
         f"offload='host': {in_units(size)} more of page-locked memory for a layer were refused ({why}); give the "
-        "process more memory, place the layers over GPUs of several machines, or use offload='none'"
+        "process more memory, use fewer or narrower layers, or offload='none'"
     )
 
 

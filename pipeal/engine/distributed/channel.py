@@ -7,8 +7,9 @@ who receives, and a long way costs its delay once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
@@ -71,6 +72,7 @@ class Wire:
         self._mailbox = endpoint.mailbox(number)
         self._mailbox.fills = fills
         self._pinned = pinned
+        self._sending = threading.Lock()  # nothing is sent after the last message
         self._farewelled: set[int] = set()
 
     def send(self, peer: int, kind: str, facts: Mapping[str, Any], tree: Tree = None) -> None:
@@ -94,18 +96,19 @@ class Wire:
         self, peer: int, kind: str, facts: Mapping[str, Any], form: Form, rows: Sequence[tuple[Layout, Tensor]]
     ) -> None:
         """As :meth:`send`, of a tree that was taken apart and whose tensors are rows on the CPU already."""
-        if peer in self._farewelled:
-            raise Stopped
         layouts, sent = [layout for layout, _ in rows], [row.view(torch.uint8) for _, row in rows]
-        with self._mailbox.changed:  # before it can be taken
-            window = self._mailbox.windows[peer]
-            window.sent(sum(row.numel() for row in sent), monotonic())
-        try:
-            self._endpoint.send(peer, self.number, [kind, facts, form, layouts, True], sent)
-        except BaseException:
-            with self._mailbox.changed:
-                window.withdraw()  # it is not on its way
-            raise
+        with self._sending:
+            if peer in self._farewelled:
+                raise Stopped
+            with self._mailbox.changed:  # before it can be taken
+                window = self._mailbox.windows[peer]
+                window.sent(sum(row.numel() for row in sent), monotonic())
+            try:
+                self._endpoint.send(peer, self.number, [kind, facts, form, layouts, True], sent)
+            except BaseException:
+                with self._mailbox.changed:
+                    window.withdraw()  # it is not on its way
+                raise
         self._wait(lambda: window.is_open, [peer])
 
     def post(self, peer: int, kind: str, facts: Mapping[str, Any], *, last: bool = False) -> None:
@@ -120,9 +123,10 @@ class Wire:
         Raises:
             BrokenWireError: The peer is gone.
         """
-        if last:
-            self._farewelled.add(peer)
-        self._endpoint.send(peer, self.number, [kind, facts, None, [], False])
+        with self._sending:
+            if last:
+                self._farewelled.add(peer)
+            self._endpoint.send(peer, self.number, [kind, facts, None, [], False])
 
     def receive(self, peers: Collection[int]) -> Message:
         """Waits for the head of the next message. Its body must follow: :meth:`body` or :meth:`drop`.
@@ -181,7 +185,8 @@ class Wire:
 
     def _take(self, message: Message) -> None:
         if message.counts and not message.taken:
-            self._endpoint.send(message.source, self.number, [TAKEN, monotonic() - message.at])
+            with suppress(BrokenWireError):  # what a rank that is gone has sent is taken all the same
+                self._endpoint.send(message.source, self.number, [TAKEN, monotonic() - message.at])
         message.taken, message.frames = True, ()
 
     def _wait(self, ready: Callable[[], bool], peers: Collection[int], take: Callable[[], Any] = lambda: None) -> Any:

@@ -30,7 +30,7 @@ from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from pipeal.core.errors import DataError
+from pipeal.core.errors import DataError, first_line
 
 HEAD_BYTES = 1 << 20
 """The longest head of a message; a longer one is not from a rank of this run."""
@@ -42,8 +42,9 @@ _TRIPS = 2.0
 """How many round trips of messages a window holds."""
 
 _TICK_S = 0.1
-_GRACE_S = 0.2
-"""After the end of a connection, what its peer had sent on the other one is still received."""
+LAST_MESSAGES_S = 2.0
+"""How long the last messages of a rank that closes its connections may take; so long its peers wait for them before it
+counts as gone."""
 
 _log = logging.getLogger(__name__)
 
@@ -129,6 +130,8 @@ class Window:
 
     def taken(self, waited_s: float, now: float) -> None:
         """The oldest was taken, after it had waited there for so long."""
+        if not self._under_way:
+            return
         message = self._under_way.popleft()
         self._taken, self._taken_at = self._taken + 1, now
         self.trip_s = min(self.trip_s, max(0.0, now - message.sent - waited_s))
@@ -186,7 +189,7 @@ class Endpoint:
         gather: What all ranks give, by rank.
         near: Whether all ranks are on this machine.
         hosts: Else where this rank listens, and how others call that.
-        timeout_s: How long a peer may give no sign of life.
+        timeout_s: Half of how long a peer may give no sign of life.
 
     Attributes:
         address: Where this rank listens, as others call it.
@@ -199,9 +202,11 @@ class Endpoint:
         self.rank = rank
         self._gather = gather
         self._context = zmq.Context()
+        # A second opinion on who lives, and so with more patience than the heartbeat through the store has.
         self._lives = {zmq.HEARTBEAT_IVL: int(timeout_s * 400), zmq.HEARTBEAT_TIMEOUT: int(timeout_s * 2000)}
         self._pull = self._socket(zmq.PULL)
         self._mailboxes: dict[int, Mailbox] = {}
+        self._closed_below = 0
         self._broken: dict[int, str] = {}
         self._ending: dict[int, float] = {}
         self._closed = threading.Event()
@@ -222,28 +227,31 @@ class Endpoint:
             self._pull.bind(f"tcp://{own}:0")
             address = f"tcp://{called}:{self._pull.get_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
         self.address, self.key = address, public.decode()
-        told = gather([self.address, self.key])
-        self._ranks = {key: other for other, (_, key) in enumerate(told)}
-        gather(True)  # all know whom to let in
+        self._secret = secret
         self._push: dict[int, zmq.Socket[bytes]] = {}
         self._locks: dict[int, threading.Lock] = {}
         self._monitors: dict[zmq.Socket[bytes], int] = {}
-        self._unmet = {other for other in range(len(told)) if other != rank}
+        self._unmet: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name=f"pipeal-endpoint-{rank}", daemon=True)
+
+    def connect(self) -> None:
+        """Tells the others where this rank is, and waits until all are connected both ways, for as long as it takes."""
+        told = self._gather([self.address, self.key])
+        self._ranks = {key: other for other, (_, key) in enumerate(told)}
+        self._gather(True)  # all know whom to let in
+        self._unmet = {other for other in range(len(told)) if other != self.rank}
         for other in sorted(self._unmet):
             push = self._push[other] = self._socket(zmq.PUSH)
             self._locks[other] = threading.Lock()
             self._monitors[push.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)] = other
             if self._guard is not None:
-                push.curve_publickey, push.curve_secretkey = public, secret
+                push.curve_publickey, push.curve_secretkey = self.key.encode(), self._secret
                 push.curve_serverkey = told[other][1].encode()
             push.connect(told[other][0])
-        self._thread = threading.Thread(target=self._run, name=f"pipeal-endpoint-{rank}", daemon=True)
         self._thread.start()
-
-    def connect(self) -> None:
-        """Waits until all are connected both ways, for as long as it takes."""
-        while self._unmet and not self._closed.wait(0.005):
-            pass
+        while self._unmet:
+            if self._closed.wait(0.005):
+                return
         self._gather(True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)  # whatever ends this process, nothing is left
@@ -260,7 +268,8 @@ class Endpoint:
         return self._mailboxes.setdefault(wire, Mailbox())
 
     def close_wires(self, numbers: Collection[int]) -> None:
-        """Ends all waits on some wires, and forgets what has arrived there and was not taken."""
+        """Ends all waits on some wires, the oldest there are, and forgets what was not taken or comes later."""
+        self._closed_below = max(self._closed_below, *(number + 1 for number in numbers))
         for number in numbers:
             mailbox = self._mailboxes.pop(number, None)
             if mailbox is not None:
@@ -298,7 +307,10 @@ class Endpoint:
         if self._closed.is_set():
             return
         self._closed.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         for mailbox in list(self._mailboxes.values()):
             mailbox.close()
         if self._guard is not None:
@@ -323,6 +335,15 @@ class Endpoint:
         return made
 
     def _run(self) -> None:
+        try:
+            self._receive_all()
+        except BaseException as error:  # noqa: BLE001  raised in whoever waits for a peer
+            for peer in self._push:
+                self._broken.setdefault(peer, f"the thread at this rank's sockets ended: {first_line(error)}")
+            for mailbox in list(self._mailboxes.values()):
+                mailbox.wake()
+
+    def _receive_all(self) -> None:
         poller = zmq.Poller()
         for one in (self._pull, *self._monitors):
             poller.register(one, zmq.POLLIN)
@@ -333,7 +354,7 @@ class Endpoint:
                 else:
                     self._hear_of(self._monitors[found], recv_monitor_message(found)["event"])
             now = monotonic()
-            for peer in [peer for peer, since in self._ending.items() if now - since > _GRACE_S]:
+            for peer in [peer for peer, since in self._ending.items() if now - since > LAST_MESSAGES_S]:
                 del self._ending[peer]
                 self._broken[peer] = "it was closed by the peer"
                 for mailbox in list(self._mailboxes.values()):
@@ -360,6 +381,14 @@ class Endpoint:
                     raise TypeError("it names no wire, or no rank")
                 if self._guard is not None and self._ranks.get(str(first.get("User-Id"))) != source:
                     raise ValueError(f"it says that it is from rank {source!r}, but has another rank's key")
+                if head[0] not in (TAKEN, ANSWER):
+                    kind, facts, _, layouts, _ = head
+                    if not (isinstance(kind, str) and isinstance(facts, dict) and isinstance(layouts, list)):
+                        raise TypeError("its head is none")
+                    if len(layouts) != len(frames):
+                        raise ValueError(f"it has {len(frames)} tensors, but its head says {len(layouts)}")
+                if 0 <= wire < self._closed_below:
+                    continue  # of a pipeline that has ended here
                 self.mailbox(wire).add(Arrived(source, head, frames, monotonic()))
             except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
                 _log.warning(f"a message that is none of this run was let go: {error}")

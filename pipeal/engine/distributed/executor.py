@@ -240,10 +240,10 @@ class DistributedExecutor:
             snapshot.give_up(error)
             return
         for layer, state, losses, splits in tree:
-            if self.node.options.offload == "disk":
+            if self.node.options.offload == "disk" and facts["kept"] is None:
                 try:
                     state = away(state, self.node.options.offload_folder)
-                except DataError as error:
+                except (DataError, OSError) as error:
                     snapshot.give_up(error)
                     return
             snapshot.add(layer, LayerState(state, losses, splits, facts["kept"]), None, None)

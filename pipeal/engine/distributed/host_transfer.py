@@ -32,7 +32,7 @@ class Carrier:
         self._stream: Any = torch.cuda.Stream(device.device) if device.lags else None
 
     def send(self, peer: int, kind: str, facts: Mapping[str, Any], tree: Tree, ready: Ready) -> None:
-        """Sends a message whose tree may be read once it is ``ready``; returns when it has been taken."""
+        """Sends a message whose tree may be read once it is ``ready``; returns when the window has room."""
         if self._stream is not None and any(tensor.is_cuda for tensor in tensors(tree)):
             form, found = taken_apart(tree)
             self.wire.send_rows(peer, kind, facts, form, self._on_host(found, ready))

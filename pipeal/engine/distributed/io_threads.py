@@ -3,8 +3,8 @@
 ::
 
     worker ─► outbox ─► Outgoing ══ wire ══► Incoming ─► inbox ─► worker
-                                                 └ takes a packet only when the inbox has space: the wait goes back
-                                                   through the wire to the worker there, as in one process
+                                                 └ takes a packet only when the inbox has space: once the wire's
+                                                   window is full, the wait goes back to the worker there
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def io_thread(name: str, work: Callable[[], None], failed: Failed) -> threading.
 def send_all(link: Link, carrier: Carrier, peer: int, progress: SharedProgress) -> None:
     """Sends what comes to a link, until that is closed; then a last word, which says whether this rank has failed.
 
-    An item keeps its place in the link until it has been taken.
+    An item keeps its place in the link until the window has room for one more.
 
     Raises:
         BrokenWireError: The peer is gone.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, PeerLostError, ScheduleError
+from pipeal.core.errors import PeerLostError, ScheduleError
 from pipeal.core.modules import layers_of, module_of
 from pipeal.core.options import EngineOptions
 from pipeal.core.partition import balance
@@ -66,9 +66,7 @@ class _Line(Pipeline):
         super().__init__(model, ["cpu"] * world.mesh.stages, schedule, **settings)
 
     def _options_here(self, options: EngineOptions) -> EngineOptions:
-        options.check_layout(replicas=self.world.mesh.replicas)
-        if options.offload == "host":
-            raise ConfigError("offload='host' is for stages of one process; use 'none' over processes")
+        options.check_layout(replicas=self.world.mesh.replicas, processes=True)
         return options if options.threads is not None else replace(options, threads=own_threads(self.world))
 
     def _layers_here(

@@ -45,7 +45,8 @@ class Node:
         groups: The process groups.
         stage: This rank's stage.
         schedule: What may run after what.
-        options: The depth of a queue counts the packets on their way to a stage, from its neighbour's hand to its own.
+        options: The depth of a queue counts the packets on their way to a stage, from its neighbour's hand to its own,
+            but for those that a long way has beside.
 
     Attributes:
         closed: Whether this rank has been told to end, or has ended itself.

@@ -20,7 +20,7 @@ from pipeal.core.errors import PeerLostError, PipealError, exit_code, first_line
 from pipeal.engine.distributed.attempt_store import POLL_S, AttemptStore
 from pipeal.engine.distributed.collectives import Collectives
 from pipeal.engine.distributed.consistency import code_hash, require_same
-from pipeal.engine.distributed.endpoint import Endpoint
+from pipeal.engine.distributed.endpoint import LAST_MESSAGES_S, Endpoint
 from pipeal.engine.distributed.heartbeat import Heartbeat
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.mesh import Mesh
@@ -29,9 +29,6 @@ from pipeal.engine.distributed.peers import Peer, address_of, interface_towards
 _LINGER_S = 15.0
 """When something has failed: how long the others wait for rank 0 to have left, and whoever hosts the store for the
 others to have read the last words in it."""
-
-_LAST_MESSAGES_S = 2.0
-"""How long the last messages to a peer that no longer takes any are kept."""
 
 _FOR_EVER = timedelta(days=30)
 """The process groups' own timeout: whether a peer lives is known better here."""
@@ -163,7 +160,7 @@ class World(Collectives):
     def close(self) -> None:
         """Closes the connections for messages; those sent last still arrive."""
         if self._endpoint is not None:
-            self._endpoint.close(_LAST_MESSAGES_S)
+            self._endpoint.close(LAST_MESSAGES_S)
 
     def _say_end(self, note: Mapping[str, Any], linger_s: float) -> None:
         """The first word counts; the store is kept until the others have had time to read it."""

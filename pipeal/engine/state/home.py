@@ -36,7 +36,7 @@ class Home(ABC):
 
     @abstractmethod
     def changed(self, index: int) -> None:
-        """After others have changed a layer at home, such as by a loaded state; waits until all of it is there."""
+        """Takes note that others have changed a layer at home, such as by a loaded state."""
 
     @abstractmethod
     def copier(self, index: int, copied: CopyTensor) -> AbstractContextManager[CopyTensor]:
