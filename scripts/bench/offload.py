@@ -81,7 +81,8 @@ class Bench:
         self.options, self.folder = options, folder
         self.limit = options.limit_mib * MIB
         self.width, self.batches = WIDTH, BATCHES
-        self.sizes, self.tokens = dict(SIZES), (2048, 512, 128)
+        self.sizes = dict(SIZES)
+        self.tokens: tuple[int, ...] = (2048, 512, 128)
         if options.quick:
             self.limit, self.width, self.batches = 64 * MIB, 128, 8
             self.sizes = {"width 128, 128 tokens": (128, 128, 96)}
