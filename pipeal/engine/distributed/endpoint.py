@@ -158,7 +158,10 @@ class Mailbox:
         kind, *facts = arrived.head
         with self.changed:
             if kind == TAKEN:
-                self.windows[arrived.source].taken(float(facts[0]), monotonic())
+                waited_s = float(facts[0])
+                if not 0 <= waited_s < inf:
+                    raise ValueError(f"it was waited with for {waited_s} s")
+                self.windows[arrived.source].taken(waited_s, monotonic())
             elif kind == ANSWER:
                 self.answers += facts
             else:
@@ -390,7 +393,7 @@ class Endpoint:
                 if 0 <= wire < self._closed_below:
                     continue  # of a pipeline that has ended here
                 self.mailbox(wire).add(Arrived(source, head, frames, monotonic()))
-            except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
                 _log.warning(f"a message that is none of this run was let go: {error}")
 
 

@@ -232,6 +232,8 @@ def test_a_rank_does_not_speak_for_another() -> None:
         [b'{"a": 1}'],
         [b'[0, "x", []]'],
         [b'[0, 7, "+"]'],
+        [b'[0, 7, "+", 1' + b"0" * 400 + b"]"],
+        [b'[0, 7, "+", -Infinity]'],
         [b'[0, 7, "word", {}, null, [], false, 0]'],
         [b" " * (1 << 20) + b"[0, 7, null]"],
         [bytes(range(256))],
