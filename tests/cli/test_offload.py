@@ -129,6 +129,7 @@ def test_a_run_never_has_all_of_a_model_in_memory_and_learns_the_same(tmp_path: 
     assert grown["disk"].keys() == {"build", "train", "copy", "load", "costs"}
     assert all(layers < LAYERS for layers in grown["disk"].values()), grown
     grown["none"].pop("build")  # in memory that choosing threads had left
+    grown["none"].pop("costs")  # which are counted on one layer at a time, whatever is offloaded
     assert all(layers > 1.5 * LAYERS for layers in grown["none"].values()), grown
 
 

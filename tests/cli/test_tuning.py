@@ -223,16 +223,16 @@ def test_a_setting_without_the_memory_for_it_is_not_chosen(tmp_path: Path, monke
     asked = config(agnews(tmp_path / "data", count=10), "model.x_hid=4,8", epochs=1)
     experiment, new_layers = text_experiment(asked), tuning.new_layers
 
-    def too_small(models: Any, config: TextConfig, turn: int) -> Any:
+    def too_small(models: Any, config: TextConfig, turn: int, **given: Any) -> Any:
         if config.model.x_hid > 4:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-        return new_layers(models, config, turn)
+        return new_layers(models, config, turn, **given)
 
     monkeypatch.setattr(tuning, "new_layers", too_small)
     forms, said = tuned(experiment, tmp_path)
     assert all(form.config.model.x_hid < 8 for form in forms)  # type: ignore[attr-defined]
     assert any("x_hid=8: RuntimeError: DefaultCPUAllocator: can't allocate memory" in text for text in said)
-    monkeypatch.setattr(tuning, "new_layers", lambda *_: pytest.fail("tried again"))
+    monkeypatch.setattr(tuning, "new_layers", lambda *_, **__: pytest.fail("tried again"))
     tuned(experiment, tmp_path)
 
 
