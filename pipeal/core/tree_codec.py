@@ -114,7 +114,7 @@ def _tree(form: Form, tensors: Iterator[Tensor], class_named: Callable[[str], An
         if what == letter:
             return kind((tree(key), tree(part)) for key, part in parts)
     if what == "y":
-        return _dtype_named(parts[0])
+        return dtype_named(parts[0])
     if what == "v":
         return torch.device(parts[0])
     if what == "c":
@@ -130,7 +130,7 @@ def _tree(form: Form, tensors: Iterator[Tensor], class_named: Callable[[str], An
     return pytree.SUPPORTED_NODES[cls].unflatten_fn([tree(part) for part in parts[2:]], context)
 
 
-def _dtype_named(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
     """Not just any attribute of torch, on the word of another process or of a file."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +25,6 @@ from pipeal.engine.distributed.flat import Layout, check_layout, flat, row_for, 
 from pipeal.engine.execution.channel import Stopped
 
 __all__ = ["BrokenWireError", "Message", "Wire", "breaking"]
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -82,7 +80,7 @@ class Wire:
             peer: The rank it is for.
             kind: What it is about.
             facts: Plain values, which JSON can hold.
-            tree: Its tensors are on the CPU, and nobody writes to them until they have been taken.
+            tree: Its tensors are on the CPU, and must not be written to until they have been taken.
 
         Raises:
             DataError: The tree holds what cannot be sent; nothing was.
@@ -163,11 +161,7 @@ class Wire:
         return put_together(message.form, tensors)
 
     def drop(self, message: Message) -> None:
-        """Lets go of a message that nobody wants, or that there is no memory for.
-
-        Raises:
-            BrokenWireError: The peer is gone.
-        """
+        """Lets go of a message that is not wanted, or that there is no memory for."""
         self._take(message)
 
     def answer(self, peer: int, yes: bool) -> None:

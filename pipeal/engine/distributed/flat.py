@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeal.core.errors import DataError
+from pipeal.core.tree_codec import dtype_named
 
 Layout: TypeAlias = list[Any]
 """``[dtype, shape, strides, length]``, of what JSON can hold. ``strides`` is None where they follow from the shape;
@@ -48,16 +49,15 @@ def check_layout(layout: Layout, size: int) -> None:
     """
     try:
         dtype, shape, strides, length = layout
-        kind = getattr(torch, dtype)
         counts = [*shape, *(strides or ()), length]
-        fits = isinstance(kind, torch.dtype) and all(isinstance(count, int) and count >= 0 for count in counts)
-        fits = fits and length * kind.itemsize == size
+        fits = all(isinstance(count, int) and count >= 0 for count in counts)
+        fits = fits and length * dtype_named(dtype).itemsize == size
         if fits and strides is None:
             fits = prod(shape) == length
         elif fits:
             once = prod(1 if stride == 0 else count for count, stride in zip(shape, strides, strict=True))
             fits = length in (_reach(shape, strides), once)
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError):
         fits = False
     if not fits:
         raise DataError(f"a message holds {size} bytes as a tensor {layout!r:.80}; expected the layout of as many")

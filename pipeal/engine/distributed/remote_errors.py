@@ -44,7 +44,7 @@ def rebuilt(found: Mapping[str, Any], where: str) -> BaseException:
     for note in found["notes"]:
         add_note(error, note)
     add_note(error, f"on {where}:\n{found['stack'].rstrip()}")
-    if found["errno"] is not None:  # a disk that is full is nobody's mistake on any rank
+    if found["errno"] is not None:  # a full disk is no mistake of the user's, on any rank
         error.__cause__ = OSError(found["errno"], os.strerror(found["errno"]))
     return error
 

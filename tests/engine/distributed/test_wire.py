@@ -22,9 +22,9 @@ from pipeal.core.errors import DataError
 from pipeal.engine.devices import Device
 from pipeal.engine.distributed import channel as module
 from pipeal.engine.distributed.channel import BrokenWireError, Message, Wire
-from pipeal.engine.distributed.endpoint import Window
 from pipeal.engine.distributed.host_transfer import Carrier
 from pipeal.engine.distributed.io_threads import receive_all
+from pipeal.engine.distributed.window import Window
 from pipeal.engine.distributed.world import World
 from pipeal.engine.execution.channel import Stopped
 
