@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from math import inf
 from typing import Any, TypeVar
@@ -153,7 +153,7 @@ class Collectives:
             PeerLostError: A peer was lost before, or rank 0 has left.
         """
         self._said += 1
-        return json.loads(self._get(f"said/{self._said}", 0))
+        return json.loads(self._given({0: f"said/{self._said}"})[0])
 
     def gather(self, value: Any) -> list[Any]:
         """What all ranks give here, as JSON, by rank; all of them must call it, in the same order.
@@ -164,43 +164,32 @@ class Collectives:
         self._gathered += 1
         text, keys = json.dumps(value), [f"given/{self._gathered}/{rank}" for rank in range(self.size)]
 
+        self._heartbeat.call(lambda line: line.set(keys[self.rank], text))
+        return [json.loads(value) for value in self._given(dict(enumerate(keys)))]
+
+    def _given(self, keys: Mapping[int, str]) -> list[bytes]:
+        """Waits for what some ranks give, each under its key. Far away each question costs a round trip.
+
+        Raises:
+            PeerLostError: As :meth:`gather`.
+        """
+        wanted = list(keys.values())
+
         def look(line: dist.Store) -> tuple[list[bytes], list[tuple[int, str]]]:
-            """All there is as soon as it is complete, and who has ended without giving; far away each question costs a
-            round trip."""
-            found = line.multi_get([f"end/{rank}" for rank in range(self.size)])  # before: one may give, and then leave
-            if line.check(keys):
-                return line.multi_get(keys), []
-            ended = [(rank, end.decode()) for rank, end in enumerate(found) if end.decode() != LIVING]
+            """All there is as soon as it is complete, and who has ended without giving."""
+            ends = line.multi_get([f"end/{rank}" for rank in keys])  # before: one may give, and then leave
+            if line.check(wanted):
+                return line.multi_get(wanted), []
+            ended = [(rank, end.decode()) for rank, end in zip(keys, ends, strict=True) if end.decode() != LIVING]
             return [], [(rank, end) for rank, end in ended if not line.check([keys[rank]])]
 
-        self._heartbeat.call(lambda line: line.set(keys[self.rank], text))
         while True:
             values, ended = self._heartbeat.call(look)
             if values:
-                return [json.loads(value) for value in values]
+                return values
             for rank, end in ended:
-                self._left(rank, end)
-            self.check()
-            time.sleep(POLL_S)
-
-    def _left(self, rank: int, end: str) -> None:
-        """Raises for a rank that has ended, and was waited for."""
-        self._heartbeat.ended(rank, end)
-        self.check()
-        raise PeerLostError(f"{self.name_of(rank)} has left, and this rank still waited for it", rank)
-
-    def _get(self, key: str, giver: int) -> str:
-        """Waits for what a rank gives."""
-
-        def look(line: dist.Store) -> tuple[bytes | None, str]:
-            end = line.get(f"end/{giver}").decode()  # before the key: it may give, and then leave
-            return line.get(key) if line.check([key]) else None, end
-
-        while True:
-            found, end = self._heartbeat.call(look)
-            if found is not None:
-                return str(found.decode())
-            if end != LIVING:
-                self._left(giver, end)
+                self._heartbeat.ended(rank, end)
+                self.check()
+                raise PeerLostError(f"{self.name_of(rank)} has left, and this rank still waited for it", rank)
             self.check()
             time.sleep(POLL_S)
