@@ -27,7 +27,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -263,15 +263,10 @@ class Offloaded(Home):
         self.end(index)
         self.settle()
 
-    @contextmanager
-    def copier(self, index: int, copied: CopyTensor) -> Iterator[CopyTensor]:  # noqa: ARG002
+    def copier(self, index: int, copied: CopyTensor) -> AbstractContextManager[CopyTensor]:  # noqa: ARG002
         """Copies into a further file, which is then written to the disk; raises as :meth:`MappedFile.take`."""
-        file = MappedFile(self._folder)
-        kept = [tensor for _, tensor in _kept(self._modules[index], self._optimizers[index]) if _can_move(tensor)]
-        file.reserve(sum(_aligned(tensor.nbytes) for tensor in kept))
-        yield file.copy
-        file.let_go()
-        file.write()
+        kept = _kept(self._modules[index], self._optimizers[index])
+        return _further_file(self._folder, (tensor for _, tensor in kept))
 
     def rest(self) -> None:
         """Ends the threads; what goes wrong meanwhile is not told, as something has gone wrong before."""
@@ -300,12 +295,18 @@ def away(tree: T, folder: str | Path | None) -> T:
     Raises:
         DataError: The disk is too small.
     """
+    with _further_file(folder, tensors(tree)) as copied:
+        return map_tensors(copied, tree)
+
+
+@contextmanager
+def _further_file(folder: str | Path | None, kept: Iterable[Tensor]) -> Iterator[CopyTensor]:
+    """Within it, what copies tensors into a file with room for these, which is then written to the disk."""
     file = MappedFile(folder)
-    file.reserve(sum(_aligned(tensor.nbytes) for tensor in tensors(tree) if _can_move(tensor)))
-    copied = map_tensors(file.copy, tree)
+    file.reserve(sum(_aligned(tensor.nbytes) for tensor in kept if _can_move(tensor)))
+    yield file.copy
     file.let_go()
     file.write()
-    return copied
 
 
 def check_folder(folder: str | Path) -> None:
