@@ -63,32 +63,25 @@ def _copies(copies: Sequence[CopySpan], origin: float) -> Iterator[dict[str, Any
         yield _metadata("thread_name", stage, _THREADS[way], name=COPIES[way][0])
     for copy in copies:
         way = copy.way.value
-        yield {
-            "name": f"{COPIES[way][0]} {copy.layer + 1}",
-            "cat": COPIES[way][0],
-            "ph": "X",
-            "ts": round((copy.begin - origin) * 1e6, 3),
-            "dur": round(max(0.0, copy.end - copy.begin) * 1e6, 3),
-            "pid": copy.stage,
-            "tid": _THREADS[way],
-            "cname": _COLOURS[way],
-            "args": {"stage": copy.stage, "layer": copy.layer + 1, "batch": copy.batch},
-        }
+        yield _event(copy, COPIES[way][0], copy.layer + 1, _THREADS[way], _COLOURS[way], origin)
 
 
 def _actions(spans: Sequence[Span], origin: float) -> Iterator[dict[str, Any]]:
     for span in spans:
         action = span.action.value
-        name, _ = ACTIONS[action]
-        yield {
-            # Perfetto colours by the name without its number: all forwards alike.
-            "name": f"{name} {span.batch}",
-            "cat": name,
-            "ph": "X",
-            "ts": round((span.begin - origin) * 1e6, 3),
-            "dur": round(max(0.0, span.end - span.begin) * 1e6, 3),
-            "pid": span.stage,
-            "tid": span.layer + 1,
-            "cname": _COLOURS[action],
-            "args": {"stage": span.stage, "layer": span.layer + 1, "batch": span.batch},
-        }
+        yield _event(span, ACTIONS[action][0], span.batch, span.layer + 1, _COLOURS[action], origin)
+
+
+def _event(span: Span | CopySpan, name: str, number: int, thread: int, colour: str, origin: float) -> dict[str, Any]:
+    """A complete event. Perfetto colours by the name without its number: all forwards alike."""
+    return {
+        "name": f"{name} {number}",
+        "cat": name,
+        "ph": "X",
+        "ts": round((span.begin - origin) * 1e6, 3),
+        "dur": round(max(0.0, span.end - span.begin) * 1e6, 3),
+        "pid": span.stage,
+        "tid": thread,
+        "cname": colour,
+        "args": {"stage": span.stage, "layer": span.layer + 1, "batch": span.batch},
+    }
