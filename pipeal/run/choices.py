@@ -22,7 +22,6 @@ from pipeal.engine.devices import all_devices, device_names, fastest_precision
 from pipeal.engine.devices.cpus import cores
 from pipeal.engine.runner.compiling import check_compile
 from pipeal.engine.runner.precision import check_precision
-from pipeal.engine.schedule import schedule_named
 from pipeal.engine.sizes import check_sizes
 from pipeal.engine.state.offload import check_folder
 from pipeal.methods.al import ALPackage
@@ -33,7 +32,7 @@ from pipeal.planning.pure.trials import TimeLimit
 from pipeal.reporting import bars
 from pipeal.reporting.tables import table_text
 from pipeal.run.build import Experiment
-from pipeal.run.opening import engine_options
+from pipeal.run.opening import engine_options, schedule_of
 from pipeal.run.remembered import PlacementCache, key_of
 
 _log = logging.getLogger(__name__)
@@ -90,8 +89,7 @@ def choose(
     found = [parse_device(device) for device in placement.devices]
     if options.offload == "disk" and options.offload_folder is not None:
         check_folder(options.offload_folder)
-    by_layer = schedule_named(config.engine.schedule).within(options.within_stage).by_layer
-    options.check_layout(by_layer=by_layer, kinds={device.type for device in found})
+    options.check_layout(by_layer=schedule_of(config).by_layer, kinds={device.type for device in found})
     check_precision(precision, found)
     check_compile(config.engine.compile, found)
     engine = replace(

@@ -27,11 +27,10 @@ from pipeal.engine.devices import device_names
 from pipeal.engine.devices.allocator import keep_freed_memory
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.distributed.world import World, open_world
-from pipeal.engine.schedule import schedule_named
 from pipeal.reporting.environment import environment
 from pipeal.run.experiment import run_experiment
 from pipeal.run.followers import OWN, Follower, Kind
-from pipeal.run.opening import engine_options
+from pipeal.run.opening import engine_options, schedule_of
 from pipeal.run.site import Site
 from pipeal.run.stopping import StopRequest
 from pipeal.run.team import Team, require_devices
@@ -73,7 +72,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
     devices = _devices(config, launch)
     device = devices[0].partition(":")[0]
     if method is None or not method.is_whole:
-        _check_layout(config, device)
+        _check_options(config, device)
     # Left open, the ranks must come to the same kind; else they must have been told the same.
     facts["engine.devices"] = ",".join(devices)
     with open_world(
@@ -93,7 +92,7 @@ def carry_out(kind: Kind[Config], config: Config, resume: str, *, retry: bool = 
                 team.dismiss()
 
 
-def _check_layout(config: RunConfig, device: str) -> None:
+def _check_options(config: RunConfig, device: str) -> None:
     """Tells what excludes each other before anybody is waited for, or any data is read.
 
     Raises:
@@ -101,7 +100,7 @@ def _check_layout(config: RunConfig, device: str) -> None:
     """
     engine, precision = config.engine, config.train.precision
     options = engine_options(config, "fp32" if precision == "auto" else precision)
-    by_layer = schedule_named(engine.schedule).within(engine.within_stage).by_layer
+    by_layer = schedule_of(config).by_layer
     options.check_layout(replicas=engine.replicas, kinds={device}, by_layer=by_layer, processes=True)
 
 

@@ -17,12 +17,11 @@ from pipeal.core.protocols import DOWN, TURN, UP, TrainableLayer
 from pipeal.core.tree import Tree, detach, move, tensors
 from pipeal.data import Batch
 from pipeal.engine.runner.parts import cut
-from pipeal.engine.schedule import schedule_named
 from pipeal.engine.sizes import layers_of_stages
 from pipeal.planning.measure.layers import count_bytes
 from pipeal.planning.pure.layer_cost import LayerCost
 from pipeal.run.build import Experiment
-from pipeal.run.opening import engine_options, new_layers
+from pipeal.run.opening import engine_options, new_layers, schedule_of
 from pipeal.training.exit_costs import inference_flops, learning_flops
 
 LOOKED_AT = 64
@@ -155,7 +154,7 @@ def _active_at_once(layers: Sequence[int], config: RunConfig) -> int:
     engine = config.engine
     if sum(engine.sizes or (0,)) != len(layers):  # blocks of the one layer of a form that is whole
         return sum(layers)
-    by_layer = schedule_named(engine.schedule).within(engine.within_stage).by_layer
+    by_layer = schedule_of(config).by_layer
     stages = layers_of_stages(engine.sizes or ())
     return sum((max if by_layer else sum)(layers[number] for number in stage) for stage in stages)
 

@@ -13,8 +13,8 @@ from pipeal.core.protocols import TrainableLayer
 from pipeal.data import EpochBatches
 from pipeal.engine import Pipeline, Window
 from pipeal.engine.runner.precision import make_ready
+from pipeal.engine.schedule import Schedule, schedule_named
 from pipeal.engine.state.layer_state import State, load_layer_state
-from pipeal.methods.al import ALPackage
 from pipeal.run.build import Experiment, Models
 from pipeal.training.learning_rate import Course
 from pipeal.training.position import Position
@@ -74,6 +74,11 @@ def engine_options(
     )
 
 
+def schedule_of(config: RunConfig) -> Schedule:
+    """The schedule of a configuration, with the order within stages that it asks for."""
+    return schedule_named(config.engine.schedule).within(config.engine.within_stage)
+
+
 def new_layers(
     models: Models | Experiment,
     config: RunConfig,
@@ -110,11 +115,6 @@ def made_ready(
         if states is not None and (here is None or number in here):
             load_layer_state(layer, states[number])
         yield layer
-
-
-def new_package(models: Models | Experiment, config: RunConfig, turn: int) -> ALPackage:
-    """The model that a turn begins with, whole; the arguments are those of :func:`new_layers`."""
-    return ALPackage(new_layers(models, config, turn))
 
 
 def course_of(config: RunConfig) -> Course:

@@ -29,7 +29,7 @@ from pipeal.run.build_language import language_experiment
 from pipeal.run.build_text import text_experiment
 from pipeal.run.build_vision import vision_experiment
 from pipeal.run.choices import choose, sample_batches
-from pipeal.run.opening import new_package, open_pipeline
+from pipeal.run.opening import new_layers, open_pipeline
 from pipeal.run.remembered import PlacementCache
 
 WARM_UP = 2
@@ -76,12 +76,12 @@ def main() -> None:
         parser.error(str(error))
     seed = chosen.train.seed
     batches = sample_batches(experiment.train_batches(seed), WARM_UP + arguments.batches)
-    layers = len(new_package(experiment, chosen, 1))
+    layers = sum(1 for _ in new_layers(experiment, chosen, 1, here=()))
     found: dict[tuple[int, ...], list[float]] = {sizes: [] for sizes in divisions(layers, arguments.stages)}
     for _ in range(arguments.turns):
         for sizes, seconds in found.items():
             config = replace(chosen, engine=replace(chosen.engine, sizes=sizes))
-            pipe: Pipeline = open_pipeline(new_package(experiment, config, 1), config, seed)
+            pipe: Pipeline = open_pipeline(new_layers(experiment, config, 1), config, seed)
             with pipe:
                 pipe.run(batches[:WARM_UP])
                 seconds.append(pipe.run(batches[WARM_UP:]).seconds / arguments.batches)
