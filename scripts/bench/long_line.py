@@ -289,7 +289,7 @@ def check(line: Line, pace_s: float = 4.0, seconds: float = 2.0) -> Checked:
     """Measures the link from rank 0 to rank 1 with plain sockets.
 
     Args:
-        line: Nobody else uses it.
+        line: Used by no one else.
         pace_s: How long TCP has to find its pace.
         seconds: How long it is measured after that.
     """

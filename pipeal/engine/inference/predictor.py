@@ -121,7 +121,7 @@ class Predictor:
 
 @contextmanager
 def _at_home_after(stages: Sequence[Stage]) -> Iterator[None]:
-    """After it, whoever changes offloaded layers changes nothing of what was predicted."""
+    """After it, a change of offloaded layers changes nothing of what was predicted."""
     try:
         yield
     finally:
