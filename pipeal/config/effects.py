@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from pipeal.config.language import LanguageConfig
 from pipeal.config.load import value_at
+from pipeal.config.methods import MethodsConfig
 from pipeal.config.schema import RunConfig
 from pipeal.config.text import KINDS, BatchingConfig, TextConfig
 from pipeal.config.vision import VisionConfig
@@ -41,11 +42,25 @@ _NO_EXITS = tuple(name for name, method in METHODS.items() if not method.has_exi
 _NO_HEADS = tuple(name for name in TEXT.models if name not in WITH_HEADS)
 _WHOLE = tuple(name for name, method in METHODS.items() if method.is_whole)
 
+
+def _sections() -> list[str]:
+    """The methods that have options."""
+    return [section.name for section in fields(MethodsConfig)]
+
+
+def _options_of(section: str) -> tuple[str, ...]:
+    return tuple(f"methods.{section}.{option.name}" for option in fields(getattr(MethodsConfig(), section)))
+
+
 IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     RunConfig: (
         Idle("train.mode", _NO_LABELS, ("train.lr.ae",)),
         Idle("train.mode", _NO_EXITS, ("train.exit_tolerance",)),
-        Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage")),
+        Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage", "model.parts")),
+        *(
+            Idle("train.mode", tuple(name for name in METHODS if METHODS[name].module != section), _options_of(section))
+            for section in _sections()
+        ),
         Idle("train.lr.decay", ("none",), ("train.lr.end", "train.lr.per")),
         Idle("data.held_out", (0,), ("train.exit_tolerance",)),
         Idle("engine.offload", ("none", "host"), ("engine.offload_folder",)),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeal.config.schema import Count, DataConfig, ModelConfig, RunConfig, Share, Text, Whole
+from pipeal.config.schema import DataConfig, ModelConfig, RunConfig
+from pipeal.config.types import Count, Share, Text, Whole
 
 
 @dataclass(frozen=True)

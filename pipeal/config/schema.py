@@ -1,17 +1,31 @@
 """What a run can be told: frozen dataclasses whose every default works.
 
-The types carry the checks (pydantic applies them in :mod:`pipeal.config.load`) and, as their description, the
-words for what is wanted. Scalars are strict: the text ``"3"`` is no number, and ``true`` is not 1.
+Their types (:mod:`pipeal.config.types`) carry the checks, which pydantic applies in :mod:`pipeal.config.load`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from pydantic import Field
-
-from pipeal.core.methods import DEFAULT, MODES, with_all
+from pipeal.config.methods import MethodsConfig
+from pipeal.config.types import (
+    Count,
+    Counts,
+    Flag,
+    Grid,
+    Mode,
+    NotNegative,
+    Patience,
+    Positive,
+    Seed,
+    Share,
+    Text,
+    Texts,
+    Threads,
+    Whole,
+)
+from pipeal.core.methods import DEFAULT
 from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
 from pipeal.core.options import DEFAULTS, Compile, Matmul, Offload, OnOom, Precision, Recompute, WithinStage
 
@@ -21,37 +35,6 @@ Decay: TypeAlias = Literal["none", "cosine"]
 Per: TypeAlias = Literal["epoch", "batch"]
 """How often it does."""
 
-Text: TypeAlias = Annotated[str, Field(strict=True, pattern=r"^[^\x00]+$", description="text")]
-Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]
-Whole: TypeAlias = Annotated[
-    int, Field(strict=True, ge=0, lt=2**31, description="a whole number, at least 0 and below 2^31")
-]
-Count: TypeAlias = Annotated[
-    int, Field(strict=True, ge=1, lt=2**31, description="a whole number, at least 1 and below 2^31")
-]
-Pixels: TypeAlias = Annotated[
-    int, Field(strict=True, ge=16, le=1024, multiple_of=16, description="a multiple of 16, from 16 to 1024 pixels")
-]
-Threads: TypeAlias = Annotated[int, Field(strict=True, ge=1, le=1024, description="a whole number from 1 to 1024")]
-Seed: TypeAlias = Annotated[
-    int, Field(strict=True, ge=0, lt=2**63, description="a whole number, at least 0 and below 2^63")
-]
-Positive: TypeAlias = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False, description="a number above 0")]
-Patience: TypeAlias = Annotated[
-    float,
-    Field(strict=True, gt=0, le=604_800, allow_inf_nan=False, description="a number above 0, at most 604800 (a week)"),
-]
-NotNegative: TypeAlias = Annotated[
-    float, Field(strict=True, ge=0, allow_inf_nan=False, description="a number, at least 0")
-]
-Share: TypeAlias = Annotated[float, Field(strict=True, ge=0, lt=1, description="a number, at least 0 and below 1")]
-Texts: TypeAlias = Annotated[tuple[Text, ...], Field(min_length=1, description="a list of texts")]
-Grid: TypeAlias = Annotated[tuple[Text, ...], Field(description="a list of texts, such as [train.lr.base=1e-3,3e-3]")]
-Counts: TypeAlias = Annotated[
-    tuple[Count, ...], Field(min_length=1, description="a list of whole numbers, each at least 1 and below 2^31")
-]
-Mode: TypeAlias = Annotated[str, Field(strict=True, pattern=rf"^({'|'.join(MODES)})$", description=with_all(MODES))]
-
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -59,9 +42,12 @@ class ModelConfig:
 
     Attributes:
         name: The model's name, such as ``lstm`` or ``resnet``.
+        parts: Into how many parts with local losses the network's blocks are divided, as evenly as can be, whatever the
+            number of stages; None for the usual ones.
     """
 
     name: Text
+    parts: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -238,6 +224,7 @@ class RunConfig:
         train: How training goes.
         engine: How the layers are run.
         tune: Which settings are tried before.
+        methods: Options of the methods that have some; each is read where that method trains.
         out: The folder in which each run gets a folder of its own.
     """
 
@@ -247,4 +234,5 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     tune: TuneConfig = field(default_factory=TuneConfig)
+    methods: MethodsConfig = field(default_factory=MethodsConfig)
     out: Text = "runs"

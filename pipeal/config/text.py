@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from pipeal.config.schema import Count, Counts, DataConfig, Flag, ModelConfig, RunConfig, Share, Text, Whole
+from pipeal.config.schema import DataConfig, ModelConfig, RunConfig
+from pipeal.config.types import Count, Counts, Flag, Share, Text, Whole
 from pipeal.core.methods import with_all
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeal.config.schema import Count, DataConfig, Flag, ModelConfig, Pixels, Positive, RunConfig, Text, Whole
+from pipeal.config.schema import DataConfig, ModelConfig, RunConfig
+from pipeal.config.types import Count, Flag, Pixels, Positive, Text, Whole
 from pipeal.core.names import Augmentation
 
 

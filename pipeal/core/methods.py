@@ -60,6 +60,11 @@ class Method:
     is_whole: bool = False
 
     @property
+    def module(self) -> str:
+        """Of :mod:`pipeal.methods`, where its layers are made; also the section of its options."""
+        return self.name.replace("-", "_")
+
+    @property
     def loss_titles(self) -> tuple[str, ...]:
         """Of charts, one for each of :attr:`losses`."""
         return tuple(f"{one.name}, end to end" if self.is_whole else f"{one.name} by layer" for one in self.losses)

@@ -15,16 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
+from pipeal.core.methods import METHODS
 from pipeal.core.protocols import TrainableLayer
-from pipeal.methods.network import Network, Part
+from pipeal.methods.network import Network, Part, Unit
 from pipeal.methods.optimizers import LearningRates, OptimizerFactory
 
-__all__ = ["Network", "Part", "make_layers"]
+__all__ = ["Network", "Part", "Unit", "make_layers"]
 
 
 def make_layers(
-    method: str, network: Network, lr: LearningRates = 1e-3, optimizer: OptimizerFactory | None = None
+    method: str,
+    network: Network,
+    lr: LearningRates = 1e-3,
+    optimizer: OptimizerFactory | None = None,
+    **options: Any,
 ) -> Iterator[TrainableLayer]:
     """The layers that train a network by a method, each made when it is asked for.
 
@@ -34,11 +40,12 @@ def make_layers(
         lr: The learning rate; methods with a label side also take one per side, ``{"enc": …, "ae": …}``.
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``, for each optimizer of each layer; fused Adam if
             None.
+        options: The method's own, as its ``make_layers`` has them.
 
     Raises:
-        ConfigError: The rate or the optimizer is none that the method can use.
+        ConfigError: The rate, the optimizer or the network is none that the method can use.
     """
     # By name: a method is one line in pipeal.core.methods, and none is imported before it is asked for.
-    module = import_module(f"{__name__}.{method.replace('-', '_')}")
-    layers: Iterator[TrainableLayer] = module.make_layers(network, lr, optimizer)
+    module = import_module(f"{__name__}.{METHODS[method].module}")
+    layers: Iterator[TrainableLayer] = module.make_layers(network, lr, optimizer, **options)
     return layers

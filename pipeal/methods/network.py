@@ -1,28 +1,67 @@
-"""A network as every method takes it: blocks in order, each with what its features are like, and the task."""
+"""A network as every method takes it: units in order, grouped into the parts that learn by themselves, and the task.
+
+::
+
+    units   stem │ block │ block │ block │ block │ …      the smallest pieces that may be a part each
+    parts   stem │ block   block │ block   block │ …      what one layer trains, by losses of its own
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from torch import nn
+
+from pipeal.core.errors import ConfigError
+from pipeal.core.tree import Tree
+
+if TYPE_CHECKING:
+    from pipeal.methods.al import AE, ENC
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The smallest piece of a network that may be a part by itself.
+
+    Attributes:
+        make: Makes its modules, in order, with weights of their own.
+        features: What it gives for one sample, on the meta device.
+        fresh: Of features of the same kind, and a multiple of its own width: a copy of it with weights of its own that
+            reads such features, and what that gives. None for the unit that reads the network's input.
+    """
+
+    make: Callable[[], Sequence[nn.Module]]
+    features: Tree
+    fresh: Callable[[Tree, float], tuple[nn.Module, Tree]] | None = None
 
 
 @dataclass(frozen=True)
 class Part:
-    """A block of a network, or several that are to be one layer.
+    """Neighbouring units of a network that are one layer.
 
     Attributes:
         f: From what the part before gives to features.
+        number: Its place, from 0.
+        features: What ``f`` gives for one sample, on the meta device.
         width: Of the vectors that ``pool`` gives.
         pool: From features to vectors that a linear map can answer from: ``(B, width)``, or one per place.
-        sides: Makes the encoder side, around ``f``, and the label side of a method that has label sides.
+        ahead: The units of each part still to come, of which a head may take fresh copies.
     """
 
     f: nn.Module
+    number: int
+    features: Tree
     width: int
     pool: nn.Module
-    sides: Callable[[], tuple[nn.Module, nn.Module]]
+    ahead: Sequence[Sequence[Unit]]
+
+
+def in_a_row(modules: Sequence[nn.Module]) -> nn.Module:
+    """Modules as one; a single one is itself."""
+    return modules[0] if len(modules) == 1 else nn.Sequential(*modules)
 
 
 @dataclass(frozen=True)
@@ -30,13 +69,64 @@ class Network:
     """What a model gives to a method. Nothing is made, and no weight drawn, before a method asks for it.
 
     Attributes:
-        parts: Makes the parts, in order; those to come may be drawn after what a method makes of the ones before.
+        units: In order.
+        sizes: How many of them each part has.
+        pool: Of features, what makes vectors of them, and their width.
+        sides: Makes the encoder side, around ``f``, and the label side of a part, for a method with label sides.
         whole: Makes the network from end to end, with a head that gives answers.
         outputs: The width of an answer: classes, or characters.
         criterion: Makes the loss of an answer: ``(answer, y) -> scalar``.
+        per_place: Whether there is an answer at every place of a text, and ``y`` says what is right at each: below zero
+            where there is none.
+        join: Makes one module of those of a part.
+        drawn_first: Whether all parts are drawn before anything that a method makes of the first; else each is when it
+            is asked for.
     """
 
-    parts: Callable[[], Iterable[Part]]
+    units: Sequence[Unit]
+    sizes: Sequence[int]
+    pool: Callable[[Tree], tuple[nn.Module, int]]
+    sides: Callable[[Part], tuple[ENC, AE]]
     whole: Callable[[], nn.Module]
     outputs: int
     criterion: Callable[[], nn.Module] = nn.CrossEntropyLoss
+    per_place: bool = False
+    join: Callable[[Sequence[nn.Module]], nn.Module] = in_a_row
+    drawn_first: bool = False
+
+    def parts(self) -> Iterator[Part]:
+        """The parts, in order; those to come may be drawn after what a method makes of the ones before."""
+        groups = grouped(self.units, self.sizes)
+        made = (self.join([module for unit in group for module in unit.make()]) for group in groups)
+        for number, f in enumerate(list(made) if self.drawn_first else made):
+            features = groups[number][-1].features
+            pool, width = self.pool(features)
+            yield Part(f, number, features, width, pool, groups[number + 1 :])
+
+
+def grouped(units: Sequence[Unit], sizes: Sequence[int]) -> list[Sequence[Unit]]:
+    """Neighbouring units, as many of each group as its size says."""
+    ends = [*accumulate(sizes)]
+    return [units[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def part_sizes(units: int, parts: int | None, usual: Sequence[int] | None = None) -> list[int]:
+    """How many units each part has: as even as can be, with the larger ones first.
+
+    Args:
+        units: How many there are.
+        parts: How many parts are wanted; None for the usual ones.
+        usual: Their sizes; None for a part of each unit.
+
+    Raises:
+        ConfigError: There are fewer units than that.
+
+    >>> part_sizes(9, 4), part_sizes(4, None)
+    ([3, 2, 2, 2], [1, 1, 1, 1])
+    """
+    if parts is None:
+        return [1] * units if usual is None else list(usual)
+    if not 1 <= parts <= units:
+        raise ConfigError(f"parts is {parts}; expected 1 to {units}: the network has {units} blocks")
+    size, more = divmod(units, parts)
+    return [size + 1] * more + [size] * (parts - more)

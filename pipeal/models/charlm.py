@@ -7,17 +7,18 @@ wide, see :class:`pipeal.models.causal.CausalAttention`), and what the heads giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, check_counts, check_named
-from pipeal.methods import Network, Part
+from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.place_codes import TokenCrossEntropy, code_width
+from pipeal.methods.network import Network, Part, Unit, in_a_row, part_sizes
 from pipeal.models.causal import CausalBlock, CharacterEmbedding, start_small
 from pipeal.models.forms import ALForm, Blocks, BPForm
 from pipeal.models.nextchar import CODE_STYLES, CodeStyle, encoder_side, label_side
@@ -36,7 +37,9 @@ class CharDims:
         heads: Attention heads.
         layers: Blocks.
         dropout: On the embedding, and on what attention and feed-forward add.
-        per_layer: Blocks that share an AL layer; the last may have fewer. The embedding is in the first.
+        per_layer: Blocks that share a layer with local losses; the last may have fewer. The embedding is in the first.
+        parts: Into how many such layers the blocks are divided, as evenly as can be; None for ``per_layer`` of them in
+            each.
         code: The width of the label codes; None for four times as many as there are characters, and at most 512 or four
             times ``width``, whichever is more. In codes narrower than the alphabet, not everything can be said of what
             comes next: with 32 features, codes of 32 stood at 2.44 validation loss after 1,000 steps, of 64 at 2.30, of
@@ -59,17 +62,26 @@ class CharDims:
     layers: int = 2
     dropout: float = 0.2
     per_layer: int = 1
+    parts: int | None = None
     code: int | None = None
     labels: CodeStyle = "codes"
     bridges: BridgeKind = "linear"
 
     def __post_init__(self) -> None:
         check_counts(block=self.block, width=self.width, heads=self.heads)
-        check_counts(layers=self.layers, per_layer=self.per_layer, code=self.code)
+        check_counts(layers=self.layers, per_layer=self.per_layer, parts=self.parts, code=self.code)
+        if self.parts is not None and self.per_layer != 1:
+            raise ConfigError(f"per_layer is {self.per_layer} and parts {self.parts}; expected one of them alone")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
         check_named("style of label codes", self.labels, CODE_STYLES)
         check_named("style of bridge", self.bridges, BRIDGE_KINDS)
+
+    @property
+    def part_sizes(self) -> list[int]:
+        """How many blocks each layer has."""
+        usual = [min(self.per_layer, self.layers - first) for first in range(0, self.layers, self.per_layer)]
+        return part_sizes(self.layers, self.parts, usual)
 
 
 LESSON = CharDims()
@@ -93,22 +105,37 @@ class CharLM(BPForm):
         """What every method makes its layers of; the arguments are those of the class."""
         code = dims.code or code_width(characters, dims.width)
 
-        def parts() -> Iterator[Part]:
-            for first in range(0, dims.layers, dims.per_layer):
-                last = min(first + dims.per_layer, dims.layers)
-                blocks: list[nn.Module] = [_block(dims) for _ in range(first, last)]
-                if not first:
-                    blocks.insert(0, _embedding(characters, dims))
-                f = Blocks(*blocks)
-                yield Part(f, dims.width, nn.LayerNorm(dims.width), partial(sides, f, first, last))
+        def make(number: int) -> list[nn.Module]:
+            return [*([] if number else [_embedding(characters, dims)]), _block(dims)]
 
-        def sides(f: nn.Module, first: int, last: int) -> tuple[ENC, AE]:
+        def sides(part: Part) -> tuple[ENC, AE]:
             answer = nn.Linear(dims.width, code)
             start_small(answer)
-            enc = encoder_side(dims.labels, f, _bridge(dims, final=last == dims.layers), answer)
-            return enc, label_side(dims.labels, characters, code, onward=first > 0)
+            enc = encoder_side(dims.labels, part.f, _bridge(dims, final=not part.ahead), answer)
+            return enc, label_side(dims.labels, characters, code, onward=part.number > 0)
 
-        return Network(parts, partial(cls, characters, dims=dims), characters, TokenCrossEntropy)
+        def fresh(given: Tree, width: float) -> tuple[nn.Module, Tree]:
+            before, after = given.shape[-1], max(1, round(dims.width * width))
+            narrow = [] if before == after else [nn.Linear(before, after)]
+            row = in_a_row([*narrow, _block(replace(dims, width=after))])
+            start_small(nn.ModuleList(narrow))
+            return row, _features(after)
+
+        units = [
+            Unit(partial(make, number), _features(dims.width), fresh if number else None)
+            for number in range(dims.layers)
+        ]
+        return Network(
+            units,
+            dims.part_sizes,
+            lambda features: (nn.LayerNorm(features.shape[-1]), features.shape[-1]),
+            sides,
+            partial(cls, characters, dims=dims),
+            characters,
+            TokenCrossEntropy,
+            per_place=True,
+            join=lambda modules: Blocks(*modules),
+        )
 
 
 class CharLMAL(ALForm):
@@ -118,6 +145,10 @@ class CharLMAL(ALForm):
     """
 
     _bp = CharLM
+
+
+def _features(width: int) -> Tensor:
+    return torch.empty(1, 1, width, device="meta")
 
 
 def _embedding(characters: int, dims: CharDims) -> CharacterEmbedding:

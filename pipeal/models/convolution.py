@@ -5,7 +5,7 @@ No class here draws random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -85,35 +85,3 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``(B, C, H, W)`` to ``(B, C', H/s, W/s)``."""
         return self.activation(self.residual(x) + self.shortcut(x))
-
-
-class ResidualStage(nn.Sequential):
-    """Basic blocks in order, of which the first may shrink the image.
-
-    Args:
-        channels_in: Channels of the input.
-        channels_out: Channels of the output.
-        activation: Makes the activations.
-        blocks: How many.
-        stride: Of the first.
-    """
-
-    def __init__(
-        self, channels_in: int, channels_out: int, activation: Activation, *, blocks: int = 2, stride: int = 1
-    ) -> None:
-        first = BasicBlock(channels_in, channels_out, activation, stride=stride)
-        super().__init__(first, *(BasicBlock(channels_out, channels_out, activation) for _ in range(blocks - 1)))
-
-
-class VGGStage(nn.Sequential):
-    """Convolutions, then a maximum over 2 × 2 (Simonyan and Zisserman, ICLR 2015).
-
-    Args:
-        channels_in: Channels of the input.
-        channels: Channels after each convolution.
-        activation: Makes the activations.
-    """
-
-    def __init__(self, channels_in: int, channels: Sequence[int], activation: Activation) -> None:
-        steps = zip([channels_in, *channels[:-1]], channels, strict=True)
-        super().__init__(*(ConvBN(before, after, activation) for before, after in steps), nn.MaxPool2d(2))

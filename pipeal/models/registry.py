@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pkgutil import resolve_name
 from typing import Any
 
@@ -26,6 +26,7 @@ def build_text(
     dims: TextDims = PUBLISHED,
     lr: LearningRates = 1e-3,
     optimizer: OptimizerFactory | None = None,
+    method_options: Mapping[str, Any] | None = None,
     pad_index: int = 0,
     pretrained: Vectors | None = None,
 ) -> ALPackage:
@@ -40,6 +41,7 @@ def build_text(
         dims: The sizes.
         lr: The learning rate; the AL form also takes one per side, ``{"enc": …, "ae": …}``.
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+        method_options: Those of the method's own, as its ``make_layers`` has them.
         pad_index: The token that pads.
         pretrained: ``(vocab_size, dims.embedding)`` initial word vectors, trained on.
 
@@ -50,7 +52,8 @@ def build_text(
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
     sizes: dict[str, Any] = {"dims": dims, "pad_index": pad_index, "pretrained": pretrained}
-    return ALPackage(model_layers(TEXT, name, mode, vocab_size, classes, lr=lr, optimizer=optimizer, **sizes))
+    how: dict[str, Any] = {"lr": lr, "optimizer": optimizer, "method_options": method_options}
+    return ALPackage(model_layers(TEXT, name, mode, vocab_size, classes, **how, **sizes))
 
 
 def build_vision(
@@ -61,6 +64,7 @@ def build_vision(
     dims: VisionDims = PUBLISHED_VISION,
     lr: LearningRates = 1e-3,
     optimizer: OptimizerFactory | None = None,
+    method_options: Mapping[str, Any] | None = None,
 ) -> ALPackage:
     """An image classifier, ready to train; takes ``(B, C, S, S)`` images and ``(B,)`` classes.
 
@@ -72,6 +76,7 @@ def build_vision(
         dims: The sizes.
         lr: The learning rate; the AL form also takes one per side, ``{"enc": …, "ae": …}``.
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+        method_options: Those of the method's own, as its ``make_layers`` has them.
 
     Returns:
         The layers of that form; of the BP form, one.
@@ -79,7 +84,8 @@ def build_vision(
     Raises:
         ConfigError: The name or mode is unknown, they contradict each other, or sizes do not fit.
     """
-    return ALPackage(model_layers(VISION, name, mode, classes, lr=lr, optimizer=optimizer, dims=dims))
+    how: dict[str, Any] = {"lr": lr, "optimizer": optimizer, "method_options": method_options}
+    return ALPackage(model_layers(VISION, name, mode, classes, dims=dims, **how))
 
 
 def build_language(
@@ -90,6 +96,7 @@ def build_language(
     dims: CharDims = LESSON,
     lr: LearningRates = 1e-3,
     optimizer: OptimizerFactory | None = None,
+    method_options: Mapping[str, Any] | None = None,
 ) -> ALPackage:
     """A language model, ready to train; takes ``(B, T)`` characters and the ``(B, T)`` that come next.
 
@@ -100,6 +107,7 @@ def build_language(
         dims: The sizes.
         lr: The learning rate; the AL form also takes one per side, ``{"enc": …, "ae": …}``.
         optimizer: Called as ``optimizer(parameter_groups, lr=…)``; fused Adam if None.
+        method_options: Those of the method's own, as its ``make_layers`` has them.
 
     Returns:
         The layers of that form; of the BP form, one.
@@ -107,7 +115,8 @@ def build_language(
     Raises:
         ConfigError: The name or mode is unknown, or they contradict each other.
     """
-    return ALPackage(model_layers(LANGUAGE, name, mode, characters, lr=lr, optimizer=optimizer, dims=dims))
+    how: dict[str, Any] = {"lr": lr, "optimizer": optimizer, "method_options": method_options}
+    return ALPackage(model_layers(LANGUAGE, name, mode, characters, dims=dims, **how))
 
 
 def model_layers(
@@ -117,20 +126,21 @@ def model_layers(
     *sizes: Any,
     lr: LearningRates = 1e-3,
     optimizer: OptimizerFactory | None = None,
+    method_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[TrainableLayer]:
     """The layers of such a model, each made when it is asked for: so that a model larger than memory never is whole.
 
     Args:
         names: The kind of model: ``TEXT``, ``VISION`` or ``LANGUAGE`` of :mod:`pipeal.core.names`.
-        name: As for :func:`build_text` and its like; also ``mode``, ``lr`` and ``optimizer``.
+        name: As for :func:`build_text` and its like; also ``mode``, ``lr``, ``optimizer`` and ``method_options``.
         sizes: As the ``network()`` of the model's class takes them, as are ``options``.
 
     Raises:
         ConfigError: As :func:`build_text`; where sizes do not fit, from the first layer on.
     """
     model, form = _form_of(name, mode, names)
-    return make_layers(form, model.network(*sizes, **options), lr, optimizer)
+    return make_layers(form, model.network(*sizes, **options), lr, optimizer, **(method_options or {}))
 
 
 def _form_of(name: str, mode: Mode | None, names: Names) -> tuple[Any, Mode]:

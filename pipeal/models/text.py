@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, check_counts
-from pipeal.methods import Network, Part
+from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.bridges import MaskedMean, bridge_for
 from pipeal.methods.al.codes import class_side, recode_side
-from pipeal.models.features import TokenEmbedding
+from pipeal.methods.network import Network, Part, Unit, in_a_row, part_sizes
+from pipeal.models.features import TokenEmbedding, Widened, words
 from pipeal.models.forms import ALForm, BPForm
 from pipeal.models.lstm import LSTMBlock
 from pipeal.models.transformer import TransformerBlock
@@ -47,6 +48,8 @@ class TextDims:
         encoder_layers: Encoder layers per block. An LSTM ignores it.
         blocks: LSTM or encoder blocks above the embedding.
         dropout: On word vectors, on what encoder sub-layers add, and on what LSTM blocks read.
+        parts: Into how many parts with local losses the embedding and the blocks are divided, as evenly as can be; None
+            for one each.
 
     Raises:
         ConfigError: A size is below 1 or ``dropout`` outside [0, 1).
@@ -59,10 +62,11 @@ class TextDims:
     encoder_layers: int = 1
     blocks: int = 3
     dropout: float = 0.3
+    parts: int | None = None
 
     def __post_init__(self) -> None:
         check_counts(embedding=self.embedding, hidden=self.hidden, code=self.code)
-        check_counts(heads=self.heads, encoder_layers=self.encoder_layers, blocks=self.blocks)
+        check_counts(heads=self.heads, encoder_layers=self.encoder_layers, blocks=self.blocks, parts=self.parts)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
 
@@ -109,26 +113,33 @@ class TextBP(BPForm):
     ) -> Network:
         """What every method makes its layers of; the arguments are those of the class."""
 
-        def parts() -> Iterator[Part]:
-            yield part(_embedding(vocab_size, dims, pad_index, pretrained), dims.embedding, first=True)
-            for block in cls._blocks(dims):
-                yield part(block, cls._width(dims))
+        def sides(part: Part) -> tuple[ENC, AE]:
+            enc = ENC(part.f, bridge_for(part.features, dims.code))
+            return enc, recode_side(dims.code, dims.code) if part.number else class_side(classes, dims.code)
 
-        def part(f: nn.Module, width: int, *, first: bool = False) -> Part:
-            def sides() -> tuple[ENC, AE]:
-                enc = ENC(f, bridge_for(torch.empty(1, 1, width, device="meta"), dims.code))
-                return enc, class_side(classes, dims.code) if first else recode_side(dims.code, dims.code)
+        def embedding() -> list[nn.Module]:
+            return [_embedding(vocab_size, dims, pad_index, pretrained)]
 
-            return Part(f, width, MaskedMean(), sides)
-
+        units = [Unit(embedding, words(dims.embedding)), *cls._units(dims)]
+        sizes = part_sizes(len(units), dims.parts)
         whole = partial(cls, vocab_size, classes, dims=dims, pad_index=pad_index, pretrained=pretrained)
-        return Network(parts, whole, classes)
+        return Network(units, sizes, lambda features: (MaskedMean(), features[0].shape[-1]), sides, whole, classes)
 
     @classmethod
     def _blocks(cls, dims: TextDims) -> Iterator[nn.Module]:
         """Those above the embedding, in order."""
+        return (module for unit in cls._units(dims) for module in unit.make())
+
+    @classmethod
+    def _units(cls, dims: TextDims) -> Iterator[Unit]:
+        """Those above the embedding, in order."""
+
+        def fresh(given: Tree, width: float) -> tuple[nn.Module, Tree]:
+            return cls._narrow(dims, given[0].shape[-1], width)
+
         for number in range(dims.blocks):
-            yield cls._block(dims, cls._width(dims) if number else dims.embedding)
+            before = cls._width(dims) if number else dims.embedding
+            yield Unit(lambda before=before: [cls._block(dims, before)], words(cls._width(dims)), fresh)  # type: ignore[misc]
 
     @staticmethod
     @abstractmethod
@@ -139,6 +150,11 @@ class TextBP(BPForm):
     @abstractmethod
     def _width(dims: TextDims) -> int:
         """Of the features that a block gives."""
+
+    @classmethod
+    @abstractmethod
+    def _narrow(cls, dims: TextDims, before: int, width: float) -> tuple[nn.Module, Tree]:
+        """A block of so many times the width that reads features ``before`` wide, and what it gives."""
 
 
 class LSTM(TextBP):
@@ -152,6 +168,11 @@ class LSTM(TextBP):
     def _width(dims: TextDims) -> int:
         return 2 * dims.hidden
 
+    @classmethod
+    def _narrow(cls, dims: TextDims, before: int, width: float) -> tuple[nn.Module, Tree]:
+        narrow = replace(dims, hidden=max(1, round(dims.hidden * width)))
+        return cls._block(narrow, before), words(cls._width(narrow))
+
 
 class Transformer(TextBP):
     """Transformer encoders in BP form; the arguments are those of :class:`TextBP`."""
@@ -163,6 +184,15 @@ class Transformer(TextBP):
     @staticmethod
     def _width(dims: TextDims) -> int:
         return dims.embedding
+
+    @classmethod
+    def _narrow(cls, dims: TextDims, before: int, width: float) -> tuple[nn.Module, Tree]:
+        head = max(1, round(dims.embedding * width / dims.heads))
+        narrow = replace(dims, embedding=dims.heads * head, hidden=max(1, round(dims.hidden * width)))
+        block = cls._block(narrow, narrow.embedding)
+        return in_a_row([*([] if before == narrow.embedding else [Widened(before, narrow.embedding)]), block]), words(
+            narrow.embedding
+        )
 
 
 class LSTMAL(ALForm):

@@ -14,21 +14,21 @@ sides. See :class:`VisionDims`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
 from typing import Literal, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError, check_counts, check_named
-from pipeal.methods import Network, Part
+from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.bridges import BRIDGE_STYLES, BridgeStyle, CellMeans, bridge_for
 from pipeal.methods.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
-from pipeal.models.convolution import Activation, ConvBN, ResidualStage, VGGStage
+from pipeal.methods.network import Network, Part, Unit, grouped, in_a_row, part_sizes
+from pipeal.models.convolution import Activation, BasicBlock, ConvBN
 from pipeal.models.forms import ALForm, BPForm
 
 ActivationName: TypeAlias = Literal["relu", "leaky-relu"]
@@ -52,6 +52,8 @@ class VisionDims:
         bridges: ``pooled`` or ``flat``, the published one. The flat bridge of an early layer has more weights than
             the rest of the network together (65 million on 64 channels of 32 × 32 pixels), and learns by heart.
         labels: How label sides start, ``inverse`` or ``published``; see :mod:`pipeal.methods.al.codes`.
+        parts: Into how many parts with local losses the convolutions of VGG, or the stem and blocks of ResNet, are
+            divided, as evenly as can be; None for the published ones.
 
     Raises:
         ConfigError: A size is too small, or a name unknown.
@@ -65,9 +67,10 @@ class VisionDims:
     activation: ActivationName = "relu"
     bridges: BridgeStyle = "pooled"
     labels: LabelStyle = "inverse"
+    parts: int | None = None
 
     def __post_init__(self) -> None:
-        check_counts(channels=self.channels, hidden=self.hidden, code=self.code)
+        check_counts(channels=self.channels, hidden=self.hidden, code=self.code, parts=self.parts)
         if self.size < 16 or self.size % 16:
             raise ConfigError(f"size is {self.size}; expected a multiple of 16 pixels: images are halved four times")
         if not 0 < self.width <= 64:
@@ -84,26 +87,25 @@ class VisionDims:
 PUBLISHED_VISION = VisionDims()
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A block, its output's channels, and the side of its output."""
-
-    f: nn.Module
-    channels: int
-    side: int
-
-
 class VisionBP(BPForm):
     """The BP form of a vision model: ``(B, C, S, S)`` images to logits ``(B, classes)``.
 
     Args:
         classes: How many classes there are.
         dims: The sizes; there are no bridges and no label codes.
+
+    Attributes:
+        usual: How many units each part has, where ``dims.parts`` does not say; None for one. These are also the blocks
+            of the BP form.
     """
 
+    usual: Sequence[int] | None = None
+
     def __init__(self, classes: int, *, dims: VisionDims = PUBLISHED_VISION) -> None:
-        blocks = list(self._blocks(dims))
-        super().__init__(*(block.f for block in blocks), self._head(dims, blocks[-1].channels, classes))
+        units = self.units(dims)
+        groups = grouped(units, part_sizes(len(units), None, self.usual))
+        blocks = [in_a_row([module for unit in group for module in unit.make()]) for group in groups]
+        super().__init__(*blocks, self._head(dims, _channels(units[-1].features), classes))
 
     @classmethod
     def network(cls, classes: int, *, dims: VisionDims = PUBLISHED_VISION, one_by_one: bool = False) -> Network:
@@ -113,28 +115,22 @@ class VisionBP(BPForm):
         of the default generator gives the weights that it always gave.
         """
 
-        def parts() -> Iterable[Part]:
-            blocks = cls._blocks(dims)
-            return starmap(part, enumerate(blocks if one_by_one else list(blocks)))
-
-        def part(number: int, block: _Block) -> Part:
-            pool = nn.Sequential(CellMeans(1, 1), nn.Flatten())
-            return Part(block.f, block.channels, pool, partial(sides, number, block))
-
-        def sides(number: int, block: _Block) -> tuple[ENC, AE]:
-            out = torch.empty(1, block.channels, block.side, block.side, device="meta")
-            bridge = bridge_for(out, dims.code, hidden=dims.hidden, style=dims.bridges, labels=dims.labels)
-            enc = ENC(block.f, bridge)
-            if number == 0:
+        def sides(part: Part) -> tuple[ENC, AE]:
+            bridge = bridge_for(part.features, dims.code, hidden=dims.hidden, style=dims.bridges, labels=dims.labels)
+            enc = ENC(part.f, bridge)
+            if part.number == 0:
                 return enc, class_side(classes, dims.code, style=dims.labels)
             return enc, recode_side(dims.code, dims.code, style=dims.labels)
 
-        return Network(parts, partial(cls, classes, dims=dims), classes)
+        units = cls.units(dims)
+        sizes = part_sizes(len(units), dims.parts, cls.usual)
+        whole = partial(cls, classes, dims=dims)
+        return Network(units, sizes, _means, sides, whole, classes, drawn_first=not one_by_one)
 
     @staticmethod
     @abstractmethod
-    def _blocks(dims: VisionDims) -> Iterator[_Block]:
-        """Those that learn features, in order, each drawn when it is asked for."""
+    def units(dims: VisionDims) -> list[Unit]:
+        """What learns features, in order."""
 
     @staticmethod
     @abstractmethod
@@ -145,16 +141,21 @@ class VisionBP(BPForm):
 class VGG(VisionBP):
     """VGG in BP form; the arguments are those of :class:`VisionBP`."""
 
+    usual = (2, 2, 1, 1)
+
     @staticmethod
-    def _blocks(dims: VisionDims) -> Iterator[_Block]:
-        before, side = dims.channels, dims.size
-        stages: Sequence[Sequence[int]] = ((128, 256), (256, 512), (512,), (512,))
-        for stage in stages:
-            channels = [dims.widened(count) for count in stage]
-            side //= 2
-            block = VGGStage(before, channels, _ACTIVATIONS[dims.activation])
-            before = channels[-1]
-            yield _Block(block, before, side)
+    def units(dims: VisionDims) -> list[Unit]:
+        """Its convolutions; most have a maximum over 2 × 2 after them."""
+        activation = _ACTIVATIONS[dims.activation]
+
+        def plain(before: int, after: int) -> list[nn.Module]:
+            return [ConvBN(before, after, activation)]
+
+        def halving(before: int, after: int) -> list[nn.Module]:
+            return [ConvBN(before, after, activation), nn.MaxPool2d(2)]
+
+        row = ((plain, 128), (halving, 256), (plain, 256), (halving, 512), (halving, 512), (halving, 512))
+        return image_units(dims, [(build, channels, 1 if build is plain else 2) for build, channels in row])
 
     @staticmethod
     def _head(dims: VisionDims, channels: int, classes: int) -> nn.Module:
@@ -165,20 +166,68 @@ class VGG(VisionBP):
 class Resnet(VisionBP):
     """ResNet-18 in BP form; the arguments are those of :class:`VisionBP`."""
 
+    usual = (1, 2, 2, 2, 2)
+
     @staticmethod
-    def _blocks(dims: VisionDims) -> Iterator[_Block]:
-        activation, side = _ACTIVATIONS[dims.activation], dims.size
-        before = dims.widened(64)
-        yield _Block(ConvBN(dims.channels, before, activation), before, side)
-        for number, channels in enumerate(map(dims.widened, (64, 128, 256, 512))):
-            stride = 2 if number else 1
-            side //= stride
-            yield _Block(ResidualStage(before, channels, activation, stride=stride), channels, side)
-            before = channels
+    def units(dims: VisionDims) -> list[Unit]:
+        """The stem and eight basic blocks."""
+        activation = _ACTIVATIONS[dims.activation]
+
+        def stem(before: int, after: int) -> list[nn.Module]:
+            return [ConvBN(before, after, activation)]
+
+        def block(before: int, after: int, stride: int = 1) -> list[nn.Module]:
+            return [BasicBlock(before, after, activation, stride=stride)]
+
+        row: list[tuple[Build, int, int]] = [(stem, 64, 1), (block, 64, 1), (block, 64, 1)]
+        for channels in (128, 256, 512):
+            row += [(partial(block, stride=2), channels, 2), (block, channels, 1)]
+        return image_units(dims, row)
 
     @staticmethod
     def _head(dims: VisionDims, channels: int, classes: int) -> nn.Module:  # noqa: ARG004  as VGG's
         return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+Build: TypeAlias = Callable[[int, int], list[nn.Module]]
+"""From channels before and after to modules in order."""
+
+
+def image_units(dims: VisionDims, row: Iterable[tuple[Build, int, int]]) -> list[Unit]:
+    """Units of a network on images.
+
+    Args:
+        dims: What the first one reads, and how wide all are.
+        row: For each, what builds it, its published number of channels, and by how much it shrinks an image's sides.
+    """
+    units: list[Unit] = []
+    features = _image(dims.channels, dims.size)
+    for build, published, stride in row:
+        channels = dims.widened(published)
+
+        def fresh(
+            given: Tree, width: float, build: Build = build, channels: int = channels, stride: int = stride
+        ) -> tuple[nn.Module, Tree]:
+            after = max(1, round(channels * width))
+            return in_a_row(build(_channels(given), after)), _image(after, given.shape[-1] // stride)
+
+        make = partial(build, _channels(features), channels)
+        features = _image(channels, features.shape[-1] // stride)
+        units.append(Unit(make, features, fresh if units else None))
+    return units
+
+
+def _image(channels: int, side: int) -> Tensor:
+    return torch.empty(1, channels, side, side, device="meta")
+
+
+def _channels(features: Tree) -> int:
+    return int(features.shape[1])
+
+
+def _means(features: Tree) -> tuple[nn.Module, int]:
+    """Over all places of an image."""
+    return nn.Sequential(CellMeans(1, 1), nn.Flatten()), _channels(features)
 
 
 class VGGAL(ALForm):

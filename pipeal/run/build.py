@@ -237,6 +237,12 @@ def rates(lr: LrConfig, mode: str) -> LearningRates:
     return {"enc": base, "ae": base if lr.ae is None else lr.ae} if METHODS[mode].has_labels else base
 
 
+def method_options(config: RunConfig, mode: str) -> dict[str, Any]:
+    """What the configuration says to the method alone, as keyword arguments of its ``make_layers``."""
+    section = getattr(config.methods, METHODS[mode].module, None)
+    return {} if section is None else {option.name: getattr(section, option.name) for option in fields(section)}
+
+
 def hold_out(samples: int, share: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The samples to train on and those held out, each in rising order; the same for every seed of a run.
 

@@ -22,7 +22,7 @@ from pipeal.engine import Pipeline
 from pipeal.methods.al import ALPackage, OptimizerFactory
 from pipeal.models import CharDims, TokenCrossEntropy, generate_each, model_layers
 from pipeal.reporting import bars
-from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, rates, with_names
+from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, method_options, rates, with_names
 from pipeal.run.opening import new_layers
 from pipeal.run.stopping import StopRequest, Unless
 from pipeal.training.checkpoint.resume import ResumedTraining
@@ -58,6 +58,7 @@ class LanguageModels(Models):
             mode,
             self.characters,
             lr=rates(self.config.train.lr, mode),
+            method_options=method_options(self.config, mode),
             optimizer=adam,
             dims=_dims(self.config.model),
         )

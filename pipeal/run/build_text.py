@@ -46,6 +46,7 @@ from pipeal.run.build import (
     facts_of,
     hold_out,
     kept_in,
+    method_options,
     rates,
     with_names,
 )
@@ -115,6 +116,7 @@ class TextModels(Models):
             self.vocab_size,
             self.classes,
             lr=rates(self.config.train.lr, mode),
+            method_options=method_options(self.config, mode),
             optimizer=TouchedAdam if touched else None,
             dims=_dims(model),
             pad_index=self.pad_index,
@@ -256,6 +258,7 @@ def _dims(model: TextModelConfig) -> TextDims:
         code=model.y_hid,
         heads=model.n_heads,
         dropout=model.dropout,
+        parts=model.parts,
     )
 
 

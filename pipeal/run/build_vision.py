@@ -29,7 +29,17 @@ from pipeal.engine.devices.cpus import cores
 from pipeal.models import VisionDims, model_layers
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
-from pipeal.run.build import Experiment, Models, data_root, facts_of, hold_out, kept_in, rates, with_names
+from pipeal.run.build import (
+    Experiment,
+    Models,
+    data_root,
+    facts_of,
+    hold_out,
+    kept_in,
+    method_options,
+    rates,
+    with_names,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +68,7 @@ class VisionModels(Models):
             mode,
             self.classes,
             lr=rates(self.config.train.lr, mode),
+            method_options=method_options(self.config, mode),
             dims=_dims(model, self.config.data.size),
             one_by_one=True,
         )
@@ -181,4 +192,5 @@ def _dims(model: VisionModelConfig, size: int) -> VisionDims:
         activation=model.activation,
         bridges=model.bridges,
         labels=model.labels,
+        parts=model.parts,
     )

@@ -24,12 +24,12 @@ from torch.utils.checkpoint import checkpoint
 from pipeal.core.options import WithinStage
 from pipeal.core.tree import Tree, tensors
 from pipeal.engine import Pipeline
-from pipeal.methods import Network, al, bp
+from pipeal.methods import Network, Unit, al, bp
 from pipeal.methods.layer import LocalLayer
 from pipeal.models.charlm import CharDims, CharLM
 from pipeal.models.convolution import BasicBlock, ConvBN
 from pipeal.models.text import TextDims, Transformer
-from pipeal.models.vision import Resnet, VisionBP, VisionDims, _Block
+from pipeal.models.vision import Resnet, VisionBP, VisionDims, image_units
 
 CHARACTERS, WORDS, CLASSES = 65, 30_000, 4
 
@@ -72,10 +72,14 @@ def residual(depth: int) -> Network:
 
     class Residual(VisionBP):
         @staticmethod
-        def _blocks(dims: VisionDims) -> Iterator[_Block]:
-            stem: nn.Module = ConvBN(dims.channels, 64, nn.ReLU)
-            yield _Block(stem, 64, dims.size)
-            yield from (_Block(BasicBlock(64, 64, nn.ReLU), 64, dims.size) for _ in range(depth))
+        def units(dims: VisionDims) -> list[Unit]:
+            def stem(before: int, after: int) -> list[nn.Module]:
+                return [ConvBN(before, after, nn.ReLU)]
+
+            def block(before: int, after: int) -> list[nn.Module]:
+                return [BasicBlock(before, after, nn.ReLU)]
+
+            return image_units(dims, [(stem, 64, 1), *[(block, 64, 1)] * depth])
 
         _head = staticmethod(Resnet._head)
 

@@ -27,8 +27,7 @@ from torch import Tensor
 from pipeal.core.host_memory import give_freed_memory_back, status_bytes
 from pipeal.engine import Pipeline
 from pipeal.engine.devices.allocator import keep_freed_memory, map_large_blocks
-from pipeal.methods import Network
-from pipeal.methods.al import AL
+from pipeal.methods import Network, al
 from pipeal.methods.layer import LocalLayer
 from pipeal.models.charlm import CharDims, CharLM
 
@@ -67,7 +66,7 @@ class Training:
         """Those of AL one after the other, so that no two need be in memory."""
         torch.manual_seed(0)
         if self.form == "AL":
-            return (AL(*part.sides(), 1e-3, None) for part in self.network(self.depth).parts())
+            return al.make_layers(self.network(self.depth), 1e-3, None)
         return iter(layers_of_form(self.form, self.network(self.depth)))
 
     def batch(self, number: int, tokens: int) -> tuple[Tensor, Tensor]:

@@ -130,7 +130,7 @@ def test_vision_models_that_are_built_by_a_call_keep_their_bits(method: str) -> 
     """They draw from the default generator, all blocks first: a seed gives what it always gave."""
     dims = VisionDims(width=0.05, hidden=8, code=6)
     torch.manual_seed(0)
-    blocks = [module for block in VGG._blocks(dims) for module in block.f.parameters()]
+    blocks = [weight for unit in VGG.units(dims) for module in unit.make() for weight in module.parameters()]
     torch.manual_seed(0)
     package = build_vision("vgg", method, classes=2, dims=dims)
     found = [parameter for layer in package for parameter in module_of(layer).blocks()["f"].parameters()]

@@ -29,6 +29,7 @@ from pipeal.config import (
     load_config,
 )
 from pipeal.config.load import REMOVED
+from pipeal.config.methods import MethodsConfig
 from pipeal.core.errors import ConfigError
 from pipeal.core.methods import MODES, with_all
 
@@ -254,7 +255,7 @@ def test_a_bare_no_where_text_is_wanted_is_explained(tmp_path):
         ("trian: {epochs: 1}", "trian: unknown key; did you mean 'train'?"),
         ("epochs: 3", "epochs: unknown key; did you mean 'train.epochs'?"),
         ("train: {lr: {zzz: 1}}", "train.lr.zzz: unknown key; expected one of base, end, ae, decay, per, warmup"),
-        ("3: 3", "3: unknown key; expected one of dataset, model, data, train, engine, tune, out"),
+        ("3: 3", "3: unknown key; expected one of dataset, model, data, train, engine, tune, methods, out"),
     ],
 )
 def test_an_unknown_key_gives_the_nearest_one(tmp_path, content, line):
@@ -361,4 +362,4 @@ def test_every_key_is_documented():
             assert f"        {name}: " in words, f"{section.__name__}.{name} has no words"
             if is_dataclass(kind):
                 sections.append(kind)
-    assert len(set(sections)) == 16
+    assert len(set(sections)) == 17 + len(fields(MethodsConfig))

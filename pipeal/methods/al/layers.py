@@ -221,7 +221,7 @@ class AL(LocalLayer):
 def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> Iterator[AL]:
     """A layer for each part of a network; see :func:`pipeal.methods.make_layers`."""
     for part in network.parts():
-        yield AL(*part.sides(), lr, optimizer)
+        yield AL(*network.sides(part), lr, optimizer)
 
 
 def _require_callable(side: nn.Module, **parts: object) -> None:
