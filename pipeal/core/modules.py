@@ -58,6 +58,8 @@ def dtype_of(module: nn.Module) -> torch.dtype:
 
 def device_of(module: nn.Module) -> torch.device:
     """Where the first parameter or buffer of a module lives; the CPU if it has none."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        return tensor.device
+    for parameter in module.parameters():  # one after the other: a row of both would walk the whole module
+        return parameter.device
+    for buffer in module.buffers():
+        return buffer.device
     return torch.device("cpu")

@@ -20,6 +20,7 @@ from pipeal.core.materialize import Origin, is_on_meta
 from pipeal.core.modules import device_of
 from pipeal.core.protocols import DOWN, TURN, UP, Path, check_path, through_blocks
 from pipeal.core.tree import Tree
+from pipeal.methods.fused import step_and_clear
 from pipeal.methods.optimizers import follow_weights, scale_rates
 from pipeal.methods.scaling import LossScaler
 
@@ -79,10 +80,9 @@ class LocalLayer(nn.Module, ABC):
         """Steps the optimizers and clears their gradients."""
         optimizers = self.optimizers()
         if self.scaler is None:
-            for optimizer in optimizers:
-                optimizer.step()
-        else:
-            self.scaler.step(optimizers)
+            step_and_clear(optimizers)
+            return
+        self.scaler.step(optimizers)
         for optimizer in optimizers:
             optimizer.zero_grad()
 
