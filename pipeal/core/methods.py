@@ -83,6 +83,7 @@ METHODS: Mapping[str, Method] = {
         Method("bp", "BP", "BP form (backpropagation)", (Loss("loss"),), has_exits=False, is_whole=True),
         Method("greedy", "Greedy", "greedy form (a classifier per layer)", (Loss("cross entropy"),)),
         Method("dgl", "DGL", "DGL form (a deeper classifier per layer)", (Loss("cross entropy"),)),
+        Method("auglocal", "AugLocal", "AugLocal form (copies of blocks to come per layer)", (Loss("cross entropy"),)),
     )
 }
 """By name; the first is what is trained unless another one is asked for."""
