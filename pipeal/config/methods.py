@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipeal.config.types import Count, Positive, Share
+from pipeal.config.types import Count, NotNegative, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,32 @@ class AugLocalConfig:
 
 
 @dataclass(frozen=True)
+class InfoProConfig:
+    """How much a part is asked for (:mod:`pipeal.methods.infopro`): weights change linearly over the hidden parts.
+
+    Attributes:
+        lambda_1: The weight of the reconstruction loss in the first part.
+        lambda_2: That of the cross entropy there.
+        lambda_1_last: The weight of the reconstruction loss in the last part but one; the last has none.
+        lambda_2_last: That of the cross entropy there.
+        width: Of heads and decoders, as a multiple of the published ones.
+    """
+
+    lambda_1: NotNegative = 5.0
+    lambda_2: NotNegative = 0.05
+    lambda_1_last: NotNegative = 0.2
+    lambda_2_last: NotNegative = 0.5
+    width: Positive = 1.0
+
+
+@dataclass(frozen=True)
 class MethodsConfig:
     """Options by method.
 
     Attributes:
         auglocal: What a part's head looks ahead to.
+        infopro: How much a part is asked for.
     """
 
     auglocal: AugLocalConfig = field(default_factory=AugLocalConfig)
+    infopro: InfoProConfig = field(default_factory=InfoProConfig)
