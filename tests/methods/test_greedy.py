@@ -214,26 +214,29 @@ def test_it_has_one_learning_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "name", "stop"),
+    ("command", "arguments", "method", "stop"),
     [
-        (text.command, ("toynews", "transformer", *SMALL, "--epochs=1"), "toynews-transformer-greedy-001", (1, 3)),
-        (vision.command, ("toyimages", "vgg", *IMAGES, "--epochs=1"), "toyimages-vgg-greedy-001", (1, 1)),
+        (text.command, ("toynews", "transformer", *SMALL, "--epochs=1"), "greedy", (1, 3)),
+        (vision.command, ("toyimages", "vgg", *IMAGES, "--epochs=1"), "greedy", (1, 1)),
+        # With more than a label in its targets, and other losses in its last layer.
+        (vision.command, ("toyimages", "vgg", *IMAGES, "--epochs=1"), "infopro", (1, 1)),
     ],
 )
 def test_a_run_is_ended_taken_up_measured_and_reported(
     command: click.Command,
     arguments: tuple[str, ...],
-    name: str,
+    method: str,
     stop: tuple[int, int],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    arguments = (*arguments, "--mode=greedy", "--devices=cpu*2")
+    name = f"{arguments[0]}-{arguments[1]}-{method}-001"
+    arguments = (*arguments, f"--mode={method}", "--devices=cpu*2")
     code, out, err = run_command(command, capsys, *arguments, f"--out={tmp_path / 'untouched'}")
     assert code == 0, err
-    assert "training the greedy form (a classifier per layer) of " in err
-    assert "Greedy exits on" in out
+    assert f"training the {METHODS[method].title} of " in err
+    assert f"{METHODS[method].label} exits on" in out
     stopping = Stopping(monkeypatch)
     stopping.at = [stop]
     for wanted in (130, 0):
@@ -246,7 +249,7 @@ def test_a_run_is_ended_taken_up_measured_and_reported(
     page = tmp_path / "page.html"
     code, _, err = run_command(report.command, capsys, str(tmp_path / "untouched" / name), f"--out={page}")
     assert code == 0, err
-    assert "Cross entropy by layer" in page.read_text()
+    assert all(title.capitalize() in page.read_text() for title in METHODS[method].loss_titles)
     assert "Autoencoder loss" not in page.read_text()
 
 
