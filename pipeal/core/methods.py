@@ -82,6 +82,14 @@ METHODS: Mapping[str, Method] = {
         ),
         Method("bp", "BP", "BP form (backpropagation)", (Loss("loss"),), has_exits=False, is_whole=True),
         Method("greedy", "Greedy", "greedy form (a classifier per layer)", (Loss("cross entropy"),)),
+        Method("dgl", "DGL", "DGL form (a deeper classifier per layer)", (Loss("cross entropy"),)),
+        Method("auglocal", "AugLocal", "AugLocal form (copies of blocks to come per layer)", (Loss("cross entropy"),)),
+        Method(
+            "infopro",
+            "InfoPro",
+            "InfoPro form (a classifier and a decoder per layer)",
+            (Loss("cross entropy"), Loss("reconstruction loss")),
+        ),
     )
 }
 """By name; the first is what is trained unless another one is asked for."""

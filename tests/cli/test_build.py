@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeal.config import GroupingConfig, LanguageConfig, TextConfig, VisionConfig, find_config, load_config
-from pipeal.core.methods import METHODS
 from pipeal.core.modules import module_of
 from pipeal.core.protocols import TrainableLayer
 from pipeal.data import find_thresholds
@@ -23,6 +22,7 @@ from pipeal.run.build_text import TextModels, _thresholds
 from pipeal.run.build_vision import VisionModels
 from pipeal.run.opening import course_of
 from pipeal.training.learning_rate import epoch_scale
+from tests.methods.test_greedy import CASES
 
 
 @pytest.mark.parametrize(("cost", "power"), [("length", 1), ("square", 2)])
@@ -87,8 +87,7 @@ def shapes_of(layer: TrainableLayer) -> dict[str, Any]:
     return {name: (value.shape, value.stride(), value.dtype) for name, value in module_of(layer).state_dict().items()}
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer", "vgg", "resnet", "charlm"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("name", "method"), CASES)
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_layers_made_alone_have_the_bits_of_the_whole(name: str, method: str, data: st.DataObject) -> None:

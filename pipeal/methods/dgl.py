@@ -1,0 +1,112 @@
+"""Decoupled greedy learning: every layer has a classifier of several maps, and learns by its loss alone.
+
+::
+
+        x ──► f ──► x'  (detached, to the next layer)
+                └─► head ──► answer ──┐ cross entropy
+        y ────────────────────────────┘ (and on to the next layer, as it is)
+
+    head of images  (B, C, H, W) ─► means ─► 3 of 1 × 1 convolutions ─► means ─► 3 of linear maps ─► linear ─► answer
+                                    H/4 × W/4      C channels           2 × 2        4 C wide
+
+    head of texts   (B, T, D) ─► 3 of linear maps at each place ─► pool ─► 3 of linear maps ─► linear ─► answer
+                                              D wide                            D wide
+
+Each map is followed by a norm and ReLU, except for the one that answers. After Belilovsky, Eickenberg and Oyallon,
+"Decoupled Greedy Learning of CNNs" (ICML 2020; eugenium/DGL), in which all layers learn at the same time. The head of
+images is theirs, MLP-SR-aux, and so is that of the last part, which is linear on pooled features.
+
+Other than there:
+
+- Features of fewer than 5 × 5 pixels are not averaged over 2 × 2 cells, but over the one that is left of them; theirs
+  are repeated four times.
+- From a batch of one sample a norm takes no statistics where there is one pixel of it alone; it applies those that it
+  has gathered. Theirs raise an error.
+- The head of texts and language is no part of the paper. Its maps see one place each, its norms are layer norms: batch
+  statistics would let padding, and what comes later in a text, into an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeal.core.tree import Tree
+from pipeal.methods.al.bridges import CellMeans
+from pipeal.methods.greedy import Greedy
+from pipeal.methods.network import Network, Part
+from pipeal.methods.optimizers import LearningRates, OptimizerFactory, one_rate
+
+_MAPS = 3
+_COARSER = 4
+"""How many times fewer pixels a side has before the convolutions."""
+_CELLS = 2
+"""On a side, before the linear maps."""
+
+
+def make_layers(network: Network, lr: LearningRates, optimizer: OptimizerFactory | None) -> Iterator[Greedy]:
+    """A layer for each part of a network; see :func:`pipeal.methods.make_layers`."""
+    rate = one_rate(lr, "DGL")
+    for part in network.parts():
+        maps, width = _maps(part) if part.ahead else ([part.pool], part.width)
+        head = nn.Sequential(*maps, nn.Linear(width, network.outputs))
+        yield Greedy(part.f, head, network.criterion(), rate, optimizer)
+
+
+class Norm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm of ``(B, C)`` or ``(B, C, H, W)`` that one value of each channel does not stop.
+
+    Of one value there is no spread: it is normed as in evaluation, and leaves the statistics as they are.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any such shape; the result has the same."""
+        if self.training and x.numel() == x.shape[1]:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return super().forward(x)
+
+    def _check_input_dim(self, _: Tensor) -> None:
+        """The shapes of batch norm in one and in two dimensions."""
+
+
+class AtEachPlace(nn.Module):
+    """A map of vectors on each place of a text; its mask, if there is one, passes through.
+
+    Args:
+        maps: ``(…, D) -> (…, D')``.
+    """
+
+    def __init__(self, maps: nn.Module) -> None:
+        super().__init__()
+        self.maps = maps
+
+    def forward(self, x: Tree) -> Tree:
+        """``(B, T, D)``, or a tuple of such and its ``(B, T)`` mask."""
+        return self.maps(x) if isinstance(x, Tensor) else (self.maps(x[0]), *x[1:])
+
+
+def _maps(part: Part) -> tuple[list[nn.Module], int]:
+    """The head of a hidden part but for its last linear map, and what that reads."""
+    features = part.features
+    if isinstance(features, Tensor) and features.dim() == 4:
+        channels = features.shape[1]
+        coarse = [-(-side // _COARSER) for side in features.shape[2:]]
+        cells = [min(_CELLS, side) for side in coarse]
+        convolutions = [
+            step
+            for _ in range(_MAPS)
+            for step in (nn.Conv2d(channels, channels, 1, bias=False), Norm(channels), nn.ReLU())
+        ]
+        width = channels * prod(cells)
+        pooled = [CellMeans(*coarse), *convolutions, CellMeans(*cells), nn.Flatten()]
+        return [*pooled, *_linear_maps(width, Norm)], width
+    dim = (features if isinstance(features, Tensor) else features[0]).shape[-1]
+    each = AtEachPlace(nn.Sequential(*_linear_maps(dim, nn.LayerNorm)))
+    return [each, part.pool, *_linear_maps(part.width, nn.LayerNorm)], part.width
+
+
+def _linear_maps(width: int, norm: type[nn.Module]) -> list[nn.Module]:
+    return [step for _ in range(_MAPS) for step in (nn.Linear(width, width), norm(width), nn.ReLU())]

@@ -1,0 +1,71 @@
+"""What heads look ahead to: which units are copied, and what each copy reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeal.core.errors import ConfigError
+from pipeal.methods.lookahead import look_ahead, sampled
+from pipeal.methods.network import Unit
+
+
+@given(count=st.integers(1, 60), depth=st.integers(1, 60), below=st.integers(0, 60))
+def test_units_are_spaced_as_the_paper_spaces_them(count: int, depth: int, below: int) -> None:
+    """By its code, unit ``l`` of ``n`` has ``n - 1 - l`` to come; ties apart, it does not matter which ``l`` it is."""
+    layer, layers = below, below + count + 1
+    if depth >= layers - 1 - layer:
+        wanted = list(range(layer + 1, layers))
+    else:
+        wanted = [round(layer + (layers - layer - 1) / depth * i) for i in range(1, depth + 1)]
+    found = [layer + 1 + place for place in sampled(count, depth)]
+    assert len(found) == min(count, depth) == len(set(found))
+    assert found[-1] == layers - 1
+    for i, (one, other) in enumerate(zip(found, wanted, strict=True), 1):
+        tie = 2 * count * i % (2 * depth) == depth
+        assert one == other or (tie and one == other + 1)
+
+
+def units(*widths: int) -> list[Unit]:
+    """Linear maps, each to a width of its own; copies say which unit they are of."""
+
+    def unit(number: int, width: int) -> Unit:
+        def fresh(given: Tensor, times: float) -> tuple[nn.Module, Tensor]:
+            made: Any = nn.Linear(given.shape[1], round(width * times))
+            made.number = number
+            return made, torch.empty(1, made.out_features, device="meta")
+
+        return Unit(list, torch.empty(1, width, device="meta"), fresh)
+
+    return [unit(number, width) for number, width in enumerate(widths)]
+
+
+@pytest.mark.parametrize(
+    ("depth", "wanted"), [(None, [0, 2, 3]), (1, [5]), (2, [2, 5]), (3, [1, 3, 5]), (6, range(6)), (9, range(6))]
+)
+@pytest.mark.parametrize("times", [1.0, 0.5])
+def test_each_copy_reads_what_the_one_before_gives(depth: int | None, wanted: list[int], times: float) -> None:
+    row = units(4, 6, 8, 10, 12, 14)
+    copies, features = look_ahead(
+        [row[:2], row[2:3], row[3:]], torch.empty(1, 5, device="meta"), depth=depth, width=times
+    )
+    assert [copy.number for copy in copies] == list(wanted)
+    assert nn.Sequential(*copies)(torch.zeros(3, 5)).shape == (3, features.shape[1])
+    assert features.shape == (1, round((4 + 2 * wanted[-1]) * times))
+
+
+def test_what_cannot_be() -> None:
+    row, features = units(4, 6), torch.empty(1, 5, device="meta")
+    assert look_ahead([], features, depth=None, width=1.0) == ([], features)
+    with pytest.raises(ConfigError, match="depth is 0; expected a whole number, at least 1"):
+        look_ahead([row], features, depth=0, width=1.0)
+    for width in (0.0, float("nan")):
+        with pytest.raises(ConfigError, match=r"width is .*; expected a multiple of the network's own, above 0"):
+            look_ahead([row], features, depth=None, width=width)
+    with pytest.raises(ConfigError, match="a block still to come reads the network's input"):
+        look_ahead([[Unit(list, features)]], features, depth=None, width=1.0)
