@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pipeal.config.language import LanguageConfig
 from pipeal.config.load import value_at
 from pipeal.config.methods import MethodsConfig
-from pipeal.config.schema import RunConfig
+from pipeal.config.schema import AheadConfig, RunConfig
 from pipeal.config.text import KINDS, BatchingConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.core.errors import ConfigError
@@ -52,9 +52,11 @@ def _options_of(section: str) -> tuple[str, ...]:
     return tuple(f"methods.{section}.{option.name}" for option in fields(getattr(MethodsConfig(), section)))
 
 
+_AHEAD = tuple(f"model.ahead.{one.name}" for one in fields(AheadConfig))
+
 IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
     RunConfig: (
-        Idle("train.mode", _NO_LABELS, ("train.lr.ae",)),
+        Idle("train.mode", _NO_LABELS, ("train.lr.ae", *_AHEAD)),
         Idle("train.mode", _NO_EXITS, ("train.exit_tolerance",)),
         Idle("train.mode", _WHOLE, ("engine.schedule", "engine.within_stage", "model.parts")),
         *(
@@ -67,7 +69,8 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
         Idle("processes", (1,), ("engine.peer_timeout_s",)),
     ),
     TextConfig: (
-        Idle("train.mode", _NO_LABELS, ("model.y_hid",)),
+        Idle("train.mode", _NO_LABELS, ("model.y_hid", "model.bridges")),
+        Idle("model.bridges", ("pooled",), _AHEAD),
         Idle("model.name", _NO_HEADS, ("model.n_heads",)),
         Idle("model.pretrained", ("none",), ("data.cache_dir",)),
     ),
@@ -77,12 +80,14 @@ IDLE: Mapping[type[RunConfig], tuple[Idle, ...]] = {
             _NO_LABELS,
             ("model.x_hid", "model.y_hid", "model.bridges", "model.labels"),
         ),
+        Idle("model.bridges", ("pooled", "flat"), _AHEAD),
         Idle("data.cache", (False,), ("data.cache_dir",)),
         Idle("dataset", ("toyimages",), ("data.cache", "data.cache_dir")),
     ),
     LanguageConfig: (
         Idle("train.mode", _WHOLE, ("model.per_layer",)),
         Idle("train.mode", _NO_LABELS, ("model.code", "model.labels", "model.bridges")),
+        Idle("model.bridges", ("linear", "block"), _AHEAD),
     ),
 }
 """Of every run, and of each kind."""

@@ -24,8 +24,8 @@ class LanguageModelConfig(ModelConfig):
         code: The width of the label codes; None for four times as many as there are characters, and at most 512 or
             four times ``width``, whichever is more.
         labels: How label sides and associated losses are built: ``codes``, or as ``published``.
-        bridges: What the bridges of all AL layers but the last have before their linear map: another ``block``, or
-            nothing (``linear``).
+        bridges: What the bridges of all AL layers but the last have before their linear map: another ``block``, fresh
+            copies of blocks still to come (``lookahead``), or nothing (``linear``).
     """
 
     name: Text = "charlm"
@@ -37,7 +37,7 @@ class LanguageModelConfig(ModelConfig):
     per_layer: Count = 1
     code: Count | None = None
     labels: Literal["codes", "published"] = "codes"
-    bridges: Literal["linear", "block"] = "linear"
+    bridges: Literal["linear", "block", "lookahead"] = "linear"
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,22 @@ Per: TypeAlias = Literal["epoch", "batch"]
 
 
 @dataclass(frozen=True)
+class AheadConfig:
+    """How far the bridges of AL layers look ahead, where ``model.bridges`` is ``lookahead``.
+
+    Attributes:
+        depth: The most copies of blocks still to come that a bridge goes through; None for one of the first block of
+            every part still to come.
+        width: Of the copies, as a multiple of the network's.
+        shared: Whether neighbouring copies of blocks that are alike share their weights.
+    """
+
+    depth: Count | None = None
+    width: Positive = 1.0
+    shared: Flag = False
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Which model; each kind of data adds its own sizes.
 
@@ -44,10 +60,12 @@ class ModelConfig:
         name: The model's name, such as ``lstm`` or ``resnet``.
         parts: Into how many parts with local losses the network's blocks are divided, as evenly as can be, whatever the
             number of stages; None for the usual ones.
+        ahead: How far bridges look ahead that do.
     """
 
     name: Text
     parts: Count | None = None
+    ahead: AheadConfig = field(default_factory=AheadConfig)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class TextModelConfig(ModelConfig):
         embedding_updates: Which word vectors an update changes: all, the ``dense`` step of Adam, or those that were
             ``touched``, looked up in the batch: faster on a CPU, and another optimizer (:mod:`pipeal.methods.touched`).
         grouping: Whether layers compute a batch in groups of similar length.
+        bridges: Of the AL form: ``pooled`` averages over the words; ``lookahead`` goes through fresh copies of blocks
+            still to come before.
     """
 
     name: Text = "transformer"
@@ -60,6 +62,7 @@ class TextModelConfig(ModelConfig):
     vectors: Text | None = None
     embedding_updates: Literal["dense", "touched"] = "dense"
     grouping: GroupingConfig = field(default_factory=GroupingConfig)
+    bridges: Literal["pooled", "lookahead"] = "pooled"
 
 
 KINDS: Mapping[str, tuple[str, ...]] = {

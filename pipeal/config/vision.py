@@ -32,7 +32,7 @@ class VisionModelConfig(ModelConfig):
     y_hid: Count = 700
     width: Positive = 1.0
     activation: Literal["relu", "leaky-relu"] = "relu"
-    bridges: Literal["pooled", "flat"] = "pooled"
+    bridges: Literal["pooled", "flat", "lookahead"] = "pooled"
     labels: Literal["inverse", "published"] = "inverse"
     channels_last: Flag = True
 

@@ -13,16 +13,65 @@ it: the network's own blocks never see them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
 from pipeal.core.errors import ConfigError, check_counts
-from pipeal.core.tree import Tree
-from pipeal.methods.network import Unit
+from pipeal.core.tree import Tree, shapes_of
+from pipeal.methods.network import Part, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """How far a part looks ahead.
+
+    Attributes:
+        depth: How many copies at most; None for one of the first block of every part still to come.
+        width: Of the copies, as a multiple of the network's own.
+        shared: Whether neighbouring copies of blocks that are alike, as those of a text model are, have the same
+            weights: one block, gone through several times.
+
+    Raises:
+        ConfigError: A size is out of range.
+    """
+
+    depth: int | None = None
+    width: float = 1.0
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(depth=self.depth)
+        if not self.width > 0:
+            raise ConfigError(f"width is {self.width}; expected a multiple of the network's own, above 0")
+
+    def of(self, part: Part) -> tuple[list[nn.Module], Tree]:
+        """The copies that a part looks ahead with; as :func:`look_ahead`."""
+        return look_ahead(part.ahead, part.features, depth=self.depth, width=self.width, shared=self.shared)
+
+
+class Repeated(nn.Module):
+    """A block whose output is fed to it again.
+
+    Args:
+        block: From features to features of the same shape.
+        times: How often it is gone through.
+    """
+
+    def __init__(self, block: nn.Module, times: int) -> None:
+        super().__init__()
+        self.block = block
+        self.times = times
+
+    def forward(self, x: Tree) -> Tree:
+        """The features after the last time."""
+        for _ in range(self.times):
+            x = self.block(x)
+        return x
 
 
 def look_ahead(
-    ahead: Sequence[Sequence[Unit]], features: Tree, *, depth: int | None, width: float
+    ahead: Sequence[Sequence[Unit]], features: Tree, *, depth: int | None, width: float, shared: bool = False
 ) -> tuple[list[nn.Module], Tree]:
     """Fresh copies of units still to come, each reading what the one before gives.
 
@@ -31,6 +80,7 @@ def look_ahead(
         features: What the first copy reads, of one sample, on the meta device.
         depth: How many copies at most, as :func:`sampled` chooses them; None for one of the first unit of every part.
         width: Of the copies, as a multiple of their units'.
+        shared: As :class:`Ahead` says.
 
     Returns:
         The copies, in order, and what the last one gives, of one sample, on the meta device: ``features`` themselves
@@ -45,10 +95,17 @@ def look_ahead(
     units = [unit for part in ahead for unit in part]
     chosen = [part[0] for part in ahead] if depth is None else [units[place] for place in sampled(len(units), depth)]
     copies: list[nn.Module] = []
+    before, same = None, False
     for unit in chosen:
         if unit.fresh is None:
             raise ConfigError("a block still to come reads the network's input, so that no copy of it reads features")
-        copy, features = unit.fresh(features, width)
+        # Alike: made by the same function. That of the last one may read something narrower than it gives.
+        if shared and unit.fresh == before and same:
+            last = copies.pop()
+            copies.append(Repeated(last.block, last.times + 1) if isinstance(last, Repeated) else Repeated(last, 2))
+            continue
+        copy, given = unit.fresh(features, width)
+        before, same, features = unit.fresh, shapes_of(given) == shapes_of(features), given
         copies.append(copy)
     return copies, features
 

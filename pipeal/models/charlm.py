@@ -7,7 +7,7 @@ wide, see :class:`pipeal.models.causal.CausalAttention`), and what the heads giv
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -18,13 +18,14 @@ from pipeal.core.errors import ConfigError, check_counts, check_named
 from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
 from pipeal.methods.al.place_codes import TokenCrossEntropy, code_width
+from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Network, Part, Unit, in_a_row, part_sizes
 from pipeal.models.causal import CausalBlock, CharacterEmbedding, start_small
 from pipeal.models.forms import ALForm, Blocks, BPForm
 from pipeal.models.nextchar import CODE_STYLES, CodeStyle, encoder_side, label_side
 
-BridgeKind: TypeAlias = Literal["linear", "block"]
-BRIDGE_KINDS = ("linear", "block")
+BridgeKind: TypeAlias = Literal["linear", "block", "lookahead"]
+BRIDGE_KINDS = ("linear", "block", "lookahead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,11 @@ class CharDims:
             (:class:`pipeal.methods.al.place_codes.WhichCode`).
         labels: The style of the label sides; see :mod:`pipeal.models.nextchar`.
         bridges: What the bridges of all layers but the last are made of, before a norm and a linear map: another
-            ``block``, so that the features of a layer are asked for what a deeper network can make of them, or nothing
-            (``linear``). In 2,000 steps of 12 x 64 characters one block alone is about as good as four, and it brought
-            nothing; after 4,000 it stood at 1.674, plain bridges at 1.684, backpropagation at 1.647
-            (``scripts/bench/charlm.py``).
+            ``block``, so that the features of a layer are asked for what a deeper network can make of them; as many
+            blocks as ``ahead`` says (``lookahead``); or nothing (``linear``). In 2,000 steps of 12 x 64 characters one
+            block alone is about as good as four, and it brought nothing; after 4,000 it stood at 1.674, plain bridges
+            at 1.684, backpropagation at 1.647 (``scripts/bench/charlm.py``).
+        ahead: How far bridges look ahead that do.
 
     Raises:
         ConfigError: A size is below 1, ``dropout`` outside [0, 1), or a style unknown.
@@ -66,6 +68,7 @@ class CharDims:
     code: int | None = None
     labels: CodeStyle = "codes"
     bridges: BridgeKind = "linear"
+    ahead: Ahead = field(default_factory=Ahead)
 
     def __post_init__(self) -> None:
         check_counts(block=self.block, width=self.width, heads=self.heads)
@@ -109,9 +112,10 @@ class CharLM(BPForm):
             return [*([] if number else [_embedding(characters, dims)]), _block(dims)]
 
         def sides(part: Part) -> tuple[ENC, AE]:
-            answer = nn.Linear(dims.width, code)
+            bridge, width = _bridge(dims, part)
+            answer = nn.Linear(width, code)
             start_small(answer)
-            enc = encoder_side(dims.labels, part.f, _bridge(dims, final=not part.ahead), answer)
+            enc = encoder_side(dims.labels, part.f, bridge, answer)
             return enc, label_side(dims.labels, characters, code, onward=part.number > 0)
 
         def fresh(given: Tree, width: float) -> tuple[nn.Module, Tree]:
@@ -159,8 +163,14 @@ def _block(dims: CharDims) -> CausalBlock:
     return CausalBlock(dims.width, dims.heads, dropout=dims.dropout, depth=dims.layers)
 
 
-def _bridge(dims: CharDims, *, final: bool) -> list[nn.Module]:
-    """From features to what answers. The final one, which the full path of an inference takes, is never deep: that
-    path is as deep as the BP form."""
-    before = [_block(dims)] if dims.bridges == "block" and not final else []
-    return [*before, nn.LayerNorm(dims.width)]
+def _bridge(dims: CharDims, part: Part) -> tuple[list[nn.Module], int]:
+    """From features to what answers, and how wide that is. The final one, which the full path of an inference takes, is
+    never deep: that path is as deep as the BP form."""
+    before: list[nn.Module] = []
+    features = part.features
+    if dims.bridges == "lookahead":
+        before, features = dims.ahead.of(part)
+    elif dims.bridges == "block" and part.ahead:
+        before = [_block(dims)]
+    width = features.shape[-1]
+    return [*before, nn.LayerNorm(width)], width

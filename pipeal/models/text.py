@@ -13,20 +13,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from pipeal.core.errors import ConfigError, check_counts
+from pipeal.core.errors import ConfigError, check_counts, check_named
 from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
-from pipeal.methods.al.bridges import MaskedMean, bridge_for
+from pipeal.methods.al.bridges import MaskedMean, bridge_of
 from pipeal.methods.al.codes import class_side, recode_side
+from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Network, Part, Unit, in_a_row, part_sizes
 from pipeal.models.features import TokenEmbedding, Widened, words
 from pipeal.models.forms import ALForm, BPForm
@@ -34,6 +35,8 @@ from pipeal.models.lstm import LSTMBlock
 from pipeal.models.transformer import TransformerBlock
 
 Vectors: TypeAlias = Tensor | npt.NDArray[np.float32]
+TextBridge: TypeAlias = Literal["pooled", "lookahead"]
+TEXT_BRIDGES = ("pooled", "lookahead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class TextDims:
         dropout: On word vectors, on what encoder sub-layers add, and on what LSTM blocks read.
         parts: Into how many parts with local losses the embedding and the blocks are divided, as evenly as can be; None
             for one each.
+        bridges: ``pooled``, or ``lookahead`` through fresh copies of blocks still to come.
+        ahead: How far bridges look ahead that do.
 
     Raises:
         ConfigError: A size is below 1 or ``dropout`` outside [0, 1).
@@ -63,12 +68,15 @@ class TextDims:
     blocks: int = 3
     dropout: float = 0.3
     parts: int | None = None
+    bridges: TextBridge = "pooled"
+    ahead: Ahead = field(default_factory=Ahead)
 
     def __post_init__(self) -> None:
         check_counts(embedding=self.embedding, hidden=self.hidden, code=self.code)
         check_counts(heads=self.heads, encoder_layers=self.encoder_layers, blocks=self.blocks, parts=self.parts)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}; expected 0 <= dropout < 1")
+        check_named("bridges", self.bridges, TEXT_BRIDGES)
 
 
 PUBLISHED = TextDims()
@@ -114,7 +122,7 @@ class TextBP(BPForm):
         """What every method makes its layers of; the arguments are those of the class."""
 
         def sides(part: Part) -> tuple[ENC, AE]:
-            enc = ENC(part.f, bridge_for(part.features, dims.code))
+            enc = ENC(part.f, bridge_of(part, dims.ahead, dims.code, style=dims.bridges))
             return enc, recode_side(dims.code, dims.code) if part.number else class_side(classes, dims.code)
 
         def embedding() -> list[nn.Module]:

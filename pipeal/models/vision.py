@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from pipeal.core.errors import ConfigError, check_counts, check_named
 from pipeal.core.tree import Tree
 from pipeal.methods.al import AE, ENC
-from pipeal.methods.al.bridges import BRIDGE_STYLES, BridgeStyle, CellMeans, bridge_for
+from pipeal.methods.al.bridges import BRIDGE_KINDS, BridgeKind, CellMeans, bridge_of
 from pipeal.methods.al.codes import LABEL_STYLES, LabelStyle, class_side, recode_side
+from pipeal.methods.lookahead import Ahead
 from pipeal.methods.network import Network, Part, Unit, grouped, in_a_row, part_sizes
 from pipeal.models.convolution import Activation, BasicBlock, ConvBN
 from pipeal.models.forms import ALForm, BPForm
@@ -49,9 +50,11 @@ class VisionDims:
         code: The width of a label code.
         width: The channels of every convolution, as a multiple of the published ones.
         activation: After every convolution.
-        bridges: ``pooled`` or ``flat``, the published one. The flat bridge of an early layer has more weights than
-            the rest of the network together (65 million on 64 channels of 32 × 32 pixels), and learns by heart.
+        bridges: ``pooled``; ``lookahead``, through fresh copies of blocks to come; or ``flat``, the published one.
+            The flat bridge of an early layer has more weights than the rest of the network together (65 million on 64
+            channels of 32 × 32 pixels), and learns by heart.
         labels: How label sides start, ``inverse`` or ``published``; see :mod:`pipeal.methods.al.codes`.
+        ahead: How far bridges look ahead that do.
         parts: Into how many parts with local losses the convolutions of VGG, or the stem and blocks of ResNet, are
             divided, as evenly as can be; None for the published ones.
 
@@ -65,8 +68,9 @@ class VisionDims:
     code: int = 700
     width: float = 1.0
     activation: ActivationName = "relu"
-    bridges: BridgeStyle = "pooled"
+    bridges: BridgeKind = "pooled"
     labels: LabelStyle = "inverse"
+    ahead: Ahead = field(default_factory=Ahead)
     parts: int | None = None
 
     def __post_init__(self) -> None:
@@ -76,7 +80,7 @@ class VisionDims:
         if not 0 < self.width <= 64:
             raise ConfigError(f"width is {self.width}; expected a number above 0 and at most 64")
         check_named("activation", self.activation, _ACTIVATIONS)
-        check_named("bridges", self.bridges, BRIDGE_STYLES)
+        check_named("bridges", self.bridges, BRIDGE_KINDS)
         check_named("labels", self.labels, LABEL_STYLES)
 
     def widened(self, channels: int) -> int:
@@ -116,12 +120,12 @@ class VisionBP(BPForm):
         """
 
         def sides(part: Part) -> tuple[ENC, AE]:
-            bridge = bridge_for(part.features, dims.code, hidden=dims.hidden, style=dims.bridges, labels=dims.labels)
-            enc = ENC(part.f, bridge)
+            enc = ENC(part.f, bridge_of(part, dims.ahead, dims.code, style=dims.bridges, **narrow))
             if part.number == 0:
                 return enc, class_side(classes, dims.code, style=dims.labels)
             return enc, recode_side(dims.code, dims.code, style=dims.labels)
 
+        narrow: dict[str, Any] = {"hidden": dims.hidden, "labels": dims.labels}
         units = cls.units(dims)
         sizes = part_sizes(len(units), dims.parts, cls.usual)
         whole = partial(cls, classes, dims=dims)

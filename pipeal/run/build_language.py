@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pipeal.core.rng import key_seed
 from pipeal.data import WHOLE, Alphabet, RandomBlocks, ReadAhead, Share, read_characters
 from pipeal.engine import Pipeline
 from pipeal.methods.al import ALPackage, OptimizerFactory
+from pipeal.methods.lookahead import Ahead
 from pipeal.models import CharDims, TokenCrossEntropy, generate_each, model_layers
 from pipeal.reporting import bars
 from pipeal.run.build import SPLIT_SEED, Experiment, Models, data_root, method_options, rates, with_names
@@ -223,4 +224,5 @@ def first_prompt(alphabet: Alphabet) -> str:
 
 
 def _dims(model: LanguageModelConfig) -> CharDims:
-    return CharDims(**{size.name: getattr(model, size.name) for size in fields(CharDims)})
+    sizes = {size.name: getattr(model, size.name) for size in fields(CharDims)}
+    return CharDims(**{**sizes, "ahead": Ahead(**asdict(model.ahead))})

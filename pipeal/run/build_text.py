@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from pipeal.data import (
 )
 from pipeal.data.batching import Known, make_sampler
 from pipeal.methods.al import TouchedAdam, touch_rows
+from pipeal.methods.lookahead import Ahead
 from pipeal.models import TextDims, group_each, model_layers
 from pipeal.reporting import bars
 from pipeal.run.build import (
@@ -259,6 +260,8 @@ def _dims(model: TextModelConfig) -> TextDims:
         heads=model.n_heads,
         dropout=model.dropout,
         parts=model.parts,
+        bridges=model.bridges,
+        ahead=Ahead(**asdict(model.ahead)),
     )
 
 

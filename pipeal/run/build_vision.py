@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pipeal.data import (
     load_images,
 )
 from pipeal.engine.devices.cpus import cores
+from pipeal.methods.lookahead import Ahead
 from pipeal.models import VisionDims, model_layers
 from pipeal.reporting import bars
 from pipeal.reporting.recorders import write_json
@@ -193,4 +194,5 @@ def _dims(model: VisionModelConfig, size: int) -> VisionDims:
         bridges=model.bridges,
         labels=model.labels,
         parts=model.parts,
+        ahead=Ahead(**asdict(model.ahead)),
     )

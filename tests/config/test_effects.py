@@ -77,7 +77,7 @@ def other_mode(config: RunConfig) -> RunConfig:
 def test_in_a_comparison_the_options_of_one_form_have_an_effect(schema: type[RunConfig]) -> None:
     of_al = {option for kind, where, value, option in rows() if (kind, where, value) == (schema, "train.mode", "bp")}
     assert len(of_al) > 4
-    assert not check_effects(other_mode(schema()), of_al)
+    assert not [line for line in check_effects(other_mode(schema()), of_al) if "train.mode" in line]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeal.core.errors import ConfigError
-from pipeal.methods.lookahead import look_ahead, sampled
+from pipeal.methods import Network, al
+from pipeal.methods.lookahead import Ahead, Repeated, look_ahead, sampled
 from pipeal.methods.network import Unit
+from pipeal.models.charlm import CharDims, CharLM
+from pipeal.models.text import LSTM, TextDims, Transformer
+from pipeal.models.vision import VGG, Resnet, VisionDims
+
+IMAGES: dict[str, Any] = {"size": 16, "width": 0.05, "hidden": 8, "code": 6}
+WORDS: dict[str, Any] = {"embedding": 12, "hidden": 8, "code": 6, "heads": 3, "dropout": 0.0}
+PLAIN = {"charlm": "linear"}
 
 
 @given(count=st.integers(1, 60), depth=st.integers(1, 60), below=st.integers(0, 60))
@@ -69,3 +78,52 @@ def test_what_cannot_be() -> None:
             look_ahead([row], features, depth=None, width=width)
     with pytest.raises(ConfigError, match="a block still to come reads the network's input"):
         look_ahead([[Unit(list, features)]], features, depth=None, width=1.0)
+
+
+NETWORKS: dict[str, Callable[[Ahead, Any], Network]] = {
+    "vgg": lambda ahead, kind: VGG.network(3, dims=VisionDims(**IMAGES, ahead=ahead, bridges=kind)),
+    "resnet": lambda ahead, kind: Resnet.network(3, dims=VisionDims(**IMAGES, ahead=ahead, bridges=kind)),
+    "lstm": lambda ahead, kind: LSTM.network(9, 3, dims=TextDims(**WORDS, ahead=ahead, bridges=kind)),
+    "transformer": lambda ahead, kind: Transformer.network(9, 3, dims=TextDims(**WORDS, ahead=ahead, bridges=kind)),
+    "charlm": lambda ahead, kind: CharLM.network(9, dims=CharDims(layers=4, ahead=ahead, bridges=kind)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("ahead", [Ahead(), Ahead(depth=2, width=0.5), Ahead(shared=True)], ids=["all", "thin", "one"])
+def test_bridges_of_al_look_ahead_and_learn(name: str, ahead: Ahead) -> None:
+    """Copies learn by the associated loss; the last bridge, which answers take at the top, is as without them."""
+    torch.manual_seed(0)
+    layers = list(al.make_layers(NETWORKS[name](ahead, "lookahead"), 1e-3, None))
+    plain = list(al.make_layers(NETWORKS[name](ahead, PLAIN.get(name, "pooled")), 1e-3, None))
+    counts = [[sum(p.numel() for p in one.blocks()["b"].parameters()) for one in form] for form in (layers, plain)]
+    assert all(one > other for one, other in zip(counts[0][:-1], counts[1][:-1], strict=True))
+    assert counts[0][-1] == counts[1][-1]
+    x: Any = torch.randn(4, 3, 16, 16) if name in ("vgg", "resnet") else torch.randint(1, 9, (4, 6))
+    y: Any = torch.randint(0, 9, (4, 6)) if name == "charlm" else torch.tensor([0, 1, 2, 0])
+    before = [[p.detach().clone() for p in one.blocks()["b"].parameters()] for one in layers]
+    for layer in layers:
+        x, y = layer(x, y)
+        layer.backward()
+        assert all(p.grad is not None for p in layer.blocks()["b"].parameters()), "each copy is on the way to the loss"
+        layer.update()
+    moved = [
+        any(not torch.equal(p, q) for p, q in zip(one.blocks()["b"].parameters(), old, strict=True))
+        for one, old in zip(layers, before, strict=True)
+    ]
+    assert all(moved)
+
+
+def test_shared_copies_are_one_block_gone_through_as_often_as_there_are_copies() -> None:
+    (unit,) = next(NETWORKS["charlm"](Ahead(), "linear").parts()).ahead[0]
+    features = torch.empty(1, 1, 32, device="meta")
+    apart, _ = look_ahead([[unit]] * 3, features, depth=None, width=1.0)
+    (together,), given = look_ahead([[unit]] * 3, features, depth=None, width=1.0, shared=True)
+    assert isinstance(together, Repeated)
+    assert together.times == len(apart) == 3
+    x = torch.randn(2, 5, 32)
+    assert torch.equal(together.eval()(x), together.block(together.block(together.block(x))))
+    assert given.shape == features.shape
+    thin, given = look_ahead([[unit]] * 3, features, depth=None, width=0.5, shared=True)
+    assert [type(one) for one in thin[1:]] == [Repeated], "the first of them reads wider features"
+    assert given.shape[-1] == 16

@@ -25,12 +25,18 @@ from pipeal.methods.al.codes import CODE_ACTIVATIONS, LabelStyle
 from pipeal.methods.al.place_codes import padding_of
 from pipeal.methods.cutting.calling import what_is
 from pipeal.methods.cutting.probe import probing
+from pipeal.methods.lookahead import Ahead
+from pipeal.methods.network import Part
 
 BridgeStyle: TypeAlias = Literal["pooled", "flat"]
 Pool: TypeAlias = Callable[[Any], Tensor]
 """From what ``f`` gives to ``(B, D)``: a function or a module."""
 
+BridgeKind: TypeAlias = Literal["pooled", "flat", "lookahead"]
+"""A style of bridges, or those that go through fresh copies of blocks still to come, and then are ``pooled``."""
+
 BRIDGE_STYLES = ("pooled", "flat")
+BRIDGE_KINDS = (*BRIDGE_STYLES, "lookahead")
 
 _CELLS = 4
 """The most that a side of an image is divided into, so that a pooled bridge does not grow with the image."""
@@ -71,6 +77,29 @@ def bridge_for(
     activation = nn.ReLU if style == "pooled" else nn.Sigmoid
     inner = [] if hidden is None else [nn.Linear(width, hidden), activation()]
     return nn.Sequential(*before, *inner, nn.Linear(hidden or width, code), CODE_ACTIVATIONS[labels]())
+
+
+def bridge_of(part: Part, ahead: Ahead, code: int, *, style: BridgeKind, **options: Any) -> nn.Module:
+    """A bridge for a part of a network, which looks ahead if that is its style: what the part learns then suits the
+    blocks above it, which the copies are made like.
+
+    The last part has nothing to come. The whole way of an answer takes its bridge alone, so that copies serve training,
+    and exits, but no inference at the top.
+
+    Args:
+        part: Of which it reads the features.
+        ahead: How far it looks.
+        code: As for :func:`bridge_for`, as are the ``options``.
+        style: As there, or ``lookahead``.
+
+    Raises:
+        ConfigError: As there, or as :func:`pipeal.methods.lookahead.look_ahead`.
+    """
+    if style != "lookahead":
+        return bridge_for(part.features, code, style=style, **options)
+    copies, features = ahead.of(part)
+    bridge = bridge_for(features, code, **options)
+    return nn.Sequential(*copies, bridge) if copies else bridge
 
 
 def _to_vectors(output: Tree, style: BridgeStyle, pool: Pool | None) -> tuple[list[nn.Module], int]:
