@@ -6,8 +6,9 @@ A method that has some adds a class here, and a field to :class:`MethodsConfig` 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from pipeal.config.types import Count, Flag, Share
+from pipeal.config.types import Count, Flag, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,32 @@ class PredSimConfig:
 
 
 @dataclass(frozen=True)
+class SCPLConfig:
+    """How vectors are projected and contrasted (:mod:`pipeal.methods.scpl`).
+
+    Attributes:
+        temperature: What cosines are divided by.
+        projector: What features go through before they are compared; None for ``mlp`` of images, ``identity`` of texts.
+        hidden: Between the maps of ``mlp``; None for 512 of images, and as wide as the features of texts.
+        width: After the last map; None for 1024 of images, and as wide as the features of texts.
+        cells: The most that a side of an image is divided into, whose means are projected; None for every pixel.
+    """
+
+    temperature: Positive = 0.1
+    projector: Literal["identity", "linear", "mlp"] | None = None
+    hidden: Count | None = None
+    width: Count | None = None
+    cells: Count | None = 4
+
+
+@dataclass(frozen=True)
 class MethodsConfig:
     """Options by method.
 
     Attributes:
         predsim: Of similarities.
+        scpl: Of contrastive losses.
     """
 
     predsim: PredSimConfig = field(default_factory=PredSimConfig)
+    scpl: SCPLConfig = field(default_factory=SCPLConfig)

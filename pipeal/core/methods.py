@@ -83,6 +83,7 @@ METHODS: Mapping[str, Method] = {
         Method("bp", "BP", "BP form (backpropagation)", (Loss("loss"),), has_exits=False, is_whole=True),
         Method("greedy", "Greedy", "greedy form (a classifier per layer)", (Loss("cross entropy"),)),
         Method("predsim", "PredSim", "PredSim form (similarity)", (Loss("cross entropy"), Loss("similarity loss"))),
+        Method("scpl", "SCPL", "SCPL form (contrastive losses)", (Loss("cross entropy"), Loss("contrastive loss"))),
     )
 }
 """By name; the first is what is trained unless another one is asked for."""
