@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeal.config.types import Count, Flag, Positive, Share
+from pipeal.config.types import Count, Flag, NotNegative, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,36 @@ class SCPLConfig:
 
 
 @dataclass(frozen=True)
+class DeInfoRegConfig:
+    """What vectors are asked for, and how they are projected (:mod:`pipeal.methods.deinforeg`).
+
+    Attributes:
+        variance: What the variance term counts for.
+        invariance: What that of the similarities counts for.
+        covariance: What the covariance term counts for.
+        classifier: What the cross entropy counts for.
+        width: Of the projector's three maps, for images.
+        cells: The most that a side of an image is divided into, whose means are projected; None for every pixel.
+    """
+
+    variance: NotNegative = 1.0
+    invariance: NotNegative = 1.0
+    covariance: NotNegative = 1.0
+    classifier: NotNegative = 0.001
+    width: Count = 2048
+    cells: Count | None = 4
+
+
+@dataclass(frozen=True)
 class MethodsConfig:
     """Options by method.
 
     Attributes:
         predsim: Of similarities.
         scpl: Of contrastive losses.
+        deinforeg: Of variances and covariances.
     """
 
     predsim: PredSimConfig = field(default_factory=PredSimConfig)
     scpl: SCPLConfig = field(default_factory=SCPLConfig)
+    deinforeg: DeInfoRegConfig = field(default_factory=DeInfoRegConfig)

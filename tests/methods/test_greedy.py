@@ -39,7 +39,7 @@ TEXT = TextDims(embedding=12, hidden=10, code=8, heads=2, dropout=0.3)
 VISION = VisionDims(size=16, hidden=10, code=8, width=0.05)
 CHARACTERS = CharDims(block=6, width=12, heads=3, layers=4, dropout=0.3, per_layer=2)
 NAMES = ("lstm", "transformer", "vgg", "resnet", "charlm")
-NARROW: dict[str, dict[str, object]] = {"scpl": {"hidden": 16, "width": 12}}
+NARROW: dict[str, dict[str, object]] = {"scpl": {"hidden": 16, "width": 12}, "deinforeg": {"width": 16}}
 """Options of methods whose published sizes take long."""
 
 pytestmark = pytest.mark.usefixtures("one_thread", "cheap_runs")
