@@ -90,6 +90,14 @@ METHODS: Mapping[str, Method] = {
             "InfoPro form (a classifier and a decoder per layer)",
             (Loss("cross entropy"), Loss("reconstruction loss")),
         ),
+        Method("predsim", "PredSim", "PredSim form (similarity)", (Loss("cross entropy"), Loss("similarity loss"))),
+        Method("scpl", "SCPL", "SCPL form (contrastive losses)", (Loss("cross entropy"), Loss("contrastive loss"))),
+        Method(
+            "deinforeg",
+            "DeInfoReg",
+            "DeInfoReg form (variance, invariance, covariance)",
+            (Loss("cross entropy"), Loss("variance loss"), Loss("invariance loss"), Loss("covariance loss")),
+        ),
     )
 }
 """By name; the first is what is trained unless another one is asked for."""

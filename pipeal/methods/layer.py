@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -54,9 +54,15 @@ class LocalLayer(nn.Module, ABC):
         """The modules that the layer is made of, by their letters; an inference passes through ``f``, ``b`` and ``h``,
         and where there is none of them, has nothing to do."""
 
-    def keep(self, *losses: Tensor) -> None:
-        """Keeps the losses of a forward for :meth:`backward` and :meth:`loss`, in the order of the method's names."""
-        self._graph = losses if torch.is_grad_enabled() else None
+    def keep(self, *losses: Tensor, weights: Sequence[float] | None = None) -> None:
+        """Keeps the losses of a forward for :meth:`backward` and :meth:`loss`.
+
+        Args:
+            losses: In the order of the method's names.
+            weights: What each counts for in the gradients; it is reported as it is. None for 1 each.
+        """
+        weighted = losses if weights is None else tuple(w * loss for w, loss in zip(weights, losses, strict=True))
+        self._graph = weighted if torch.is_grad_enabled() else None
         self._losses = tuple(loss.detach() for loss in losses)
 
     def loss(self) -> tuple[Tensor, ...] | None:

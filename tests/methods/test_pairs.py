@@ -1,0 +1,220 @@
+"""What holds for every method whose losses compare samples: small batches, masks, parts, half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeal import Pipeline
+from pipeal.cli import text, vision
+from pipeal.engine import SCHEDULES
+from pipeal.methods import make_layers
+from pipeal.methods.deinforeg import Terms
+from pipeal.methods.layer import LocalLayer
+from pipeal.methods.pairs import directions
+from pipeal.methods.predsim import Similarity
+from pipeal.methods.scpl import Contrast
+from pipeal.models import Transformer
+from tests.cli.running import run_command
+from tests.integration.law import left_behind
+from tests.integration.test_resume import IMAGES, SMALL, Stopping, assert_same
+from tests.methods.test_greedy import NAMES, TEXT, batches, built
+
+METHODS = ("predsim", "scpl", "deinforeg")
+LOSSES: dict[str, Callable[[], nn.Module]] = {
+    "predsim": lambda: Similarity(nn.Identity(), 5),
+    "scpl": lambda: Contrast(nn.Identity()),
+    "deinforeg": lambda: Terms(5),
+}
+
+pytestmark = pytest.mark.usefixtures("one_thread", "cheap_runs")
+
+
+def told(loss: nn.Module, vectors: Tensor, y: Tensor) -> Tensor:
+    """All terms of a loss."""
+    return torch.stack(torch.utils._pytree.tree_leaves(loss(vectors, y)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layers_losses_reach_no_other_layer(name: str, method: str) -> None:
+    package = built(name, method)
+    ((x, y),) = batches(name, 1)
+    x = x.requires_grad_() if x.is_floating_point() else x
+    for trained in range(len(package)):
+        package(x, y)
+        package[trained].backward()
+        for number, layer in enumerate(package):
+            has_gradient = [weights.grad is not None for weights in layer.parameters()]
+            assert all(has_gradient) if number == trained else not any(has_gradient)
+        package.zero_grad()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["one sample", "one class", "no features"])
+def test_small_and_dead_batches_have_finite_gradients(name: str, method: str, kind: str) -> None:
+    package = built(name, method)
+    ((x, y),) = batches(name, 1)
+    if kind == "one sample":
+        x, y = x[:1], y[:1]
+    elif kind == "one class":
+        y = torch.full_like(y, 2)
+    else:
+        for layer in package:
+            with torch.no_grad():
+                for weights in layer.f.parameters():
+                    weights.zero_()
+    for layer in package:
+        assert isinstance(layer, LocalLayer)
+        x, y = layer(x, y)
+        layer.backward()
+        assert all(loss.isfinite() for loss in layer.loss() or ())
+        assert all(weights.grad is None or weights.grad.isfinite().all() for weights in layer.parameters())
+        assert all(tensor.isfinite().all() for tensor in layer.buffers())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_vectors_without_a_direction_get_no_gradient(method: str) -> None:
+    vectors = torch.randn(4, 3)
+    vectors[1] = 0
+    vectors.requires_grad_()
+    told(LOSSES[method](), vectors, torch.tensor([0, 1, 1, 0])).sum().backward()
+    assert vectors.grad is not None
+    assert vectors.grad.isfinite().all()
+    assert not vectors.grad[1].any()
+    assert vectors.grad[0].any()
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    """A mask in its place would hide it from ``on_non_finite``."""
+    assert directions(torch.tensor([[1.0, float("nan")], [float("inf"), 1.0]])).isnan().any(1).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_computes_in_float32_under_autocast(method: str) -> None:
+    vectors, y = torch.randn(6, 4).bfloat16(), torch.arange(6) % 3
+    loss = LOSSES[method]()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = told(loss, vectors, y)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, told(loss, vectors.float(), y))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["vgg", "transformer", "charlm"])
+def test_it_trains_in_bf16(name: str, method: str) -> None:
+    losses = []
+    for precision in ("fp32", "bf16"):
+        with Pipeline(built(name, method), "cpu", "sequential", threads=1, precision=precision) as pipe:  # type: ignore[arg-type]
+            losses.append(torch.cat([layer[0] for layer in pipe.run(batches(name, 1)).losses]))
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_place_without_a_label_is_in_no_pair(method: str) -> None:
+    loss, vectors, y = LOSSES[method](), torch.randn(1, 6, 4), torch.tensor([[0, 1, -1, 1, -1, 0]])
+    there = y[0] >= 0
+    torch.testing.assert_close(told(loss, vectors, y), told(loss, vectors[:, there], y[:, there]))
+    nothing = told(loss, vectors.requires_grad_(), torch.full_like(y, -1))
+    nothing.sum().backward()
+    assert nothing.isfinite().all()
+    assert vectors.grad is not None
+    assert not vectors.grad.any()
+
+
+@pytest.mark.parametrize("method", ["predsim", "scpl"])
+def test_texts_are_compared_alike_in_parts_and_whole(method: str) -> None:
+    loss, vectors, y = LOSSES[method](), torch.randn(4, 5, 3), torch.randint(5, (4, 5))
+    parts = [told(loss, vectors[rows], y[rows]) for rows in (slice(0, 1), slice(1, 4))]
+    torch.testing.assert_close(0.25 * parts[0] + 0.75 * parts[1], told(loss, vectors, y))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_padding_changes_no_loss(method: str) -> None:
+    """Without dropout, whose masks are of the padded size."""
+    network = Transformer.network(50, 4, dims=replace(TEXT, dropout=0.0))
+    torch.manual_seed(0)
+    layers = list(make_layers(method, network))
+    x, y = torch.randint(2, 50, (5, 6)), torch.tensor([0, 1, 1, 3, 0])
+    x[0, 3:] = 0
+    padded = torch.cat([x, torch.zeros(5, 4, dtype=torch.long)], 1)
+    found = []
+    for given in (x, padded):
+        features: object = given
+        for layer in layers:
+            features, _ = layer(features, y)
+        found.append([loss for layer in layers for loss in layer.loss() or ()])
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["transformer", "vgg", pytest.param("charlm", marks=pytest.mark.slow)])
+def test_every_schedule_leaves_what_sequential_leaves(name: str, method: str) -> None:
+    expected = left_behind(built(name, method), batches(name), "sequential", 1)
+    assert all(tensor.isfinite().all() for tensor in expected)
+    for schedule, stages in product(SCHEDULES, (1, 2)):
+        found = left_behind(built(name, method), batches(name), schedule, stages)
+        assert len(found) == len(expected)
+        assert all(map(torch.equal, found, expected)), (schedule, stages)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_answers_at_every_exit_and_is_exported(name: str, method: str) -> None:
+    package = built(name, method).eval()
+    ((x, _),) = batches(name, 1)
+    answers = (len(x), *x.shape[1:], 20) if name == "charlm" else (len(x), 5 if x.dim() == 4 else 4)
+    with torch.no_grad():
+        for exit_at in range(1, len(package) + 1):
+            found = package.infer(x, exit_at)
+            assert found.shape == answers
+            assert torch.equal(package.to_bp(exit_at)(x), found)
+    total = sum(weights.numel() for weights in package.parameters())
+    assert package.effective_parameters() + package.affiliated_parameters() == total
+    last = package[len(package) - 1]
+    assert last.affiliated_parameters(last=True) == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_learns(method: str) -> None:
+    package = built("lstm", method)
+    y = torch.arange(16) % 4
+    x = (y + 1).unsqueeze(1).expand(16, 5).contiguous()
+    with Pipeline(package, "cpu", "sequential", threads=1) as pipe:
+        pipe.run([(x, y)] * 60)
+        assert all(torch.equal(logits.argmax(-1), y) for logits in next(pipe.predict_exits([x])))
+
+
+@pytest.mark.parametrize(
+    ("method", "images"),
+    [
+        ("predsim", False),
+        ("deinforeg", True),
+        pytest.param("scpl", True, marks=pytest.mark.slow),
+        pytest.param("scpl", False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_is_ended_and_taken_up(
+    method: str, images: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if images:
+        command, arguments, name, stop = vision.command, ("toyimages", "vgg", *IMAGES), "toyimages-vgg", (1, 1)
+    else:
+        command, arguments, name, stop = text.command, ("toynews", "transformer", *SMALL), "toynews-transformer", (1, 3)
+    arguments = (*arguments, "--epochs=1", f"--mode={method}", "--devices=cpu*2")
+    code, _, err = run_command(command, capsys, *arguments, f"--out={tmp_path / 'untouched'}")
+    assert code == 0, err
+    stopping = Stopping(monkeypatch)
+    stopping.at = [stop]
+    for wanted in (130, 0):
+        code, _, err = run_command(command, capsys, *arguments, f"--out={tmp_path / 'stopped'}")
+        assert code == wanted, err
+    folder = f"{name}-{method}-001"
+    assert_same(tmp_path / "untouched" / folder, tmp_path / "stopped" / folder)
