@@ -9,11 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from pipeal.core.methods import DEFAULT, MODES, with_all
+from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.methods import COMPARED, DEFAULT, METHODS, MODES, with_all
 from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
 from pipeal.core.options import DEFAULTS, Compile, Matmul, Offload, OnOom, Precision, Recompute, WithinStage
+
+
+
+def _names(listed: object) -> object:
+    """As the command line and ``--set`` take them: in one word, with commas between."""
+    return [name.strip() for name in listed.split(",")] if isinstance(listed, str) else listed
+
+
+def _check_methods(names: tuple[str, ...]) -> tuple[str, ...]:
+    for place, name in enumerate(names):
+        if name not in METHODS:
+            raise ConfigError(unknown_name("method", name, METHODS))
+        if name in names[:place]:
+            raise ConfigError(f"found {name} twice; expected each method once")
+    if len(names) < 2:
+        raise ConfigError(f"found {' '.join(names) or 'none'}, expected two methods or more of {', '.join(METHODS)}")
+    return names
+
 
 Decay: TypeAlias = Literal["none", "cosine"]
 """How the learning rate falls: :func:`pipeal.training.learning_rate.epoch_scale`."""
@@ -51,6 +70,12 @@ Counts: TypeAlias = Annotated[
     tuple[Count, ...], Field(min_length=1, description="a list of whole numbers, each at least 1 and below 2^31")
 ]
 Mode: TypeAlias = Annotated[str, Field(strict=True, pattern=rf"^({'|'.join(MODES)})$", description=with_all(MODES))]
+Methods: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(strict=True)], ...],
+    Field(description="a list of methods, such as [al, bp]"),
+    BeforeValidator(_names),
+    AfterValidator(_check_methods),
+]
 
 
 @dataclass(frozen=True)
@@ -134,7 +159,8 @@ class TrainConfig:
 
     Attributes:
         mode: The method to train by, one of :data:`pipeal.core.methods.METHODS`, such as ``al`` or ``bp``; ``compare``
-            trains these two.
+            trains several.
+        methods: Those that ``compare`` trains side by side, two or more, in the order of the tables.
         epochs: Passes over the training data.
         repeat: Turns: whole trainings, each with the next seed.
         seed: The seed of the first turn.
@@ -153,6 +179,7 @@ class TrainConfig:
     """
 
     mode: Mode = DEFAULT.name
+    methods: Methods = COMPARED
     epochs: Count = 10
     repeat: Count = 1
     seed: Seed = 0

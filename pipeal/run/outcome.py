@@ -254,8 +254,8 @@ def _cost(outcome: Outcome, rival: Outcome | None) -> dict[str, Cell]:
 
 
 def _rival(outcomes: Sequence[Outcome]) -> Outcome:
-    """What the others are held against: backpropagation on one device, where there is one."""
-    return next((outcome for outcome in outcomes if outcome.config.train.mode == BASELINE.name), outcomes[-1])
+    """What the others are held against: backpropagation on one device, or without it the form that was named first."""
+    return next((outcome for outcome in outcomes if outcome.config.train.mode == BASELINE.name), outcomes[0])
 
 
 def _busy(shares: Sequence[float]) -> str:
