@@ -29,7 +29,7 @@ OVERRIDES = click.option(
 _MODES = f"{DEFAULT.name} (default), {', '.join(MODES[1:-1])}, or {COMPARE}, which trains those of --methods."
 
 
-def _the_one(context: click.Context, option: click.Parameter, given: Sequence[str]) -> str | None:
+def _the_one(_: click.Context, option: click.Parameter, given: Sequence[str]) -> str | None:
     """The value of an option that has two spellings.
 
     Raises:
@@ -156,4 +156,6 @@ def offered(names: Iterable[str]) -> Callable[[click.Context, click.Parameter, s
 def _listed(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     """As :func:`offered`, for the last of several methods with commas between."""
     before, comma, last = begun.rpartition(",")
-    return [before + comma + name for name in METHODS if name.startswith(last.lower()) and name not in before.split(",")]
+    return [
+        before + comma + name for name in METHODS if name.startswith(last.lower()) and name not in before.split(",")
+    ]

@@ -17,7 +17,6 @@ from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
 from pipeal.core.options import DEFAULTS, Compile, Matmul, Offload, OnOom, Precision, Recompute, WithinStage
 
 
-
 def _names(listed: object) -> object:
     """As the command line and ``--set`` take them: in one word, with commas between."""
     return [name.strip() for name in listed.split(",")] if isinstance(listed, str) else listed

@@ -41,7 +41,8 @@ class Method:
     """One method.
 
     Attributes:
-        name: As ``--method`` takes it; also that of its module, with ``_`` for ``-``, and of its folder in a comparison.
+        name: As ``--method`` takes it; also that of its module, with ``_`` for ``-``, and of its folder in a
+            comparison.
         label: What tables and pictures call it.
         title: What a model in this form is called, in a sentence.
         losses: Those of each layer, in the order in which it gives them.
