@@ -66,7 +66,8 @@ COMMON = {
     "train.lr.end": ["0", "1e-4"],
     "train.lr.per": ["epoch", "batch"],
     "train.lr.warmup": ["0", "3"],
-    "train.mode": ["al", "bp", "compare"],
+    "train.methods": ["[al, bp]", "bp,al", "[greedy, al]"],
+    "train.mode": ["al", "bp", "greedy", "compare"],
     "train.on_non_finite": ["raise", "skip", "stop-and-rewind"],
     "train.precision": ["auto", "fp32", "bf16", "fp16"],
     "train.repeat": ["1", "2"],
@@ -120,6 +121,8 @@ KEYS = {
 }
 OPTIONS = {
     "--mode": "train.mode",
+    "--method": "train.mode",
+    "--methods": "train.methods",
     "--schedule": "engine.schedule",
     "--devices": "engine.devices",
     "--epochs": "train.epochs",

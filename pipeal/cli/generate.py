@@ -25,7 +25,7 @@ def command(
 ) -> None:
     """Writes on from a prompt, with the model that the training in the folder RUN left, a character at a time.
 
-    RUN is a folder such as runs/shakespeare-charlm-al-001; of a comparison, name the form: …/al or …/bp.
+    RUN is a folder such as runs/shakespeare-charlm-al-001; of a comparison, name the form, such as …/al.
     """
     with entry.loading():
         from pipeal.data.text.characters import with_plain_ends

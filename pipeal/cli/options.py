@@ -7,7 +7,8 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from pipeal.core.methods import COMPARE, COMPARED, DEFAULT, MODES
+from pipeal.core.errors import ConfigError
+from pipeal.core.methods import COMPARE, COMPARED, DEFAULT, METHODS, MODES
 from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -25,14 +26,41 @@ OVERRIDES = click.option(
     help="Any configuration key, repeatable; config.yaml of a run lists all.",
 )
 
-_TOGETHER = " and ".join(method.name for method in COMPARED)
-_MODES = f"{DEFAULT.name} (default), {', '.join(MODES[1:-1])}, or {COMPARE}, which trains {_TOGETHER}."
+_MODES = f"{DEFAULT.name} (default), {', '.join(MODES[1:-1])}, or {COMPARE}, which trains those of --methods."
+
+
+def _the_one(_: click.Context, option: click.Parameter, given: Sequence[str]) -> str | None:
+    """The value of an option that has two spellings.
+
+    Raises:
+        ConfigError: It was given different ones.
+    """
+    found = [*dict.fromkeys(given)]
+    if len(found) > 1:
+        raise ConfigError(f"{' and '.join(option.opts)} are one option: found {' and '.join(found)}; expected one name")
+    return found[0] if found else None
 
 
 def training_options(*own: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Adds the options that every training command has, and among them a command's own, to a click command."""
     options: list[Callable[[Command], Command]] = [
-        setting("train.mode", "--mode", shell_complete=offered(MODES), help=_MODES),
+        setting(
+            "train.mode",
+            "--method",
+            "--mode",
+            metavar="NAME",
+            multiple=True,
+            callback=_the_one,
+            shell_complete=offered(MODES),
+            help=_MODES,
+        ),
+        setting(
+            "train.methods",
+            "--methods",
+            metavar="NAME,NAME,…",
+            shell_complete=_listed,
+            help=f"With --mode {COMPARE}: two or more, in the order of the tables; default: {','.join(COMPARED)}.",
+        ),
         setting(
             "engine.schedule",
             "--schedule",
@@ -123,3 +151,11 @@ def setting(key: str, *flags: str, **described: Any) -> Callable[[Command], Comm
 def offered(names: Iterable[str]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
     """What a shell offers to complete a word with; other spellings stay welcome."""
     return lambda _, __, begun: [name for name in names if name.startswith(begun.lower())]
+
+
+def _listed(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """As :func:`offered`, for the last of several methods with commas between."""
+    before, comma, last = begun.rpartition(",")
+    return [
+        before + comma + name for name in METHODS if name.startswith(last.lower()) and name not in before.split(",")
+    ]

@@ -22,7 +22,7 @@ def command(folders: tuple[str, ...], out: str | None) -> None:
 
     RUN is a folder that a training left, such as runs/agnews-transformer-al-001. The page needs no network: it holds
     configuration, curves, the timeline of the stages and why they were idle, padding, throughput and, of several runs
-    or of one that compares AL with BP, a table of them side by side.
+    or of one that compares methods, a table of them side by side.
     """
     with entry.loading():
         from pipeal.reporting.page import Run, read_runs, write_report

@@ -19,7 +19,7 @@ from pipeal.config.schema import AheadConfig, RunConfig
 from pipeal.config.text import KINDS, BatchingConfig, TextConfig
 from pipeal.config.vision import VisionConfig
 from pipeal.core.errors import ConfigError
-from pipeal.core.methods import METHODS
+from pipeal.core.methods import COMPARE, METHODS
 from pipeal.core.names import TEXT, WITH_HEADS
 
 
@@ -99,7 +99,7 @@ IDLE_IN_ONE_PROCESS = (
 """Where the caller's own thread does the work, nothing waits and nothing is watched; between processes there are always
 packets on their way."""
 
-_ONE = {"processes": "there is one process"}
+_ONE_PROCESS = "there is one process"
 
 _SHIPPED = ("budget_tokens",)
 """Set by the configurations that come with pipeal, which serve every kind."""
@@ -123,15 +123,13 @@ def check_effects(config: RunConfig, given: Collection[str], *, processes: int =
     refuse_rising(config)
     if isinstance(config, TextConfig):
         _refuse_other_kinds(config.data.batching, given)
-    counts = {"processes": processes}
     lines = []
     for table in (*_of(type(config)), *([IDLE_IN_ONE_PROCESS] if processes == 1 else [])):
         by_reason: dict[str, list[str]] = {}
         for where, values, options in table:
-            found = counts[where] if where in counts else value_at(config, where)
+            found, reason = ({processes}, _ONE_PROCESS) if where == "processes" else _found(config, where)
             idle = [f"{option} {_shown(value_at(config, option))}" for option in options if option in given]
-            if idle and found in values:
-                reason = _ONE[where] if where in counts else f"{where} is {_shown(found)}"
+            if idle and found <= {*values}:
                 by_reason.setdefault(reason, []).extend(idle)
         lines += [f"{', '.join(idle)}: without effect, since {reason}" for reason, idle in by_reason.items()]
     return lines
@@ -160,6 +158,14 @@ def _refuse_other_kinds(batching: BatchingConfig, given: Collection[str]) -> Non
                 f"data.batching.{option.name}: found {value}, but kind {batching.kind} does not have it; "
                 f"it is for {', '.join(kinds)}"
             )
+
+
+def _found(config: RunConfig, where: str) -> tuple[set[object], str]:
+    """What a key is, in a comparison all of its methods; and how that is told."""
+    if where == "train.mode" and config.train.mode == COMPARE:
+        return {*config.train.methods}, f"train.methods is {', '.join(config.train.methods)}"
+    value = value_at(config, where)
+    return {value}, f"{where} is {_shown(value)}"
 
 
 def _of(schema: type[RunConfig]) -> Iterator[tuple[Idle, ...]]:

@@ -62,8 +62,11 @@ def load_config(
     try:
         return TypeAdapter(schema).validate_python(nested({leaf: value for leaf, (value, _) in given.items()}))
     except ValidationError as error:
-        leaf, wanted = _wanted_at(schema, error.errors(include_url=False)[0]["loc"])
+        first = error.errors(include_url=False)[0]
+        leaf, wanted = _wanted_at(schema, first["loc"])
         value, source = given[leaf]
+        if first["type"] == "value_error":  # a check of the key's own, in its own words
+            raise ConfigError(f"{source}{leaf}: {first['ctx']['error']}") from None
         raise ConfigError(f"{source}{leaf}: found {_shown(value)}, expected {wanted}{_hint(value, wanted)}") from None
 
 

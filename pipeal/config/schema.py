@@ -14,6 +14,7 @@ from pipeal.config.types import (
     Counts,
     Flag,
     Grid,
+    Methods,
     Mode,
     NotNegative,
     Patience,
@@ -25,7 +26,7 @@ from pipeal.config.types import (
     Threads,
     Whole,
 )
-from pipeal.core.methods import DEFAULT
+from pipeal.core.methods import COMPARED, DEFAULT
 from pipeal.core.names import DEFAULT_SCHEDULE, ScheduleName
 from pipeal.core.options import DEFAULTS, Compile, Matmul, Offload, OnOom, Precision, Recompute, WithinStage
 
@@ -138,7 +139,8 @@ class TrainConfig:
 
     Attributes:
         mode: The method to train by, one of :data:`pipeal.core.methods.METHODS`, such as ``al`` or ``bp``; ``compare``
-            trains these two.
+            trains several.
+        methods: Those that ``compare`` trains side by side, two or more, in the order of the tables.
         epochs: Passes over the training data.
         repeat: Turns: whole trainings, each with the next seed.
         seed: The seed of the first turn.
@@ -157,6 +159,7 @@ class TrainConfig:
     """
 
     mode: Mode = DEFAULT.name
+    methods: Methods = COMPARED
     epochs: Count = 10
     repeat: Count = 1
     seed: Seed = 0

@@ -8,9 +8,27 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from pipeal.core.methods import MODES, with_all
+from pipeal.core.errors import ConfigError, unknown_name
+from pipeal.core.methods import METHODS, MODES, with_all
+
+
+def _names(listed: object) -> object:
+    """As the command line and ``--set`` take them: in one word, with commas between."""
+    return [name.strip() for name in listed.split(",")] if isinstance(listed, str) else listed
+
+
+def _check_methods(names: tuple[str, ...]) -> tuple[str, ...]:
+    for place, name in enumerate(names):
+        if name not in METHODS:
+            raise ConfigError(unknown_name("method", name, METHODS))
+        if name in names[:place]:
+            raise ConfigError(f"found {name} twice; expected each method once")
+    if len(names) < 2:
+        raise ConfigError(f"found {' '.join(names) or 'none'}, expected two methods or more of {', '.join(METHODS)}")
+    return names
+
 
 Text: TypeAlias = Annotated[str, Field(strict=True, pattern=r"^[^\x00]+$", description="text")]
 Flag: TypeAlias = Annotated[bool, Field(strict=True, description="true or false")]
@@ -42,3 +60,9 @@ Counts: TypeAlias = Annotated[
     tuple[Count, ...], Field(min_length=1, description="a list of whole numbers, each at least 1 and below 2^31")
 ]
 Mode: TypeAlias = Annotated[str, Field(strict=True, pattern=rf"^({'|'.join(MODES)})$", description=with_all(MODES))]
+Methods: TypeAlias = Annotated[
+    tuple[Annotated[str, Field(strict=True)], ...],
+    Field(description="a list of methods, such as [al, bp]"),
+    BeforeValidator(_names),
+    AfterValidator(_check_methods),
+]

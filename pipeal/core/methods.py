@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 COMPARE = "compare"
-"""The mode that trains the :data:`COMPARED` methods side by side."""
+"""The mode that trains several methods side by side."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Method:
     """One method.
 
     Attributes:
-        name: As ``--mode`` takes it; also that of its module, with ``_`` for ``-``, and of its folder in a comparison.
+        name: As ``--method`` takes it; also that of its module, with ``_`` for ``-``, and of its folder in a
+            comparison.
         label: What tables and pictures call it.
         title: What a model in this form is called, in a sentence.
         losses: Those of each layer, in the order in which it gives them.
@@ -105,10 +106,11 @@ METHODS: Mapping[str, Method] = {
 DEFAULT, BASELINE = METHODS["al"], METHODS["bp"]
 """What pipeal is about, and what it is held against."""
 
-COMPARED = (DEFAULT, BASELINE)
+COMPARED = (DEFAULT.name, BASELINE.name)
+"""What a comparison trains unless it is told."""
 
 MODES = (*METHODS, COMPARE)
-"""What ``--mode`` takes."""
+"""What ``--method``, or ``--mode``, takes."""
 
 
 def with_all(names: tuple[str, ...]) -> str:

@@ -21,7 +21,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal, TypeAlias
 
 from pipeal.core.errors import ConfigError, DataError, unknown_name
-from pipeal.core.methods import BASELINE, COMPARED, DEFAULT, METHODS
+from pipeal.core.methods import BASELINE, DEFAULT, METHODS
 
 Mode: TypeAlias = str
 """The name of a method, which is the form of a model that it trains: one of :data:`pipeal.core.methods.METHODS`."""
@@ -157,7 +157,7 @@ def form_told(model: tuple[str, Mode | None], mode: str) -> str | None:
     name, implied = model
     if mode not in METHODS:
         return None
-    other = next(method for method in COMPARED if method.name != mode)
+    other = BASELINE if mode == DEFAULT.name else DEFAULT
     # The AL form's own spelling refuses every other mode.
     spelt = f"{name} " if implied == mode == DEFAULT.name else ""
     chosen = ", which that spelling stands for" if implied == mode else ""

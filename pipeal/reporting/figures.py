@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: apart for colour-blind eyes, and of different lightness in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's palette: apart for colour-blind eyes, and of different lightness in print; then three darker ones.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#6A3D9A", "#8C564B", "#7A7A00")
 
 LEGEND: dict[str, Any] = {"fontsize": 8.5, "framealpha": 0.85, "edgecolor": "none"}
 

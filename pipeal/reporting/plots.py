@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import cycle
+from dataclasses import dataclass, replace
+from math import ceil
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Style: TypeAlias = Literal["-", "--", ":", "-."]
-_STYLES: tuple[Style, ...] = ("-", "--", ":", "-.")
 _WHOLE = "end to end"
 _MARKED = 15
 """Points of a line up to which each has a dot."""
 _MOST_LAYERS = 32
 """Layers of one run in a picture: the colours of more could not be told apart."""
+_MOST_RUNS = 4
+"""Runs up to which a panel also has their training and held-out samples: the lines of more could not be told apart."""
 
 T = TypeVar("T")
 Rows = Sequence[EpochRow]
@@ -119,24 +120,39 @@ class Panel:
 
 
 def draw_curves(
-    rows_by_run: Mapping[str, Rows], path: str | Path, title: str, losses: Sequence[str] = DEFAULT.loss_titles
+    rows_by_run: Mapping[str, Rows],
+    path: str | Path,
+    title: str,
+    titles_by_run: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Draws a figure of four panels; the turns of a run are one mean line and the band between their extremes.
+    """Draws accuracy over epochs and over time, all runs in each panel, and below a panel for each loss of each run.
+
+    The turns of a run are one mean line and the band between their extremes.
 
     Args:
         rows_by_run: The recorded rows under the name that the legend gives the run, such as its form.
         path: The PNG to write.
         title: Stands above the panels.
-        losses: The titles of the panels of each layer's first and second loss.
+        titles_by_run: The titles of the panels of each layer's first, second, … loss, by the same names; None for those
+            of Associated Learning.
     """
     from matplotlib.lines import Line2D
 
-    figure = new_figure(11, 7.6, title)
-    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.03)  # inches, and shares
     measured = measure_panels(rows_by_run, measure_of([row for rows in rows_by_run.values() for row in rows]))
-    several = len(rows_by_run) > 1
-    trained = loss_panels({run if several else "": rows for run, rows in rows_by_run.items()}, losses)
-    for axes, panel in zip(figure.subplots(2, 2).flat, (*measured, *trained), strict=False):
+    trained = []
+    for run, rows in rows_by_run.items():
+        panels = loss_panels(rows, DEFAULT.loss_titles if titles_by_run is None else titles_by_run[run])
+        several = len(rows_by_run) > 1
+        trained += [replace(panel, title=f"{run}: {panel.title}") if several else panel for panel in panels]
+    columns = min(4, max(2, len(trained)))
+    lines = 1 + ceil(len(trained) / columns)
+    figure = new_figure(max(11, 4.4 * columns), 3.8 * lines, title)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12, hspace=0.04, wspace=0.03)  # inches, and shares
+    grid = figure.add_gridspec(lines, 2 * columns)
+    places = [grid[0, :columns], grid[0, columns:]]
+    places += [grid[1 + line, 2 * column : 2 * column + 2] for line in range(lines - 1) for column in range(columns)]
+    for place, panel in zip(places, (*measured, *trained), strict=False):
+        axes = figure.add_subplot(place)
         panel.draw(axes)
         if panel.lines and panel is not measured[1]:  # which has the lines of the one beside it
             handles = [Line2D([], [], color=key.colour, linestyle=key.style, label=key.label) for key in panel.keys]
@@ -145,9 +161,12 @@ def draw_curves(
 
 
 def measure_panels(rows_by_run: Mapping[str, Rows], measure: Measure) -> list[Panel]:
-    """Accuracy, or loss, of test, training and held-out samples, over epochs and over training time."""
-    kinds: list[tuple[str, Style, Value]] = [(measure.unseen, "-", measure.test), ("train", "--", measure.train)]
-    if any(held_rows(rows, measure) for rows in rows_by_run.values()):
+    """Accuracy, or loss, over epochs and over training time: of test, and of a few runs also training and held-out
+    samples."""
+    kinds: list[tuple[str, Style, Value]] = [(measure.unseen, "-", measure.test)]
+    if few := len(rows_by_run) <= _MOST_RUNS:
+        kinds.append(("train", "--", measure.train))
+    if few and any(held_rows(rows, measure) for rows in rows_by_run.values()):
         kinds.append(("held-out", ":", measure.held))
     runs = [(run, COLOURS[place % len(COLOURS)], rows) for place, (run, rows) in enumerate(rows_by_run.items())]
     keys = [Line(run, colour, "-") for run, colour, _ in runs if run]
@@ -163,25 +182,28 @@ def measure_panels(rows_by_run: Mapping[str, Rows], measure: Measure) -> list[Pa
     return panels
 
 
-def loss_panels(rows_by_run: Mapping[str, Rows], titles: Sequence[str]) -> list[Panel]:
-    """The losses of each layer, or of an even sample of many, deeper layers lighter: a panel for each title."""
+def loss_panels(rows: Rows, titles: Sequence[str]) -> list[Panel]:
+    """The losses of each layer of a run, or of an even sample of many, deeper layers lighter.
+
+    A panel for each title; but for the first, without those that have no line.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
     panels = []
     for part, title in enumerate(titles):
         lines = []
-        for (run, rows), style in zip(rows_by_run.items(), cycle(_STYLES), strict=False):
-            layers = max((len(row.losses) for row in rows), default=0)
-            for layer in even_sample(range(layers), _MOST_LAYERS):
-                having = [row for row in rows if len(row.losses) > layer and len(row.losses[layer]) > part]
-                name, colour = f"layer {layer + 1}", to_hex(colormaps["viridis"](0.9 * layer / max(1, layers - 1)))
-                if layers == 1 and all(len(row.losses[0]) == 1 for row in having):
-                    name, colour = _WHOLE, "#222222"
-                lines.append(Line(f"{run} {name}".strip(), colour, style, _means(having, _EPOCH, _loss(layer, part))))
+        layers = max((len(row.losses) for row in rows), default=0)
+        for layer in even_sample(range(layers), _MOST_LAYERS):
+            having = [row for row in rows if len(row.losses) > layer and len(row.losses[layer]) > part]
+            name, colour = f"layer {layer + 1}", to_hex(colormaps["viridis"](0.9 * layer / max(1, layers - 1)))
+            if layers == 1 and all(len(row.losses[0]) == 1 for row in having):
+                name, colour = _WHOLE, "#222222"
+            lines.append(Line(name, colour, "-", _means(having, _EPOCH, _loss(layer, part))))
         drawn = _drawn(lines)
-        whole = bool(drawn) and all(line.label.endswith(_WHOLE) for line in drawn)
-        panels.append(Panel(f"loss, {_WHOLE}" if whole else title, "epoch", drawn, drawn))
+        whole = bool(drawn) and all(line.label == _WHOLE for line in drawn)
+        if drawn or not part:
+            panels.append(Panel(f"loss, {_WHOLE}" if whole else title, "epoch", drawn, drawn))
     return panels
 
 

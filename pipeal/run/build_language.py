@@ -204,7 +204,7 @@ def load_trained(folder: Path) -> tuple[LanguageConfig, Alphabet, ALPackage]:
         forms = sorted(path.parent for path in folder.glob(f"*/{CONFIG.name}"))
         hint = f"it compares several; name {' or '.join(map(str, forms))}" if forms else "name the folder of a run"
         raise DataError(f"{folder}: no run of one form; {hint}")
-    # Of a comparison both forms read with the same alphabet, which lies above them.
+    # Of a comparison all forms read with the same alphabet, which lies above them.
     home = folder if ALPHABET.at(folder).is_file() else folder.resolve().parent
     if not ALPHABET.at(home).is_file():
         raise DataError(f"{folder}: no {ALPHABET.name}; expected the run of a language model")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pipeal.config import RunConfig, check_effects, find_config, given_keys, load_config, nested
 from pipeal.core.errors import ConfigError
-from pipeal.core.methods import METHODS
+from pipeal.core.methods import COMPARE, METHODS
 from pipeal.core.names import Mode, contradicts, form_told
 from pipeal.engine.distributed.launch import Launch
 from pipeal.engine.schedule import schedule_named
@@ -55,6 +55,11 @@ def configure(
     launch = Launch.found()
     keys = {*given_keys(schema, overrides=overrides, values=values), *grid}
     processes = 1 if launch is None else launch.size
+    if "train.methods" in keys and config.train.mode != COMPARE:
+        raise ConfigError(
+            f"train.methods: found {', '.join(config.train.methods)}, but train.mode is {config.train.mode}; expected "
+            f"--mode {COMPARE}, which trains them side by side, or --method with one name"
+        )
     idle: dict[str, None] = {}  # each line once, in order
     for setting in settings_of(grid):
         idle |= dict.fromkeys(check_effects(with_setting(config, setting), keys, processes=processes))

@@ -179,13 +179,18 @@ def _named(path: Path, config: RunConfig) -> RunFolder:
     for key, before in all_values(asked).items():
         if (now := now_asked[key]) != before and not is_in(key, _FREE):  # it decides the weights
             raise ConfigError(
-                f"--resume {path}: its run has {key} {before}, this command {now}; give the same, or --resume never"
+                f"--resume {path}: its run has {key} {_shown(before)}, this command {_shown(now)}; give the same, or "
+                "--resume never"
             )
     with refusals_told(f"--resume {path}: cannot work there", kind=ConfigError):
         lock = FileLock.take(LOCK.at(path))
     if lock is None:
         raise ConfigError(f"--resume {path}: another process works at this run; wait for it, or end it")
     return RunFolder(path, config, asked=asked, lock=lock)
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def run_of(path: Path) -> Path | None:

@@ -4,9 +4,9 @@ What slows the machine slows all forms:
 
 ::
 
-    epoch 1   AL BP
-    epoch 2   BP AL      another one begins each time
-    epoch 3   AL BP
+    epoch 1   AL BP Greedy
+    epoch 2   BP Greedy AL      another one begins each time
+    epoch 3   Greedy AL BP
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from pipeal.config import RunConfig
 from pipeal.core.errors import Interrupted
-from pipeal.core.methods import COMPARE, COMPARED, METHODS, Method
+from pipeal.core.methods import COMPARE, METHODS, Method
 from pipeal.core.names import Mode
 from pipeal.core.spread import blocks_of
 from pipeal.engine.devices import device_names
@@ -99,12 +99,13 @@ def asked_forms(experiment: Experiment, *, alternates: bool) -> list[Form]:
     if config.train.mode != COMPARE:
         method = METHODS[config.train.mode]
         return [Form(method.name, method.label, method.name, config)]
-    forms = [Form(method.name, method.label, method.name, config, is_compared=True) for method in COMPARED]
+    methods = [METHODS[name] for name in config.train.methods]
+    forms = [Form(method.name, method.label, method.name, config, is_compared=True) for method in methods]
     named = config.engine.devices
     devices = device_names(named)
     if named == "auto" or len(devices) < 2 or not alternates:
         return forms
-    for method in COMPARED:
+    for method in methods:
         if method.is_whole:
             forms += _spread(experiment, method, devices)
     return forms

@@ -40,6 +40,7 @@ CHOSEN = {
     "engine.recompute": "none: that of all blocks is a row of its own",
     "engine.offload": "none: offloaded layers are a row of their own",
     "train.mode": "none: both forms are compared",
+    "train.methods": "none: both forms are compared",
 }
 """Keys of a configuration that the command sets, and what to give instead."""
 

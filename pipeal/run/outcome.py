@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 
 from pipeal.config import RunConfig
@@ -168,9 +167,7 @@ def write_outcomes(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts
     """Writes ``summary.json``, and draws the curves: of one form, or of several for comparison."""
     first, kept, drawn = outcomes[0], SUMMARY.at(folder), CURVES.at(folder)
     rows = {outcome.form.label: outcome.rows for outcome in outcomes}
-    # Forms of several methods share a panel: it names what each of them shows there.
-    titles = zip_longest(*(METHODS[outcome.config.train.mode].loss_titles for outcome in outcomes))
-    losses = ["; ".join(dict.fromkeys(filter(None, each))) for each in titles]
+    losses = {outcome.form.label: METHODS[outcome.config.train.mode].loss_titles for outcome in outcomes}
     title = f"{first.config.dataset} {first.config.model.name}"
 
     def summary() -> dict[str, object]:
@@ -179,7 +176,7 @@ def write_outcomes(outcomes: Sequence[Outcome], folder: Path, attempts: Attempts
         return {outcome.form.label: outcome.summary() for outcome in outcomes}
 
     attempts.make(kept, lambda: write_json(kept, summary()))
-    attempts.make(drawn, lambda: draw_curves(rows, drawn, title=title, losses=losses))
+    attempts.make(drawn, lambda: draw_curves(rows, drawn, title, losses))
 
 
 def show(outcomes: Sequence[Outcome], folder: Path) -> None:
@@ -254,8 +251,8 @@ def _cost(outcome: Outcome, rival: Outcome | None) -> dict[str, Cell]:
 
 
 def _rival(outcomes: Sequence[Outcome]) -> Outcome:
-    """What the others are held against: backpropagation on one device, where there is one."""
-    return next((outcome for outcome in outcomes if outcome.config.train.mode == BASELINE.name), outcomes[-1])
+    """What the others are held against: backpropagation on one device, or without it the form that was named first."""
+    return next((outcome for outcome in outcomes if outcome.config.train.mode == BASELINE.name), outcomes[0])
 
 
 def _busy(shares: Sequence[float]) -> str:

@@ -49,6 +49,7 @@ PLANNED = {
     "engine.sizes": "none: layers are laid out by what they cost",
     "engine.schedule": "none: all of them are forecast",
     "train.mode": "none: both forms are measured",
+    "train.methods": "none: both forms are measured",
 }
 """Keys of a configuration that a plan chooses, and what to give instead."""
 

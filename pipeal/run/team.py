@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeal.config import EngineConfig, RunConfig, dump_config
 from pipeal.core.errors import ConfigError, PlacementError
-from pipeal.core.methods import COMPARE, COMPARED, METHODS, with_all
+from pipeal.core.methods import COMPARE, METHODS, with_all
 from pipeal.core.names import Mode
 from pipeal.core.options import Precision
 from pipeal.core.protocols import TrainableLayer
@@ -85,11 +85,12 @@ class Team(Site):
         """
         config = config or experiment.config
         mesh, engine = self.world.mesh, config.engine
-        whole = [method.label for method in COMPARED if method.is_whole]
+        whole = [name for name in config.train.methods if METHODS[name].is_whole]
         if config.train.mode == COMPARE and whole and mesh.stages > 1:
+            divided = tuple(name for name, method in METHODS.items() if not method.is_whole)
             raise ConfigError(
-                f"train.mode: found {COMPARE}, whose {whole[0]} form is one layer, on {mesh.stages} stages; expected "
-                f"{with_all(tuple(METHODS))}, or as many replicas as ranks (--replicas {mesh.size})"
+                f"train.methods: found {whole[0]}, whose model is one layer, on {mesh.stages} stages; expected methods "
+                f"of {with_all(divided)}, or as many replicas as ranks (--replicas {mesh.size})"
             )
         if config.train.on_non_finite not in ("raise", "skip"):
             raise ConfigError(

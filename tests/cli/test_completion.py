@@ -26,6 +26,8 @@ from pipeal.cli.main import command
         (["train-vision", "cifar10", "vgg", "--augmentation"], "s", {"strong"}),
         (["train-text", "agnews", "lstm", "--schedule"], "p", {"pipelined"}),
         (["train-text", "agnews", "lstm", "--mode"], "", {"al", "bp", "compare"}),
+        (["train-text", "agnews", "lstm", "--method"], "g", {"greedy"}),
+        (["train-text", "agnews", "lstm", "--methods"], "bp,g", {"bp,greedy"}),
         (["train-text", "agnews", "lstm"], "--res", {"--resume"}),
     ],
 )

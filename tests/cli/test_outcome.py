@@ -111,6 +111,20 @@ def test_speed_ups_are_over_backpropagation_on_one_device(tmp_path: Path, capsys
     assert [speed_ups[one.form.label] for one in forms] == ["3.00×", "1.00×", "1.50×"]
 
 
+def test_without_backpropagation_speed_ups_are_over_the_form_that_is_named_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, forms = outcome(tmp_path), []
+    for label, mode, seconds in (("Greedy", "greedy", 3.0), ("AL", "al", 2.0)):
+        config = replace(one.config, train=replace(one.config.train, mode=mode))
+        position = replace(one.position, rows=[replace(one.rows[0], epoch_time=seconds)])
+        forms.append(replace(one, form=Form(mode, label, mode, config), position=position))
+    show(forms, tmp_path)
+    table = capsys.readouterr().out.partition("costs, speed-up over Greedy\n")[2]
+    cells = [line.split("|") for line in table.splitlines() if line.startswith("| ")]
+    assert [(row[1].strip(), row[-2].strip()) for row in cells[2:]] == [("Greedy", "1.00×"), ("AL", "1.50×")]
+
+
 def test_where_nothing_is_held_out_no_epoch_is_called_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show([outcome(tmp_path)], tmp_path)
     assert "no epoch, since nothing is held out to choose by (data.held_out is 0)" in capsys.readouterr().out

@@ -234,7 +234,7 @@ def test_a_configuration_can_be_hashed_and_not_changed():
         ("engine: {sizes: [1, a]}", "engine.sizes: found [1, 'a'], expected a list of whole numbers, each at"),
         ("out: 2020-01-01", "out: found 2020-01-01, expected text (put it in quotes to make it text)"),
         ("out: {a: b}", "out: found a mapping, expected text"),
-        ("train: 3", "train: found 3, expected a mapping with keys of mode, epochs,"),
+        ("train: 3", "train: found 3, expected a mapping with keys of mode, methods, epochs,"),
         ("- 1", "found [1], expected a mapping with keys of dataset, model,"),
     ],
 )

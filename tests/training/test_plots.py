@@ -8,7 +8,9 @@ import matplotlib
 import pytest
 from matplotlib import image
 
-from pipeal.reporting.plots import draw_curves
+from pipeal.reporting import plots
+from pipeal.reporting.plots import draw_curves, measure_panels
+from pipeal.training.metric import ACCURACY
 from pipeal.training.row import EpochRow
 
 
@@ -43,8 +45,40 @@ def test_any_run_gives_a_picture_without_a_warning(tmp_path, runs):
         warnings.simplefilter("error")
         draw_curves(runs, path, "50 $ a_b $ and more")
     height, width, _ = image.imread(path).shape
-    assert width > height > 500
+    assert width > 1400
+    assert height > 450
     assert list(path.parent.iterdir()) == [path]
+
+
+def panels(monkeypatch, tmp_path, runs, **titles):
+    """The title and the legend of each panel."""
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.extend(figure.axes))
+    draw_curves(runs, tmp_path / "curves.png", "title", **titles)
+    legends = [axes.get_legend() for axes in drawn]
+    texts = [[text.get_text() for text in legend.get_texts()] if legend else [] for legend in legends]
+    return dict(zip([axes.get_title(loc="left") for axes in drawn], texts, strict=True))
+
+
+def test_every_loss_of_every_form_has_a_panel(monkeypatch, tmp_path):
+    """Three losses of a form had two panels, and what forms had in one was told in one title."""
+    runs = {"AL": run(2), "BP": run(2, layers=1, parts=1), "InfoPro": run(2, parts=3)}
+    titles = {"AL": ("associated", "autoencoder"), "BP": ("loss, end to end",), "InfoPro": ("one", "two", "three")}
+    found = panels(monkeypatch, tmp_path, runs, titles_by_run=titles)
+    layers = ["layer 1", "layer 2", "layer 3"]
+    assert found == {
+        "accuracy over epochs": ["AL", "BP", "InfoPro", "test", "train"],
+        "accuracy over training time": [],
+        "AL: associated": layers, "AL: autoencoder": layers, "BP: loss, end to end": ["end to end"],
+        "InfoPro: one": layers, "InfoPro: two": layers, "InfoPro: three": layers,
+    }  # fmt: skip
+
+
+def test_ten_runs_have_ten_colours_and_test_samples_alone():
+    runs = {f"run {number}": run(2, parts=1) for number in range(10)}
+    (panel, _) = measure_panels(runs, ACCURACY)
+    assert len({line.colour for line in panel.lines}) == len(panel.lines) == 10
+    assert [key.label for key in panel.keys] == [*runs, "test"]
 
 
 def test_the_global_state_of_matplotlib_is_left_alone(tmp_path):

@@ -139,6 +139,16 @@ def test_a_form_has_one_name_everywhere(tmp_path):
     assert "bp-spread" in report(whole).text
 
 
+def test_forms_stand_in_the_order_of_their_methods(tmp_path):
+    """As in the tables of the run: by name, BP over several devices stood before Greedy."""
+    whole = tmp_path / "agnews-transformer-compare-001"
+    for name, mode in (("al", "al"), ("bp", "bp"), ("bp-spread", "bp"), ("greedy", "greedy")):
+        make_run(whole / name, mode=mode)
+    assert [run.folder.name for run in read_runs(whole)] == ["al", "bp", "greedy", "bp-spread"]
+    (whole / "asked.yaml").write_text("train: {mode: compare, methods: [greedy, bp, al]}")
+    assert [run.folder.name for run in read_runs(whole)] == ["greedy", "bp", "al", "bp-spread"]
+
+
 def test_only_what_differs_from_the_default_of_that_experiment_stands_first(tmp_path):
     text = report(make_run(tmp_path / "run")).text
     changed, _, rest = text.partition("Configuration")[2].partition("values as by default")

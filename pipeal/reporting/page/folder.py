@@ -16,7 +16,7 @@ from pipeal.core.errors import DataError, refusals_told
 from pipeal.core.lock import lock_is_held
 from pipeal.core.methods import METHODS
 from pipeal.reporting.page.rows import read_rows, require_file
-from pipeal.reporting.page.run import MARKS, Run, State, Status, epochs_asked
+from pipeal.reporting.page.run import MARKS, Run, State, Status, epochs_asked, value_at
 from pipeal.training.row import EpochRow
 
 _FORM = re.compile(rf"({'|'.join(METHODS)})(-.+)?")
@@ -60,6 +60,10 @@ def read_runs(folder: Path) -> list[Run]:
         whole = _read_status(absolute)
         forms = _forms_in(absolute)
         if forms:
+            asked = value_at(_mapping(ASKED.at(absolute), []), "train.methods")
+            # As its tables have them: methods in their order, then those that are spread over devices.
+            order = asked if isinstance(asked, list) else [*METHODS]
+            forms.sort(key=lambda form: order.index(form) if form in order else len(order))
             found = [_read(absolute / form, f"{absolute.name}/{form}", whole) for form in forms]
             return found if all(map(_has_ended, found)) else [_apart(run) for run in found]
         if _FORM.fullmatch(absolute.name) and is_run(absolute.parent):

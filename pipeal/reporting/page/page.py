@@ -88,10 +88,9 @@ def environment() -> Environment:
 
 
 def run_curves(run: Run) -> list[Panel]:
-    """The charts of one run; those of a second loss of each layer only where there are some."""
-    rows = {"": drawn_rows(run.rows, _MOST_ROWS)}
-    first, *others = loss_panels(rows, run.loss_titles)
-    return [*measure_panels(rows, run.measure), first, *(panel for panel in others if panel.lines)]
+    """The charts of one run."""
+    rows = drawn_rows(run.rows, _MOST_ROWS)
+    return [*measure_panels({"": rows}, run.measure), *loss_panels(rows, run.loss_titles)]
 
 
 def compared_curves(runs: Mapping[str, Run]) -> list[Panel]:
