@@ -36,7 +36,7 @@ def command(folder: str) -> None:
             runs += read_runs(child)
         except DataError as error:  # another user's, perhaps: the others are listed
             click.echo(f"pipeal: {error}", err=True)
-    found = sorted(runs, key=lambda run: (run.when, run.name))
+    found = sorted(runs, key=lambda run: run.when)  # of the same time as they were read: forms as in their tables
     if not found:
         click.echo(f"no runs in {folder}")
         return

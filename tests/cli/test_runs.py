@@ -61,6 +61,14 @@ def test_a_comparison_has_a_line_for_each_form_and_turns_are_counted_together(
     assert listed(tmp_path / "run", capsys) == rows
 
 
+def test_forms_are_listed_in_the_order_of_their_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("al", "bp", "greedy"):
+        make_run(tmp_path / "run" / name, mode=name)
+    tell(tmp_path / "run", "finished")
+    (tmp_path / "run" / "asked.yaml").write_text("train: {mode: compare, methods: [greedy, bp, al]}")
+    assert [row[0] for row in listed(tmp_path, capsys)] == ["run/greedy", "run/bp", "run/al"]
+
+
 def test_why_a_run_failed_is_said_below(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tell(make_run(tmp_path / "run", done=0), "failed", "DataError: line 3\nis broken")
     _, out, _ = run_command(runs.command, capsys, str(tmp_path))
