@@ -196,7 +196,7 @@ def test_a_comparison_of_three_goes_on_where_it_was(
 def test_a_comparison_of_an_earlier_version_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], stopping: Stopping
 ) -> None:
-    """It knew AL and BP, and its files have no train.methods."""
+    """It knew AL and BP, and its files have no ``train.methods``."""
     arguments = (*COMPARED, "--data-root", str(varied(tmp_path / "data")))
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'untouched'}")
     stopping.at = [(1, 5)]
@@ -206,7 +206,7 @@ def test_a_comparison_of_an_earlier_version_goes_on(
         told = path.read_text()
         before = re.sub(r"\n  methods:(\n  - \w+)+| *methods: \[.*\]\n?", "", told)
         assert before != told
-        assert "methods" not in before
+        assert "\n  methods" not in before
         path.write_text(before)
     run(text.command, capsys, 0, *arguments, f"--out={tmp_path / 'stopped'}")
     assert [path.name for path in (tmp_path / "stopped").iterdir()] == [NAME]
