@@ -224,8 +224,8 @@ class Found:
         """What to know of the figures."""
         yield "at once: the most of all parts at the same moment, above the idle process; a part is largest at its own"
         al, bp = (size / 2**20 for size in self.model.kernels)
-        yield "resident: physical memory, where freed blocks are given back at once; with kernels that libraries keep for"
-        yield f"each size of a batch: of one, {al:.1f} MiB of the AL form and {bp:.1f} of the BP form"
+        yield "resident: physical memory, where freed blocks are given back at once; with kernels that libraries keep"
+        yield f"for each size of a batch: of one, {al:.1f} MiB of the AL form and {bp:.1f} of the BP form"
         if any(way.offloaded for way in self.ways.values()):
             kept = self.forecasts["AL by layer"]
             size = (kept.weights + kept.optimizer) / 2**20
